@@ -1,0 +1,72 @@
+"""Configuration files, presets and overrides into one checked object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from strop.config.build import build_config
+from strop.config.errors import ConfigError
+from strop.config.layers import Layers
+from strop.config.overrides import Override, parse_override
+from strop.config.sources import preset_layers, read_mapping, source_layers
+
+T = TypeVar("T")
+
+
+def load_config(root: type[T], *, source: str | Path | None = None, overrides: Sequence[str] = ()) -> T:
+    """The configuration of type `root` from a source, with overrides on top of it.
+
+    Laid over each other, later ones winning: the defaults of the dataclasses; the presets that the file
+    lists under `defaults:`; the file; presets named by overrides (`algorithm=dr_grpo` makes the section that
+    preset, and forgets what the file set in it); the other overrides, in their order. File paths in values
+    are relative to the current directory.
+
+    Args:
+        root: a frozen dataclass, whose fields may be dataclasses (sections).
+        source: a YAML file, or the name of a preset. None: the defaults alone.
+        overrides: in Hydra's grammar. `a.b=1` sets; `~a.b` goes back to the default; `+a.b.c=1` adds an entry
+            to a free dict a.b, where the + may be left out.
+
+    Raises:
+        ConfigError: a key is unknown, a value has the wrong type or is missing, or a check of a dataclass
+            refuses it. What can be found in one pass is reported together.
+    """
+    layers = Layers(root)
+    for layer in source_layers(source) if source is not None else ():
+        layers.add(layer)
+    presets, others = _parse(overrides, layers)
+    for override in presets:
+        try:
+            layers.replace_section(override.key, preset_layers(override.key, override.value))
+        except ConfigError as error:
+            layers.problems.append(str(error))
+    for override in others:
+        layers.apply(override)
+    return build_config(root, layers.values, origin=layers.origin, problems=layers.problems)
+
+
+def read_config(root: type[T], path: str | Path) -> T:
+    """The configuration that save_config wrote, equal to the object it was given.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not one of `root`.
+    """
+    values = read_mapping(Path(path), str(path))
+    return build_config(root, values, origin=lambda _: f" (in {path})", problems=[])
+
+
+def _parse(overrides: Sequence[str], layers: Layers) -> tuple[list[Override], list[Override]]:
+    """The overrides that name a preset of a section, and the others; unreadable ones become problems."""
+    presets: list[Override] = []
+    others: list[Override] = []
+    for text in overrides:
+        try:
+            override = parse_override(text)
+        except ValueError as error:
+            layers.problems.append(str(error))
+            continue
+        names_preset = isinstance(override.value, str) and layers.is_section(override.key)
+        (presets if names_preset and override.kind == "set" else others).append(override)
+    return presets, others

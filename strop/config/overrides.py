@@ -1,0 +1,63 @@
+"""Overrides such as `rollout.temperature=0.7`, read with Hydra's grammar."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import OverrideType
+from hydra.errors import HydraException
+
+
+@dataclass(frozen=True, kw_only=True)
+class Override:
+    """One override of the command line."""
+
+    kind: Literal["set", "add", "reset"]
+    """`key=value`, `+key=value`, `~key`."""
+    key: str
+    """The full key, with dots."""
+    value: Any
+    """The plain value; None for a reset."""
+    text: str
+    """As it was typed."""
+
+
+_KINDS: dict[OverrideType, Literal["set", "add", "reset"]] = {
+    OverrideType.CHANGE: "set",
+    OverrideType.ADD: "add",
+    OverrideType.FORCE_ADD: "add",
+    OverrideType.DEL: "reset",
+}
+
+
+def parse_override(text: str) -> Override:
+    """The override that a text of the command line stands for.
+
+    Raises:
+        ValueError: the text does not follow the grammar, or asks for what only a sweep can do.
+    """
+    key = text.split("=", 1)[0]
+    if "=" not in text and not text.startswith("~"):
+        raise ValueError(f"{text!r} is not an override: write key=value, for example run.seed=1")
+    try:
+        parsed = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"the override {text!r} cannot be read ({reason}): put a value with special characters "
+            f"in quotes, inside the quotes of the shell: '{key}=\"...\"'"
+        ) from error
+    if parsed.is_sweep_override():
+        raise ValueError(
+            f"the override {text!r} is a sweep over several runs, which strop does not do; "
+            f"for a list, write '{key}=[...]'"
+        )
+    if parsed.package is not None:
+        raise ValueError(f"the override {text!r} names a package after @; write the full key instead")
+    kind = _KINDS[parsed.type]
+    value = parsed.value()
+    if kind == "reset" and "=" in text:
+        raise ValueError(f"the override {text!r} goes back to the default: write it without a value, {key}")
+    return Override(kind=kind, key=parsed.key_or_group.replace("/", "."), value=value, text=text)

@@ -1,0 +1,143 @@
+"""Where a configuration comes from: YAML files and the presets that ship with strop.
+
+A YAML file may begin with `defaults:`, a list of presets that it builds on:
+
+    defaults:
+      - quickstart            # a whole configuration: presets/quickstart.yaml
+      - algorithm: dr_grpo    # one section: presets/algorithm/dr_grpo.yaml
+    algorithm:
+      clip_ratio: 0.1         # the file's own keys come on top
+
+A file path in a configuration is relative to the directory the command is started in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strop.config.errors import ConfigError
+from strop.config.schema import nearest
+from strop.config.yaml_text import parse
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """Values for one section, or for the whole tree, from one place."""
+
+    section: str
+    """The full key of the section; "" for the whole tree."""
+    values: dict[str, Any]
+    """Nested, as read."""
+    origin: str
+    """Where they come from, in words: a file's path, or `preset algorithm/grpo`."""
+
+
+def preset_names(section: str = "") -> list[str]:
+    """The names of the presets of a section; of the whole-configuration presets for ""."""
+    return sorted(path.stem for path in PRESETS.joinpath(*section.split(".")).glob("*.yaml"))
+
+
+def source_layers(source: str | Path) -> list[Layer]:
+    """The layers of a YAML file, or of a whole-configuration preset, lowest first.
+
+    Raises:
+        ConfigError: there is no such file or preset, or it cannot be read.
+    """
+    path = Path(source)
+    if path.is_file():
+        return _file_layers(path, "", str(source), ())
+    if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
+        return preset_layers("", source)
+    what = "is a directory" if path.is_dir() else "does not exist"
+    raise ConfigError(
+        f"the configuration file {source} {what}; give a YAML file, "
+        f"or the name of a preset: {', '.join(preset_names()) or '(none)'}"
+    )
+
+
+def preset_layers(section: str, name: str) -> list[Layer]:
+    """The layers of a preset, lowest first: `name` of a section, or of the whole tree for "".
+
+    Raises:
+        ConfigError: there is no such preset.
+    """
+    return _preset_layers(section, name, ())
+
+
+def _preset_layers(section: str, name: str, above: tuple[str, ...]) -> list[Layer]:
+    label = f"preset {section.replace('.', '/')}/{name}" if section else f"preset {name}"
+    if label in above:
+        raise ConfigError(f"{' -> '.join((*above, label))}: the defaults of these presets form a circle")
+    known = preset_names(section)
+    if name not in known:
+        raise ConfigError(_no_such_preset(section, name, known))
+    path = PRESETS.joinpath(*section.split("."), f"{name}.yaml")
+    return _file_layers(path, section, label, (*above, label))
+
+
+def _no_such_preset(section: str, name: str, known: list[str]) -> str:
+    if not section:
+        return (
+            f"there is neither a file nor a preset {name}; a file's path ends in .yaml, "
+            f"and the presets are {', '.join(known) or '(none)'}"
+        )
+    if not known:
+        return f"{section} is a section without presets, so {section}={name} says nothing; set a key below it"
+    near = nearest(name, known)
+    meant = f"; did you mean {near}?" if near else ""
+    return f"{section} has no preset {name}; it has {', '.join(known)}{meant}"
+
+
+def _file_layers(path: Path, section: str, label: str, above: tuple[str, ...]) -> list[Layer]:
+    values = read_mapping(path, label)
+    layers = []
+    for entry in _defaults(values.pop("defaults", []), label):
+        if section:
+            raise ConfigError(f"{label} is the preset of a section and cannot have defaults")
+        layers.extend(_preset_layers(*entry, above))
+    return [*layers, Layer(section=section, values=values, origin=label)]
+
+
+def read_mapping(path: Path, label: str) -> dict[str, Any]:
+    """The mapping in a YAML file; `label` is what an error calls the file.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    try:
+        values = parse(path.read_text(encoding="utf-8"), label)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{label} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise ConfigError(f"{label} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{label} holds {values!r:.60}, but a configuration is a mapping of keys to values")
+    return values
+
+
+def _defaults(entries: Any, label: str) -> list[tuple[str, str]]:
+    """The (section, name) pairs of a `defaults:` list."""
+    wanted = "a list of preset names such as `- quickstart` or `- algorithm: grpo`"
+    if not isinstance(entries, list):
+        raise ConfigError(f"{label}: defaults is {entries!r}, but it needs {wanted}")
+    pairs = []
+    for entry in entries:
+        if entry == "_self_":
+            raise ConfigError(f"{label}: take _self_ out of defaults; the file's own keys always come on top")
+        if isinstance(entry, str):
+            pairs.append(("", entry))
+            continue
+        match list(entry.items()) if isinstance(entry, dict) else []:
+            case [(str(section), str(name))]:
+                pairs.append((section.replace("/", "."), name))
+            case _:
+                raise ConfigError(f"{label}: defaults has the entry {entry!r}, but it needs {wanted}")
+    return pairs

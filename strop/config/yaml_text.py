@@ -1,0 +1,90 @@
+"""YAML in and out, so that what is written reads back equal, and what is typed means what it says.
+
+PyYAML follows YAML 1.1: it reads 1e-5 as text, `no` and `off` as false, 1:30 as ninety, a date as an object,
+and keeps the last of two equal keys. Here 1e-5 is a number, only true and false are booleans, times and dates
+are text, and an equal key is an error. Text that either reading would take for something else is quoted.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+_FLOAT = (
+    r"^(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+)
+_RESOLVERS = (
+    ("tag:yaml.org,2002:null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("tag:yaml.org,2002:bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("tag:yaml.org,2002:int", r"^[-+]?(?:0|[1-9][0-9_]*)$", list("-+0123456789")),
+    (
+        "tag:yaml.org,2002:float",
+        _FLOAT,
+        list("-+0123456789."),
+    ),
+    ("tag:yaml.org,2002:merge", r"^<<$", ["<"]),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only, in the spellings above."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own name)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping whose keys differ; equal ones are an error with their line."""
+        seen = set()
+        for key_node, _ in node.value:
+            if isinstance(key_node, yaml.ScalarNode) and key_node.tag != "tag:yaml.org,2002:merge":
+                if key_node.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"the key {key_node.value!r} appears twice in one mapping",
+                        problem_mark=key_node.start_mark,
+                    )
+                seen.add(key_node.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that either YAML 1.1 or the loader above would read as another type."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Equal values are written out each time: a reader need not follow references."""
+        return True
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Text with control characters and the rarer line breaks goes in double quotes, escaped."""
+    style = None if text.replace("\n", "").isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+for _tag, _pattern, _first in _RESOLVERS:
+    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), _first)
+    if not _tag.endswith(":merge"):
+        _Dumper.add_implicit_resolver(_tag, re.compile(_pattern), _first)
+
+
+def parse(text: str, name: str) -> Any:
+    """The plain value of a YAML text; `name` is what an error calls it.
+
+    Raises:
+        ValueError: the text is not YAML, with line and column.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{name}{where}: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{name} is not YAML: {error}") from error
+
+
+def dump(value: Any) -> str:
+    """The YAML text of a plain value (None, bool, int, float, str, list, dict), keys in their order."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from config_settings import (
+    AlgorithmSettings,
+    DataSettings,
+    LoraSettings,
+    OptimSettings,
+    RewardSettings,
+    RolloutSettings,
+    Settings,
+    ToolSettings,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strop.config import ConfigError, changed_keys, describe, load_config, read_config, save_config, to_dict
+from strop.config.yaml_text import dump, parse
+
+FLOATS = st.floats(allow_nan=False)
+# Words that some YAML reader takes for something else than text.
+WORDS = st.sampled_from(
+    [
+        "no",
+        "on",
+        "~",
+        "null",
+        "1e-5",
+        "1_0",
+        ".5",
+        "010",
+        "0x1F",
+        "1:30",
+        "2020-01-01",
+        "=",
+        "<<",
+        "._",
+        "- a",
+        "a: b",
+        "many words " * 20,
+        "line\nline\n",
+        "next\x85line",
+    ]
+)
+TEXTS = st.one_of(st.text(max_size=12), WORDS)
+PLAIN = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), FLOATS, TEXTS),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3)),
+    max_leaves=6,
+)
+TREES = st.builds(
+    Settings,
+    data=st.builds(DataSettings, train_files=st.lists(TEXTS, max_size=3).map(tuple), shuffle=st.booleans()),
+    rollout=st.builds(
+        RolloutSettings,
+        temperature=st.floats(min_value=1e-6),
+        stop=st.lists(TEXTS, max_size=2).map(tuple),
+        seed=st.one_of(st.integers(), TEXTS),
+    ),
+    optim=st.builds(
+        OptimSettings, lr=FLOATS, betas=st.tuples(FLOATS, FLOATS), max_grad_norm=st.none() | FLOATS
+    ),
+    algorithm=st.builds(AlgorithmSettings, mode=st.sampled_from(["mean", "sum", "mean-of-means"])),
+    reward=st.builds(
+        RewardSettings,
+        path=TEXTS,
+        kwargs=st.dictionaries(TEXTS, PLAIN, max_size=3),
+        weights=st.dictionaries(TEXTS, FLOATS, max_size=2),
+    ),
+    lora=st.none() | st.builds(LoraSettings, rank=st.integers()),
+    tools=st.lists(st.builds(ToolSettings, name=TEXTS), max_size=2).map(tuple),
+    steps=st.integers(),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("saved")
+
+
+@settings(max_examples=60, deadline=None)
+@given(config=TREES)
+def test_a_saved_configuration_reads_back_equal(folder: Path, config: Settings) -> None:
+    save_config(config, folder / "config.yaml")
+    assert read_config(Settings, folder / "config.yaml") == config
+    assert [path.name for path in folder.iterdir()] == ["config.yaml"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(config=TREES)
+def test_the_changed_keys_alone_give_the_same_configuration(folder: Path, config: Settings) -> None:
+    nested: dict[str, Any] = {}
+    for key, value in changed_keys(config).items():
+        *sections, name = key.split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    (folder / "changed.yaml").write_text(dump(nested), encoding="utf-8")
+    try:
+        assert read_config(Settings, folder / "changed.yaml") == config
+    finally:
+        (folder / "changed.yaml").unlink()
+
+
+@settings(max_examples=100, deadline=None)
+@given(value=PLAIN)
+def test_yaml_text_reads_back_equal_here_and_in_pyyaml(value: Any) -> None:
+    text = dump(value)
+    assert repr(parse(text, "text")) == repr(value)
+    assert repr(yaml.safe_load(text)) == repr(value)
+
+
+def test_the_plain_form_holds_each_field() -> None:
+    config = Settings(data=DataSettings(train_files=("a",)), tools=(ToolSettings(name="calc"),))
+    plain = to_dict(config)
+    assert plain["data"] == {"train_files": ["a"], "prompts_per_step": 4, "shuffle": True}
+    assert plain["lora"] is None
+    assert plain["tools"] == [{"name": "calc", "limit": 1}]
+    assert list(plain) == ["data", "rollout", "optim", "algorithm", "reward", "lora", "tools", "steps"]
+
+
+def test_changed_keys_are_those_that_differ_from_where_they_stand() -> None:
+    data = DataSettings(train_files=("a",))
+    assert changed_keys(Settings(data=data)) == {"data.train_files": ["a"]}
+    # The step size of the class is not the step size of the section.
+    changed = changed_keys(Settings(data=data, optim=OptimSettings(), lora=LoraSettings(), steps=11))
+    assert changed == {
+        "data.train_files": ["a"],
+        "optim.lr": 0.001,
+        "lora": {"rank": 8, "alpha": 16.0},
+        "steps": 11,
+    }
+
+
+def test_what_a_file_cannot_hold_names_its_key(tmp_path: Path) -> None:
+    config = Settings(data=DataSettings(train_files=()), reward=RewardSettings(kwargs={"where": [Path("x")]}))
+    with pytest.raises(ConfigError, match=r"reward\.kwargs\.where\[0\] holds a PosixPath"):
+        save_config(config, tmp_path / "config.yaml")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_saved_file_of_another_tree_names_its_unknown_keys(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "data: {train_files: []}\nrollout: {temperatur: 1.0}\n", encoding="utf-8"
+    )
+    with pytest.raises(
+        ConfigError, match=r"unknown key rollout\.temperatur \(in .*config\.yaml\); the nearest"
+    ):
+        read_config(Settings, tmp_path / "config.yaml")
+
+
+def test_describe_gives_each_key_with_the_text_under_its_field() -> None:
+    docs = {doc.key: doc for doc in describe(Settings)}
+    assert docs["rollout.temperature"].doc == "Sampling temperature."
+    assert docs["optim.betas"].doc == "Averaging of gradient and square."
+    assert docs["optim.undocumented"].doc == ""
+    assert (docs["optim.lr"].type, docs["optim.lr"].default) == ("float", 0.5)
+    assert (docs["data.train_files"].required, docs["data.train_files"].default) == (True, None)
+    assert (docs["lora"].type, docs["lora"].default, docs["lora.rank"].default) == (
+        "section or null",
+        None,
+        8,
+    )
+    assert docs["algorithm.mode"].type == "one of mean, sum, mean-of-means"
+    assert "rollout" not in docs
+
+
+def test_inherited_fields_keep_their_text() -> None:
+    assert {doc.key: doc.doc for doc in describe(Child)} == {"first": "The first.", "second": "The second."}
+
+
+def test_a_type_that_no_file_can_hold_is_a_fault_of_the_class() -> None:
+    with pytest.raises(TypeError, match=r"Unfit\.when: a configuration cannot hold the type"):
+        load_config(Unfit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    first: int = 1
+    """The first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child(Parent):
+    second: int = 2
+    """The second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfit:
+    when: set[int] = field(default_factory=set)

@@ -1,0 +1,196 @@
+"""Imports point downwards only, and the light parts of strop stay light."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "strop"
+
+# From the bottom up. A room may import the rooms of every rank below its own.
+RANKS = (
+    {"randomness", "device", "trajectory"},
+    {"protocol"},
+    {"config"},
+    {"algorithms"},
+    {"engines", "run", "controller"},
+    {"workers", "rollout", "agents", "rewards", "data"},
+    {"health"},
+    {"view", "trainer"},
+    {"cli"},
+)
+RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
+SIDEWAYS = {("agents", "rollout")}
+# Commands import what they need when they run, so that --help is quick.
+LATE_IMPORTS_ALLOWED = {"cli"}
+
+
+def violations(source: str, room: str) -> list[str]:
+    """What is wrong with the imports of a module of `room`, one sentence each."""
+    found = []
+    if room not in RANK:
+        return [f"{room} has no rank in this test: add it where DESIGN's arrows put it"]
+    for line, target, is_late in _strop_imports(ast.parse(source)):
+        if target == "strop":
+            found.append(f"line {line}: import from the room that owns the name, not from strop itself")
+        elif target == ".":
+            found.append(f"line {line}: relative import; write the full name")
+        elif target != room and target not in RANK:
+            found.append(f"line {line}: imports strop.{target}, which has no rank in this test")
+        elif target != room and RANK[target] >= RANK[room] and (room, target) not in SIDEWAYS:
+            direction = "upward" if RANK[target] > RANK[room] else "sideways"
+            found.append(f"line {line}: {room} imports {target}, {direction}")
+        elif is_late and room not in LATE_IMPORTS_ALLOWED:
+            found.append(f"line {line}: imports strop.{target} inside a function")
+    return found
+
+
+def _strop_imports(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
+    """(line, room, whether inside a function) of each import of strop; "strop" for names of the package."""
+    late = {
+        id(inner)
+        for outer in ast.walk(tree)
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for inner in ast.walk(outer)
+    }
+    for node in ast.walk(tree):
+        is_late = id(node) in late
+        match node:
+            case ast.Import(names=names):
+                modules = [alias.name for alias in names if alias.name != "strop" or alias.asname]
+            case ast.Attribute(value=ast.Name(id="strop"), attr=attr) if attr != "__version__":
+                yield node.lineno, attr if attr in RANK else "strop", False
+                continue
+            case ast.ImportFrom(level=level) if level:
+                yield node.lineno, ".", is_late
+                continue
+            case ast.ImportFrom(module="strop", names=names):
+                modules = [f"strop.{alias.name}" if alias.name in RANK else "strop" for alias in names]
+                modules = [m for m, alias in zip(modules, names, strict=True) if alias.name != "__version__"]
+            case ast.ImportFrom(module=str(module)):
+                modules = [module]
+            case ast.Call(
+                func=ast.Attribute(attr="import_module") | ast.Name(id="import_module" | "__import__")
+            ):
+                modules = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+            case _:
+                continue
+        for module in modules:
+            package, _, rest = str(module).partition(".")
+            if package == "strop":
+                yield node.lineno, rest.partition(".")[0] or "strop", is_late
+
+
+def room_of(path: Path) -> str:
+    """The room of a module: the folder below strop/, or the module right below it."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def test_no_module_imports_upwards_or_sideways() -> None:
+    modules = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
+    found = {
+        str(path.relative_to(PACKAGE)): wrong
+        for path in modules
+        if (wrong := violations(path.read_text(encoding="utf-8"), room_of(path)))
+    }
+    assert found == {}
+    assert {"protocol", "config"} <= {room_of(path) for path in modules}, "the walk must reach the rooms"
+
+
+@pytest.mark.parametrize(
+    ("room", "source", "expected"),
+    [
+        ("config", "from strop.trainer.config import Config", "config imports trainer, upward"),
+        (
+            "algorithms",
+            "import torch\nimport strop.engines.packing as p",
+            "line 2: algorithms imports engines, up",
+        ),
+        ("rewards", "from strop.data import read_rows", "rewards imports data, sideways"),
+        ("rollout", "from strop.agents import registry", "rollout imports agents, sideways"),
+        ("protocol", "from strop import trainer", "protocol imports trainer, upward"),
+        (
+            "protocol",
+            "if TYPE_CHECKING:\n    from strop.run import Ledger",
+            "protocol imports run, upward",
+        ),
+        (
+            "run",
+            "def f():\n    from strop.protocol import DataProto",
+            "imports strop.protocol inside a function",
+        ),
+        (
+            "run",
+            "import importlib\nimportlib.import_module('strop.cli.main')",
+            "run imports cli, upward",
+        ),
+        ("engines", "from . import head", "relative import"),
+        ("engines", "from strop import DataProto", "import from the room that owns the name"),
+        ("engines", "from strop.shed import x", "imports strop.shed, which has no rank"),
+        ("engines", "import strop\nstrop.DataProto", "import from the room that owns the name"),
+        ("engines", "import strop\nstrop.trainer.loop()", "line 2: engines imports trainer, upward"),
+        ("engines", "import strop as s", "import from the room that owns the name"),
+        ("shed", "import torch", "shed has no rank in this test"),
+    ],
+)
+def test_the_walk_sees_each_kind_of_wrong_import(room: str, source: str, expected: str) -> None:
+    (wrong,) = violations(source, room)
+    assert expected in wrong
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("agents", "from strop.rollout.types import Sampling"),
+        (
+            "trainer",
+            "import strop.health\nfrom strop.protocol import DataProto\nfrom strop.trajectory import Prompt",
+        ),
+        (
+            "run",
+            "import strop, other\nstrop.__version__\nfrom strop import __version__\nfrom strop.run import A",
+        ),
+        ("cli", "def main():\n    from strop.trainer import loop"),
+        ("rewards", "def start():\n    import reasoning_gym"),
+    ],
+)
+def test_the_walk_accepts_what_points_down(room: str, source: str) -> None:
+    assert violations(source, room) == []
+
+
+def import_facts(module: str) -> tuple[float, set[str]]:
+    """Seconds that importing a module takes in a fresh process, and the top-level packages it loads."""
+    code = (
+        "import json, sys, time; started = time.perf_counter(); import " + module + "\n"
+        "seconds = time.perf_counter() - started\n"
+        "print(json.dumps([seconds, sorted({name.partition('.')[0] for name in sys.modules})]))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    seconds, loaded = json.loads(run.stdout)
+    return seconds, set(loaded)
+
+
+HEAVY = {"torch", "tensordict", "transformers", "datasets", "ray", "matplotlib", "vllm", "sglang"}
+
+
+def test_import_strop_is_quick_and_pulls_in_nothing_heavy() -> None:
+    facts = [import_facts("strop") for _ in range(3)]
+    assert min(seconds for seconds, _ in facts) < 1.0
+    assert facts[0][1] & (HEAVY | {"numpy"}) == set()
+
+
+def test_what_an_import_loads_is_seen() -> None:
+    assert "numpy" in import_facts("strop.randomness")[1]
+
+
+@pytest.mark.parametrize("module", ["strop.config", "strop.run", "strop.rewards", "strop.trajectory"])
+def test_what_small_processes_import_is_free_of_torch(module: str) -> None:
+    assert import_facts(module)[1] & (HEAVY - {"datasets", "matplotlib"}) == set()
