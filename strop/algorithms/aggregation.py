@@ -1,0 +1,209 @@
+"""How per-token terms become one loss: weights per token, fixed once for a whole optimizer batch.
+
+    loss = sum over all micro-batches and ranks of sum(weights * terms)
+
+The weights divide by counts of the optimizer batch over all ranks, never of a micro-batch, so the sum does
+not depend on how the batch was cut. Gradients are summed, not averaged, over micro-batches and ranks. One
+mask gives both the numerator and the counts: a token that is rejected leaves both.
+
+Two layouts: padded, with a mask [B, R]; and flat, with a mask [N] over the rows' tokens end to end and
+`row_lengths` [B], whose sum is N.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strop.algorithms.config import AGGREGATION_MODES
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchTotals:
+    """Denominators of one optimizer batch; totals of parts (ranks) add up."""
+
+    num_tokens: int
+    """Tokens trained on."""
+    num_samples: int
+    """Samples with at least one such token."""
+
+    def merge(self, other: BatchTotals) -> BatchTotals:
+        """Totals over both parts."""
+        return BatchTotals(
+            num_tokens=self.num_tokens + other.num_tokens, num_samples=self.num_samples + other.num_samples
+        )
+
+
+def batch_totals(mask: Tensor, row_lengths: Tensor | None = None) -> BatchTotals:
+    """Counts under a mask, in either layout (see the module's text)."""
+    per_row = valid_tokens_per_row(mask, row_lengths)
+    return BatchTotals(num_tokens=int(per_row.sum()), num_samples=int((per_row > 0).sum()))
+
+
+def sample_weights(
+    mode: str,
+    num_valid: Tensor,
+    *,
+    num_tokens: int,
+    num_samples: int,
+    scale: float | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Weight of each token of a sample, [B]: in every mode it is one number per sample.
+
+        token-mean                1 / num_tokens
+        token-sum                 1
+        seq-mean-token-sum        1 / num_samples
+        seq-mean-token-sum-norm   1 / (num_samples * scale)
+        seq-mean-token-mean       1 / (num_samples * num_valid_i)
+
+    Args:
+        num_valid: [B] int64, tokens of each sample that are trained on; any part of the batch.
+        num_tokens: such tokens in the whole optimizer batch, over all ranks.
+        num_samples: samples in the whole optimizer batch, over all ranks.
+        scale: the constant of seq-mean-token-sum-norm, in tokens; no other mode takes it. There is no
+            default: the width of a padded batch would make the loss depend on its longest row.
+        dtype: of the result.
+
+    Raises:
+        ValueError: unknown mode, a scale missing or out of place, or a batch without tokens.
+
+    Source: token-mean: Yu et al. 2025, arXiv:2503.14476; the constant divisor: Liu et al. 2025,
+        arXiv:2503.20783; seq-mean-token-mean: Shao et al. 2024, arXiv:2402.03300.
+    """
+    _check(mode, num_tokens=num_tokens, num_samples=num_samples, scale=scale)
+    ones = torch.ones(num_valid.shape, dtype=dtype, device=num_valid.device)
+    if mode == "token-sum":
+        return ones
+    if mode == "token-mean":
+        return ones / num_tokens
+    if mode == "seq-mean-token-sum":
+        return ones / num_samples
+    if mode == "seq-mean-token-mean":
+        return ones / (num_valid.clamp(min=1).to(dtype) * num_samples)
+    assert scale is not None, "checked above for the only mode left"
+    return ones / (num_samples * scale)
+
+
+def token_weights(
+    mode: str,
+    mask: Tensor,
+    *,
+    num_tokens: int,
+    num_samples: int,
+    scale: float | None = None,
+    row_lengths: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Weight of each token, in the shape of `mask`, 0 where it is false; see `sample_weights`.
+
+    `mask` may cover the optimizer batch or any of its parts that consist of whole rows; the counts are
+    those of the optimizer batch in every case.
+    """
+    per_sample = sample_weights(
+        mode,
+        valid_tokens_per_row(mask, row_lengths),
+        num_tokens=num_tokens,
+        num_samples=num_samples,
+        scale=scale,
+        dtype=dtype,
+    )  # [B]
+    if row_lengths is None:
+        spread = per_sample[:, None].expand(mask.shape)
+    else:
+        spread = per_sample.repeat_interleave(row_lengths)
+    return torch.where(mask.bool(), spread, torch.zeros((), dtype=dtype, device=mask.device))
+
+
+def weighted_sum(terms: Tensor, weights: Tensor) -> Tensor:
+    """Sum of weights * terms; terms of weight 0 do not matter, also where they are NaN."""
+    return (torch.where(weights != 0, terms, torch.zeros_like(terms)) * weights).sum()
+
+
+def agg_loss(
+    loss_mat: Tensor,
+    loss_mask: Tensor,
+    loss_agg_mode: str,
+    dp_size: int = 1,
+    batch_num_tokens: int | None = None,
+    global_batch_size: int | None = None,
+    loss_scale_factor: float | None = None,
+) -> Tensor:
+    """One number from per-token losses [B, R], in the calling convention of the field.
+
+    For loss functions that reduce by themselves: summed over micro-batches and averaged over `dp_size`
+    ranks, it equals the loss of the whole batch, given that batch's totals. Without totals it reduces the
+    given rows as if they were the whole batch (then it does depend on the cut).
+
+    seq-mean-token-sum-norm requires `loss_scale_factor`: the padded width, a default elsewhere, changes with
+    the longest row of a micro-batch.
+
+    Raises:
+        ValueError: unknown mode, a missing scale, or `dp_size` > 1 without the total the mode divides by.
+    """
+    local = batch_totals(loss_mask)
+    if dp_size > 1:
+        needed = {"token-mean": batch_num_tokens, "token-sum": 0}.get(loss_agg_mode, global_batch_size)
+        if needed is None:
+            name = "batch_num_tokens" if loss_agg_mode == "token-mean" else "global_batch_size"
+            raise ValueError(
+                f"{loss_agg_mode} over {dp_size} ranks needs {name}, the count over all ranks: pass it"
+            )
+    weights = token_weights(
+        loss_agg_mode,
+        loss_mask,
+        # A micro-batch without valid tokens adds 0, so the count it divides by does not matter.
+        num_tokens=max(local.num_tokens, 1) if batch_num_tokens is None else batch_num_tokens,
+        num_samples=max(local.num_samples, 1) if global_batch_size is None else global_batch_size,
+        scale=loss_scale_factor if loss_agg_mode == "seq-mean-token-sum-norm" else None,
+        dtype=loss_mat.dtype,
+    )
+    return weighted_sum(loss_mat, weights) * dp_size
+
+
+def valid_tokens_per_row(mask: Tensor, row_lengths: Tensor | None = None) -> Tensor:
+    """[B] int64: true positions of each row, in either layout.
+
+    Raises:
+        ValueError: a flat mask without row_lengths, or lengths that do not add up to the mask's size.
+    """
+    if row_lengths is None:
+        if mask.dim() != 2:
+            raise ValueError(
+                f"a mask of shape {tuple(mask.shape)} is flat: pass row_lengths, the tokens of each row"
+            )
+        return mask.bool().sum(dim=1)
+    rows = row_numbers(row_lengths)
+    if mask.shape != rows.shape:
+        raise ValueError(
+            f"row_lengths add up to {rows.numel()} tokens, but the flat mask has shape {tuple(mask.shape)}"
+        )
+    zeros = torch.zeros(row_lengths.shape, dtype=torch.int64, device=mask.device)
+    return zeros.index_add(0, rows, mask.bool().to(torch.int64))
+
+
+def row_numbers(row_lengths: Tensor) -> Tensor:
+    """[N] int64: the row of each token of a flat layout."""
+    return torch.arange(row_lengths.numel(), device=row_lengths.device).repeat_interleave(row_lengths)
+
+
+def _check(mode: str, *, num_tokens: int, num_samples: int, scale: float | None) -> None:
+    if mode not in AGGREGATION_MODES:
+        raise ValueError(f"unknown loss aggregation mode {mode!r}; known: {', '.join(AGGREGATION_MODES)}")
+    if num_tokens < 1 or num_samples < 1:
+        raise ValueError(
+            f"an optimizer batch of {num_samples} samples and {num_tokens} tokens has nothing to train on: "
+            f"skip the step, or look for why every token was masked or rejected"
+        )
+    if mode != "seq-mean-token-sum-norm":
+        if scale is not None:
+            raise ValueError(f"a scale of {scale} was given, but {mode} does not divide by one: leave it out")
+    elif scale is None:
+        raise ValueError(
+            "seq-mean-token-sum-norm divides by a constant: set algorithm.loss_scale_factor, usually to "
+            "data.max_response_tokens"
+        )
+    elif not scale > 0:
+        raise ValueError(f"seq-mean-token-sum-norm divides by its scale, which is {scale}: use one above 0")
