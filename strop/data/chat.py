@@ -1,0 +1,148 @@
+"""From chat messages to text and token ids, through the template of the tokenizer.
+
+Text is rendered first and encoded afterwards, without special tokens of the tokenizer's own: those of the
+template are all there are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jinja2
+from transformers import PreTrainedTokenizerBase
+
+NO_TEMPLATE = (
+    "the tokenizer of {name} has no chat template, so chat messages cannot be turned into tokens; use an "
+    "instruct model, or set chat_template in the tokenizer_config.json of the model folder"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """Messages with all else that the template sees of a row."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    """Each with a `role`, mostly a `content`, and what else the template knows."""
+    where: str
+    """Names the row in errors, for example `train row 17`."""
+    tools: list[dict[str, Any]] | None = None
+    """Tool schemas in the function form of OpenAI."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the template."""
+
+
+def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a ValueError that says what to do when the tokenizer has no chat template."""
+    if not tokenizer.chat_template:
+        raise ValueError(NO_TEMPLATE.format(name=repr(tokenizer.name_or_path or type(tokenizer).__name__)))
+
+
+def to_messages(value: object, *, role: str, where: str, key: str) -> tuple[dict[str, Any], ...]:
+    """Chat messages of a column: a list of messages as it is, a string as one message of `role`.
+
+    Keys whose value is None are dropped at every depth: parquet gives every message the keys of all.
+    """
+    if isinstance(value, str):
+        return ({"role": role, "content": value},)
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(
+            f"{where}: column {key!r} holds {_shown(value)}; it must be a string or a list of messages "
+            f'{{"role": ..., "content": ...}}'
+        )
+    for number, message in enumerate(value, start=1):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ValueError(
+                f"{where}: message {number} of column {key!r} is {_shown(message)}; each message needs a "
+                f'"role" such as "user" and a "content"'
+            )
+    return tuple(_without_none(message) for message in value)
+
+
+def to_chat(
+    row: Mapping[str, Any],
+    messages: tuple[dict[str, Any], ...],
+    *,
+    options: Mapping[str, Any],
+    where: str,
+) -> Chat:
+    """The messages with the row's `tools` (list, or its JSON text) and `enable_thinking`, if it has them."""
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{where}: column 'tools' is text that is not JSON ({error.msg} at character {error.pos}); "
+                f"write a list of tool schemas"
+            ) from error
+    if tools is not None and not isinstance(tools, list):
+        raise ValueError(f"{where}: column 'tools' holds {_shown(tools)}; it must be a list of tool schemas")
+    if row.get("enable_thinking") is not None:
+        options = {**options, "enable_thinking": bool(row["enable_thinking"])}
+    return Chat(messages=messages, where=where, tools=_without_none(tools) or None, options=options)
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    chat: Chat,
+    *,
+    num_messages: int | None = None,
+    add_generation_prompt: bool,
+) -> str:
+    """Text of the first `num_messages` messages (all by default) through the chat template."""
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in chat.messages[:num_messages]],
+            tools=chat.tools,  # type: ignore[arg-type]  # a list of dicts is meant to be accepted
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+            **chat.options,
+        )
+    except (jinja2.TemplateError, TypeError, ValueError) as error:
+        raise ValueError(template_refused(chat, error)) from error
+    return str(text)
+
+
+def template_refused(chat: Chat, error: Exception) -> str:
+    """Sentence for messages that the chat template cannot render."""
+    roles = ", ".join(str(message["role"]) for message in chat.messages)
+    return (
+        f"{chat.where}: the chat template cannot render the messages (roles: {roles}): {error}; change the "
+        f"row, or use a template that knows these roles and contents"
+    )
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of rendered text; control tokens in it become their single ids, none is added."""
+    return encode_all(tokenizer, [text])[0]
+
+
+def encode_all(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of several rendered texts, in one call of the tokenizer."""
+    if not texts:
+        return []
+    # verbose=False: the tokenizer's own length warning is about a limit that is not ours.
+    encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+    return [list(ids) for ids in encoded["input_ids"]]
+
+
+def control_token_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids that stand for structure, not for text: end of turn, role headers and the like."""
+    added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return frozenset(added | set(tokenizer.all_special_ids))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(item) for item in value]
+    return value
+
+
+def _shown(value: object, limit: int = 80) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= limit else text[: limit - 1] + '…'}"
