@@ -1,0 +1,237 @@
+"""Runs in the worker process: finds the reward function, calls it in its own convention, reads its answer.
+
+Three calling conventions are told apart by the names of the parameters:
+
+* `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, any subset of them;
+* TRL's `f(prompts=, completions=, **columns) -> list[float]`, called with lists of one element;
+* the batch form `f(data_sources, solution_strs, ground_truths, extra_infos)`, also with one element.
+
+Each may be `async def`.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import inspect
+import math
+import numbers
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from strop.rewards.scorers import default_compute_score, prepare
+
+Style = Literal["default", "verl", "trl", "batch"]
+MODULE_NAME = "strop_user_reward"
+_SINGLE = ("data_source", "solution_str", "ground_truth", "extra_info")
+
+
+class LoadError(Exception):
+    """The function cannot be loaded; the message is one sentence for the user."""
+
+
+class BadReturnError(Exception):
+    """The function returned something that is no reward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardFunction:
+    """A loaded reward function and how it wants to be called."""
+
+    function: Callable[..., Any]
+    label: str
+    """What error sentences call it: `compute_score in reward.py`."""
+    style: Style
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    parameters: frozenset[str] = frozenset()
+    """Names the function accepts as keywords."""
+    takes_any: bool = True
+    """True when it has **kwargs."""
+    required: frozenset[str] = frozenset()
+    """Names without a default."""
+
+    def prepare(self, data_source: str) -> None:
+        """Import what the scorer of this data source needs, before the clock of a sample runs."""
+        if self.style == "default":
+            prepare(data_source)
+
+    def __call__(self, call: Mapping[str, Any]) -> Any:
+        """What the function returns for one call, as it is; possibly a coroutine."""
+        if self.style in ("default", "verl"):
+            given = {name: call[name] for name in _SINGLE}
+        elif self.style == "batch":
+            given = {f"{name}s": [call[name]] for name in _SINGLE}
+        else:
+            given = {name: [value] for name, value in call["columns"].items()}
+            given |= {name: [call[name]] for name in _SINGLE if name not in given}
+            given |= {"prompts": [call["prompt"]], "completions": [call["completion"]]}
+            given["completion_ids"] = [call["completion_ids"]]
+            if missing := self.required - given.keys() - self.kwargs.keys():
+                raise TypeError(
+                    f"it needs {', '.join(sorted(missing))}, but the data has only the columns "
+                    f"{', '.join(sorted(call['columns']))}"
+                )
+        if not self.takes_any:
+            given = {name: value for name, value in given.items() if name in self.parameters}
+        return self.function(**given, **self.kwargs)
+
+    def read(self, returned: Any) -> tuple[float, dict[str, float | str | bool]]:
+        """Score and parts of a returned value.
+
+        Raises:
+            BadReturnError: it is no finite number, and no dictionary with one under "score".
+        """
+        if self.style in ("trl", "batch"):
+            if not isinstance(returned, (list, tuple)) or len(returned) != 1:
+                raise BadReturnError(
+                    f"{self.label} returned {_shown(returned)} for one sample; this kind of function returns "
+                    f"a list with one score per sample"
+                )
+            returned = returned[0]
+        if not isinstance(returned, Mapping):
+            score = self._number(returned, "returned")
+            return score, {"acc": score}
+        if "score" not in returned:
+            raise BadReturnError(
+                f'{self.label} returned a dictionary without "score": {_shown(dict(returned))}'
+            )
+        score = self._number(returned["score"], "returned a dictionary whose score is")
+        parts = {
+            str(key): _part(value) for key, value in returned.items() if key != "score" and value is not None
+        }
+        return score, parts
+
+    def _number(self, value: Any, verb: str) -> float:
+        if (
+            not isinstance(value, numbers.Real)
+            and getattr(value, "shape", None) == ()
+            and hasattr(value, "item")
+        ):
+            value = value.item()  # a tensor or array without dimensions
+        if not isinstance(value, numbers.Real):
+            raise BadReturnError(
+                f"{self.label} {verb} {_shown(value)}, which is no number; return a number or a dictionary "
+                f'with a number under "score"'
+            )
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise BadReturnError(f"{self.label} {verb} {number}; return a finite number")
+        return number
+
+
+def _shown(value: Any) -> str:
+    kind = type(value).__name__
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 (a broken __repr__ of the user's must not hide what was returned)
+        text = "?"
+    return "None" if value is None else f"the {kind} {text[:80]}{'...' if len(text) > 80 else ''}"
+
+
+def _part(value: Any) -> float | str | bool:
+    if isinstance(value, (bool, str)):
+        return value
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()
+    return value if isinstance(value, (bool, int, float)) else str(value)
+
+
+class _Snapshot(importlib.abc.SourceLoader):
+    """Loads the source that the parent read at start, so that a replaced worker runs the same code."""
+
+    def __init__(self, path: str, source: str) -> None:
+        self.path = path
+        self.source = source
+
+    def get_filename(self, fullname: str) -> str:
+        return self.path
+
+    def get_data(self, path: str) -> bytes:
+        if path != self.path:
+            raise OSError(f"no cached code at {path}")
+        return self.source.encode()
+
+
+def load_function(*, path: str, source: str, name: str, kwargs: Mapping[str, Any]) -> RewardFunction:
+    """The reward function of the file, or the built-in scorers when path is empty.
+
+    Raises:
+        LoadError: the file cannot be imported, has no such function, or the function cannot be called.
+    """
+    if not path:
+        return RewardFunction(
+            function=default_compute_score, label="the built-in scorer", style="default", kwargs=kwargs
+        )
+    spec = importlib.util.spec_from_loader(MODULE_NAME, _Snapshot(path, source), origin=path)
+    assert spec is not None, "the loader names its file"
+    assert spec.loader is not None, "a spec made from a loader has that loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(Path(path).parent))
+    sys.modules[MODULE_NAME] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:  # the file is the user's; its failure becomes one sentence
+        traceback.print_exc()
+        raise LoadError(f"reward file {path} cannot be imported: {describe(error, path)}") from error
+    found = [key for key, value in vars(module).items() if callable(value) and _is_of(module.__name__, value)]
+    function = getattr(module, name, None)
+    if function is None:
+        names = (
+            f"it defines {', '.join(sorted(found))}; set reward.name" if found else "it defines no function"
+        )
+        raise LoadError(f"reward file {path} has no function {name!r}: {names}")
+    if not callable(function):
+        raise LoadError(
+            f"{name!r} in reward file {path} is {_shown(function)}, not a function; set reward.name"
+        )
+    return _with_convention(function, f"{name} in {Path(path).name}", path, kwargs)
+
+
+def _is_of(module_name: str, value: Any) -> bool:
+    return inspect.isfunction(value) and value.__module__ == module_name
+
+
+def _with_convention(
+    function: Callable[..., Any], label: str, path: str, kwargs: Mapping[str, Any]
+) -> RewardFunction:
+    parameters = inspect.signature(function).parameters.values()
+    by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    required = {
+        p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    }
+    style: Style = "trl" if "completions" in by_name else "batch" if "solution_strs" in by_name else "verl"
+    if unknown := set() if takes_any else kwargs.keys() - by_name.keys():
+        raise LoadError(
+            f"reward.kwargs has {', '.join(sorted(unknown))}, but {label} accepts only "
+            f"{', '.join(sorted(by_name))}"
+        )
+    supplied = {f"{name}s" for name in _SINGLE} if style == "batch" else set(_SINGLE)
+    if style != "trl" and (missing := required - supplied - kwargs.keys()):
+        raise LoadError(
+            f"{label} ({path}) asks for {', '.join(sorted(missing))}, which strop does not pass: set it "
+            f"in reward.kwargs, or take data_source, solution_str, ground_truth and extra_info"
+        )
+    return RewardFunction(
+        function=function, label=label, style=style, kwargs=kwargs, parameters=frozenset(by_name),
+        takes_any=takes_any, required=frozenset(required),
+    )  # fmt: skip
+
+
+def describe(error: BaseException, path: str) -> str:
+    """`ZeroDivisionError: division by zero at reward.py:41`: the error and the user's last line before it."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__}: {error.msg} at {Path(error.filename).name}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    at = next((frame for frame in reversed(frames) if frame.filename == path), None)
+    if at is None and frames and not path and not isinstance(error, ValueError):
+        at = frames[-1]  # a mistake in a built-in scorer; its ValueErrors are sentences for the user
+    return f"{text} at {Path(at.filename).name}:{at.lineno}" if at else text

@@ -1,0 +1,70 @@
+"""What became of one attempt to score a sample, and how a step's outcomes are summed up."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+class RewardError(ValueError):
+    """The reward function cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The result of scoring one sample: a finite score, or the reason why there is none."""
+
+    kind: Literal["score", "error", "timeout"]
+    """`score`: scored. `error`: the function failed or returned no number. `timeout`: it was killed."""
+    score: float | None = None
+    """The reward as the function returned it; None unless kind is `score`."""
+    parts: Mapping[str, float | str | bool] = field(default_factory=dict)
+    """The other entries of the returned dictionary. Samples need not have the same ones. A plain number
+    has the one part `acc`, equal to the score."""
+    error: str = ""
+    """One sentence; empty when kind is `score`."""
+    seconds: float = 0.0
+    """Wall-clock time spent in the function."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "score":
+            if self.score is None or not math.isfinite(self.score) or self.error:
+                raise ValueError(f"a scored outcome needs a finite score and no error, got {self!r}")
+        elif self.score is not None or not self.error:
+            raise ValueError(
+                f"an outcome of kind {self.kind!r} needs an error sentence and no score, got {self!r}"
+            )
+
+
+def summarize(outcomes: Sequence[Outcome], *, timeout_s: float) -> str:
+    """One line with the count of each kind and the most frequent error of each.
+
+    For example `reward: 1017 ok, 6 timeout (>10 s), 1 error (ZeroDivisionError: division by zero at
+    reward.py:41)`.
+    """
+    counts = Counter(outcome.kind for outcome in outcomes)
+    line = f"reward: {counts['score']} ok"
+    if counts["timeout"]:
+        line += f", {counts['timeout']} timeout (>{timeout_s:g} s)"
+    if counts["error"]:
+        errors = Counter(outcome.error for outcome in outcomes if outcome.kind == "error")
+        most_frequent, times = errors.most_common(1)[0]
+        others = (
+            "" if len(errors) == 1 else f", and {counts['error'] - times} of {len(errors) - 1} other kinds"
+        )
+        line += f", {counts['error']} error ({most_frequent}{others})"
+    return line
+
+
+def check_failed_share(outcomes: Sequence[Outcome], *, max_failed_share: float, timeout_s: float) -> None:
+    """Raise RewardError when more than the given share of the outcomes carries no score."""
+    failed = sum(outcome.kind != "score" for outcome in outcomes)
+    if failed > max_failed_share * len(outcomes):
+        raise RewardError(
+            f"{failed} of {len(outcomes)} samples could not be scored, more than reward.max_failed_share = "
+            f"{max_failed_share:g} allows ({summarize(outcomes, timeout_s=timeout_s)}): repair the reward "
+            f"function, or raise the limit if these failures are expected"
+        )

@@ -1,0 +1,15 @@
+"""The built-in scorers, one module each, chosen by the `data_source` of a row.
+
+gsm8k.py          `#### 72` at the end of a worked solution
+math_boxed.py     the last `\\boxed{...}`, compared by math-verify
+math_dapo.py      a line `Answer: ...`; +1 or -1
+exact.py          the whole answer, stripped, equals the ground truth
+reasoning_gym.py  the task's own score_answer of the reasoning-gym package
+dispatch.py       which data source belongs to which of them
+"""
+
+from __future__ import annotations
+
+from strop.rewards.scorers.dispatch import default_compute_score, known_data_sources, prepare
+
+__all__ = ["default_compute_score", "known_data_sources", "prepare"]

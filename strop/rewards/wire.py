@@ -1,0 +1,87 @@
+"""The lines that travel between the reward pool and its worker processes: JSON in both directions.
+
+Nothing is pickled: what a worker says is data that its parent checks, whatever the scored text or the
+reward function made of it. A message is one line: a JSON array without line breaks.
+
+    to the worker      [number, call]                               score this
+    from the worker    ["ready", style]                             the function is loaded
+                       ["failed", sentence]                         the function cannot be loaded
+                       ["start", number]                            the deadline of this call counts from here
+                       ["done", number, score, parts, error, s]     its result
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import math
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from strop.rewards.outcome import Outcome
+
+MAX_PARTS_BYTES = 1 << 20
+"""Upper limit of one result; a reward function has no reason to return more than a megabyte."""
+_BYTES_TAG = "__bytes__"
+
+
+def _plain(value: Any) -> Any:
+    """The nearest JSON value of something that JSON does not know."""
+    if isinstance(value, bytes):
+        return {_BYTES_TAG: base64.b64encode(value).decode("ascii")}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, PurePath):
+        return str(value)
+    if hasattr(value, "tolist"):  # numpy arrays and scalars
+        return value.tolist()
+    raise TypeError(
+        f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent to a reward worker"
+    )
+
+
+def _restore_bytes(value: dict[str, Any]) -> Any:
+    if len(value) == 1 and _BYTES_TAG in value:
+        return base64.b64decode(value[_BYTES_TAG])
+    return value
+
+
+def encode(message: list[Any]) -> bytes:
+    """One line for the pipe.
+
+    Raises:
+        TypeError: a value inside is no plain data; the sentence names its type.
+    """
+    return json.dumps(message, default=_plain, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def decode(line: bytes) -> list[Any]:
+    """The message of one line; byte strings are restored."""
+    message = json.loads(line, object_hook=_restore_bytes if _BYTES_TAG.encode() in line else None)
+    if not isinstance(message, list) or not message:
+        raise ValueError(f"expected a JSON array, got {line[:100]!r}")
+    return message
+
+
+def outcome_of(message: list[Any]) -> tuple[int, Outcome]:
+    """Number and outcome of a "done" message, every field checked.
+
+    Raises:
+        ValueError: the message has another form than a worker of ours writes.
+    """
+    match message:
+        case ["done", int(number), score, dict(parts), str(error), int() | float() as seconds] if all(
+            isinstance(key, str) and isinstance(value, (bool, int, float, str))
+            for key, value in parts.items()
+        ):
+            if error:
+                return number, Outcome(kind="error", error=error, seconds=seconds)
+            if isinstance(score, float) and math.isfinite(score):
+                return number, Outcome(kind="score", score=score, parts=parts, seconds=seconds)
+    raise ValueError(f"not the result of a reward worker: {str(message)[:200]}")

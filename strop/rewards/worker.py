@@ -1,0 +1,216 @@
+"""The parent's handle to one worker process: its pipes, the calls sent to it, and how it ended.
+
+Used from the supervisor's thread only. Nothing here waits, except `reap`, for at most REAP_S.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from strop.rewards.wire import encode
+
+log = logging.getLogger(__name__)
+
+REAP_S = 1.0
+"""How long a process that closed its pipes may take to exit before it is killed, in seconds."""
+_READ_BYTES = 1 << 18
+_MAX_LINE_BYTES = 16 << 20
+_TAIL_BYTES = 8192
+_MAX_READS = 64
+_BOOT = "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import strop.rewards.child as c;c.main({},{},{})"
+_FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
+
+
+class Numbered(Protocol):
+    """A call on its way: its number and its line for the pipe."""
+
+    number: int
+    line: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What every worker of a pool is started with."""
+
+    path: str
+    source: str
+    """Text of the file, read once, so that a replaced worker runs what the first one ran."""
+    name: str
+    kwargs: Mapping[str, Any]
+    max_memory_gib: float | None
+
+    def first_line(self) -> bytes:
+        limit = self.max_memory_gib
+        return encode([{
+            "path": self.path, "source": self.source, "name": self.name, "kwargs": self.kwargs,
+            "max_memory_bytes": None if limit is None else int(limit * 2**30),
+            "memory_limit": f"; a worker may allocate {limit:g} GiB (reward.max_memory_gib)" if limit else "",
+        }])  # fmt: skip
+
+
+class WorkerProcess:
+    """One process, from its start to its death."""
+
+    def __init__(self, launch: Launch) -> None:
+        """Start it; OSError when the system refuses."""
+        self.state: Literal["loading", "ready", "dead"] = "loading"
+        self.style = ""
+        self.sent: deque[Numbered] = deque()
+        """Calls handed over and not answered, oldest first."""
+        self.current: int | None = None
+        """Number of the call it has started."""
+        self.since = time.monotonic()
+        """When it started the current call; else when it last made progress."""
+        self.kill_at: float | None = None
+        """Set once it was asked to show where it hangs."""
+        self.calls_done = 0
+        self._to_send = bytearray(launch.first_line())
+        self._received = bytearray()
+        self._tail = b""
+        self._path = launch.path
+        with contextlib.ExitStack() as on_failure:
+            commands, results, life, output = (self._pipe(on_failure) for _ in range(4))
+            child_fds = (commands[0], results[1], life[0])
+            self.commands_fd, self.results_fd, self._life_fd, self.output_fd = (
+                commands[1], results[0], life[1], output[0],
+            )  # fmt: skip
+            search_path = encode(list(sys.path)).decode().strip()
+            # One thread per worker: several of them run beside the training process.
+            environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-P", "-c", _BOOT.format(*child_fds), search_path],
+                stdin=subprocess.DEVNULL, stdout=output[1], stderr=output[1], pass_fds=child_fds,
+                start_new_session=True, env=environment,
+            )  # fmt: skip
+            on_failure.pop_all()
+        for fd in (*child_fds, output[1]):
+            os.close(fd)
+        for fd in (self.commands_fd, self.results_fd, self.output_fd):
+            os.set_blocking(fd, False)
+
+    @staticmethod
+    def _pipe(on_failure: contextlib.ExitStack) -> tuple[int, int]:
+        ends = os.pipe()
+        for fd in ends:
+            on_failure.callback(os.close, fd)
+        return ends
+
+    @property
+    def has_output_waiting(self) -> bool:
+        """True when bytes wait for the pipe."""
+        return bool(self._to_send)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, call: Numbered) -> None:
+        """Hand over one call; it leaves with the next `push`."""
+        if not self.sent:
+            self.since = time.monotonic()
+        self.sent.append(call)
+        self._to_send += call.line
+
+    def push(self) -> bool:
+        """Write what the pipe takes now; True when something is left."""
+        try:
+            while self._to_send:
+                del self._to_send[: os.write(self.commands_fd, self._to_send)]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:  # it died; the end of its results pipe says so too
+            self._to_send.clear()
+        return bool(self._to_send)
+
+    def pull(self) -> tuple[list[bytes], bool]:
+        """Complete lines that have arrived, and whether the pipe has ended."""
+        ended = False
+        try:
+            while data := os.read(self.results_fd, _READ_BYTES):
+                self._received += data
+                if len(data) < _READ_BYTES:
+                    break
+            else:
+                ended = True
+        except BlockingIOError:
+            pass
+        *lines, rest = self._received.split(b"\n")
+        self._received = bytearray(rest)
+        return [bytes(line) for line in lines], ended or len(rest) > _MAX_LINE_BYTES
+
+    def read_output(self) -> bool:
+        """Take what it printed, keep the end of it; False when the pipe has ended."""
+        try:
+            return self._read_output_once()
+        except BlockingIOError:
+            return True
+
+    def _read_output_once(self) -> bool:
+        data = os.read(self.output_fd, _READ_BYTES)
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        if data and log.isEnabledFor(logging.DEBUG):
+            log.debug("reward worker %d: %s", self.pid, data.decode(errors="replace").rstrip())
+        return bool(data)
+
+    def ask_where(self, kill_at: float) -> None:
+        """Ask for a stack dump on its error output; it will be killed at that time."""
+        self.kill_at = kill_at
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+
+    def where(self) -> str:
+        """` at reward.py:17 in compute_score`, from the last stack dump; empty when there is none."""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(_MAX_READS):  # it may print for ever
+                if not self._read_output_once():
+                    break
+        _, found, dump = self._tail.decode(errors="replace").rpartition("(most recent call first):")
+        frames = _FRAME.findall(dump) if found else []
+        own = next((frame for frame in frames if frame[0] == self._path), None)
+        chosen = own or (frames[0] if frames else None)
+        return f" at {Path(chosen[0]).name}:{chosen[1]} in {chosen[2]}" if chosen else ""
+
+    def reap(self, *, wait_s: float) -> int:
+        """Its exit status, after at most wait_s; then it and everything it started are gone."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=wait_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def end_input(self) -> None:
+        """Close its command pipe: it finishes what it has and exits."""
+        if self.commands_fd >= 0:
+            os.close(self.commands_fd)
+            self.commands_fd = -1
+
+    def release(self) -> None:
+        """Close every pipe of a process that is gone."""
+        self.state = "dead"
+        self.end_input()
+        for fd in (self.results_fd, self.output_fd, self._life_fd):
+            os.close(fd)
+
+
+def death_sentence(status: int) -> str:
+    """`died with SIGSEGV` or `exited with status 3`."""
+    if status >= 0:
+        return f"exited with status {status}"
+    name = signal.Signals(-status).name if -status in list(signal.Signals) else f"signal {-status}"
+    hint = " (often the system's out-of-memory killer)" if -status == signal.SIGKILL else ""
+    return f"died with {name}{hint}"

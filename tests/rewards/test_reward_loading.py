@@ -1,0 +1,149 @@
+"""Reward functions that cannot be used: one sentence each, before training starts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from reward_cases import DEADLINE_S, FAULTS, make_prompt, write_reward
+
+from strop.rewards import RewardConfig, RewardError, RewardPool
+from strop.trajectory import Prompt
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def load_error(folder: Path, source: str, **fields: Any) -> str:
+    config = RewardConfig(path=write_reward(folder, source), **fields)
+
+    async def run() -> None:
+        async with RewardPool(config):
+            raise AssertionError("the pool started")
+
+    with pytest.raises(RewardError) as caught:
+        asyncio.run(run())
+    assert psutil.Process().children() == []
+    return str(caught.value)
+
+
+def test_missing_file_is_named_with_its_full_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def run(path: str) -> None:
+        await RewardPool(RewardConfig(path=path)).start()
+
+    with pytest.raises(
+        RewardError, match=f"reward.path is 'nowhere.py', but {tmp_path}/nowhere.py is missing"
+    ):
+        asyncio.run(run("nowhere.py"))
+    with pytest.raises(RewardError, match="is a folder"):
+        asyncio.run(run("."))
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (
+            "def score(): ...\ndef other(): ...\nimport os",
+            "has no function 'compute_score': it defines other, score; set reward.name",
+        ),
+        ("x = 1", "has no function 'compute_score': it defines no function"),
+        ("compute_score = 3", "is the int 3, not a function; set reward.name"),
+        (
+            "\nimport no_such_package",
+            "cannot be imported: ModuleNotFoundError: No module named 'no_such_package' at my_reward.py:2",
+        ),
+        (
+            "x = 1\ndef compute_score(:",
+            "cannot be imported: SyntaxError: invalid syntax at my_reward.py:2",
+        ),
+        ("raise SystemExit(2)", "cannot be imported: SystemExit: 2 at my_reward.py:1"),
+        ("import os\nos._exit(4)", "exited with status 4 while loading compute_score in my_reward.py"),
+        ("def compute_score(solution): ...", "asks for solution, which strop does not pass"),
+    ],
+)
+def test_function_that_cannot_be_loaded_is_one_sentence(tmp_path: Path, source: str, sentence: str) -> None:
+    message = load_error(tmp_path, source)
+    assert sentence in message
+    assert "\n" not in message
+
+
+def test_import_that_hangs_is_named_with_its_line(tmp_path: Path) -> None:
+    message = load_error(tmp_path, "import time\ntime.sleep(600)", start_timeout_s=0.5)
+    assert "could not be loaded within 0.5 s (reward.start_timeout_s): its imports hang" in message
+    assert "my_reward.py:2" in message
+
+
+def test_keyword_that_the_function_does_not_accept_is_named(tmp_path: Path) -> None:
+    message = load_error(tmp_path, "def compute_score(solution_str): ...", kwargs={"bonsu": 1})
+    assert "reward.kwargs has bonsu, but compute_score in my_reward.py accepts only solution_str" in message
+
+
+def preflight_error(config: RewardConfig, prompt: Prompt) -> str:
+    async def run() -> None:
+        async with RewardPool(config) as pool:
+            await pool.preflight([prompt] * 6, ["12"] * 6)
+
+    with pytest.raises(RewardError) as caught:
+        asyncio.run(run())
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (
+            "return 1 / 0",
+            "compute_score in my_reward.py raised ZeroDivisionError: division by zero at my_reward.py:3",
+        ),
+        ("return float('nan')", "compute_score in my_reward.py returned nan; return a finite number"),
+        ("return 'good'", "compute_score in my_reward.py returned the str 'good', which is no number"),
+        ("time.sleep(600)", "did not finish in 0.3 s (reward.timeout_s) at my_reward.py:3 in compute_score"),
+    ],
+)
+def test_preflight_says_what_a_broken_function_does(tmp_path: Path, body: str, sentence: str) -> None:
+    path = write_reward(tmp_path, f"import time\ndef compute_score(**_):\n    {body}\n")
+    message = preflight_error(RewardConfig(path=path, timeout_s=DEADLINE_S), make_prompt())
+    assert f"the reward function failed on all 4 probes ({path}): " in message
+    assert sentence in message
+    assert "What to do: " in message
+
+
+def test_preflight_of_an_unknown_data_source_names_the_known_ones() -> None:
+    message = preflight_error(RewardConfig(num_workers=1), make_prompt(data_source="my/data"))
+    assert (
+        "no built-in scorer for data_source 'my/data'; known: DigitalLearningGmbH/MATH-lighteval" in message
+    )
+    assert "set reward.path" in message
+
+
+def test_preflight_passes_when_one_probe_is_scored(tmp_path: Path) -> None:
+    config = RewardConfig(path=write_reward(tmp_path, FAULTS), num_workers=1)
+
+    async def run() -> list[str]:
+        async with RewardPool(config) as pool:
+            outcomes = await pool.preflight([make_prompt()] * 3, ["raise", "7", "exit"])
+            return [outcome.kind for outcome in outcomes]
+
+    assert asyncio.run(run()) == ["error", "score", "error"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"num_workers": 0}, "reward.num_workers is 0"),
+        ({"timeout_s": 0.0}, "reward.timeout_s is 0.0"),
+        ({"start_timeout_s": float("nan")}, "reward.start_timeout_s is nan"),
+        ({"max_memory_gib": -1.0}, "reward.max_memory_gib is -1.0"),
+        ({"max_failed_share": 20.0}, "reward.max_failed_share is 20.0.*use 0.2 for 20 %"),
+        ({"name": "compute-score", "path": "a.py"}, "cannot be the name of a Python function"),
+        ({"name": "grade"}, "reward.name is 'grade', but reward.path is empty"),
+    ],
+)
+def test_config_refuses_values_without_meaning(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        RewardConfig(**fields)
