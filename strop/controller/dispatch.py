@@ -1,0 +1,210 @@
+"""How the arguments of a group call reach the workers, and how their results become one.
+
+A mode is a pair of functions. `dispatch_fn(group, *args, **kwargs)` returns the arguments again, each one
+as a list with an entry per worker; `collect_fn(group, outputs)` makes one result of the list of outputs.
+What a mode does depends on its name alone, never on the types or lengths of what is passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from strop.controller.mesh import Mesh
+from strop.protocol import DataProto, DataProtoFuture
+
+
+class Dispatch(Enum):
+    """The built-in modes."""
+
+    RANK_ZERO = "RANK_ZERO"
+    """The arguments go to worker 0; the result is its result."""
+    ONE_TO_ALL = "ONE_TO_ALL"
+    """Every worker gets the same arguments; the result is the list of results."""
+    ALL_TO_ALL = "ALL_TO_ALL"
+    """Every worker gets the arguments exactly as they were passed, lists included; a list of results."""
+    DP_COMPUTE = "DP_COMPUTE"
+    """Every argument is a list with one entry per worker; the result is the list of results."""
+    DP_COMPUTE_PROTO = "DP_COMPUTE_PROTO"
+    """Batches are cut over the data-parallel groups, other arguments go to all; results are joined."""
+    DP_COMPUTE_PROTO_WITH_FUNC = "DP_COMPUTE_PROTO_WITH_FUNC"
+    """As DP_COMPUTE_PROTO, with a function for all workers as the first argument."""
+    DP_COMPUTE_METRIC = "DP_COMPUTE_METRIC"
+    """As DP_COMPUTE_PROTO, but the result is the list of results, one per data-parallel group."""
+
+
+class HasMesh(Protocol):
+    """What a mode sees of a worker group."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """The parallel axes of the group."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+
+
+PerWorker = tuple[tuple[list[Any], ...], dict[str, list[Any]]]
+"""Positional and keyword arguments, each as a list with one entry per worker."""
+DispatchFn = Callable[..., PerWorker]
+CollectFn = Callable[[Any, list[Any]], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatchMode:
+    """A named pair of functions, and what the group must know about them."""
+
+    name: str
+    """The mode's name in messages and in `register`."""
+    dispatch_fn: DispatchFn
+    """Arguments of the call -> arguments per worker."""
+    collect_fn: CollectFn
+    """Outputs of the workers, in rank order -> result of the call."""
+    cuts_rows: bool = False
+    """True where each worker sees a part of the rows only, so that one worker is not enough."""
+    joins_rows: bool = False
+    """True where the result is the join of the reporters' batches; a DataProtoFuture can stand for it."""
+
+
+def same_for_all(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
+    """Every worker gets every argument."""
+    size = group.world_size
+    return tuple([arg] * size for arg in args), {name: [arg] * size for name, arg in kwargs.items()}
+
+
+def one_each(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
+    """Every argument is a list with one entry per worker."""
+    for name, arg in [*enumerate(args), *kwargs.items()]:
+        if not isinstance(arg, list | tuple) or len(arg) != group.world_size:
+            found = f"{len(arg)} entries" if isinstance(arg, list | tuple) else type(arg).__name__
+            raise ValueError(
+                f"DP_COMPUTE needs a list of {group.world_size} entries, one per worker, for argument "
+                f"{name!r}, got {found}"
+            )
+    return tuple(list(arg) for arg in args), {name: list(arg) for name, arg in kwargs.items()}
+
+
+def rows_over_dp(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
+    """Batches are cut into one part per data-parallel group; other arguments go to all.
+
+    Parts differ by at most one row, and are empty for the last groups where rows are few.
+    """
+    batches = [arg for arg in [*args, *kwargs.values()] if isinstance(arg, DataProto | DataProtoFuture)]
+    if not batches:
+        raise TypeError(
+            "this dispatch mode cuts a DataProto over the workers, but the call has none; pass one, or "
+            "register the method with Dispatch.ONE_TO_ALL"
+        )
+    lengths = {len(batch) for batch in batches if isinstance(batch, DataProto)}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"batches of one call are cut alike, but they have {sorted(lengths)} rows; join them with union"
+        )
+    return (
+        tuple(_over_dp(group.mesh, arg) for arg in args),
+        {name: _over_dp(group.mesh, arg) for name, arg in kwargs.items()},
+    )
+
+
+def _over_dp(mesh: Mesh, arg: Any) -> list[Any]:
+    if not isinstance(arg, DataProto | DataProtoFuture):
+        return [arg] * mesh.world_size
+    chunks = arg.chunk(mesh.dp)
+    return [chunks[mesh.dp_rank(rank)] for rank in range(mesh.world_size)]
+
+
+def _func_and_rows(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
+    if not args or not callable(args[0]):
+        found = type(args[0]).__name__ if args else "nothing"
+        raise TypeError(
+            f"DP_COMPUTE_PROTO_WITH_FUNC needs a function as its first argument, got {found}; pass the "
+            f"function first, or use DP_COMPUTE_PROTO"
+        )
+    return rows_over_dp(group, *args, **kwargs)
+
+
+def as_they_are(group: HasMesh, outputs: list[Any]) -> list[Any]:
+    """The outputs of all workers, in rank order."""
+    return outputs
+
+
+def one_per_dp(group: HasMesh, outputs: list[Any]) -> list[Any]:
+    """The outputs of the reporting workers, in the order of their rows."""
+    return [outputs[rank] for rank in group.mesh.reporters()]
+
+
+def joined_rows(group: HasMesh, outputs: list[Any]) -> DataProto:
+    """The batches of the reporting workers as one, in the order of the caller's rows."""
+    parts = one_per_dp(group, outputs)
+    for rank, part in zip(group.mesh.reporters(), parts, strict=True):
+        if not isinstance(part, DataProto):
+            raise TypeError(
+                f"worker {rank} returned {type(part).__name__}, but this dispatch mode joins DataProtos; "
+                f"return one, or register the method with Dispatch.DP_COMPUTE_METRIC to get a list"
+            )
+    return DataProto.concat(parts)
+
+
+def _first(group: HasMesh, outputs: list[Any]) -> Any:
+    return outputs[0]
+
+
+MODES: dict[str, DispatchMode] = {
+    mode.name: mode
+    for mode in (
+        DispatchMode(name="RANK_ZERO", dispatch_fn=same_for_all, collect_fn=_first),
+        DispatchMode(name="ONE_TO_ALL", dispatch_fn=same_for_all, collect_fn=as_they_are),
+        DispatchMode(name="ALL_TO_ALL", dispatch_fn=same_for_all, collect_fn=as_they_are),
+        DispatchMode(name="DP_COMPUTE", dispatch_fn=one_each, collect_fn=as_they_are, cuts_rows=True),
+        DispatchMode(
+            name="DP_COMPUTE_PROTO",
+            dispatch_fn=rows_over_dp,
+            collect_fn=joined_rows,
+            cuts_rows=True,
+            joins_rows=True,
+        ),
+        DispatchMode(
+            name="DP_COMPUTE_PROTO_WITH_FUNC",
+            dispatch_fn=_func_and_rows,
+            collect_fn=joined_rows,
+            cuts_rows=True,
+            joins_rows=True,
+        ),
+        DispatchMode(
+            name="DP_COMPUTE_METRIC", dispatch_fn=rows_over_dp, collect_fn=one_per_dp, cuts_rows=True
+        ),
+    )
+}
+
+
+def register_dispatch_mode(name: str, dispatch_fn: DispatchFn, collect_fn: CollectFn) -> DispatchMode:
+    """Add a mode under a name that `register` then accepts; the same pair twice is fine.
+
+    Raises:
+        ValueError: another pair has the name already.
+    """
+    mode = DispatchMode(name=name, dispatch_fn=dispatch_fn, collect_fn=collect_fn)
+    if MODES.get(name, mode) != mode:
+        raise ValueError(f"dispatch mode {name!r} is already registered: {MODES[name]!r}; use another name")
+    MODES[name] = mode
+    return mode
+
+
+def mode_named(wanted: Dispatch | DispatchMode | str | Mapping[str, Any]) -> DispatchMode:
+    """The mode a worker method was registered with: a member, a name, a mode, or a pair of functions."""
+    if isinstance(wanted, DispatchMode):
+        return wanted
+    if isinstance(wanted, Mapping):
+        if set(wanted) != {"dispatch_fn", "collect_fn"}:
+            raise ValueError(
+                f"a dispatch mode as a dictionary has the keys dispatch_fn and collect_fn, got "
+                f"{sorted(wanted)}"
+            )
+        return DispatchMode(name="custom", **wanted)
+    name = wanted.value if isinstance(wanted, Dispatch) else wanted
+    if name not in MODES:
+        raise ValueError(f"unknown dispatch mode {name!r}; known: {', '.join(sorted(MODES))}")
+    return MODES[name]

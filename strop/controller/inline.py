@@ -1,0 +1,80 @@
+"""The inline runtime: the workers live in the controller's process and run one after another.
+
+Nothing is sent anywhere, so a debugger steps from the controller into a worker, and an error arrives with
+its whole traceback at the call. No call waits for another; a non-blocking one has its result at once.
+Workers get batches of their own whose tensors share memory with the caller's; a worker that writes into
+them is found out, because on another runtime the write would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from strop.controller.group import WorkerGroup
+from strop.controller.mesh import Mesh
+from strop.controller.worker import Placement, Worker, placed
+from strop.protocol import DataProto, DataProtoFuture, Done
+
+W = TypeVar("W", bound=Worker)
+
+
+class InlineWorkerGroup(WorkerGroup[W]):
+    """Workers of one role in this process."""
+
+    def __init__(
+        self, make_worker: Callable[[], W], *, world_size: int = 1, mesh: Mesh | None = None
+    ) -> None:
+        """Make the workers, in rank order.
+
+        Args:
+            make_worker: makes one worker; a class without arguments, or a lambda around one with them.
+            world_size: number of workers, all data parallel, where no mesh is given.
+            mesh: the parallel axes; its size is the number of workers.
+
+        Raises:
+            ValueError: `world_size` is below 1, or is not the size of the mesh.
+        """
+        if mesh is not None and world_size not in (1, mesh.world_size):
+            raise ValueError(f"world_size is {world_size}, but the mesh has {mesh.world_size} workers")
+        layout = Mesh(dp=world_size) if mesh is None else mesh
+        self.workers: list[W] = []
+        """The workers themselves, in rank order; for tests and debugging."""
+        for rank in range(layout.world_size):
+            with placed(Placement(rank=rank, mesh=layout)):
+                self.workers.append(make_worker())
+        super().__init__(type(self.workers[0]), layout)
+
+    def submit(
+        self, rank: int, method_name: str, args: Sequence[Any], kwargs: dict[str, Any], *, materialize: bool
+    ) -> Done[Any]:
+        """Run the method now; an error is raised here, not when the result is asked for."""
+        own_args = [_handed_over(arg, materialize) for arg in args]
+        own_kwargs = {name: _handed_over(arg, materialize) for name, arg in kwargs.items()}
+        batches = [arg for arg in [*own_args, *own_kwargs.values()] if isinstance(arg, DataProto)]
+        originals = [(batch.tensors(), _write_counts(batch)) for batch in batches]
+        result = getattr(self.workers[rank], method_name)(*own_args, **own_kwargs)
+        for tensors, counts in originals:
+            for name, count in counts.items():
+                if tensors[name]._version != count:
+                    raise RuntimeError(
+                        f"{type(self.workers[rank]).__name__}.{method_name} wrote into column {name!r} of "
+                        f"the batch it was given; clone the column before writing, or return a new one"
+                    )
+        return Done(result)
+
+
+def _handed_over(arg: Any, materialize: bool) -> Any:
+    """What a worker gets: of a batch, its own object, arrays and facts around the same tensors."""
+    if materialize and isinstance(arg, DataProtoFuture):
+        arg = arg.get()
+    if not isinstance(arg, DataProto):
+        return arg
+    own = arg.select()
+    arrays = {name: array.copy() for name, array in own.non_tensor_batch.items()}
+    return DataProto(own.batch, arrays, dict(own.meta_info))
+
+
+def _write_counts(data: DataProto) -> dict[str, int]:
+    """How often each tensor column was written to, as torch counts it (not kept for inference tensors)."""
+    return {name: column._version for name, column in data.tensors().items() if not column.is_inference()}

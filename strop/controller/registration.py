@@ -1,0 +1,88 @@
+"""The mark on a worker method that a group may call, and how it is to be called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from strop.controller.dispatch import Dispatch, DispatchMode, mode_named
+
+_MARK = "_strop_registration"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Execute(Enum):
+    """Which workers run a method."""
+
+    ALL = "ALL"
+    """All of them."""
+    RANK_ZERO = "RANK_ZERO"
+    """Worker 0; the call returns its result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registration:
+    """What `register` was told about a method."""
+
+    mode: DispatchMode
+    """How arguments are split and results joined."""
+    execute_mode: Execute
+    """Which workers run it."""
+    blocking: bool
+    """False: the call returns a future."""
+    materialize_futures: bool
+    """True: a worker gets the batch of a DataProtoFuture, not the future."""
+
+
+def register(
+    dispatch_mode: Dispatch | DispatchMode | str | Mapping[str, Any] = Dispatch.ALL_TO_ALL,
+    execute_mode: Execute = Execute.ALL,
+    blocking: bool = True,
+    materialize_futures: bool = True,
+) -> Callable[[F], F]:
+    """Mark a worker method as callable on a worker group; the method itself stays as it is.
+
+    An override in a subclass keeps the mark unless it is registered anew.
+
+    Args:
+        dispatch_mode: a member of `Dispatch`, the name of a mode added by `register_dispatch_mode`, or
+            `{"dispatch_fn": ..., "collect_fn": ...}`.
+        execute_mode: all workers, or worker 0 alone.
+        blocking: False makes the call return a future with `get()`.
+        materialize_futures: False hands a DataProtoFuture on as it is.
+    """
+    mode = mode_named(dispatch_mode)
+    if execute_mode is Execute.RANK_ZERO and mode.cuts_rows:
+        raise ValueError(
+            f"{mode.name} gives each worker a part of the rows, and Execute.RANK_ZERO would drop all parts "
+            f"but the first; use Dispatch.ONE_TO_ALL with it"
+        )
+    registration = Registration(
+        mode=mode, execute_mode=execute_mode, blocking=blocking, materialize_futures=materialize_futures
+    )
+
+    def mark(method: F) -> F:
+        if inspect.iscoroutinefunction(method):
+            raise TypeError(
+                f"{method.__qualname__} is async, and a group waits for plain methods only; use "
+                f"blocking=False to go on while workers compute"
+            )
+        setattr(method, _MARK, registration)
+        return method
+
+    return mark
+
+
+def registrations(worker_class: type) -> dict[str, Registration]:
+    """The marked methods of a class by name; the mark nearest in the inheritance order wins."""
+    found: dict[str, Registration] = {}
+    for base in reversed(worker_class.__mro__):
+        for name, member in vars(base).items():
+            registration = getattr(member, _MARK, None)
+            if isinstance(registration, Registration):
+                found[name] = registration
+    return found

@@ -1,0 +1,78 @@
+"""Which device this machine computes on: its name, its collective backend, its visibility variable.
+
+No other module names a vendor. torch is imported only when a question about this machine is asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceKind:
+    """What a kind of device is called by torch, by its collectives and by its driver."""
+
+    name: str
+    """The torch device type, for example `cuda`."""
+    collective_backend: str
+    """The torch.distributed backend whose collectives run on this kind of device."""
+    visibility_variable: str | None
+    """The environment variable that limits a process to some devices; None where none exists."""
+
+
+_KINDS: dict[str, DeviceKind] = {
+    kind.name: kind
+    for kind in (
+        DeviceKind(name="cuda", collective_backend="nccl", visibility_variable="CUDA_VISIBLE_DEVICES"),
+        DeviceKind(name="npu", collective_backend="hccl", visibility_variable="ASCEND_RT_VISIBLE_DEVICES"),
+        DeviceKind(name="cpu", collective_backend="gloo", visibility_variable=None),
+    )
+}
+
+
+def device_name(requested: str = "auto") -> str:
+    """The torch device type to compute on: `requested`, or with `auto` an accelerator if there is one.
+
+    Raises:
+        ValueError: the name is unknown, or this machine has no such device.
+    """
+    if requested == "auto":
+        return next((name for name in _KINDS if _num_devices(name) > 0), "cpu")
+    _kind(requested)
+    if _num_devices(requested) == 0:
+        raise ValueError(
+            f"device {requested!r} was asked for, but torch finds none on this machine; use 'auto' or 'cpu', "
+            f"or install the build of torch for it"
+        )
+    return requested
+
+
+def collective_backend(device: str) -> str:
+    """The torch.distributed backend for a device type, for example `nccl` for `cuda`."""
+    return _kind(device).collective_backend
+
+
+def visibility_variable(device: str) -> str | None:
+    """The environment variable that limits which devices a process sees; None for a CPU."""
+    return _kind(device).visibility_variable
+
+
+def num_devices(device: str) -> int:
+    """How many devices of this type the process sees; 1 for a CPU."""
+    return _num_devices(_kind(device).name)
+
+
+def _kind(device: str) -> DeviceKind:
+    name = device.partition(":")[0]
+    if name not in _KINDS:
+        raise ValueError(f"unknown device {device!r}; known: {', '.join(_KINDS)}")
+    return _KINDS[name]
+
+
+def _num_devices(name: str) -> int:
+    if name == "cpu":
+        return 1
+    import torch  # heavy: asked for only when the machine is looked at
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return torch.accelerator.device_count() if accelerator is not None and accelerator.type == name else 0

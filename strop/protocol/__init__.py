@@ -1,0 +1,60 @@
+"""The batch that flows between controller and workers.
+
+columns      dense and jagged tensor columns, and what is done to their rows
+batch        DataProto
+future       DataProtoFuture: a batch that workers still hold
+folding      rows regrouped along a second axis; rows added until a number divides them
+indices      row numbers, masks, equal ranges, mini-batch order
+merging      columns and facts of the same name that meet
+conversion   to and from a TensorDict that carries everything
+disk, plain  a batch as a folder of safetensors and JSON
+"""
+
+from __future__ import annotations
+
+from strop.protocol.batch import DataProto, DataProtoItem
+from strop.protocol.columns import (
+    BatchError,
+    cat_columns,
+    flat,
+    from_flat,
+    from_padded,
+    is_jagged,
+    jagged,
+    jagged_like,
+    row_lengths,
+    rows,
+    take_rows,
+    to_padded,
+)
+from strop.protocol.folding import (
+    fold_batch_dim,
+    pad_dataproto_to_divisor,
+    unfold_batch_dim,
+    unpad_dataproto,
+)
+from strop.protocol.future import DataProtoFuture, Done, Pending
+
+__all__ = [
+    "BatchError",
+    "DataProto",
+    "DataProtoFuture",
+    "DataProtoItem",
+    "Done",
+    "Pending",
+    "cat_columns",
+    "flat",
+    "fold_batch_dim",
+    "from_flat",
+    "from_padded",
+    "is_jagged",
+    "jagged",
+    "jagged_like",
+    "pad_dataproto_to_divisor",
+    "row_lengths",
+    "rows",
+    "take_rows",
+    "to_padded",
+    "unfold_batch_dim",
+    "unpad_dataproto",
+]

@@ -1,0 +1,351 @@
+"""Tensor columns of a batch: dense `[B, ...]`, or jagged `[B, R~, ...]` with rows of their own length.
+
+A jagged column is a `torch.nested` tensor of layout `torch.jagged` whose second axis is ragged: one flat
+tensor of values `[N, ...]` and B + 1 offsets into it. The functions here work on values and offsets with
+index arithmetic, never row by row, and give no gradients back. Columns that are cut or joined together
+share their offsets afterwards when their rows are equally long, so arithmetic between them works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+# Every public attribute of a jagged tensor goes through Python dispatch (6 to 25 us each, torch 2.13), which
+# adds up over columns and chunks; the class and its plain fields are read directly, in this module only.
+from torch.nested._internal.nested_tensor import NestedTensor
+
+
+class _Plan(NamedTuple):
+    """Work done once for all columns whose rows have the same lengths."""
+
+    source: Tensor
+    """Offsets [B + 1] of the columns the plan is for."""
+    positions: Tensor
+    """Positions [N] of the values to take."""
+    offsets: Tensor
+    """Offsets of the result; shared by all columns of the plan."""
+
+
+class BatchError(ValueError, AssertionError):
+    """A batch, or an operation on it, breaks a rule of the protocol.
+
+    An AssertionError too, because programs written for the field's convention catch that.
+    """
+
+
+def jagged(rows: Sequence[Tensor]) -> Tensor:
+    """One jagged column from rows `[R_i, ...]` of any lengths; equal type and trailing axes.
+
+    Raises:
+        BatchError: there is no row (a column needs a type), or rows differ in more than their length.
+    """
+    if not rows:
+        raise BatchError("a jagged column of no rows has no type; slice an existing column to 0 rows instead")
+    kinds = {(row.dtype, row.device, tuple(row.shape[1:])) for row in rows if row.dim() > 0}
+    if len(kinds) != 1 or any(row.dim() == 0 for row in rows):
+        shapes = sorted({f"{row.dtype} {list(row.shape)}" for row in rows})
+        raise BatchError(
+            f"the rows of a jagged column may differ only in their length, got {', '.join(shapes[:4])}; "
+            f"convert them to one dtype, device and trailing shape"
+        )
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    return from_flat(torch.cat(list(rows)), lengths)
+
+
+def from_flat(values: Tensor, lengths: Tensor) -> Tensor:
+    """One jagged column from the values `[N, ...]` of all rows in order and the row lengths `[B]`."""
+    offsets = _offsets(lengths.to(values.device))
+    if int(offsets[-1]) != len(values):
+        raise BatchError(
+            f"row lengths add up to {int(offsets[-1])}, but there are {len(values)} values; pass the lengths "
+            f"of exactly these rows"
+        )
+    return _column(values, offsets)
+
+
+def jagged_like(column: Tensor, values: Tensor) -> Tensor:
+    """A jagged column with the row lengths of `column` and other values `[N, ...]`; shares its offsets."""
+    own, offsets = parts(column)
+    if len(own) != len(values):
+        raise BatchError(f"the column has {len(own)} values in all, got {len(values)} to put in their place")
+    return _column(values, offsets)
+
+
+def is_jagged(column: Tensor) -> bool:
+    """True for a jagged column, False for a dense one.
+
+    Raises:
+        BatchError: a nested tensor of another layout, or ragged along another axis than the second.
+    """
+    if isinstance(column, NestedTensor):
+        if column._ragged_idx == 1:
+            return True
+    elif not column.is_nested:
+        return False
+    raise BatchError(
+        f"a ragged column is a torch.nested tensor with layout=torch.jagged and a ragged second axis, "
+        f"got layout {column.layout}; build it with strop.protocol.jagged"
+    )
+
+
+def parts(column: Tensor) -> tuple[Tensor, Tensor]:
+    """Values `[N, ...]` and offsets `[B + 1]` of a jagged column, without holes between the rows."""
+    if not is_jagged(column):
+        raise BatchError(f"expected a jagged column, got a dense one of shape {list(column.shape)}")
+    values, offsets, lengths = _raw(column)
+    if lengths is None:
+        return values[: int(offsets[-1])], offsets
+    closed = _offsets(lengths)
+    return values.index_select(0, _runs(offsets[:-1], closed)), closed
+
+
+def row_lengths(column: Tensor) -> Tensor:
+    """Length of each row: `[B]` int64; of a dense column, its width for each row."""
+    if is_jagged(column):
+        _, offsets, lengths = _raw(column)
+        return (offsets.diff() if lengths is None else lengths).to(torch.int64)
+    if column.dim() < 2:
+        raise BatchError(f"a column of shape {list(column.shape)} holds one value per row: no row lengths")
+    return torch.full((column.shape[0],), column.shape[1], dtype=torch.int64, device=column.device)
+
+
+def rows(column: Tensor) -> list[Tensor]:
+    """The rows of a column, B tensors `[R_i, ...]` that share its memory."""
+    if not is_jagged(column):
+        return list(column.unbind(0))
+    values, offsets = parts(column)
+    return list(torch.split(values, offsets.diff().tolist()))
+
+
+def flat(column: Tensor, mask: Tensor | None = None) -> Tensor:
+    """All values of a column in row order: `[N, ...]`.
+
+    Args:
+        column: jagged, or dense `[B, R, ...]`.
+        mask: `[B, R]` bool, for a dense column: which positions hold values; without it, all.
+    """
+    if is_jagged(column):
+        if mask is not None:
+            raise BatchError("a jagged column holds values only and takes no mask; index the result instead")
+        return parts(column)[0]
+    if mask is None:
+        return column.flatten(0, 1)
+    return _take_mask(column, mask)
+
+
+def from_padded(dense: Tensor, mask: Tensor) -> Tensor:
+    """A jagged column of the positions of `dense` [B, R, ...] where `mask` [B, R] is true, in order."""
+    return _column(_take_mask(dense, mask), _offsets(mask.to(torch.bool).sum(1)))
+
+
+def to_padded(column: Tensor, pad_value: float, *, side: Literal["left", "right"] = "right") -> Tensor:
+    """A dense column `[B, R, ...]`, R its longest row, filled with `pad_value` on one side.
+
+    A dense column is returned as it is.
+    """
+    if side not in ("left", "right"):
+        raise BatchError(f"padding goes to the left or to the right, got side={side!r}")
+    if not is_jagged(column):
+        return column
+    values, offsets = parts(column)
+    lengths = offsets.diff()
+    width = int(lengths.max()) if len(lengths) else 0
+    position = torch.arange(width, device=values.device)
+    if side == "right":
+        mask = position < lengths[:, None]  # [B, R]
+    else:
+        mask = position >= width - lengths[:, None]  # [B, R]
+    padded = values.new_full((len(lengths), width, *values.shape[1:]), pad_value)
+    return padded.masked_scatter_(_spread(mask, padded), values)
+
+
+def take_rows(column: Tensor, index: Tensor) -> Tensor:
+    """The rows named by `index` [M] int64 (0 to B - 1, repeats allowed), in its order, copied."""
+    return take_columns({"": column}, index)[""]
+
+
+def take_columns(columns: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+    """`take_rows` of several columns; equal raggedness is computed once and shared by the results."""
+    taken: dict[str, Tensor] = {}
+    plans: list[_Plan] = []
+    for name, column in columns.items():
+        if not is_jagged(column):
+            taken[name] = column.index_select(0, index.to(column.device))
+            continue
+        values, offsets = parts(column)
+        place = index.to(values.device)
+        plan = _known(plans, offsets)
+        if plan is None:
+            closed = _offsets(offsets.diff().index_select(0, place))
+            plan = _Plan(offsets, _runs(offsets[:-1].index_select(0, place), closed), closed)
+            plans.append(plan)
+        taken[name] = _column(values.index_select(0, plan.positions), plan.offsets)
+    return taken
+
+
+def slice_columns(columns: Mapping[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:
+    """Rows `start` to `stop` (0 <= start <= stop <= B) of several columns, without a copy of values."""
+    sliced: dict[str, Tensor] = {}
+    plans: list[_Plan] = []
+    for name, column in columns.items():
+        if not is_jagged(column):
+            sliced[name] = column[start:stop]
+            continue
+        values, offsets = parts(column)
+        plan = _known(plans, offsets)
+        if plan is None:
+            plan = _Plan(offsets, offsets, offsets[start : stop + 1] - offsets[start])
+            plans.append(plan)
+        first, last = int(offsets[start]), int(offsets[stop])
+        sliced[name] = _column(values[first:last], plan.offsets)
+    return sliced
+
+
+def cat_columns(columns: Sequence[Tensor], *, name: str = "") -> Tensor:
+    """The rows of all columns, one after another; all dense with equal rows, or all jagged.
+
+    Raises:
+        BatchError: the columns differ in type, device, layout or row shape; the message has `name`.
+    """
+    if not columns:
+        raise BatchError(f"column {name!r}: nothing to join")
+    kinds = {_kind(column): number for number, column in reversed(list(enumerate(columns)))}
+    if len(kinds) > 1:
+        firsts = sorted((number, kind) for kind, number in kinds.items())
+        found = "; ".join(f"part {number}: {kind}" for number, kind in firsts)
+        raise BatchError(
+            f"column {name!r} cannot be joined, its parts differ ({found}). Token columns of different "
+            f"widths join when they are jagged: strop.protocol.from_padded(column, mask)"
+        )
+    if len(columns) == 1:
+        return columns[0]
+    if not is_jagged(columns[0]):
+        return torch.cat(list(columns))
+    pieces = [parts(column) for column in columns]
+    lengths = torch.cat([offsets.diff() for _, offsets in pieces])
+    return _column(torch.cat([values for values, _ in pieces]), _offsets(lengths))
+
+
+def cat_all(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """`cat_columns` of every column of several batches with the same names; shares equal offsets."""
+    joined = {name: cat_columns([batch[name] for batch in batches], name=name) for name in batches[0]}
+    return share_offsets(joined)
+
+
+def share_offsets(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same columns; those whose rows are equally long share one offsets tensor."""
+    shared: dict[str, Tensor] = {}
+    plans: list[_Plan] = []
+    for name, column in columns.items():
+        if not is_jagged(column):
+            shared[name] = column
+            continue
+        values, offsets = parts(column)
+        plan = _known(plans, offsets)
+        if plan is None:
+            plans.append(_Plan(offsets, offsets, offsets))
+            shared[name] = column
+        else:
+            shared[name] = _column(values, plan.offsets)
+    return shared
+
+
+def copied(column: Tensor) -> Tensor:
+    """The same column in memory of its own."""
+    if not is_jagged(column):
+        return column.clone()
+    values, offsets = parts(column)
+    return _column(values.clone(), offsets)
+
+
+def compact(values: Tensor) -> Tensor:
+    """The same values in a storage that holds nothing else; itself when that is so already."""
+    own = values.numel() * values.element_size() == values.untyped_storage().nbytes()
+    return values if own and values.is_contiguous() else values.clone(memory_format=torch.contiguous_format)
+
+
+def same_column(left: Tensor, right: Tensor) -> bool:
+    """Whether two columns hold the same values, NaN equal to NaN.
+
+    Columns in the same memory are the same without a look at their values; only a copy is compared.
+    """
+    if left is right:
+        return True
+    if _kind(left) != _kind(right) or len(left) != len(right):
+        return False
+    if not is_jagged(left):
+        return _same_values(left, right)
+    (own, offsets), (other, other_offsets) = parts(left), parts(right)
+    return _same_values(offsets, other_offsets) and _same_values(own, other)
+
+
+def _same_values(left: Tensor, right: Tensor) -> bool:
+    if left.shape != right.shape:
+        return False
+    if left.data_ptr() == right.data_ptr() and left.stride() == right.stride():
+        return True
+    if torch.equal(left, right):
+        return True
+    if not (left.is_floating_point() or left.is_complex()):
+        return False
+    return bool(((left == right) | (left.isnan() & right.isnan())).all())
+
+
+def _kind(column: Tensor) -> str:
+    """What two columns must agree on to be joined: layout, type, device and the shape of a row."""
+    device = "" if column.device.type == "cpu" else f" on {column.device}"
+    if is_jagged(column):
+        return f"jagged {column.dtype} rows [R~{''.join(f', {size}' for size in column.shape[2:])}]{device}"
+    return f"dense {column.dtype} rows {list(column.shape[1:])}{device}"
+
+
+def _column(values: Tensor, offsets: Tensor) -> Tensor:
+    return torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
+
+
+def _raw(column: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Values, offsets and (for a column with holes) lengths, as torch stores them."""
+    nested = cast(Any, column)
+    return nested._values, nested._offsets, nested._lengths
+
+
+def _offsets(lengths: Tensor) -> Tensor:
+    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64, device=lengths.device)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets
+
+
+def _runs(starts: Tensor, offsets: Tensor) -> Tensor:
+    """Positions of rows that begin at `starts` [M] and are to be laid out by `offsets` [M + 1]: [N]."""
+    total = int(offsets[-1])
+    shift = torch.repeat_interleave(starts - offsets[:-1], offsets.diff(), output_size=total)
+    return shift + torch.arange(total, device=starts.device)
+
+
+def _known(plans: list[_Plan], offsets: Tensor) -> _Plan | None:
+    """The plan made for offsets of the same values, if there is one; B + 1 numbers are compared."""
+    for plan in plans:
+        if plan.source is offsets:
+            return plan
+        if plan.source.device == offsets.device and torch.equal(plan.source, offsets):
+            return plan
+    return None
+
+
+def _spread(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask [B, R] with the axes of `like` [B, R, ...]."""
+    return mask.reshape(*mask.shape, *([1] * (like.dim() - 2))).expand_as(like)
+
+
+def _take_mask(dense: Tensor, mask: Tensor) -> Tensor:
+    if dense.is_nested or dense.shape[:2] != mask.shape:
+        raise BatchError(
+            f"a mask marks the positions of a dense column: its shape {list(mask.shape)} must be the first "
+            f"two axes of the column's {'jagged' if dense.is_nested else list(dense.shape)}"
+        )
+    chosen = dense.masked_select(_spread(mask.to(torch.bool), dense))
+    return chosen.reshape(-1, *dense.shape[2:])

@@ -1,0 +1,89 @@
+"""When two columns or facts of the same name meet: the same, joined, or an error that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from strop.protocol.columns import BatchError, same_column
+
+METRICS = "metrics"
+"""Key of meta_info whose values `concat` gathers from all parts instead of comparing them."""
+
+
+def object_array(items: Sequence[Any]) -> NDArray[Any]:
+    """A 1-D object array; items of equal length stay items and do not become a second axis."""
+    return np.fromiter(items, dtype=object, count=len(items))
+
+
+def same(left: Any, right: Any) -> bool:
+    """Deep equality of plain data, arrays and tensors, with NaN equal to NaN."""
+    if left is right:
+        return True
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return same_column(left, right)
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        return _same_array(left, right)
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, torch.Tensor | np.ndarray) or isinstance(right, torch.Tensor | np.ndarray):
+        return False
+    return bool(left == right) or bool(left != left and right != right)
+
+
+def _same_array(left: NDArray[Any], right: NDArray[Any]) -> bool:
+    if left.shape != right.shape:
+        return False
+    if left.dtype != object and right.dtype != object:
+        return bool(((left == right) | ((left != left) & (right != right))).all())
+    return all(map(same, left.ravel().tolist(), right.ravel().tolist()))
+
+
+def merged_facts(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of both sides of a union; a fact with two values is an error."""
+    for key in left.keys() & right.keys():
+        if not same(left[key], right[key]):
+            raise BatchError(
+                f"Conflicting values for meta_info key {key!r} in a union: {left[key]!r} and {right[key]!r}; "
+                f"meta_info holds facts about all rows, so keep one of them and pop the other"
+            )
+    return {**left, **right}
+
+
+def joined_facts(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The facts of all parts of a concat.
+
+    `metrics` of the parts (a dictionary, a list of them, None or absent) become one dictionary of lists.
+    Another key may be absent from some parts, and must have one value in the others.
+    """
+    joined: dict[str, Any] = {}
+    metrics: dict[str, list[Any]] = {}
+    for number, part in enumerate(facts):
+        for key, value in part.items():
+            if key == METRICS:
+                for record in _records(value):
+                    for name, number_or_list in record.items():
+                        metrics.setdefault(name, []).append(number_or_list)
+            elif key not in joined:
+                joined[key] = value
+            elif not same(joined[key], value):
+                raise BatchError(
+                    f"Conflicting values for meta_info key {key!r} in a concat: {joined[key]!r} before part "
+                    f"{number}, {value!r} in it; put what differs per row into a column, what differs per "
+                    f"worker into meta_info['{METRICS}']"
+                )
+    if metrics:
+        joined[METRICS] = metrics
+    return joined
+
+
+def _records(value: Any) -> list[Mapping[str, Any]]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, Mapping) else list(value)

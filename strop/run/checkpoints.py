@@ -1,0 +1,309 @@
+"""The checkpoint store: saves that are whole or absent, and a choice of the newest one that can be trusted.
+
+A save goes through these names, each step after the one before has reached the disk:
+
+    .saving-global_step_40/         files, then manifest.json
+    global_step_40/                 by rename: from here on the checkpoint exists
+    latest_checkpointed_iteration.txt
+
+Only then are older checkpoints removed. A process that dies at any moment leaves the checkpoint before
+untouched. A step that is saved again moves the earlier folder aside (`.replaced-global_step_40`) for the
+moment of the rename; if the process dies just there, the folder set aside is still found.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strop.run.durable import fsync_path, replace_text
+from strop.run.jsonable import jsonable
+from strop.run.manifest import CheckpointError, Manifest, check_files, read_manifest, seal
+
+LATEST = "latest_checkpointed_iteration.txt"
+"""Holds the step of the newest checkpoint, for people and scripts; `latest_valid` does not trust it."""
+
+_NAME = re.compile(r"(?P<state>\.saving-|\.replaced-)?global_step_(?P<step>\d+)")
+_SAVING, _REPLACED = ".saving-", ".replaced-"
+_OS_ERROR_IN_TEXT = re.compile(r"os error (\d+)")  # how libraries written in Rust (safetensors) name an errno
+_FULL_DISK_BYTES = 2**20  # less free space than this after a failed write means that the disk is full
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files were compared with its manifest."""
+
+    step: int
+    path: Path
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    step: int
+    path: Path
+    state: str
+    """"" in its place, or one of the two prefixes."""
+
+
+class CheckpointStore:
+    """Checkpoints of one run, in one folder, written by one process.
+
+    Args:
+        root: the folder; it is made by the first save.
+        keep_last: newest checkpoints that stay, at least 1.
+        keep_best: checkpoints with the highest score that stay besides.
+    """
+
+    def __init__(self, root: Path, *, keep_last: int, keep_best: int) -> None:
+        if keep_last < 1 or keep_best < 0:
+            raise ValueError(
+                f"keep_last is {keep_last} and keep_best is {keep_best}; at least 1 and 0 are needed, so "
+                f"that the newest checkpoint always stays"
+            )
+        self.root = root
+        self.keep_last = keep_last
+        self.keep_best = keep_best
+
+    def save(
+        self,
+        step: int,
+        write: Callable[[Path], None],
+        *,
+        score: float | None = None,
+        facts: Mapping[str, Any],
+    ) -> Checkpoint:
+        """Save a checkpoint, verify it, then remove those that retention does not keep.
+
+        Args:
+            step: training steps done.
+            write: puts all files into the folder it is given; subfolders are fine.
+            score: higher is better; None or a value that is not finite takes no part in `keep_best`.
+            facts: plain values for the manifest.
+
+        Raises:
+            CheckpointError: the disk refused, or does not give back what was written; the message names the
+                checkpoint that stays valid. Nothing is left of the failed save.
+        """
+        plain_facts = jsonable(facts, "facts")
+        known_score = float(score) if score is not None and math.isfinite(score) else None
+        name = f"global_step_{step}"
+        saving, final = self.root / (_SAVING + name), self.root / name
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._clear_leftovers()
+            saving.mkdir()
+            write(saving)
+            manifest = seal(saving, step=step, score=known_score, facts=plain_facts)
+            self._put_in_place(saving, final)
+            self._verify_saved(final, manifest)
+            replace_text(self.root / LATEST, f"{step}\n")
+        except Exception as error:
+            reason = self._disk_reason(error)
+            shutil.rmtree(saving, ignore_errors=True)
+            if reason is None:
+                raise
+            raise CheckpointError(
+                f"checkpoint {step} could not be saved to {self.root}: {reason}; {self._what_stays()}. Free "
+                f"space or check the disk, then continue with --resume."
+            ) from error
+        except BaseException:
+            shutil.rmtree(saving, ignore_errors=True)
+            raise
+        checkpoint = Checkpoint(step, final, manifest)
+        self._retain(checkpoint)
+        return checkpoint
+
+    def latest_valid(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint with every byte as it was written, and a sentence per newer one skipped."""
+        skipped: list[str] = []
+        chosen: Checkpoint | None = None
+        for candidate in self._candidates():
+            name = f"ckpt {candidate.step}"
+            if candidate.state == _SAVING:
+                skipped.append(f"{name} {_unfinished(candidate.path)}")
+                continue
+            try:
+                chosen = self._verified(candidate)
+            except CheckpointError as error:
+                skipped.append(f"{name} {error}")
+                continue
+            break
+        outcome = f"using {chosen.step}" if chosen else "no earlier checkpoint is valid"
+        return chosen, [f"{reason} - {outcome}" for reason in skipped]
+
+    def at(self, step: int) -> Checkpoint:
+        """The checkpoint of one step, verified.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged; the message lists the others.
+        """
+        others = [one for one in self.steps() if one != step]
+        have = f"checkpoints: {', '.join(map(str, others))}" if others else "there is no other checkpoint"
+        reasons = []
+        for candidate in self._candidates():
+            if candidate.step == step and candidate.state != _SAVING:
+                try:
+                    return self._verified(candidate)
+                except CheckpointError as error:
+                    reasons.append(str(error))
+        raise CheckpointError(f"ckpt {step} {reasons[0] if reasons else f'is not in {self.root}'}; {have}")
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that are complete by name and size, in order; hashes are not read."""
+        return sorted({candidate.step for candidate, _ in self._complete()})
+
+    def discard_after(self, step: int) -> None:
+        """Remove the valid checkpoints of later steps, because the run continues from `step`.
+
+        Otherwise a later crash would resume in a future that was given up. Damaged ones are never chosen;
+        the next save removes them.
+
+        Raises:
+            CheckpointError: nothing valid would be left.
+        """
+        later = [candidate for candidate, _ in self._complete() if candidate.step > step]
+        later = [candidate for candidate in later if self._is_valid(candidate)]
+        if not later:
+            return
+        try:
+            self.at(step)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"cannot continue from step {step}, because {error}; continue from one of those, or start a "
+                f"run of its own with --out"
+            ) from error
+        for candidate in later:
+            self._remove(candidate.path)
+
+    def _candidates(self) -> list[_Candidate]:
+        """All folders with the name of a checkpoint, newest first; of one step, the one in place first."""
+        if not self.root.is_dir():
+            return []
+        found = []
+        for path in self.root.iterdir():
+            match = _NAME.fullmatch(path.name)
+            if match and path.is_dir():
+                found.append(_Candidate(int(match["step"]), path, match["state"] or ""))
+        return sorted(found, key=lambda one: (-one.step, ["", _REPLACED, _SAVING].index(one.state)))
+
+    def _complete(self) -> list[tuple[_Candidate, Manifest]]:
+        """Candidates with a sound manifest and files of the right sizes, newest first."""
+        complete = []
+        for candidate in self._candidates():
+            if candidate.state == _SAVING:
+                continue
+            try:
+                manifest = read_manifest(candidate.path)
+                check_files(candidate.path, manifest, hashes=False)
+            except CheckpointError:
+                continue
+            complete.append((candidate, manifest))
+        return complete
+
+    def _verified(self, candidate: _Candidate) -> Checkpoint:
+        manifest = read_manifest(candidate.path)
+        if manifest.step != candidate.step:
+            raise CheckpointError(f"holds the checkpoint of step {manifest.step} (the folder was renamed)")
+        check_files(candidate.path, manifest, hashes=True)
+        return Checkpoint(candidate.step, candidate.path, manifest)
+
+    def _is_valid(self, candidate: _Candidate) -> bool:
+        try:
+            self._verified(candidate)
+        except CheckpointError:
+            return False
+        return True
+
+    def _clear_leftovers(self) -> None:
+        """Remove the rests of saves that did not end; a folder set aside returns if it is the better one."""
+        for candidate in self._candidates():
+            if candidate.state == _SAVING:
+                self._remove(candidate.path)
+            elif candidate.state == _REPLACED:
+                final = self.root / f"global_step_{candidate.step}"
+                in_place = _Candidate(candidate.step, final, "")
+                if not self._is_valid(in_place) and self._is_valid(candidate):
+                    shutil.rmtree(final, ignore_errors=True)
+                    candidate.path.rename(final)
+                else:
+                    self._remove(candidate.path)
+
+    def _put_in_place(self, saving: Path, final: Path) -> None:
+        aside = self.root / (_REPLACED + final.name)
+        if final.exists():
+            final.rename(aside)
+        try:
+            saving.rename(final)
+        except OSError:
+            if aside.exists():
+                aside.rename(final)
+            raise
+        fsync_path(self.root)
+
+    def _verify_saved(self, final: Path, manifest: Manifest) -> None:
+        _drop_from_cache(final, manifest)
+        try:
+            check_files(final, read_manifest(final), hashes=True)
+        except CheckpointError as error:
+            shutil.rmtree(final, ignore_errors=True)
+            aside = self.root / (_REPLACED + final.name)
+            if aside.exists():
+                aside.rename(final)
+            reason = f"what was read back {error}: the disk or the memory is faulty"
+            raise OSError(errno.EIO, reason) from error
+
+    def _retain(self, newest: Checkpoint) -> None:
+        """Remove what retention does not keep. `newest` was verified, so something valid always stays."""
+        complete = [(one, manifest) for one, manifest in self._complete() if one.step <= newest.step]
+        in_place = [(one, manifest) for one, manifest in complete if one.state == ""]
+        scored = [(manifest.score, one.step) for one, manifest in in_place if manifest.score is not None]
+        kept = {one.step for one, _ in in_place[: self.keep_last]}
+        kept |= {step for _, step in sorted(scored, reverse=True)[: self.keep_best]}
+        kept.add(newest.step)
+        keepers = {one.path for one, _ in in_place if one.step in kept}
+        for candidate in self._candidates():
+            if candidate.path not in keepers:
+                self._remove(candidate.path)
+
+    def _remove(self, path: Path) -> None:
+        """Remove a folder, manifest first: a crash in between leaves nothing that looks complete."""
+        (path / "manifest.json").unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+
+    def _what_stays(self) -> str:
+        chosen, _ = self.latest_valid()
+        return f"checkpoint {chosen.step} stays valid" if chosen else "there is no earlier valid checkpoint"
+
+    def _disk_reason(self, error: Exception) -> str | None:
+        """What the operating system said, also where a library put it into an error of its own; else None."""
+        if isinstance(error, OSError):
+            return error.strerror or str(error)
+        named = _OS_ERROR_IN_TEXT.search(str(error))
+        if named:
+            return os.strerror(int(named[1]))
+        if self.root.is_dir() and shutil.disk_usage(self.root).free < _FULL_DISK_BYTES:
+            return os.strerror(errno.ENOSPC)
+        return None
+
+
+def _unfinished(saving: Path) -> str:
+    if (saving / "manifest.json").exists():
+        return "was not yet in its place (crash during save)"
+    return "has no manifest (crash during save)"
+
+
+def _drop_from_cache(folder: Path, manifest: Manifest) -> None:
+    """Ask the kernel to forget the pages, so that the check reads the disk and not the page cache."""
+    if not hasattr(os, "posix_fadvise"):  # not on every system; the check then reads the cache
+        return
+    for name in manifest.files:
+        with (folder / name).open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,146 @@
+"""The event log: one JSON object per line, appended and never changed.
+
+One process writes (the lock of the run folder sees to that), any number of processes read meanwhile. A
+record counts from the moment its newline is in the file. What follows the last newline is the rest of an
+interrupted write: readers skip it, and the next writer cuts it off before it appends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from strop.run.errors import RunError
+from strop.run.jsonable import jsonable
+
+Event = dict[str, Any]
+
+RESUMED = "resumed"
+"""Kind of the record that makes readers drop all earlier records of later steps."""
+
+
+class EventLog:
+    """Append-only records of a run, each with a kind, a step and a time."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        self.read_only = read_only
+        self._descriptor: int | None = None
+
+    def append(self, kind: str, step: int, *, fsync: bool = False, **fields: object) -> None:
+        """Add one record; it is whole in the file when this returns.
+
+        Args:
+            kind: what happened, one word per kind of record.
+            step: training step the record belongs to; 0 before the first one.
+            fsync: also wait for the disk, so that the record survives a power cut.
+            fields: plain values; NaN and infinities become the strings "nan", "inf" and "-inf".
+
+        Raises:
+            TypeError: a field that JSON cannot hold, with its name.
+            RunError: the disk refused the record; the log ends with the record before it.
+        """
+        if self.read_only:
+            raise RunError(f"{self.path} is open for reading only; open the run for writing first")
+        if step < 0:
+            raise ValueError(f"event {kind!r} has step {step}; steps count from 0")
+        if "time" in fields:
+            raise ValueError(f"event {kind!r} has a field 'time', a name the log itself uses; rename it")
+        record = {"kind": kind, "step": step, "time": round(time.time(), 3), **fields}
+        line = json.dumps(jsonable(record, f"event {kind!r}"), ensure_ascii=False, separators=(",", ":"))
+        self._write((line + "\n").encode(), fsync=fsync)
+
+    def read(self, kind: str | None = None) -> list[Event]:
+        """The records in the order they were written, without those that a resume took back.
+
+        Args:
+            kind: only records of this kind; None means all.
+
+        Raises:
+            RunError: a line in the middle is damaged; the message holds its number.
+        """
+        kept: list[Event] = []
+        for record in self._parse()[0]:
+            if record["kind"] == RESUMED:
+                kept = [earlier for earlier in kept if earlier["step"] <= record["step"]]
+            kept.append(record)
+        return [record for record in kept if kind is None or record["kind"] == kind]
+
+    def rollback(self, step: int, **fields: object) -> None:
+        """Continue from `step`: readers drop the records of later steps written so far."""
+        self.append(RESUMED, step, fsync=True, **fields)
+
+    def sync(self) -> None:
+        """Wait until all records are on the disk; call it before a checkpoint that relies on them."""
+        if self._descriptor is not None:
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; a later append opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _write(self, line: bytes, *, fsync: bool) -> None:
+        if self._descriptor is None:
+            self._descriptor = self._open()
+        size = os.fstat(self._descriptor).st_size
+        try:
+            while line:  # a disk that fills up within the line writes a part, then gives the error
+                line = line[os.write(self._descriptor, line) :]
+            if fsync:
+                os.fsync(self._descriptor)
+        except OSError as error:
+            os.ftruncate(self._descriptor, size)
+            raise RunError(
+                f"cannot write the event log {self.path}: {error.strerror}; free space or check the disk, "
+                f"then continue with --resume"
+            ) from error
+
+    def _open(self) -> int:
+        _, num_whole_bytes = self._parse()
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise RunError(
+                f"cannot open the event log {self.path} for writing: {error.strerror}; choose a folder that "
+                f"can be written with --out"
+            ) from error
+        if os.fstat(descriptor).st_size > num_whole_bytes:
+            os.ftruncate(descriptor, num_whole_bytes)
+        return descriptor
+
+    def _parse(self) -> tuple[list[Event], int]:
+        """All whole records, and the number of bytes they fill."""
+        try:
+            lines = self.path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return [], 0
+        lines.pop()  # what follows the last newline: nothing, or an interrupted write
+        records: list[Event] = []
+        num_bytes = 0
+        for number, line in enumerate(lines, start=1):
+            record = _record(line)
+            if record is None:
+                if number == len(lines):  # a power cut can leave a last line of the right length, not content
+                    break
+                raise RunError(
+                    f"line {number} of {self.path} is no event record: {line[:60]!r}; the file was changed "
+                    f"or the disk is faulty. Restore it from a backup, or remove that line."
+                )
+            records.append(record)
+            num_bytes += len(line) + 1
+        return records, num_bytes
+
+
+def _record(line: bytes) -> Event | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    return record if isinstance(record.get("step"), int) else None

@@ -1,0 +1,232 @@
+"""The run folder: everything a run leaves behind, and the only thing a resume, a diff or a report reads.
+
+    run.json        who, when, with which versions, on which machine, by which command, with which settings
+    config.yaml     the resolved configuration, written by the caller
+    events.jsonl    the event log; ledger and fingerprints are views of it
+    samples/        what the model wrote
+    checkpoints/    what a continuation needs
+    lock            the process that writes
+
+Everything but the lock may be copied elsewhere and read there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import strop
+from strop.run.checkpoints import CheckpointStore
+from strop.run.config import RunConfig
+from strop.run.durable import replace_text
+from strop.run.errors import RunError
+from strop.run.events import EventLog
+from strop.run.fingerprints import FingerprintChain
+from strop.run.jsonable import jsonable
+from strop.run.ledger import Ledger
+from strop.run.lock import RunLock
+from strop.run.samples import SampleStore
+
+RUN_FILE = "run.json"
+FORMAT = 1
+_PACKAGES = ("torch", "transformers", "tensordict", "numpy")
+_OURS = {"config.yaml", "events.jsonl", "samples", "checkpoints", "lock", f".{RUN_FILE}.tmp"}
+_DEFAULTS = RunConfig()
+
+
+class RunFolder:
+    """One run on disk. Use `create` or `open`, and `close` at the end (or a `with` block)."""
+
+    def __init__(
+        self, path: Path, *, info: Mapping[str, Any], settings: RunConfig, lock: RunLock | None
+    ) -> None:
+        self.path = path
+        self.info = info
+        """Content of run.json."""
+        self.events = EventLog(path / "events.jsonl", read_only=lock is None)
+        self.ledger = Ledger(self.events)
+        self.fingerprints = FingerprintChain(self.events)
+        self.samples = SampleStore(path / "samples")
+        self.checkpoints = CheckpointStore(
+            path / "checkpoints", keep_last=settings.keep_last, keep_best=settings.keep_best
+        )
+        self._lock = lock
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        *,
+        config: Mapping[str, Any],
+        command: Sequence[str],
+        settings: RunConfig = _DEFAULTS,
+    ) -> RunFolder:
+        """Start a run in a folder that is absent or empty, and hold its lock.
+
+        Args:
+            path: the folder.
+            config: the resolved configuration as plain values; run.json keeps it.
+            command: the command line that started the run.
+            settings: retention of checkpoints.
+
+        Raises:
+            RunError: the folder cannot be written, holds something else, or holds a run already.
+        """
+        path = Path(path)
+        _refuse_taken(path)
+        lock = RunLock(path / "lock")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+            _refuse_taken(path)  # another process may have been faster, up to the moment of the lock
+            for name in ("samples", "checkpoints"):
+                (path / name).mkdir(exist_ok=True)
+            (path / "events.jsonl").unlink(missing_ok=True)  # of a start that died before run.json
+            info = _describe(config, command)
+            run = cls(path, info=info, settings=settings, lock=lock)
+            run.events.append("created", 0, fsync=True, id=info["id"])
+            replace_text(path / RUN_FILE, json.dumps(info, indent=1, ensure_ascii=False) + "\n")
+        except OSError as error:
+            lock.release()
+            raise _unwritable(path, error) from error
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path, *, read_only: bool = False, settings: RunConfig = _DEFAULTS) -> RunFolder:
+        """Open a run that exists.
+
+        Args:
+            path: the folder.
+            read_only: look at it without the lock, also while another process writes it.
+            settings: retention of checkpoints.
+
+        Raises:
+            RunError: no run is there, it cannot be written, or another process writes it.
+        """
+        path = Path(path)
+        info = _read_info(path)
+        if read_only:
+            return cls(path, info=info, settings=settings, lock=None)
+        lock = RunLock(path / "lock")
+        try:
+            lock.acquire()
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        try:
+            return cls(path, info=info, settings=settings, lock=lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    def rollback(self, step: int) -> None:
+        """Continue from `step`: what was recorded, sampled and saved for later steps no longer counts.
+
+        Raises:
+            CheckpointError: later checkpoints are valid and the one of `step` is not.
+        """
+        self.checkpoints.discard_after(step)
+        self.samples.discard_after(step)
+        self.events.rollback(step, **_environment())
+        self.ledger.reload()
+        self.fingerprints.reload()
+
+    def close(self) -> None:
+        """Close the log and give the lock back; a second call does nothing."""
+        self.events.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def is_run(path: str | Path) -> bool:
+    """True when the folder holds a run."""
+    return (Path(path) / RUN_FILE).is_file()
+
+
+def _refuse_taken(path: Path) -> None:
+    try:
+        if not path.exists():
+            return
+        if not path.is_dir():
+            raise RunError(f"{path} is a file, not a folder; choose another run folder with --out")
+        names = sorted(entry.name for entry in path.iterdir())
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    if RUN_FILE in names:
+        info = _read_info(path)
+        raise RunError(
+            f"{path} already holds the run {info['id']}, started {info['created']}: continue it with "
+            f"--resume {path}, or choose another folder with --out"
+        )
+    foreign = [name for name in names if name not in _OURS]
+    if foreign:
+        shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise RunError(
+            f"{path} exists and is no run folder (it holds {shown}): choose an empty or absent folder with "
+            f"--out"
+        )
+
+
+def _read_info(path: Path) -> dict[str, Any]:
+    try:
+        info = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        what = "does not exist" if not path.exists() else f"is no run folder (it has no {RUN_FILE})"
+        raise RunError(f"{path} {what}; give the folder that --out named when the run started") from None
+    except OSError as error:
+        reason = f"cannot read {path / RUN_FILE}: {error.strerror}"
+        raise RunError(f"{reason}; check the rights on the folder") from error
+    except ValueError as error:
+        raise RunError(f"{path / RUN_FILE} is damaged ({error}); restore it from a backup") from error
+    if not isinstance(info, dict) or info.get("format") != FORMAT:
+        raise RunError(f"{path / RUN_FILE} is not of format {FORMAT}; use the strop that wrote it")
+    return info
+
+
+def _unwritable(path: Path, error: OSError) -> RunError:
+    return RunError(f"cannot write the run folder {path}: {error.strerror}; choose another one with --out")
+
+
+def _describe(config: Mapping[str, Any], command: Sequence[str]) -> dict[str, Any]:
+    now = datetime.now(UTC)
+    return {
+        "format": FORMAT,
+        "id": f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        "created": now.isoformat(timespec="seconds"),
+        **_environment(),
+        "command": list(command),
+        "config": jsonable(config, "config"),
+    }
+
+
+def _environment() -> dict[str, Any]:
+    versions = {"python": platform.python_version(), "strop": strop.__version__}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    machine = {"host": socket.gethostname(), "system": platform.platform(), "cpus": os.cpu_count()}
+    return {"versions": versions, "machine": machine}

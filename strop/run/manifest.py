@@ -1,0 +1,155 @@
+"""The manifest of a checkpoint: names, sizes and hashes of its files, and what a continuation needs to know.
+
+It is written last, after all files have reached the disk: a folder without a manifest is the rest of a
+save that did not end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from strop.run.durable import fsync_path, sha256_of_file, write_durable
+from strop.run.errors import RunError
+from strop.run.jsonable import canonical_json
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+"""Raised when an older strop could not read what this one writes."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint cannot be saved or used; the message says which one stays valid and what to do."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a checkpoint."""
+
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a checkpoint holds."""
+
+    step: int
+    score: float | None
+    """Validation score that ranks it among the best; None when it was not validated."""
+    created: str
+    """UTC time in ISO format."""
+    facts: Mapping[str, Any]
+    """State that is no tensor: ledger, schedules, random streams, metrics step."""
+    files: Mapping[str, FileEntry]
+    """Entry per file, by its path inside the checkpoint."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files together."""
+        return sum(entry.num_bytes for entry in self.files.values())
+
+
+def seal(folder: Path, *, step: int, score: float | None, facts: Mapping[str, Any]) -> Manifest:
+    """Bring every file of the folder to the disk, then write and return its manifest.
+
+    Raises:
+        ValueError: the folder holds no file, or something that is neither file nor folder.
+        OSError: the disk refused.
+    """
+    files: dict[str, FileEntry] = {}
+    folders = [folder]
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise ValueError(f"{path} is a link or a special file; a checkpoint holds its own bytes: copy it")
+        if path.is_dir():
+            folders.append(path)
+            continue
+        fsync_path(path)
+        files[path.relative_to(folder).as_posix()] = FileEntry(path.stat().st_size, sha256_of_file(path))
+    if not files:
+        raise ValueError(f"the checkpoint of step {step} has no file: `write` puts its files into {folder}")
+    for one in reversed(folders):
+        fsync_path(one)
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    manifest = Manifest(step=step, score=score, created=created, facts=facts, files=files)
+    write_durable(folder / MANIFEST, _to_text(manifest))
+    fsync_path(folder)
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint, checked against its own hash.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or of a later format; the message begins lower-case, to
+            follow the name of the checkpoint.
+    """
+    try:
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CheckpointError("has no manifest (crash during save)") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"has a manifest that cannot be read ({error})") from error
+    try:
+        document = json.loads(text)
+        body = document["manifest"]
+        stated = document["sha256"]
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError("has a damaged manifest (it is no complete JSON document)") from None
+    if _hash(body) != stated:
+        raise CheckpointError("has a damaged manifest (its content differs from its own hash)")
+    if body["format"] != FORMAT:
+        raise CheckpointError(
+            f"has format {body['format']}, this strop reads format {FORMAT}: use the strop that wrote it"
+        )
+    files = {name: FileEntry(entry["bytes"], entry["sha256"]) for name, entry in body["files"].items()}
+    return Manifest(
+        step=body["step"], score=body["score"], created=body["created"], facts=body["facts"], files=files
+    )
+
+
+def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
+    """Compare the files of a checkpoint with its manifest.
+
+    Args:
+        hashes: also read every byte; False compares names and sizes, which costs nothing.
+
+    Raises:
+        CheckpointError: the first file that differs, and how.
+    """
+    for name, entry in manifest.files.items():
+        path = folder / name
+        try:
+            num_bytes = path.stat().st_size
+            if num_bytes != entry.num_bytes:
+                raise CheckpointError(f"is damaged: {name} has {num_bytes} bytes, not {entry.num_bytes}")
+            if hashes and sha256_of_file(path) != entry.sha256:
+                raise CheckpointError(f"is damaged: {name} differs from its hash in the manifest")
+        except FileNotFoundError:
+            raise CheckpointError(f"is damaged: {name} is missing") from None
+        except OSError as error:
+            raise CheckpointError(f"cannot be read: {name}: {error.strerror}") from error
+
+
+def _to_text(manifest: Manifest) -> str:
+    body = {
+        "format": FORMAT,
+        "step": manifest.step,
+        "score": manifest.score,
+        "created": manifest.created,
+        "files": {
+            name: {"bytes": one.num_bytes, "sha256": one.sha256} for name, one in manifest.files.items()
+        },
+        "facts": manifest.facts,
+    }
+    return json.dumps({"sha256": _hash(body), "manifest": body}, indent=1, ensure_ascii=False) + "\n"
+
+
+def _hash(body: object) -> str:
+    return hashlib.sha256(canonical_json(body).encode()).hexdigest()

@@ -1,0 +1,216 @@
+"""The sample store: what the model wrote, one Parquet file per step.
+
+Every column has one type in every file, so any reader of Parquet (DuckDB, pandas, a notebook) opens the
+folder as one table. pyarrow is imported where it is used: processes without samples start without it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.run.durable import fsync_path
+from strop.run.errors import RunError
+from strop.run.jsonable import jsonable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS: dict[str, str] = {
+    "id": "string",
+    "uid": "string",
+    "sample_index": "int32",
+    "step": "int32",
+    "data_source": "string",
+    "prompt": "string",
+    "response": "string",
+    "ground_truth": "json",
+    "prompt_ids": "list<int32>",
+    "response_ids": "list<int32>",
+    "response_mask": "list<bool>",
+    "rollout_log_probs": "list<float32>",
+    "versions": "list<int32>",
+    "score": "double",
+    "outcome": "string",
+    "error": "string",
+    "reward_parts": "json",
+    "advantage": "double",
+    "fate": "string",
+    "fate_reason": "string",
+    "stop_reason": "string",
+    "num_turns": "int32",
+    "timings": "json",
+}
+"""Type per column. "json" is any plain value, kept as JSON text; None is allowed where a row has no value."""
+
+REQUIRED = ("id", "uid", "sample_index")
+"""Columns that every row must bring; `step` comes from the call."""
+
+_JSON_COLUMNS = tuple(name for name, kind in COLUMNS.items() if kind == "json")
+_FILE = re.compile(r"(?P<split>[a-z]+)?-?step-(?P<step>\d{6,})\.parquet")
+_SPLIT = re.compile(r"[a-z]+")
+
+
+class SampleStore:
+    """Rows of samples by step, in one folder. A step that is written again replaces its file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, step: int, *, split: str = "train") -> Path:
+        """File of a step: `step-000012.parquet`, or `val-step-000012.parquet` for another split."""
+        if not _SPLIT.fullmatch(split):
+            raise ValueError(f"split {split!r} becomes part of a file name; use lower-case letters only")
+        prefix = "" if split == "train" else f"{split}-"
+        return self.folder / f"{prefix}step-{step:06d}.parquet"
+
+    def write(self, step: int, rows: Sequence[Mapping[str, Any]], *, split: str = "train") -> Path:
+        """Write all samples of a step; the file appears whole or not at all.
+
+        Args:
+            step: training step, also the value of the column `step`.
+            rows: one mapping per sample with keys of `COLUMNS`; what is left out is null.
+            split: "train", or the name of an evaluation whose samples go to files of their own.
+
+        Raises:
+            ValueError: an unknown column, or a required one that is missing.
+            TypeError: a value of the wrong type, with sample and column.
+            RunError: the disk refused.
+        """
+        import pyarrow.parquet as pq
+
+        table = _table(step, rows)
+        path = self.path(step, split=split)
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            pq.write_table(table, temporary, compression="zstd")
+            fsync_path(temporary)
+            temporary.replace(path)
+        except OSError as error:
+            with suppress(OSError):  # the first error is the one to tell
+                temporary.unlink()
+            raise RunError(
+                f"cannot write the samples of step {step} to {path}: {error.strerror or error}; free space "
+                f"or set run.save_samples=false, then continue with --resume"
+            ) from error
+        return path
+
+    def read(
+        self, step: int | None = None, ids: Collection[str] | None = None, *, split: str = "train"
+    ) -> list[dict[str, Any]]:
+        """Samples in the order they were written, all columns, JSON columns as values.
+
+        Args:
+            step: only this step; None reads all.
+            ids: only samples with these ids; None reads all.
+            split: as in `write`.
+
+        Raises:
+            RunError: the step has no samples, or its file is damaged.
+        """
+        steps = self.steps(split=split)
+        if step is not None and step not in steps:
+            have = f"steps {steps[0]} to {steps[-1]} have" if steps else "no step has"
+            raise RunError(f"step {step} has no {split} samples in {self.folder}; {have} some")
+        rows: list[dict[str, Any]] = []
+        for one in steps if step is None else [step]:
+            rows.extend(_read_rows(self.path(one, split=split), ids))
+        return rows
+
+    def steps(self, *, split: str = "train") -> list[int]:
+        """Steps that have samples, in order."""
+        if not self.folder.is_dir():
+            return []
+        matches = (_FILE.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(one["step"]) for one in matches if one and (one["split"] or "train") == split)
+
+    def discard_after(self, step: int) -> None:
+        """Remove the samples of later steps, of every split: a resume makes these steps again."""
+        if not self.folder.is_dir():
+            return
+        for path in list(self.folder.iterdir()):
+            match = _FILE.fullmatch(path.name)
+            if match and int(match["step"]) > step:
+                path.unlink()
+
+
+def _table(step: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    import pyarrow as pa
+
+    checked = [_checked_row(step, row) for row in rows]
+    schema = _schema()
+    columns = []
+    for schema_field in schema:
+        values = [row[schema_field.name] for row in checked]
+        try:
+            columns.append(pa.array(values, type=schema_field.type))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise _wrong_type(schema_field, checked) from error
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _checked_row(step: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    for name in row:
+        if name not in COLUMNS:
+            near = difflib.get_close_matches(name, COLUMNS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(COLUMNS)}"
+            raise ValueError(f"sample {row.get('id')!r} has the unknown column {name!r}; {hint}")
+    for name in REQUIRED:
+        if row.get(name) is None:
+            raise ValueError(f"sample {row.get('id')!r} has no {name}; all need {', '.join(REQUIRED)}")
+    checked = {name: row.get(name) for name in COLUMNS} | {"step": step}
+    for name in _JSON_COLUMNS:
+        if checked[name] is not None:
+            value = jsonable(checked[name], f"{name} of sample {row['id']}")
+            checked[name] = json.dumps(value, ensure_ascii=False)
+    return checked
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    types = {
+        "string": pa.string(),
+        "json": pa.string(),
+        "int32": pa.int32(),
+        "double": pa.float64(),
+        "list<int32>": pa.list_(pa.int32()),
+        "list<bool>": pa.list_(pa.bool_()),
+        "list<float32>": pa.list_(pa.float32()),
+    }
+    return pa.schema([pa.field(name, types[kind]) for name, kind in COLUMNS.items()])
+
+
+def _wrong_type(schema_field: pa.Field, rows: Sequence[Mapping[str, Any]]) -> TypeError:
+    import pyarrow as pa
+
+    name = schema_field.name
+    for row in rows:
+        try:
+            pa.array([row[name]], type=schema_field.type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            shown = f"{row[name]!r:.80}"
+            return TypeError(f"{name} of sample {row['id']} must be {COLUMNS[name]}, but is {shown}")
+    return TypeError(f"column {name} does not fit the type {COLUMNS[name]}")
+
+
+def _read_rows(path: Path, ids: Collection[str] | None) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, filters=None if ids is None else [("id", "in", list(ids))])
+    except (OSError, pa.ArrowInvalid) as error:
+        raise RunError(f"cannot read the samples in {path}: {error!s:.200}") from error
+    rows: list[dict[str, Any]] = table.to_pylist()
+    for row in rows:
+        for name in _JSON_COLUMNS:
+            if row[name] is not None:
+                row[name] = json.loads(row[name])
+    return rows

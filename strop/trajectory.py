@@ -1,0 +1,172 @@
+"""A prompt and a trajectory: the records that flow from the data set to the training batch.
+
+Both are plain frozen data without torch and numpy, so reward workers and agents load them quickly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+UNFINISHED = "unfinished"
+"""Stop reason of a trajectory to which tokens may still be appended."""
+NOT_SAMPLED = -1
+"""Version recorded for a token that no policy chose (tool output, environment text)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One visit of a dataset row: what is asked, as token ids, and what the scorer needs."""
+
+    uid: str
+    """Id of the visit, shared by the samples of the prompt: `e0-000017` in training, `val-000017` in
+    validation."""
+    row: int
+    """Row number in the dataset, before any filter."""
+    token_ids: tuple[int, ...]
+    """The prompt through the chat template: everything before the first sampled token."""
+    messages: tuple[Mapping[str, Any], ...]
+    """The chat messages as they stand in the dataset."""
+    data_source: str
+    """Selects the default scorer and groups the validation metrics."""
+    ground_truth: Any
+    """What the reward function receives as the right answer."""
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    """The dataset's free dictionary; handed to the reward function and to agents."""
+    agent_name: str = "single_turn"
+    """Which agent loop plays this prompt."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The other columns of the row, under their own names."""
+
+    def __post_init__(self) -> None:
+        if not self.uid:
+            raise ValueError(f"the prompt of dataset row {self.row} has an empty uid; give each visit an id")
+        if self.row < 0:
+            raise ValueError(f"prompt {self.uid} has row number {self.row}; rows are counted from 0")
+        if not self.token_ids:
+            raise ValueError(
+                f"prompt {self.uid} (dataset row {self.row}) has no tokens; check its messages and the "
+                f"chat template"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """One episode as it was sampled: written once per token, never encoded again from text.
+
+    The per-token fields describe the response and always have the same length.
+    """
+
+    uid: str
+    """Id of the prompt's visit; the group of this sample."""
+    sample_index: int
+    """Number of the sample within its group, from 0."""
+    prompt_ids: tuple[int, ...]
+    """Token ids before the first sampled token."""
+    response_ids: tuple[int, ...] = ()
+    """Token ids after the prompt: sampled ones, and those given by tools or environments."""
+    sampled: tuple[bool, ...] = ()
+    """True where the policy chose the token."""
+    log_probs: tuple[float, ...] = ()
+    """Natural log under the sampling policy; 0.0 where not sampled."""
+    versions: tuple[int, ...] = ()
+    """Policy version that sampled the token; -1 where not sampled."""
+    num_turns: int = 2
+    """Messages of the conversation, the prompt counted as one: 2 for a single answer."""
+    stop_reason: str = UNFINISHED
+    """Why it ended: `stop`, `length`, `aborted`, or a word of the agent's; `unfinished` before that."""
+    timings: Mapping[str, float] = field(default_factory=dict)
+    """Seconds spent per activity, for example `generate_s`."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Free facts from the agent; the reward function sees them in its extra_info."""
+
+    def __post_init__(self) -> None:
+        lengths = {
+            "response_ids": len(self.response_ids),
+            "sampled": len(self.sampled),
+            "log_probs": len(self.log_probs),
+            "versions": len(self.versions),
+        }
+        if len(set(lengths.values())) > 1:
+            found = ", ".join(f"{count} {name}" for name, count in lengths.items())
+            raise ValueError(
+                f"trajectory {self.id} has {found}; append them together, one call of with_sampled or "
+                f"with_given per turn"
+            )
+        if not self.prompt_ids:
+            raise ValueError(f"trajectory {self.id} has no prompt_ids; a response needs a prompt before it")
+        if self.sample_index < 0:
+            raise ValueError(f"trajectory {self.id} has a negative sample_index; samples are counted from 0")
+        self._check_provenance()
+
+    def _check_provenance(self) -> None:
+        for position, (is_sampled, log_prob, version) in enumerate(
+            zip(self.sampled, self.log_probs, self.versions, strict=True)
+        ):
+            if is_sampled:
+                if version < 0 or not math.isfinite(log_prob):
+                    raise ValueError(
+                        f"trajectory {self.id} was sampled at response position {position} with log-prob "
+                        f"{log_prob} by version {version}; the engine must report a finite log-prob and a "
+                        f"version of at least 0"
+                    )
+            elif version != NOT_SAMPLED or log_prob != 0.0:
+                raise ValueError(
+                    f"trajectory {self.id} was given its token at response position {position}, but carries "
+                    f"log-prob {log_prob} and version {version}; given tokens have 0.0 and {NOT_SAMPLED}"
+                )
+
+    @property
+    def id(self) -> str:
+        """Name of this sample in the ledger: `<uid>/<sample_index>`."""
+        return f"{self.uid}/{self.sample_index}"
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Prompt and response together: what the engine continues."""
+        return self.prompt_ids + self.response_ids
+
+    @property
+    def is_finished(self) -> bool:
+        """True once `finish` was called."""
+        return self.stop_reason != UNFINISHED
+
+    def with_sampled(
+        self, token_ids: Sequence[int], log_probs: Sequence[float], versions: Sequence[int]
+    ) -> Trajectory:
+        """This trajectory with tokens appended that the policy chose, one log-prob and version each."""
+        self._refuse_if_finished()
+        return replace(
+            self,
+            response_ids=self.response_ids + tuple(token_ids),
+            sampled=self.sampled + (True,) * len(token_ids),
+            log_probs=self.log_probs + tuple(log_probs),
+            versions=self.versions + tuple(versions),
+        )
+
+    def with_given(self, token_ids: Sequence[int]) -> Trajectory:
+        """This trajectory with tokens appended that a tool or environment wrote; they carry no loss."""
+        self._refuse_if_finished()
+        count = len(token_ids)
+        return replace(
+            self,
+            response_ids=self.response_ids + tuple(token_ids),
+            sampled=self.sampled + (False,) * count,
+            log_probs=self.log_probs + (0.0,) * count,
+            versions=self.versions + (NOT_SAMPLED,) * count,
+        )
+
+    def finish(self, stop_reason: str) -> Trajectory:
+        """This trajectory, closed: no token can be appended to the result."""
+        self._refuse_if_finished()
+        if not stop_reason or stop_reason == UNFINISHED:
+            raise ValueError(f"trajectory {self.id} needs a stop reason such as 'stop', got {stop_reason!r}")
+        return replace(self, stop_reason=stop_reason)
+
+    def _refuse_if_finished(self) -> None:
+        if self.is_finished:
+            raise ValueError(
+                f"trajectory {self.id} ended with {self.stop_reason!r} and cannot be changed; finish it last"
+            )

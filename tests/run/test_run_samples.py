@@ -1,0 +1,134 @@
+"""The sample store: typed columns, whole files, and values that come back as they went in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from strop.run import RunError, SampleStore
+from strop.run.samples import COLUMNS
+
+FULL: dict[str, Any] = {
+    "id": "e0-000003/1", "uid": "e0-000003", "sample_index": 1, "data_source": "gsm8k", "prompt": "2+2?",
+    "response": "4 \u2713", "ground_truth": {"answer": 4},
+    "prompt_ids": (5, 6), "response_ids": np.array([7, 8]),
+    "response_mask": (True, False), "rollout_log_probs": (-0.5, 0.0), "versions": (3, -1), "score": 1.0,
+    "outcome": "score", "error": "", "reward_parts": {"acc": 1.0, "bad": float("nan")}, "advantage": 0.7071,
+    "fate": "trained", "fate_reason": "", "stop_reason": "stop",
+    "num_turns": 2, "timings": {"generate_s": 0.25},
+}  # fmt: skip
+
+
+def row(sample_id: str, **values: Any) -> dict[str, Any]:
+    uid, index = sample_id.split("/")
+    return {"id": sample_id, "uid": uid, "sample_index": int(index), **values}
+
+
+def test_a_full_row_comes_back_with_every_value(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path / "samples")
+    path = store.write(12, [FULL])
+    assert path.name == "step-000012.parquet"
+    expected = FULL | {
+        "step": 12, "prompt_ids": [5, 6], "response_ids": [7, 8], "response_mask": [True, False],
+        "rollout_log_probs": [-0.5, 0.0], "versions": [3, -1], "reward_parts": {"acc": 1.0, "bad": "nan"},
+    }  # fmt: skip
+    assert store.read(12) == [expected]
+
+
+def test_columns_have_one_type_in_every_file_also_when_empty(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    schemas = [
+        pq.read_schema(store.write(step, rows)) for step, rows in [(1, [FULL]), (2, [row("a/0")]), (3, [])]
+    ]
+    assert schemas[0] == schemas[1] == schemas[2]
+    assert schemas[0].names == list(COLUMNS)
+    assert str(schemas[0].field("response_ids").type) == "list<element: int32>"
+    assert str(schemas[0].field("ground_truth").type) == "string"
+
+
+def test_missing_values_are_null(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    store.write(1, [row("a/0", score=None)])
+    (found,) = store.read()
+    assert found["score"] is None
+    assert found["ground_truth"] is None
+    assert found["response_ids"] is None
+
+
+def test_read_by_step_id_and_split(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    store.write(2, [row("a/0"), row("a/1")])
+    store.write(10, [row("b/0")])
+    store.write(10, [row("val-000001/0")], split="val")
+    assert store.steps() == [2, 10]
+    assert [one["id"] for one in store.read()] == ["a/0", "a/1", "b/0"]
+    assert [one["id"] for one in store.read(ids=["a/1", "b/0", "nobody/9"])] == ["a/1", "b/0"]
+    assert [one["id"] for one in store.read(10, split="val")] == ["val-000001/0"]
+    with pytest.raises(RunError, match="step 3 has no train samples .*steps 2 to 10 have some"):
+        store.read(3)
+
+
+def test_writing_a_step_again_replaces_it_and_discard_removes_later_steps(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    for step in (1, 2, 3):
+        store.write(step, [row("a/0")])
+    store.write(3, [row("v/0")], split="val")
+    store.write(2, [row("b/0")])
+    assert [one["id"] for one in store.read(2)] == ["b/0"]
+    store.discard_after(2)
+    assert store.steps() == [1, 2]
+    assert store.steps(split="val") == []
+
+
+def test_bad_rows_name_sample_and_column(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"sample 'a/0' has the unknown column 'scor'; did you mean 'score'\?"
+    ):
+        store.write(1, [row("a/0", scor=1.0)])
+    with pytest.raises(ValueError, match="sample 'x' has no uid"):
+        store.write(1, [{"id": "x"}])
+    with pytest.raises(TypeError, match="score of sample b/0 must be double, but is 'high'"):
+        store.write(1, [row("a/0", score=1.0), row("b/0", score="high")])
+    with pytest.raises(
+        TypeError, match=r"response_ids of sample a/0 must be list<int32>, but is \[4294967296\]"
+    ):
+        store.write(1, [row("a/0", response_ids=[2**32])])
+    with pytest.raises(TypeError, match="timings of sample a/0.x is a set"):
+        store.write(1, [row("a/0", timings={"x": {1}})])
+    with pytest.raises(ValueError, match="lower-case letters only"):
+        store.write(1, [], split="../x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_and_a_damaged_file_give_one_sentence(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(
+        RunError, match=r"cannot write the samples of step 1 .*Not a directory; .*save_samples=false"
+    ):
+        SampleStore(blocked / "samples").write(1, [row("a/0")])
+    store = SampleStore(tmp_path / "samples")
+    store.write(1, [FULL]).write_bytes(b"PAR1 torn")
+    with pytest.raises(RunError, match=r"cannot read the samples in .*step-000001\.parquet"):
+        store.read()
+
+
+def test_a_write_that_the_disk_refuses_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SampleStore(tmp_path)
+    store.write(1, [row("a/0")])
+
+    def refuse(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("strop.run.samples.fsync_path", refuse)
+    with pytest.raises(RunError, match="step 1 to .*: No space left on device; free space"):
+        store.write(1, [row("b/0")])
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001.parquet"]
+    assert store.read()[0]["id"] == "a/0"

@@ -1,0 +1,234 @@
+"""Trackers: what they show and write, and that a resume replaces the steps it repeats."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from strop.run import RunError
+from strop.trainer.progress import ConsoleTracker, duration, find, headline
+from strop.trainer.trackers import JsonlTracker, TrackerGroup, TrackerSetup, read_metrics, trackers
+
+METRICS = {
+    "critic/rewards/mean": 0.5314, "critic/score/mean": 9.0, "val-core/a/b/acc/mean@1": 0.5,
+    "val-core/c/acc/mean@1": 1.0, "actor/entropy": 0.25, "response_length/mean": 12.34,
+    "perf/throughput": 1234.4, "actor/lr": 1e-5,
+}  # fmt: skip
+LINE = "reward 0.531  pass 75.0%  entropy 0.250  length 12.3  1,234 tok/s"
+
+
+def test_headline_shows_what_people_watch_and_averages_pass_rates() -> None:
+    assert headline(METRICS) == LINE
+    assert headline({"actor/lr": 1.0}) == ""
+    assert headline({"train/loss": 0.5}) == "loss 0.5000"
+    assert headline({"critic/score/mean": 1.0}) == "reward 1.000", "the score where there is no reward"
+    assert find({"x": 1.0}, ("y*",)) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00:00"), (59.6, "0:01:00"), (3725, "1:02:05"), (90000, "25:00:00")]
+)
+def test_duration_is_hours_minutes_seconds(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain_console() -> tuple[Console, io.StringIO]:
+    output = io.StringIO()
+    return Console(file=output, force_terminal=False, width=40), output
+
+
+def test_without_a_terminal_at_most_one_line_a_second_and_always_the_last() -> None:
+    console, output = plain_console()
+    clock = Clock()
+    tracker = ConsoleTracker(total_steps=10, label="rl", console=console, clock=clock)
+    for step in range(1, 8):
+        clock.now += 0.4  # steps end at 0.4, 0.8, ... s: lines at 0.4, then 1.6 and 2.8
+        tracker.log(step, {"critic/rewards/mean": step / 10})
+    tracker.close()
+    tracker.close()
+    assert output.getvalue().splitlines() == [
+        "rl step 1/10  reward 0.100  eta 0:00:04",
+        "rl step 4/10  reward 0.400  eta 0:00:02",
+        "rl step 7/10  reward 0.700  eta 0:00:01",
+    ]
+    console, output = plain_console()
+    tracker = ConsoleTracker(total_steps=2, console=console, clock=clock)
+    for step in (1, 2):
+        tracker.log(step, METRICS)
+    assert output.getvalue().splitlines() == [
+        f"train step 1/2  {LINE}  eta 0:00:00",
+        f"train step 2/2  {LINE}  eta 0:00:00",
+    ], "the final step is not held back, and long lines are not broken"
+    tracker.close()
+    assert len(output.getvalue().splitlines()) == 2
+
+
+def test_numbers_that_come_now_and_then_stay_on_the_line() -> None:
+    console, output = plain_console()
+    tracker = ConsoleTracker(total_steps=9, console=console, clock=Clock())
+    tracker.log(0, {"val-core/x/acc/mean@1": 0.25})
+    tracker.log(1, {"critic/rewards/mean": 0.5})
+    tracker.close()
+    assert output.getvalue().splitlines() == [
+        "train step 0/9  pass 25.0%  eta -:--:--",
+        "train step 1/9  reward 0.500  pass 25.0%  eta 0:00:00",
+    ]
+
+
+def test_eta_of_a_resumed_run_counts_only_its_own_steps() -> None:
+    console, output = plain_console()
+    clock = Clock()
+    tracker = ConsoleTracker(total_steps=100, first_step=90, console=console, clock=clock)
+    clock.now += 60
+    tracker.log(91, {})
+    tracker.close()
+    assert output.getvalue() == "train step 91/100  eta 0:09:00\n"
+
+
+def test_a_terminal_gets_a_bar_that_ends_with_the_last_numbers() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=100, color_system=None)
+    tracker = ConsoleTracker(total_steps=4, label="rl", console=console, clock=Clock())
+    tracker.log(3, METRICS)
+    tracker.close()
+    tracker.close()
+    screen = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", output.getvalue()).replace("\r", "\n")
+    bar, numbers = [line for line in screen.splitlines() if line.strip()][-2:]
+    assert bar.startswith("rl ")
+    assert "3/4" in bar
+    assert "eta 0:00:00" in bar
+    assert LINE in numbers
+
+
+def setup(folder: Path, *, resume_step: int = 0) -> TrackerSetup:
+    return TrackerSetup(folder=folder, total_steps=10, resume_step=resume_step, console=plain_console()[0])
+
+
+def log_steps(folder: Path, name: str, steps: range, value: float, *, resume_step: int = 0) -> None:
+    with TrackerGroup([name], setup(folder, resume_step=resume_step)) as group:
+        for step in steps:
+            group.log(step, {"actor/loss": value + step})
+
+
+def test_jsonl_lines_of_steps_after_the_resume_point_are_superseded(tmp_path: Path) -> None:
+    log_steps(tmp_path, "jsonl", range(6), 0.0)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 6, "actor/lo')  # killed while it wrote
+    log_steps(tmp_path, "jsonl", range(4, 8), 100.0, resume_step=3)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["step"], line["actor/loss"]) for line in lines] == [
+        (0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 104.0), (5, 105.0), (6, 106.0), (7, 107.0)
+    ]  # fmt: skip
+
+
+def test_read_metrics_joins_lines_of_a_step_and_gives_numbers_back(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "m.jsonl", resume_step=0)
+    tracker.log(2, {"a": math.nan, "b": 1.0})
+    tracker.log(1, {"a": math.inf})
+    tracker.log(2, {"c": -math.inf})
+    tracker.close()
+    assert '"a": "nan"' in (tmp_path / "m.jsonl").read_text()
+    first, second = read_metrics(tmp_path / "m.jsonl")
+    assert first == {"step": 1, "a": math.inf}
+    assert math.isnan(second.pop("a"))
+    assert second == {"step": 2, "b": 1.0, "c": -math.inf}
+
+
+def test_jsonl_lines_are_readable_at_once(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "m.jsonl", resume_step=0)
+    tracker.log(1, {"a": 1.0})
+    assert read_metrics(tmp_path / "m.jsonl") == [{"step": 1, "a": 1.0}]
+    tracker.close()
+    with pytest.raises(TypeError, match=r"metrics\.model is a object"):
+        JsonlTracker(tmp_path / "n.jsonl", resume_step=0).log(1, {"model": object()})  # type: ignore[dict-item]
+    with pytest.raises(RunError, match="cannot write .*m.jsonl/x: Not a directory"):
+        JsonlTracker(tmp_path / "m.jsonl" / "x", resume_step=0)
+
+
+def test_tensorboard_forgets_the_steps_a_resume_repeats(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    log_steps(tmp_path, "tensorboard", range(1, 6), 0.0)
+    log_steps(tmp_path, "tensorboard", range(4, 8), 100.0, resume_step=3)
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    points = [(one.step, one.value) for one in events.Scalars("actor/loss")]
+    assert points == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 104.0), (5, 105.0), (6, 106.0), (7, 107.0)]
+
+
+def test_missing_tensorboard_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match="needs the package tensorboard: pip install tensorboard, or take"):
+        TrackerGroup(["tensorboard"], setup(tmp_path))
+
+
+class Probe:
+    def __init__(self, log: list[str], name: str, *, fails: bool) -> None:
+        self._log, self._name, self._fails = log, name, fails
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._log.append(f"{self._name} {step}")
+
+    def close(self) -> None:
+        self._log.append(f"{self._name} closed")
+        if self._fails:
+            raise OSError("disk")
+
+
+def test_every_tracker_is_closed_also_when_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    monkeypatch.setitem(trackers, "good", lambda setup: Probe(log, "good", fails=False))
+    monkeypatch.setitem(trackers, "bad", lambda setup: Probe(log, "bad", fails=True))
+    group = TrackerGroup(["good", "bad"], setup(tmp_path))
+    group.log(7, {})
+    with pytest.raises(OSError, match="disk"):
+        group.close()
+    group.close()
+    assert log == ["good 7", "bad 7", "bad closed", "good closed"]
+
+    def broken(setup: TrackerSetup) -> Probe:
+        raise ValueError("no server")
+
+    log.clear()
+    monkeypatch.setitem(trackers, "broken", broken)
+    with pytest.raises(ValueError, match="no server"):
+        TrackerGroup(["good", "broken"], setup(tmp_path))
+    assert log == ["good closed"]
+
+
+def test_unknown_tracker_lists_the_known_ones_before_any_starts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown tracker 'wandbb'; known: console, jsonl, tensorboard"):
+        TrackerGroup(["jsonl", "wandbb"], setup(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_of_a_piped_process_goes_to_stderr_and_leaves_stdout_alone() -> None:
+    code = (
+        "from pathlib import Path; from strop.trainer.trackers import TrackerGroup, TrackerSetup\n"
+        "with TrackerGroup(['console'], TrackerSetup(folder=Path('.'), total_steps=1)) as group:\n"
+        "    group.log(1, {'critic/rewards/mean': 1.0})\n"
+        "print('{}')"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert result.stdout == "{}\n"
+    assert result.stderr == "train step 1/1  reward 1.000  eta 0:00:00\n"
