@@ -1,0 +1,13 @@
+"""The commands.
+
+main.py       `strop`: finds the command, prints errors as sentences, gives exit codes
+output.py     what reaches the terminal: escaped text, JSON, the errors of the command line itself
+libraries.py  the noise of libraries, and the log on the terminal
+settings.py   --config and key=value, the same for every command
+launching.py  what `strop train` and `strop sft` share: a run folder, its resume, its end
+models.py     MODEL_OR_RUN: from a run, a checkpoint or a Hugging Face folder to a model and its settings
+answering.py  answers of a model to chats, for `strop generate`
+
+One module per command: train, sft, eval, generate, samples, diff, config, quickstart. Each has
+`add_arguments(parser)` and `run(args) -> int`, and imports what is heavy when it runs.
+"""

@@ -1,0 +1,108 @@
+"""Answers of a model to chats.
+
+Concurrency: one asyncio loop per call of `answer_all`; at most rollout.max_running requests are handed to the
+engine at a time, so that the deadline of a request (rollout.timeout_s) counts from its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strop.data.chat import Chat, encode_all, render, require_chat_template
+from strop.engines.model import load_model, load_tokenizer
+from strop.randomness import random_key
+from strop.rollout.client import RolloutClient
+from strop.rollout.native.engine import NativeEngine
+from strop.rollout.types import Sampling
+from strop.trainer.config import Config
+from strop.trainer.setup import set_threads, stop_token_ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One answer to one chat."""
+
+    chat_index: int
+    sample_index: int
+    text: str
+    """Without special tokens."""
+    num_tokens: int
+    stop_reason: str
+
+
+class Answerer:
+    """A loaded model with its tokenizer.
+
+    Args:
+        config: model, resources and limits.
+        sampling: options of every answer; keys, and stop tokens of the model folder, are filled in here.
+        seed: of the random streams: an answer depends on it, the chat's index and the sample's index alone.
+    """
+
+    def __init__(self, config: Config, sampling: Sampling, *, seed: int) -> None:
+        set_threads(config.resources)
+        self._tokenizer = load_tokenizer(config.model)
+        require_chat_template(self._tokenizer)
+        stops = stop_token_ids(config.model, self._tokenizer, config.rollout.stop_token_ids)
+        self._sampling = dataclasses.replace(sampling, stop_token_ids=stops)
+        self._seed = seed
+        model = load_model(config.model, device=config.resources.device)
+        self._max_context = getattr(model.config, "max_position_embeddings", None)  # not every family has it
+        self._engine = NativeEngine(model, max_running=config.rollout.max_running)
+        self._client = RolloutClient(self._engine, timeout_s=config.rollout.timeout_s)
+        self._max_running = config.rollout.max_running
+
+    async def answer_all(
+        self, chats: Sequence[Chat], *, samples: int = 1, on_done: Callable[[], None] = lambda: None
+    ) -> list[Answer]:
+        """Answers in the order of the chats; `on_done` is called as each one ends.
+
+        Raises:
+            ValueError: a chat that the template refuses, or that is too long for the model.
+            RolloutTimeout: an answer took longer than rollout.timeout_s.
+        """
+        texts = [render(self._tokenizer, chat, add_generation_prompt=True) for chat in chats]
+        prompts = encode_all(self._tokenizer, texts)
+        for chat, ids in zip(chats, prompts, strict=True):
+            self._check_length(chat, ids)
+        turns = asyncio.Semaphore(self._max_running)
+
+        async def one(chat_index: int, sample_index: int) -> Answer:
+            async with turns:
+                answer = await self._answer(prompts[chat_index], chat_index, sample_index)
+            on_done()
+            return answer
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(one(index, sample))
+                for index in range(len(chats))
+                for sample in range(samples)
+            ]
+        return [task.result() for task in tasks]
+
+    async def _answer(self, prompt_ids: Sequence[int], chat_index: int, sample_index: int) -> Answer:
+        key = random_key(self._seed, "generate", chat_index, sample_index)
+        output = await self._client.generate(
+            f"generate-{chat_index}/{sample_index}", prompt_ids, dataclasses.replace(self._sampling, key=key)
+        )
+        tokenizer: Any = self._tokenizer
+        return Answer(
+            chat_index=chat_index,
+            sample_index=sample_index,
+            text=str(tokenizer.decode(output.token_ids, skip_special_tokens=True)),
+            num_tokens=len(output.token_ids),
+            stop_reason=output.stop_reason,
+        )
+
+    def _check_length(self, chat: Chat, ids: Sequence[int]) -> None:
+        wanted = len(ids) + self._sampling.max_tokens
+        if self._max_context is not None and wanted > self._max_context:
+            raise ValueError(
+                f"{chat.where} has {len(ids)} tokens, and with up to {self._sampling.max_tokens} new ones that is more "
+                f"than the {self._max_context} positions of the model; shorten it, or lower --max-tokens"
+            )

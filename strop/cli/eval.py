@@ -1,0 +1,98 @@
+"""`strop eval`: the pass rate of a model on a dataset, and how sure it is."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from strop.cli.models import HELP, find_model
+from strop.cli.output import print_json, say
+from strop.cli.settings import add_config_arguments, load_settings, refuse_overrides_of
+
+if TYPE_CHECKING:
+    from strop.trainer.evaluate import Evaluation, Progress
+    from strop.trainer.validation import Validation
+
+EPILOG = """\
+examples:
+  strop eval runs/arithmetic
+  strop eval models/smollm2 --config examples/arithmetic/config.yaml data.max_val_prompts=100
+  strop eval runs/arithmetic 'data.val_files=[other.parquet]' eval.temperature=1.0 eval.samples_per_prompt=8
+
+An answer passes when its `acc` (else its score) is above 0.5. The interval is Wilson's, at 95 %.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EPILOG
+    parser.add_argument("model", metavar="MODEL_OR_RUN", help=HELP)
+    add_config_arguments(parser, source="the settings of the run")
+    parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command."""
+    refuse_overrides_of(args, "model.path", "MODEL_OR_RUN already names the model")
+    source = find_model(args.model)
+    for line in source.lines:
+        say(line)
+    config = load_settings(args, source=source.config)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
+    from strop.trainer.evaluate import evaluate
+
+    with progress_bar("eval") as show:
+        evaluation = evaluate(config, say=say, on_progress=show)
+    if args.json:
+        print_json({"model": str(source.folder), **_record(evaluation)})
+    else:
+        _show(evaluation)
+    return 0
+
+
+@contextlib.contextmanager
+def progress_bar(label: str) -> Iterator[Progress]:
+    """A bar on standard error while it lasts; nothing where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _show(evaluation: Evaluation) -> None:
+    sources = evaluation.by_source
+    lines = dict(sources) if len(sources) == 1 else {**sources, "all": evaluation.total}
+    width = max(map(len, lines))
+    for name, validation in lines.items():
+        print(f"{name:<{width}}  {validation.describe()}")
+
+
+def _record(evaluation: Evaluation) -> dict[str, object]:
+    return {
+        **_numbers(evaluation.total),
+        "seconds": round(evaluation.seconds, 2),
+        "sources": {name: _numbers(validation) for name, validation in evaluation.by_source.items()},
+        "metrics": evaluation.total.metrics,
+    }
+
+
+def _numbers(validation: Validation) -> dict[str, object]:
+    low, high = validation.interval()
+    return {
+        "pass_rate": validation.pass_rate,
+        "low": low,
+        "high": high,
+        "num_answers": validation.num_answers,
+        "num_passed": validation.num_passed,
+        "num_unscored": validation.num_unscored,
+    }

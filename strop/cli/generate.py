@@ -1,0 +1,240 @@
+"""`strop generate`: answers to a file of prompts, to lines of standard input, or in a chat."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.cli.eval import progress_bar
+from strop.cli.models import HELP, find_model
+from strop.cli.output import UsageError, plain, print_json, say
+from strop.cli.settings import add_config_arguments, load_settings, refuse_overrides_of
+
+if TYPE_CHECKING:
+    from strop.cli.answering import Answer, Answerer
+    from strop.data.chat import Chat
+    from strop.trainer.config import Config
+
+EPILOG = """\
+examples:
+  strop generate runs/arithmetic
+  strop generate runs/arithmetic --prompts questions.txt --out answers.jsonl
+  strop generate models/smollm2 --prompts val.parquet --temperature 0.8 --samples 4
+  echo "7 + 5 = ?" | strop generate runs/arithmetic
+
+Without --prompts, and on a terminal, it is a chat: one message per line, /new begins another conversation,
+/quit or Ctrl-D ends. A .txt file has one prompt per line; .jsonl and .parquet rows have a column `prompt`
+(data.prompt_key), a string or a list of messages.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Question:
+    prompt: Any
+    """As it was given: a string, or a list of messages."""
+    chat: Chat
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EPILOG
+    parser.add_argument("model", metavar="MODEL_OR_RUN", help=HELP)
+    add_config_arguments(parser, source="the settings of the run")
+    parser.add_argument("--prompts", metavar="FILE", type=Path, help=".txt, .jsonl, .json or .parquet")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write the answers there as JSON lines")
+    parser.add_argument(
+        "--temperature", type=float, help="0 takes the most likely token (default: eval.temperature)"
+    )
+    parser.add_argument("--top-p", type=float, default=1.0, help="sample from this share of probability")
+    parser.add_argument("--top-k", type=int, default=0, help="sample from this many most likely tokens")
+    parser.add_argument(
+        "--max-tokens", type=int, help="longest answer, in tokens (default: data.max_response_tokens)"
+    )
+    parser.add_argument("--samples", type=int, default=1, metavar="N", help="answers per prompt (default 1)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of sampled answers (default 0)")
+    parser.add_argument("--json", action="store_true", help="print each answer as one line of JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command."""
+    refuse_overrides_of(args, "model.path", "MODEL_OR_RUN already names the model")
+    source = find_model(args.model)
+    for line in source.lines:
+        say(line)
+    config = load_settings(args, source=source.config)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
+    is_chat = args.prompts is None and sys.stdin.isatty()
+    _check_arguments(args, config, is_chat=is_chat)
+    if is_chat:
+        return _chat(_answerer(args, config), config)
+    questions = _read_questions(args.prompts, config)
+    answerer = _answerer(args, config)
+    done, total = 0, len(questions) * args.samples
+    with progress_bar("generate") as show:
+
+        def one_more() -> None:
+            nonlocal done
+            done += 1
+            show(done, total)
+
+        answers = asyncio.run(
+            answerer.answer_all([q.chat for q in questions], samples=args.samples, on_done=one_more)
+        )
+    _report(questions, answers, args)
+    return 0
+
+
+def _check_arguments(args: argparse.Namespace, config: Config, *, is_chat: bool) -> None:
+    temperature = config.eval.temperature if args.temperature is None else args.temperature
+    if args.samples < 1:
+        raise UsageError(f"--samples is {args.samples}; use at least 1")
+    if args.samples > 1 and temperature == 0:
+        raise UsageError(
+            f"--samples {args.samples} at temperature 0 gives the same answer each time; add --temperature 1.0"
+        )
+    if is_chat and (args.out is not None or args.json or args.samples > 1):
+        raise UsageError("--out, --json and --samples need prompts: name a file with --prompts")
+    if args.out is not None:
+        try:  # before time is spent on answers
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.open("a").close()
+        except OSError as error:
+            raise UsageError(
+                f"cannot write --out {args.out}: {error.strerror}; choose another file"
+            ) from error
+
+
+def _answerer(args: argparse.Namespace, config: Config) -> Answerer:
+    from strop.cli.answering import Answerer
+    from strop.rollout.types import Sampling
+
+    sampling = Sampling(
+        key=0,
+        temperature=config.eval.temperature if args.temperature is None else args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        max_tokens=config.data.max_response_tokens if args.max_tokens is None else args.max_tokens,
+    )
+    return Answerer(config, sampling, seed=args.seed)
+
+
+def _read_questions(path: Path | None, config: Config) -> list[_Question]:
+    """The prompts of a file, or of standard input.
+
+    Raises:
+        ValueError, FileNotFoundError: no such file, no prompt in it, or a row without one.
+    """
+    where = "standard input" if path is None else str(path)
+    if path is None:
+        questions = _lines(sys.stdin.read(), where, config)
+    elif path.suffix == ".txt":
+        if not path.is_file():
+            raise FileNotFoundError(f"prompt file {path} does not exist; check the path")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"prompt file {path} is not UTF-8 text (byte {error.start}); save it as UTF-8"
+            ) from error
+        questions = _lines(text, where, config)
+    else:
+        from strop.data.readers import read_rows
+
+        questions = [
+            _row(row, f"row {index} of {where}", config) for index, row in enumerate(read_rows([path]))
+        ]
+    if not questions:
+        raise ValueError(f"{where} has no prompts; write one per line, or name a file with --prompts")
+    return questions
+
+
+def _lines(text: str, where: str, config: Config) -> list[_Question]:
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    return [
+        _row({config.data.prompt_key: line}, f"line {number} of {where}", config) for number, line in lines
+    ]
+
+
+def _row(row: Mapping[str, Any], where: str, config: Config) -> _Question:
+    from strop.data.chat import to_chat, to_messages
+
+    key = config.data.prompt_key
+    if row.get(key) is None:
+        raise ValueError(
+            f"{where} has no column {key!r} (the prompt; map it with data.prompt_key); columns found: "
+            f"{', '.join(row)}"
+        )
+    messages = to_messages(row[key], role="user", where=where, key=key)
+    chat = to_chat(row, messages, options=config.data.chat_template_kwargs, where=where)
+    return _Question(prompt=row[key], chat=chat)
+
+
+def _report(questions: Sequence[_Question], answers: Sequence[Answer], args: argparse.Namespace) -> None:
+    records = [
+        {
+            "row": answer.chat_index,
+            "sample_index": answer.sample_index,
+            "prompt": questions[answer.chat_index].prompt,
+            "response": answer.text,
+            "stop_reason": answer.stop_reason,
+            "num_tokens": answer.num_tokens,
+        }
+        for answer in answers
+    ]
+    if args.out is not None:
+        from strop.run.durable import replace_text
+
+        replace_text(args.out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        say(f"{len(records)} answers written to {args.out}")
+    if args.json:
+        for record in records:
+            print_json(record)
+    elif args.out is None:
+        for answer in answers:
+            number = f" #{answer.sample_index}" if args.samples > 1 else ""
+            cut = " [cut at the length limit]" if answer.stop_reason == "length" else ""
+            print(
+                f"> {plain(_last_words(questions[answer.chat_index]))}{number}\n{plain(answer.text)}{cut}\n"
+            )
+
+
+def _last_words(question: _Question) -> str:
+    return str(question.chat.messages[-1].get("content", ""))
+
+
+def _chat(answerer: Answerer, config: Config) -> int:
+    """A conversation on the terminal, until /quit or the end of input."""
+    from strop.data.chat import Chat
+
+    print("one message per line; /new begins another conversation, /quit ends", file=sys.stderr)
+    messages: list[dict[str, Any]] = []
+    with asyncio.Runner() as runner:
+        while True:
+            try:
+                line = input("> ").strip()
+            except EOFError:
+                print(file=sys.stderr)
+                return 0
+            if line == "/quit":
+                return 0
+            if line == "/new":
+                messages = []
+            elif line:
+                turn = [*messages, {"role": "user", "content": line}]
+                chat = Chat(
+                    messages=tuple(turn), where="the conversation", options=config.data.chat_template_kwargs
+                )
+                try:
+                    (answer,) = runner.run(answerer.answer_all([chat]))
+                except ValueError as error:  # too long, or refused by the template: the chat goes on
+                    say(str(error))
+                    continue
+                print(plain(answer.text))
+                messages = [*turn, {"role": "assistant", "content": answer.text}]

@@ -1,0 +1,114 @@
+"""What `strop train` and `strop sft` share: a run folder is begun or continued, and closed in every case."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from strop.cli.output import Interrupted, UsageError, say
+from strop.cli.settings import add_config_arguments, load_settings
+from strop.run import RunFolder, is_run
+
+if TYPE_CHECKING:
+    from strop.trainer.launch import Start
+
+KINDS = ("train", "sft")
+"""Commands that make runs; run.json says which one made a run."""
+MODEL_LINK = "model"
+"""Link in the folder of a finished run to the model of its last checkpoint."""
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
+    """Arguments of a command that makes a run."""
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, help=f"run folder, absent or empty (default runs/{kind}-<time>)"
+    )
+    parser.add_argument(
+        "--resume", metavar="DIR", type=Path, help="continue the run in DIR with its own settings"
+    )
+    parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
+
+
+def begin(args: argparse.Namespace, *, kind: str) -> Start:
+    """A run that is ready to go on; its folder is locked.
+
+    Raises:
+        ConfigError, RunError, UsageError: the sentence says what cannot be used.
+    """
+    from strop.trainer.launch import resume_run, start_run
+
+    if args.resume is not None:
+        _refuse_settings(args)
+        _check_kind(args.resume, kind)
+        return resume_run(args.resume, say=say)
+    config = load_settings(args)
+    folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+    start = start_run(folder, config, command=args.command_line)
+    say(f"run folder: {folder}")
+    return start
+
+
+@contextlib.contextmanager
+def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
+    """Close the run at the end. One that failed before it began is removed, so that its folder can be used again."""
+    with start.run as run:
+        try:
+            yield
+        except KeyboardInterrupt:
+            hint = f"continue with `strop {kind} --resume {run.path}`"
+            raise Interrupted(hint) from None
+        except Exception:
+            if _is_unbegun(run):
+                _remove(run)
+            raise
+        _link_model(run)
+
+
+def _refuse_settings(args: argparse.Namespace) -> None:
+    given = [f"--{name}" for name in ("config", "out") if getattr(args, name) is not None]
+    given += args.overrides
+    if given:
+        raise UsageError(
+            f"--resume continues a run with its own settings, so {' '.join(map(str, given))} has no place "
+            f"here; leave it out, or start a run of its own with --out"
+        )
+
+
+def _check_kind(folder: Path, kind: str) -> None:
+    if not is_run(folder):
+        return  # opening it says what is wrong
+    with RunFolder.open(folder, read_only=True) as run:
+        made_by = run.info["command"][1:2]
+    if made_by and made_by[0] in KINDS and made_by[0] != kind:
+        raise UsageError(f"{folder} is a run of `strop {made_by[0]}`; continue it with that command")
+
+
+def _is_unbegun(run: RunFolder) -> bool:
+    return all(event["kind"] == "created" for event in run.events.read())
+
+
+def _remove(run: RunFolder) -> None:
+    """Remove what this process put into the folder, and the folder where nothing holds it."""
+    run.close()
+    for entry in run.path.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    with contextlib.suppress(OSError):  # the current directory, a mount point: empty is good enough
+        run.path.rmdir()
+
+
+def _link_model(run: RunFolder) -> None:
+    """`<run>/model` leads to the model of the last checkpoint."""
+    steps = run.checkpoints.steps()
+    target = Path("checkpoints") / f"global_step_{steps[-1]}" / "model"
+    link = run.path / MODEL_LINK
+    try:
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+    except OSError as error:  # a file system without links
+        say(f"no link {link}: {error.strerror}; the model is in {run.path / target}")

@@ -1,0 +1,67 @@
+"""Quiet libraries, and the log of warnings on the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+
+from strop.cli.output import say
+
+_FX_LOGGER = "torch.fx._symbolic_trace"
+"""torch 2.13 logs a deprecation of its own `is_fx_tracing` there, which transformers calls; remove this when
+transformers does not."""
+_NESTED_WARNING = "The PyTorch API of nested tensors is in prototype stage"
+
+
+@contextlib.contextmanager
+def terminal_log(*, debug: bool) -> Iterator[None]:
+    """While it lasts, warnings of strop and of libraries are shown, each kind once; all of them with `debug`."""
+    handler = _TerminalHandler(debug=debug)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    fx = logging.getLogger(_FX_LOGGER)
+    fx.addFilter(_is_no_fx_notice)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_NESTED_WARNING)
+            yield
+    finally:
+        root.removeHandler(handler)
+        fx.removeFilter(_is_no_fx_notice)
+
+
+def quiet_models() -> None:
+    """No progress bars for reading and writing model files. Imports transformers."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it has no types here
+
+
+class _TerminalHandler(logging.Handler):
+    """A record is one line on standard error, without its traceback unless `debug`."""
+
+    def __init__(self, *, debug: bool) -> None:
+        super().__init__(level=logging.DEBUG if debug else logging.WARNING)
+        self._debug = debug
+        self._seen: set[tuple[str, str, str]] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show the record, if none of its kind was shown before."""
+        line = record.getMessage()
+        if self._debug:
+            say(self.format(record))
+            return
+        cause = ""
+        if record.exc_info and record.exc_info[1] is not None:
+            cause = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+        kind = (record.name, str(record.msg), cause)
+        if kind not in self._seen:
+            self._seen.add(kind)
+            say(f"warning: {line}: {cause} (others like it are not shown; --debug shows all)" if cause else
+                f"warning: {line}")  # fmt: skip
+
+
+def _is_no_fx_notice(record: logging.LogRecord) -> bool:
+    return "is_fx_tracing" not in record.getMessage()

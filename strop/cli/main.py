@@ -1,0 +1,211 @@
+"""`strop`: one program, one command per module.
+
+Exit codes: 0 done; 1 `strop diff` found a difference, or strop itself is broken (with a traceback); 2 the
+input cannot be used, with one sentence about what and what to do; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+import strop
+
+USER_ERROR, INTERRUPTED = 2, 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command and where it lives."""
+
+    summary: str
+    """One line for `strop --help`."""
+    module: str
+    """Has `add_arguments(parser)` and `run(args) -> int`."""
+    loads_models: bool = False
+    """Whether model libraries are made quiet before it runs."""
+
+
+COMMANDS = {
+    "quickstart": Command(
+        summary="train a tiny model end to end on this machine, in about three minutes",
+        module="strop.cli.quickstart",
+        loads_models=True,
+    ),
+    "sft": Command(
+        summary="supervised fine-tuning on conversations", module="strop.cli.sft", loads_models=True
+    ),
+    "train": Command(
+        summary="reinforcement learning from rewards", module="strop.cli.train", loads_models=True
+    ),
+    "eval": Command(
+        summary="pass rate of a model, a checkpoint or a run, with its interval",
+        module="strop.cli.eval",
+        loads_models=True,
+    ),
+    "generate": Command(
+        summary="answers to a file of prompts, or a chat", module="strop.cli.generate", loads_models=True
+    ),
+    "samples": Command(summary="what the model wrote during a run, with rewards", module="strop.cli.samples"),
+    "diff": Command(summary="where two runs part: first step and stage", module="strop.cli.diff"),
+    "config": Command(summary="the settings of a run, with their meaning", module="strop.cli.config"),
+}
+
+_EPILOG = """\
+examples:
+  strop quickstart
+  strop train --config examples/arithmetic/config.yaml --out runs/arithmetic trainer.max_steps=20
+
+`strop COMMAND --help` shows the options of a command, with examples.
+"""
+
+_LATE_ERRORS = (
+    ("strop.run.errors", "RunError"),
+    ("strop.trainer.rollouts", "EpisodesFailed"),
+    ("strop.rollout.client", "RolloutTimeout"),
+)
+"""Errors with a sentence for users, besides ValueError and OSError. Looked up among the modules already
+loaded: a module that was never imported has raised nothing."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are sentences like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        """Report a command line that cannot be read."""
+        from strop.cli.output import UsageError
+
+        hint = ""
+        if message.startswith("unrecognized arguments: -"):
+            hint = "; settings are given as key=value, without dashes"
+        raise UsageError(f"{message}{hint}; see `{self.prog} --help`")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return the exit code.
+
+    Args:
+        argv: the words after `strop`; None takes those of the process.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows escapes
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except SystemExit as end:  # argparse, after --help
+        return end.code if isinstance(end.code, int) else USER_ERROR
+    except KeyboardInterrupt as error:
+        print(f"\ninterrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        known = _user_error(error)
+        if known is None:
+            raise
+        if debug:
+            traceback.print_exception(error)
+        name = words[0] if words and words[0] in COMMANDS else ""
+        print(f"{f'strop {name}'.strip()}: {_sentence(known)}", file=sys.stderr)
+        return USER_ERROR
+
+
+def command_parser(name: str) -> tuple[Parser, ModuleType]:
+    """The parser of a command and its module."""
+    command = COMMANDS[name]
+    module = importlib.import_module(command.module)
+    parser = Parser(
+        prog=f"strop {name}",
+        description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="show tracebacks, and each warning every time")
+    return parser, module
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] not in COMMANDS:
+        _top_parser().parse_args(words)
+        _top_parser().print_help()
+        return 0 if not words else USER_ERROR
+    name, rest = words[0], words[1:]
+    parser, module = command_parser(name)
+    args = parser.parse_intermixed_args(rest)
+    args.command_line = ["strop", *words]
+    from strop.cli.libraries import quiet_models, terminal_log
+
+    with terminal_log(debug=args.debug):
+        if COMMANDS[name].loads_models:
+            quiet_models()
+        code = module.run(args)
+    assert isinstance(code, int), "every command returns an exit code"
+    return code
+
+
+def _top_parser() -> Parser:
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    parser = Parser(
+        prog="strop",
+        description=f"Reinforcement-learning post-training for language models.\n\ncommands:\n{listed}",
+        epilog=_EPILOG,
+        usage="strop COMMAND [options] [key=value ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"strop {strop.__version__}")
+    parser.add_argument("command", nargs="?", type=_known_command, help=argparse.SUPPRESS)
+    return parser
+
+
+def _known_command(name: str) -> str:
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+    raise argparse.ArgumentTypeError(f"there is no command {name!r}; {hint}")
+
+
+def _user_error(error: BaseException) -> BaseException | None:
+    """The error whose message is a sentence for the user; None when it is not one of those."""
+    if isinstance(error, BaseExceptionGroup):  # of concurrent tasks that failed together
+        found = [_user_error(one) for one in error.exceptions]
+        return found[0] if all(one is not None for one in found) else None
+    if isinstance(error, (ValueError, OSError)):
+        return error
+    for module, name in _LATE_ERRORS:
+        if module in sys.modules and issubclass(type(error), getattr(sys.modules[module], name)):
+            return error
+    return None
+
+
+def _sentence(error: BaseException) -> str:
+    from strop.cli.output import plain
+
+    text = plain(str(error)) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        text = f"{error.strerror}: {error.filename}"
+    return text if _is_raised_by_strop(error) else f"{text} ({type(error).__name__}; --debug shows where)"
+
+
+def _is_raised_by_strop(error: BaseException) -> bool:
+    """False when the message is a library's, which a user may find hard to place."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return not frames or Path(frames[-1].filename).is_relative_to(Path(__file__).parent.parent)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

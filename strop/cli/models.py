@@ -1,0 +1,74 @@
+"""MODEL_OR_RUN: what people point at, and the model folder and settings that it stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from strop.run import CheckpointError, RunError, RunFolder, is_run
+from strop.run.manifest import MANIFEST, check_files, read_manifest
+
+HELP = "a run folder (its last valid checkpoint), a checkpoint folder, or any Hugging Face model folder"
+_CONFIG_FILE = "config.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """A model on disk."""
+
+    folder: Path
+    """The Hugging Face folder."""
+    config: Path | None
+    """Settings of the run it comes from; None for a model that no run made."""
+    lines: tuple[str, ...] = ()
+    """What the person who asked should know."""
+
+
+def find_model(text: str) -> ModelSource:
+    """The model that a word of the command line stands for.
+
+    Raises:
+        ValueError: it is no model.
+        RunError: the run has no valid checkpoint, or the checkpoint is damaged.
+    """
+    path = Path(text).expanduser()
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        if "=" in text:
+            what = "is no folder (the model comes first, then key=value)"
+        raise ValueError(f"{text} {what}; give {HELP}")
+    if is_run(path):
+        return _of_run(path)
+    if (path / MANIFEST).is_file():
+        return _of_checkpoint(path)
+    if not (path / "config.json").is_file():
+        found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
+        raise ValueError(f"{text} holds no model (found: {found}); give {HELP}")
+    checkpoint = path.resolve().parent
+    config = _run_config(checkpoint) if (checkpoint / MANIFEST).is_file() else None
+    return ModelSource(folder=path, config=config)
+
+
+def _of_run(path: Path) -> ModelSource:
+    with RunFolder.open(path, read_only=True) as run:
+        checkpoint, lines = run.checkpoints.latest_valid()
+    if checkpoint is None:
+        reasons = f": {'; '.join(lines)}" if lines else " yet"
+        raise RunError(f"{path} has no valid checkpoint{reasons}; name a model folder, or continue the run")
+    said = (*lines, f"model: checkpoint {checkpoint.step} of {path}")
+    return ModelSource(folder=checkpoint.path / "model", config=_run_config(checkpoint.path), lines=said)
+
+
+def _of_checkpoint(path: Path) -> ModelSource:
+    try:
+        check_files(path, read_manifest(path), hashes=True)
+    except CheckpointError as error:
+        raise CheckpointError(f"checkpoint {path} {error}; give another one, or the run folder") from error
+    return ModelSource(folder=path / "model", config=_run_config(path))
+
+
+def _run_config(checkpoint: Path) -> Path | None:
+    """Settings of the run that a checkpoint lies in; None when it was taken out of its run."""
+    run = checkpoint.resolve().parent.parent
+    config = run / _CONFIG_FILE
+    return config if is_run(run) and config.is_file() else None

@@ -1,0 +1,149 @@
+"""`strop samples`: what the model wrote during a run, what it was worth, and what became of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.cli.output import plain, print_json
+from strop.run import RunError, RunFolder
+
+if TYPE_CHECKING:
+    from rich.panel import Panel
+
+EPILOG = """\
+examples:
+  strop samples runs/arithmetic
+  strop samples runs/arithmetic --step 40 --limit 20
+  strop samples runs/arithmetic --split val --id val-000007
+  strop samples runs/arithmetic --id e0-000012/3 --json
+
+A sample's id is <visit of a row>/<number of the sample>; a visit alone (e0-000012) names all its samples.
+"""
+
+DEFAULT_LIMIT = 5
+"""Samples shown on a terminal; --json gives all."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EPILOG
+    parser.add_argument("run", metavar="RUN", type=Path, help="run folder")
+    parser.add_argument("--step", type=int, metavar="N", help="step (default: the last one; with --id, all)")
+    parser.add_argument(
+        "--id", action="append", default=[], metavar="ID", dest="ids", help="only this one; may be repeated"
+    )
+    parser.add_argument(
+        "--split", choices=("train", "val"), default="train", help="training or validation (default train)"
+    )
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help=f"show at most N (default {DEFAULT_LIMIT}; all with --json)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object with all columns")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command."""
+    if args.limit is not None and args.limit < 1:
+        raise ValueError(f"--limit is {args.limit}; use at least 1")
+    with RunFolder.open(args.run, read_only=True) as run_folder:
+        rows = find_samples(run_folder, step=args.step, ids=args.ids, split=args.split)
+    limit = args.limit if args.limit is not None else len(rows) if args.json else DEFAULT_LIMIT
+    shown = rows[:limit]
+    if args.json:
+        print_json({"run": str(args.run), "split": args.split, "num_found": len(rows), "samples": shown})
+        return 0
+    from rich.console import Console
+
+    console = Console()
+    for row in shown:
+        console.print(panel(row))
+    steps = sorted({row["step"] for row in rows})
+    where = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    more = "" if len(shown) == len(rows) else f"; --limit {len(rows)} shows all"
+    console.print(f"{len(shown)} of {len(rows)} {args.split} samples of {where}{more}", highlight=False)
+    return 0
+
+
+def find_samples(
+    run_folder: RunFolder, *, step: int | None, ids: Collection[str], split: str
+) -> list[dict[str, Any]]:
+    """The rows that are asked for, in the order of their steps.
+
+    Args:
+        step: None takes the last step; with ids, every step.
+        ids: sample ids, or visits that name all their samples; empty takes every sample.
+
+    Raises:
+        RunError: there are none.
+    """
+    store = run_folder.samples
+    steps = store.steps(split=split)
+    if not steps:
+        other = "val" if split == "train" else "train"
+        has_other = f"; it has {other} samples: --split {other}" if store.steps(split=other) else ""
+        raise RunError(
+            f"{run_folder.path} has no {split} samples{has_other or '; they are written when run.save_samples is true'}"
+        )
+    wanted = [step] if step is not None else steps if ids else steps[-1:]
+    rows = [row for one in wanted for row in store.read(one, split=split)]
+    if ids:
+        known = {name for row in rows for name in (row["id"], row["uid"])}
+        missing = [name for name in ids if name not in known]
+        if missing:
+            example = rows[0]["id"] if rows else "e0-000000/0"
+            raise RunError(
+                f"{run_folder.path} has no {split} sample {missing[0]!r}"
+                f"{'' if step is None else f' in step {step}'}; ids look like {example!r}"
+            )
+        rows = [row for row in rows if row["id"] in ids or row["uid"] in ids]
+    return rows
+
+
+def panel(row: Mapping[str, Any]) -> Panel:
+    """One sample, for a terminal."""
+    from rich.panel import Panel
+    from rich.text import Text
+
+    body = Text()
+    for label, text in _sections(row):
+        body.append(f"{label}  ", style="bold cyan")
+        body.append(plain(text) + "\n")
+    body.rstrip()
+    return Panel(body, title=Text(_title(row)), title_align="left", border_style=_colour(row))
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    parts = [f"step {row['step']}", row["id"], row["data_source"] or ""]
+    parts.append("no score" if row["score"] is None else f"score {row['score']:g}")
+    if row["advantage"] is not None:
+        parts.append(f"advantage {row['advantage']:+.3f}")
+    fate = row["fate"] or ""
+    parts.append(f"{fate} ({row['fate_reason']})" if row["fate_reason"] else fate)
+    return plain(" · ".join(part for part in parts if part), is_one_line=True)
+
+
+def _sections(row: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    num_tokens = 0 if row["response_ids"] is None else len(row["response_ids"])
+    found = [
+        ("prompt  ", row["prompt"] or ""),
+        ("response", row["response"] or ""),
+        ("expected", "" if row["ground_truth"] is None else _text(row["ground_truth"])),
+        ("reward  ", " ".join(f"{name}={_text(part)}" for name, part in (row["reward_parts"] or {}).items())),
+        ("error   ", row["error"] or ""),
+        ("ended   ", f"{row['stop_reason'] or 'unfinished'} after {num_tokens} tokens"),
+    ]
+    return [(label, text) for label, text in found if text or label.strip() == "response"]
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _colour(row: Mapping[str, Any]) -> str:
+    if row["score"] is None:
+        return "yellow"
+    return "green" if row["score"] > 0 else "red"

@@ -1,0 +1,72 @@
+"""`strop sft`: supervised fine-tuning on conversations."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from strop.cli.launching import MODEL_LINK, add_run_arguments, begin, carrying_out
+from strop.cli.output import print_json
+from strop.run import RunFolder
+
+if TYPE_CHECKING:
+    from strop.trainer.supervised import SftResult
+
+EPILOG = """\
+examples:
+  strop sft --config examples/arithmetic/config.yaml --out runs/arithmetic-sft
+  strop sft model.path=models/smollm2 'sft.data.train_files=[chats.jsonl]' sft.optim.lr=2e-5
+
+Rows have `messages` (every assistant turn is trained), or `prompt` and `completion`. The trained model is the
+folder `model` of the run, ready for `strop train model.path=...`.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EPILOG
+    add_run_arguments(parser, kind="sft")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command."""
+    from strop.cli.output import say
+    from strop.trainer.supervised import fine_tune
+
+    start = begin(args, kind="sft")
+    with carrying_out(start, kind="sft"):
+        if start.is_finished:
+            result = finished_result(start.run)
+        else:
+            result = fine_tune(start.config, start.run, checkpoint=start.checkpoint, say=say)
+    if args.json:
+        print_json(
+            {
+                "run": str(result.run),
+                "model": str(result.model),
+                "steps": result.steps,
+                "seconds": round(result.seconds, 2),
+                "loss": result.loss,
+                "val_loss": result.val_loss,
+            }
+        )
+    else:
+        val = "" if result.val_loss is None else f", {result.val_loss:.4f} on validation data"
+        print(f"{result.steps} steps, {result.seconds:.0f} s; loss {result.loss:.4f}{val}")
+        print(f"run folder: {result.run}\nmodel:      {result.run / MODEL_LINK}")
+    return 0
+
+
+def finished_result(run: RunFolder) -> SftResult:
+    """The result of a run that ended before, from its records."""
+    from strop.run.jsonable import as_number
+    from strop.trainer.supervised import SftResult
+
+    end = run.events.read("finished")[-1]
+    return SftResult(
+        run=run.path,
+        steps=end["step"],
+        seconds=end["seconds"],
+        loss=as_number(end["loss"]),
+        val_loss=None if end["val_loss"] is None else as_number(end["val_loss"]),
+    )

@@ -1,0 +1,91 @@
+"""`strop train`: reinforcement learning from rewards."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from strop.cli.launching import MODEL_LINK, add_run_arguments, begin, carrying_out
+from strop.cli.output import print_json
+from strop.run import RunFolder
+
+if TYPE_CHECKING:
+    from strop.trainer.loop import TrainResult
+
+EPILOG = """\
+examples:
+  strop train --config examples/arithmetic/config.yaml --out runs/arithmetic
+  strop train model.path=models/smollm2 'data.train_files=[train.parquet]' reward.path=reward.py
+  strop train --resume runs/arithmetic
+
+An interrupted run continues from its last checkpoint to the same end. `strop config show --docs` lists all
+settings.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EPILOG
+    add_run_arguments(parser, kind="train")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command."""
+    from strop.cli.output import say
+    from strop.trainer.loop import train
+
+    start = begin(args, kind="train")
+    with carrying_out(start, kind="train"):
+        if start.is_finished:
+            result = finished_result(start.run)
+        else:
+            result = train(start.config, start.run, checkpoint=start.checkpoint, say=say)
+    if args.json:
+        print_json(
+            {
+                "run": str(result.run),
+                "steps": result.steps,
+                "seconds": round(result.seconds, 2),
+                "pass_rate_start": result.pass_rate_start,
+                "pass_rate_final": result.pass_rate_final,
+            }
+        )
+    else:
+        _show(result)
+    return 0
+
+
+def finished_result(run: RunFolder) -> TrainResult:
+    """The result of a run that ended before, from its records."""
+    from strop.trainer.loop import TrainResult
+
+    end = run.events.read("finished")[-1]
+    rates = {event["step"]: event["pass_rate"] for event in run.events.read("validation")}
+    return TrainResult(
+        run=run.path,
+        steps=end["step"],
+        seconds=end["seconds"],
+        pass_rate_start=rates.get(0),
+        pass_rate_final=rates.get(end["step"]),
+    )
+
+
+def _show(result: TrainResult) -> None:
+    from strop.trainer.curve import run_series, text_curve
+    from strop.trainer.trackers import METRICS_FILE, read_metrics
+
+    metrics = result.run / METRICS_FILE
+    if metrics.is_file():  # the tracker that writes it can be switched off
+        print(text_curve(run_series(read_metrics(metrics))))
+    print(f"{result.steps} steps, {result.seconds:.0f} s; validation: {_rates(result)}")
+    print(f"run folder: {result.run}\nmodel:      {result.run / MODEL_LINK}")
+    print(f"next: strop samples {result.run}   strop generate {result.run}   strop eval {result.run}")
+
+
+def _rates(result: TrainResult) -> str:
+    if result.pass_rate_final is None:
+        return "none, because data.val_files is empty"
+    final = f"pass rate {100 * result.pass_rate_final:.1f} %"
+    if result.pass_rate_start is None:
+        return final
+    return f"{final}, {100 * result.pass_rate_start:.1f} % at the start"

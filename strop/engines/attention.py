@@ -1,0 +1,247 @@
+"""Attention over packed sequences, behind the attention interface of Hugging Face models.
+
+A forward pass sees one row of N tokens in which many sequences lie end to end. Which token may look at
+which is not a mask of [N, N] but a plan: every segment (a run of tokens) names the earlier segment it
+continues, if any. So the prompt of a group of samples lies in the row once, and each sample's response
+continues it.
+
+The plan gathers segments of similar length into buckets and runs one scaled-dot-product attention per
+bucket, forward and backward, on any device. Padding exists only inside these calls, never in the linear
+layers. Correct on CUDA too; last measured on a CPU (see benchmarks/RESULTS.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface
+
+ATTENTION_NAME = "strop_packed"
+"""Name under which the attention function is registered with transformers."""
+
+BUCKET_PADDING = 1.25
+"""A bucket's score matrix has at most this many times the entries that its segments need ..."""
+SMALL_BUCKET = 1 << 15
+"""... and this many more, which cost less than the call of a bucket of their own."""
+
+
+class AttentionContext(Protocol):
+    """What happens to the queries, keys and values of one layer; given to the model's forward call."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
+    ) -> Tensor:
+        """Attention output [N, H, D] for query [N, H, D], key and value [N, Hkv, D]."""
+        ...
+
+
+_UNSUPPORTED = ("softcap", "s_aux", "sinks", "head_mask", "position_bias")
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    strop_context: AttentionContext | None = None,
+    **extra: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls: [1, H, N, D] in, [1, N, H, D] out."""
+    if strop_context is None:
+        raise ValueError(
+            "this model runs on packed tokens: call it through strop.engines.model.CausalLM, which passes the "
+            "attention context; a plain forward call needs attn_implementation='sdpa'"
+        )
+    for name in _UNSUPPORTED:
+        if extra.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} uses attention option {name!r}, which packed attention does not "
+                f"have; choose a model without it"
+            )
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    output = strop_context.attend(
+        layer,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+    )
+    return output.unsqueeze(0), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A run of tokens in the packed row."""
+
+    start: int
+    """Index of its first token in the row."""
+    length: int
+    """Number of tokens."""
+    prefix_start: int = 0
+    """First token of the segment that it continues."""
+    prefix_length: int = 0
+    """Tokens of the segment that it continues; 0 for a sequence of its own."""
+
+    @property
+    def num_keys(self) -> int:
+        """Tokens that its last token sees."""
+        return self.prefix_length + self.length
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Index tensors of one attention call: b segments, q query and k key positions each."""
+
+    query_index: Tensor  # [b * q], into the packed row; padding repeats token 0
+    key_index: Tensor | None  # [b * k]; None: the keys are the queries' own tokens
+    shape: tuple[int, int, int]  # b, q, k
+    mask: Tensor | None  # [b, 1, q, k] bool; None: plain causal
+    prefix: Tensor  # [b, 1], keys before the first query
+    lengths: Tensor  # [b, 1], queries
+
+
+class PackedAttention:
+    """Causal attention within each segment and to the segment it continues."""
+
+    def __init__(self, segments: Sequence[Segment], *, device: torch.device) -> None:
+        self._buckets: list[_Bucket] = []
+        tokens, slots, base = [], [], 0
+        for group in _group_by_length(segments):
+            bucket, valid = _make_bucket(group, device)
+            self._buckets.append(bucket)
+            at_slot = torch.nonzero(valid.flatten())[:, 0]
+            tokens.append(bucket.query_index.cpu()[at_slot])
+            slots.append(base + at_slot)
+            base += valid.numel()
+        order = torch.argsort(torch.cat(tokens))
+        self._slot_of_token = torch.cat(slots)[order].to(device)  # [N], into the joined bucket outputs
+        self._window_masks: dict[int, list[Tensor]] = {}
+
+    @property
+    def bucket_shapes(self) -> list[tuple[int, int, int]]:
+        """(segments, queries, keys) of each attention call."""
+        return [bucket.shape for bucket in self._buckets]
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
+    ) -> Tensor:
+        """Attention output [N, H, D] for query [N, H, D], key and value [N, Hkv, D]."""
+        heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[2]
+        query_rows = query.reshape(-1, heads * dim)
+        # One gather moves keys and values together.
+        key_value_rows = torch.cat(
+            [key.reshape(-1, kv_heads * dim), value.reshape(-1, kv_heads * dim)], dim=1
+        )
+        outputs = []
+        for number, bucket in enumerate(self._buckets):
+            b, q, k = bucket.shape
+            queries = _gather(query_rows, bucket.query_index).view(b, q, heads, dim).transpose(1, 2)
+            index = bucket.query_index if bucket.key_index is None else bucket.key_index
+            keys, values = (
+                _gather(key_value_rows, index).view(b, k, 2, kv_heads, dim).permute(2, 0, 3, 1, 4).unbind(0)
+            )
+            mask = bucket.mask if window is None else self._window_mask(window, number)
+            out = F.scaled_dot_product_attention(
+                queries,
+                keys,
+                values,
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=scaling,
+                enable_gqa=heads != kv_heads,
+            )  # [b, H, q, D]
+            outputs.append(out.transpose(1, 2).reshape(b * q, heads * dim))
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return _gather(joined, self._slot_of_token).view(-1, heads, dim)
+
+    def _window_mask(self, window: int, number: int) -> Tensor:
+        """Masks for a sliding window of `window` tokens, made once per window size."""
+        if window not in self._window_masks:
+            self._window_masks[window] = [
+                _causal_mask(b.prefix, b.lengths, b.shape[1:], window=window).to(b.query_index.device)
+                for b in self._buckets
+            ]
+        return self._window_masks[window][number]
+
+
+def _gather(rows: Tensor, index: Tensor) -> Tensor:
+    """rows[index]. An embedding's backward pass is parallel and deterministic on a CPU; index_select's is serial."""
+    return F.embedding(index, rows)
+
+
+def _group_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Segments of similar shape together; those with a prefix apart from those without.
+
+    Ordered by the power of 4/3 that their length reaches, then by their keys, so that neighbours are alike in
+    both; a group takes the next one while its padded score matrix stays within the bound.
+    """
+    ordered = sorted(
+        (s for s in segments if s.length > 0),
+        key=lambda s: (s.prefix_length > 0, int(math.log(s.length, 4 / 3)), s.num_keys, s.length),
+        reverse=True,
+    )
+    groups: list[list[Segment]] = []
+    q = k = used = 0  # of the last group: longest query, most keys, entries needed
+    for segment in ordered:
+        area = segment.length * segment.num_keys
+        if groups and (groups[-1][0].prefix_length > 0) == (segment.prefix_length > 0):
+            wide, deep = max(q, segment.length), max(k, segment.num_keys)
+            padded = (len(groups[-1]) + 1) * wide * deep
+            if padded <= BUCKET_PADDING * (used + area) + SMALL_BUCKET:
+                groups[-1].append(segment)
+                q, k, used = wide, deep, used + area
+                continue
+        groups.append([segment])
+        q, k, used = segment.length, segment.num_keys, area
+    return groups
+
+
+def _make_bucket(group: list[Segment], device: torch.device) -> tuple[_Bucket, Tensor]:
+    """The bucket of these segments, and which of its query slots [b, q] hold a token."""
+    table = torch.tensor([(s.start, s.length, s.prefix_start, s.prefix_length) for s in group])
+    starts, lengths, prefix_starts, prefix = table[:, :, None].unbind(1)  # [b, 1] each
+    q, k = int(lengths.max()), int((prefix + lengths).max())
+    at_query = torch.arange(q)[None]
+    valid = at_query < lengths
+    query_index = torch.where(valid, starts + at_query, 0)
+    key_index = mask = None
+    if int(prefix.max()) > 0:
+        at_key = torch.arange(k)[None]
+        key_index = torch.where(at_key < prefix, prefix_starts + at_key, starts + at_key - prefix)
+        key_index = torch.where(at_key < prefix + lengths, key_index, 0).flatten().to(device)
+        mask = _causal_mask(prefix, lengths, (q, k), window=None).to(device)
+    bucket = _Bucket(
+        query_index=query_index.flatten().to(device),
+        key_index=key_index,
+        shape=(len(group), q, k),
+        mask=mask,
+        prefix=prefix,
+        lengths=lengths,
+    )
+    return bucket, valid
+
+
+def _causal_mask(prefix: Tensor, lengths: Tensor, shape: tuple[int, int], *, window: int | None) -> Tensor:
+    """[b, 1, q, k] bool: key at or before the query, within the window; padding rows see key 0 alone."""
+    q, k = shape
+    at_key = torch.arange(k)[None, None]  # [1, 1, k]
+    at_query = prefix[:, :, None] + torch.arange(q)[None, :, None]  # [b, q, 1]
+    mask = at_key <= at_query
+    if window is not None:
+        mask = mask & (at_key > at_query - window)
+    padding = at_query >= (prefix + lengths)[:, :, None]
+    return torch.where(padding, at_key == 0, mask).unsqueeze(1)

@@ -1,0 +1,104 @@
+"""Log-probs and entropy of tokens, through the language-model head, without a [tokens, vocabulary] tensor.
+
+The head runs over chunks of tokens; the backward pass computes each chunk's logits again instead of
+keeping them. For a vocabulary of 49 k and 10 k tokens the whole logits would be 2 GB in float32, twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+HEAD_CHUNK_ELEMENTS = 1 << 23
+"""Logits held at one time, in numbers: 32 MiB in float32."""
+
+
+def token_log_probs(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target token and entropy of its distribution, both differentiable.
+
+    log p(y) = z_y - logsumexp(z) and H = logsumexp(z) - sum_v p_v z_v, with z = (hidden W^T + b) / temperature.
+
+    Args:
+        hidden: [N, D] final hidden states, each predicting one target.
+        weight: [V, D] of the language-model head.
+        bias: [V] or None.
+        targets: [N] int64.
+        temperature: divides the logits, as it did while sampling.
+
+    Returns:
+        log-probs [N] and entropies [N], natural units, in at least float32.
+    """
+    result: tuple[Tensor, Tensor] = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, targets, temperature
+    )
+    return result
+
+
+def scaled_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float | Tensor) -> Tensor:
+    """Logits divided by the temperature: [N, V] in at least float32. One definition for rollout and training."""
+    logits = F.linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if isinstance(temperature, float) and temperature == 1.0:
+        return logits
+    return logits / temperature
+
+
+def chunk_rows(vocab_size: int) -> int:
+    """Tokens per chunk of the head."""
+    return max(1, HEAD_CHUNK_ELEMENTS // vocab_size)
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        step = chunk_rows(weight.shape[0])
+        log_probs, entropies = [], []
+        for start in range(0, len(targets), step):
+            rows = slice(start, start + step)
+            logits = scaled_logits(hidden[rows], weight, bias, temperature)  # [c, V]
+            normalizer = torch.logsumexp(logits, dim=-1)
+            log_probs.append(logits.gather(-1, targets[rows, None])[:, 0] - normalizer)
+            probs = torch.exp(logits - normalizer[:, None])
+            entropies.append(normalizer - torch.einsum("nv,nv->n", probs, logits))
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.temperature = temperature
+        if not log_probs:
+            empty = hidden.new_zeros(0, dtype=torch.promote_types(hidden.dtype, torch.float32))
+            return empty, empty.clone()
+        return torch.cat(log_probs), torch.cat(entropies)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_log_probs, grad_entropies = grads
+        hidden, weight, bias, targets = ctx.saved_tensors
+        step = chunk_rows(weight.shape[0])
+        uses_entropy = bool(grad_entropies.any())
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight)
+        grad_bias = None if bias is None else torch.zeros_like(bias)
+        for start in range(0, len(targets), step):
+            rows = slice(start, start + step)
+            logits = scaled_logits(hidden[rows], weight, bias, ctx.temperature)
+            normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
+            probs = torch.exp(logits - normalizer)
+            grad = probs * -grad_log_probs[rows, None]
+            grad.scatter_add_(1, targets[rows, None], grad_log_probs[rows, None].to(grad.dtype))
+            if uses_entropy:
+                # dH/dz_v = -p_v (z_v - sum_u p_u z_u)
+                mean = torch.einsum("nv,nv->n", probs, logits)[:, None]
+                grad.addcmul_(probs * (logits - mean), -grad_entropies[rows, None])
+            if ctx.temperature != 1.0:
+                grad.div_(ctx.temperature)
+            grad = grad.to(hidden.dtype)
+            grad_hidden[rows] = grad @ weight.to(hidden.dtype)
+            grad_weight.addmm_(grad.T.to(weight.dtype), hidden[rows].to(weight.dtype))
+            if grad_bias is not None:
+                grad_bias.add_(grad.sum(0))
+        return grad_hidden, grad_weight, grad_bias, None, None

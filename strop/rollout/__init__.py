@@ -1,0 +1,7 @@
+"""Rollout: token ids in, token ids with log-probs and policy versions out.
+
+config.py   RolloutConfig
+types.py    Sampling, TokenOutput, RolloutEngine: the contract every engine keeps
+client.py   RolloutClient: what agents talk to
+native/     the in-process engine over any Hugging Face causal language model
+"""

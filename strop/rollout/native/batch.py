@@ -1,0 +1,222 @@
+"""Continuous batching: requests enter when there is room and leave when they end.
+
+One call of `step` admits waiting requests (each distinct prompt computed once, whatever the number of
+samples), decodes one token for every running sequence, and returns the requests that ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from strop.engines.attention import PackedAttention, Segment
+from strop.engines.head import scaled_logits
+from strop.engines.model import CausalLM
+from strop.rollout.native.cache import DecodeAttention, PrefillAttention, SlotCache
+from strop.rollout.native.sampling import SamplingRows, next_tokens
+from strop.rollout.types import Sampling, StopReason, TokenOutput
+
+PREFILL_TOKENS = 4096
+"""Prompt tokens computed in one forward pass; a longer prompt runs alone."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One sequence: what was asked, and the tokens so far."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def output(self, stop_reason: StopReason) -> TokenOutput:
+        return TokenOutput(
+            token_ids=tuple(self.token_ids),
+            log_probs=tuple(self.log_probs),
+            versions=tuple(self.versions),
+            stop_reason=stop_reason,
+        )
+
+
+@dataclass(frozen=True)
+class _Prefix:
+    """A computed prompt: its keys and values and the logits of its next token."""
+
+    key_values: Tensor  # [2, L, Hkv, P, D]
+    logits: Tensor  # [V]
+
+
+class DecodeBatch:
+    """The running and waiting sequences of one model."""
+
+    def __init__(self, model: CausalLM, *, max_running: int) -> None:
+        self._model = model
+        self._max_running = max_running
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._cache = SlotCache(max_running)
+        self._prefixes: dict[tuple[int, ...], _Prefix] = {}
+        self._rows = SamplingRows(max_running)
+        self._lengths = np.zeros(max_running, dtype=np.int64)
+        self._last = np.zeros(max_running, dtype=np.int64)
+        self.num_prefilled = 0
+        """Prompt tokens computed so far."""
+        self.num_decoded = 0
+        """Tokens sampled so far."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._cache.num_bytes
+
+    def forget(self) -> None:
+        """Drop what was computed with older weights; no request may be running."""
+        assert not self.running, "weights change between steps of a batch only when it is empty or paused"
+        self._prefixes.clear()
+
+    def free(self) -> None:
+        """Give the cache's memory back."""
+        self.forget()
+        self._cache.free()
+
+    @torch.inference_mode()
+    def step(self, version: int) -> list[tuple[Request, StopReason]]:
+        """Admit, decode one token each, and return what ended."""
+        ended = self._admit(version)
+        if self.running:
+            ended += self._take(self._decode(), range(len(self.running)), version)
+        return ended
+
+    def remove(self, requests: Sequence[Request]) -> None:
+        """Take requests out of the batch, running or waiting."""
+        gone = set(map(id, requests))
+        self.waiting = deque(r for r in self.waiting if id(r) not in gone)
+        self._release([slot for slot, request in enumerate(self.running) if id(request) in gone])
+
+    def _admit(self, version: int) -> list[tuple[Request, StopReason]]:
+        """Move waiting requests into free slots and sample their first token from the prompt's logits."""
+        count = min(len(self.waiting), self._max_running - len(self.running))
+        if count == 0:
+            return []
+        # Requests of one prompt take consecutive slots, in the order in which their prompt first came.
+        groups: dict[tuple[int, ...], list[Request]] = {}
+        for _ in range(count):
+            request = self.waiting.popleft()
+            groups.setdefault(request.prompt_ids, []).append(request)
+        self._prefill([prompt for prompt in groups if prompt not in self._prefixes])
+        first = len(self.running)
+        logits = []
+        for prompt, requests in groups.items():
+            prefix = self._prefixes[prompt]
+            slots = range(len(self.running), len(self.running) + len(requests))
+            reserve = len(prompt) + max(request.sampling.max_tokens for request in requests)
+            self._cache.write(slots, prefix.key_values, reserve=reserve)
+            logits.append(prefix.logits.expand(len(requests), -1))
+            for slot, request in zip(slots, requests, strict=True):
+                self._set_row(slot, request)
+            self.running.extend(requests)
+        still_wanted = {request.prompt_ids for request in self.waiting}
+        self._prefixes = {p: prefix for p, prefix in self._prefixes.items() if p in still_wanted}
+        return self._take(torch.cat(logits), range(first, len(self.running)), version)
+
+    def _set_row(self, slot: int, request: Request) -> None:
+        sampling, rows = request.sampling, self._rows
+        rows.temperature[slot] = sampling.temperature
+        rows.top_p[slot], rows.top_k[slot] = sampling.top_p, sampling.top_k
+        rows.key[slot], rows.position[slot] = sampling.key, sampling.position
+        self._lengths[slot] = len(request.prompt_ids)
+
+    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        """Compute distinct prompts, packed under a token bound."""
+        chunk: list[tuple[int, ...]] = []
+        size = 0
+        for prompt in prompts:
+            if chunk and size + len(prompt) > PREFILL_TOKENS:
+                self._prefill_chunk(chunk)
+                chunk, size = [], 0
+            chunk.append(prompt)
+            size += len(prompt)
+        if chunk:
+            self._prefill_chunk(chunk)
+
+    def _prefill_chunk(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        model = self._model
+        lengths = [len(prompt) for prompt in prompts]
+        ends = np.cumsum(lengths)
+        segments = [Segment(start=int(end) - n, length=n) for end, n in zip(ends, lengths, strict=True)]
+        attention = PrefillAttention(PackedAttention(segments, device=model.device))
+        ids = torch.tensor([token for prompt in prompts for token in prompt], device=model.device)
+        positions = torch.cat([torch.arange(n) for n in lengths]).to(model.device)
+        hidden = model.hidden(ids[None], positions[None], attention)
+        logits = self._logits(hidden[torch.from_numpy(ends - 1).to(model.device)])
+        key_values = attention.key_values()
+        for index, (prompt, segment) in enumerate(zip(prompts, segments, strict=True)):
+            tokens = key_values[:, :, :, segment.start : segment.start + segment.length]
+            self._prefixes[prompt] = _Prefix(tokens, logits[index])
+        self.num_prefilled += int(ends[-1])
+
+    def _decode(self) -> Tensor:
+        """Logits [B, V] of the next token of every running sequence."""
+        model, b = self._model, len(self.running)
+        lengths = torch.from_numpy(self._lengths[:b]).to(model.device)
+        ids = torch.from_numpy(self._last[:b]).to(model.device)
+        hidden = model.hidden(ids[None], lengths[None], DecodeAttention(self._cache, lengths))
+        self._lengths[:b] += 1
+        return self._logits(hidden)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return scaled_logits(hidden, self._model.head_weight, self._model.head_bias, 1.0)
+
+    def _take(self, logits: Tensor, slots: range, version: int) -> list[tuple[Request, StopReason]]:
+        """Sample one token for these slots, record it, and release the sequences that ended with it."""
+        rows = self._rows if slots.start == 0 else self._tail_rows(slots)
+        tokens, log_probs = next_tokens(logits, rows)
+        if rows is not self._rows:
+            self._rows.position[slots.start : slots.stop] = rows.position[: len(slots)]
+        self._last[slots.start : slots.stop] = tokens.cpu().numpy()
+        ended: list[tuple[Request, StopReason]] = []
+        released = []
+        for slot, token, log_prob in zip(slots, tokens.tolist(), log_probs.tolist(), strict=True):
+            request = self.running[slot]
+            request.token_ids.append(token)
+            request.log_probs.append(log_prob)
+            request.versions.append(version)
+            if token in request.sampling.stop_token_ids:
+                ended.append((request, "stop"))
+                released.append(slot)
+            elif len(request.token_ids) >= request.sampling.max_tokens:
+                ended.append((request, "length"))
+                released.append(slot)
+        self.num_decoded += len(slots)
+        self._release(released)
+        return ended
+
+    def _tail_rows(self, slots: range) -> SamplingRows:
+        """The options of the last slots, as rows from 0."""
+        rows = SamplingRows(len(slots))
+        for name in ("temperature", "top_p", "top_k", "key", "position"):
+            column: NDArray[np.int64] = getattr(self._rows, name)
+            getattr(rows, name)[:] = column[slots.start : slots.stop]
+        return rows
+
+    def _release(self, slots: Sequence[int]) -> None:
+        """Free these slots; the last sequences move into the holes."""
+        for slot in sorted(slots, reverse=True):
+            last = len(self.running) - 1
+            if slot != last:
+                self._cache.move(last, slot, int(self._lengths[last]))
+                self._rows.move(np.array([last]), np.array([slot]))
+                self._lengths[slot], self._last[slot] = self._lengths[last], self._last[last]
+                self.running[slot] = self.running[last]
+            self.running.pop()

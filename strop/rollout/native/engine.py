@@ -1,0 +1,135 @@
+"""The asyncio face of the in-process engine.
+
+Concurrency: everything happens on one event loop. `generate` adds a request and waits for its future; one
+driver task steps the batch and gives the loop a turn between steps, so agents and reward workers go on. The
+driver ends when no request is left, and starts again with the next one. A failed step fails every request
+it held, with the error itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from strop.engines.model import CausalLM
+from strop.rollout.native.batch import DecodeBatch, Request
+from strop.rollout.types import Sampling, StopReason, TokenOutput
+
+
+class NativeEngine:
+    """Generates with the given model's own parameters: no copy, no transfer of weights."""
+
+    def __init__(self, model: CausalLM, *, max_running: int, version: int = 0) -> None:
+        self._batch = DecodeBatch(model, max_running=max_running)
+        self._vocab_size = model.vocab_size
+        self._version = version
+        self._futures: dict[str, tuple[Request, asyncio.Future[TokenOutput]]] = {}
+        self._driver: asyncio.Task[None] | None = None
+        self._running = asyncio.Event()
+        self._running.set()
+
+    @property
+    def version(self) -> int:
+        """Policy version that the parameters hold."""
+        return self._version
+
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
+        """Continue `prompt_ids` until a stop token, `max_tokens`, or an abort.
+
+        Raises:
+            ValueError: an empty prompt, a token outside the vocabulary, or an id that is already running.
+        """
+        prompt = tuple(prompt_ids)
+        if not prompt or min(prompt) < 0 or max(prompt) >= self._vocab_size:
+            raise ValueError(
+                f"request {request_id} has {len(prompt)} prompt tokens between {min(prompt, default=0)} and "
+                f"{max(prompt, default=0)}, but the model's vocabulary has {self._vocab_size}; is it the "
+                f"tokenizer of this model?"
+            )
+        if request_id in self._futures:
+            raise ValueError(f"request {request_id} is already running; give each request its own id")
+        request = Request(request_id, prompt, sampling)
+        future: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
+        self._futures[request_id] = (request, future)
+        self._batch.waiting.append(request)
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.create_task(self._drive())
+        try:
+            return await future
+        finally:
+            if self._futures.pop(request_id, None) is not None and future.cancelled():
+                self._batch.remove([request])
+
+    async def publish(self, version: int) -> None:
+        """The shared parameters now hold this policy version.
+
+        Raises:
+            ValueError: the version goes backwards, or requests are running that no pause holds.
+        """
+        if version < self._version:
+            raise ValueError(
+                f"version {version} was published after version {self._version}; versions only grow"
+            )
+        if self._batch.running:
+            raise ValueError(
+                f"version {version} was published while {len(self._batch.running)} sequences run on version "
+                f"{self._version}; wait for them or abort them first"
+            )
+        self._version = version
+        self._batch.forget()
+
+    async def pause(self) -> None:
+        """Hold every request where it is, after the current step."""
+        self._running.clear()
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        self._running.set()
+
+    async def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        """End these requests, or all, with the tokens they have."""
+        wanted = list(self._futures) if request_ids is None else request_ids
+        found = [self._futures[name] for name in wanted if name in self._futures]
+        self._batch.remove([request for request, _ in found])
+        self._resolve([(request, "aborted") for request, _ in found])
+
+    async def sleep(self) -> None:
+        """Give the cache's memory back.
+
+        Raises:
+            ValueError: a sequence is running.
+        """
+        if self._batch.running:
+            raise ValueError(
+                f"{len(self._batch.running)} sequences are running; wait for them or abort them first"
+            )
+        self._batch.free()
+
+    async def health(self) -> Mapping[str, float]:
+        """Generate one token for real; numbers about the engine."""
+        await self.generate("health", [0], Sampling(key=0, temperature=0.0, max_tokens=1))
+        return {
+            "version": float(self._version),
+            "prefilled_tokens": float(self._batch.num_prefilled),
+            "decoded_tokens": float(self._batch.num_decoded),
+            "cache_bytes": float(self._batch.cache_bytes),
+        }
+
+    async def _drive(self) -> None:
+        try:
+            while not self._batch.is_idle:
+                await asyncio.sleep(0)
+                await self._running.wait()
+                self._resolve(self._batch.step(self._version))
+        except Exception as error:  # noqa: BLE001  (handed to every request that waits)
+            held = list(self._futures.values())
+            self._batch.remove([request for request, _ in held])
+            for _, future in held:
+                if not future.done():
+                    future.set_exception(error)
+
+    def _resolve(self, ended: Sequence[tuple[Request, StopReason]]) -> None:
+        for request, reason in ended:
+            _, future = self._futures[request.request_id]
+            if not future.done():
+                future.set_result(request.output(reason))

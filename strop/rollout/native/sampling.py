@@ -1,0 +1,83 @@
+"""The next token of many rows at once.
+
+A token is the inverse of its row's cumulative distribution at one uniform number, which depends only on
+the request's key and the token's position: never on which other requests run beside it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from strop.randomness import uniforms
+
+
+class SamplingRows:
+    """Sampling options of the running rows, as columns; rows are appended and moved with the batch."""
+
+    def __init__(self, capacity: int) -> None:
+        self.temperature = np.ones(capacity, dtype=np.float32)
+        self.top_p = np.ones(capacity, dtype=np.float32)
+        self.top_k = np.zeros(capacity, dtype=np.int64)
+        self.key = np.zeros(capacity, dtype=np.uint64)
+        self.position = np.zeros(capacity, dtype=np.int64)
+
+    def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """Overwrite rows `target` with rows `source`."""
+        for column in (self.temperature, self.top_p, self.top_k, self.key, self.position):
+            column[target] = column[source]
+
+
+def next_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    """Sampled tokens [B] int64 and their log-probs [B] for unscaled logits [B, V]; advances the positions.
+
+    Log-probs are those of the whole distribution at the row's temperature (1 where it is greedy), before
+    top-k and top-p cut it.
+    """
+    b = logits.shape[0]
+    temperature = rows.temperature[:b]
+    if np.any(temperature != 1.0):
+        divisor = torch.from_numpy(np.where(temperature == 0, 1.0, temperature)).to(logits)
+        logits = logits / divisor[:, None]
+    normalizer = torch.logsumexp(logits, dim=-1)
+    if np.all(temperature == 0):
+        tokens = logits.argmax(-1)
+    else:
+        tokens = _invert(_truncated_probs(logits, normalizer, rows), rows)
+        if np.any(temperature == 0):
+            greedy = torch.from_numpy(temperature == 0).to(logits.device)
+            tokens = torch.where(greedy, logits.argmax(-1), tokens)
+    rows.position[:b] += 1
+    log_probs = logits.gather(-1, tokens[:, None])[:, 0] - normalizer
+    return tokens, log_probs
+
+
+def _invert(probs: Tensor, rows: SamplingRows) -> Tensor:
+    b, vocab = probs.shape
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
+    u = torch.from_numpy(uniforms(rows.key[:b], rows.position[:b])).to(probs.device)
+    threshold = (u * cumulative[:, -1]).unsqueeze(-1)
+    tokens = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+    return tokens.clamp_(max=vocab - 1)
+
+
+def _truncated_probs(logits: Tensor, normalizer: Tensor, rows: SamplingRows) -> Tensor:
+    """Probabilities [B, V], with the tokens outside top-k and top-p at 0; not normalised again."""
+    b, vocab = logits.shape
+    probs = torch.exp(logits - normalizer[:, None])
+    top_k, top_p = rows.top_k[:b], rows.top_p[:b]
+    if np.all(top_k == 0) and np.all(top_p >= 1.0):
+        return probs
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(vocab, device=probs.device)[None]
+    limit = torch.from_numpy(np.where(top_k == 0, vocab, top_k)).to(probs.device)[:, None]
+    ordered = torch.where(rank < limit, ordered, 0.0)
+    # top-p is a share of what top-k left; the most likely token always stays.
+    before = ordered.cumsum(-1, dtype=torch.float64) - ordered
+    share = torch.from_numpy(top_p.astype(np.float64)).to(probs.device)[:, None] * ordered.sum(
+        -1, True, dtype=torch.float64
+    )
+    ordered = torch.where((before < share) | (rank == 0), ordered, 0.0)
+    return torch.zeros_like(probs).scatter_(-1, order, ordered)

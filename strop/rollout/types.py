@@ -1,0 +1,81 @@
+"""What goes into a rollout engine and what comes out: the contract that every engine keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+StopReason = Literal["stop", "length", "aborted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How one request samples."""
+
+    key: int
+    """64-bit key of the request's random stream (strop.randomness.random_key)."""
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the most likely token."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens with this probability; 1 is off."""
+    top_k: int = 0
+    """Keep this many most likely tokens; 0 is off."""
+    max_tokens: int
+    """Most tokens to generate."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the response; the one that did is its last token."""
+    position: int = 0
+    """Numbers of the random stream already used, when a response is continued."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; a request generates at least 1 token")
+        if self.temperature < 0:
+            raise ValueError(
+                f"temperature is {self.temperature}; use 0 for greedy decoding or a value above it"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenOutput:
+    """What one request generated; the fields have one entry per token."""
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    """Natural log at the sampling temperature, over the whole vocabulary."""
+    versions: tuple[int, ...]
+    """Policy version that sampled each token."""
+    stop_reason: StopReason
+
+
+class RolloutEngine(Protocol):
+    """Generates tokens. One asyncio loop calls it; every method returns or raises within a deadline."""
+
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
+        """Continue `prompt_ids` until a stop token, `max_tokens`, or an abort."""
+        ...
+
+    async def publish(self, version: int) -> None:
+        """The shared parameters now hold this policy version: forget everything computed with the one before."""
+        ...
+
+    async def pause(self) -> None:
+        """Hold every request where it is."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        ...
+
+    async def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        """End these requests, or all, with the tokens they have."""
+        ...
+
+    async def sleep(self) -> None:
+        """Give the cache's memory back; there must be no running request."""
+        ...
+
+    async def health(self) -> Mapping[str, float]:
+        """Generate one token for real; numbers about the engine."""
+        ...

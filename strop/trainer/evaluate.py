@@ -1,0 +1,112 @@
+"""Evaluation by itself: the validation of a training run, on any model folder, without a run.
+
+The same configuration, prompts and seed give the answers that a validation during training gives.
+
+Concurrency: one asyncio loop; generation and scoring have the deadlines of rollout.timeout_s and
+reward.timeout_s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from strop.engines.model import load_model, load_tokenizer
+from strop.rewards import RewardPool, summarize
+from strop.rollout.client import RolloutClient
+from strop.rollout.native.engine import NativeEngine
+from strop.trainer.config import Config
+from strop.trainer.reporting import Say
+from strop.trainer.rollouts import Episode, Rollouts
+from strop.trainer.setup import eval_sampling, load_val_prompts, set_threads
+from strop.trainer.validation import Validation, summarize_validation
+from strop.trajectory import Prompt
+
+NUM_PROBES = 2
+"""Prompts on which the reward function is tried before the model is loaded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What a model can do on a dataset."""
+
+    total: Validation
+    by_source: Mapping[str, Validation]
+    """The same per data source, in the order in which they appear."""
+    seconds: float
+    """Wall-clock time, loading included."""
+
+
+Progress = Callable[[int, int], None]
+"""Takes the number of answers that are done, and of all."""
+
+
+def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, total: None) -> Evaluation:
+    """Answer data.val_files with model.path and score the answers.
+
+    Args:
+        config: `eval` says how to answer, `reward` how to score.
+        say: takes lines for the person who watches.
+        on_progress: called as answers end.
+
+    Raises:
+        ValueError, FileNotFoundError: the sentence says what is wrong with model, data or reward function.
+        EpisodesFailed: too many answers failed before scoring.
+    """
+    start = time.perf_counter()
+    set_threads(config.resources)
+    if not config.data.val_files:
+        raise ValueError(
+            "data.val_files is empty; name the files to evaluate on, for example data.val_files=[val.parquet]"
+        )
+    tokenizer = load_tokenizer(config.model)
+    prompts = load_val_prompts(config.data, tokenizer)
+    say(
+        f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature {config.eval.temperature}"
+    )
+    episodes = asyncio.run(_play(config, tokenizer, prompts, say=say, on_progress=on_progress))
+    sources = dict.fromkeys(prompt.data_source for prompt in prompts)
+    return Evaluation(
+        total=summarize_validation(episodes),
+        by_source={
+            source: summarize_validation([e for e in episodes if e.prompt.data_source == source])
+            for source in sources
+        },
+        seconds=time.perf_counter() - start,
+    )
+
+
+async def _play(
+    config: Config, tokenizer: object, prompts: Sequence[Prompt], *, say: Say, on_progress: Progress
+) -> list[Episode]:
+    total = len(prompts) * config.eval.samples_per_prompt
+    done = 0
+
+    def one_more() -> None:
+        nonlocal done
+        done += 1
+        on_progress(done, total)
+
+    async with RewardPool(config.reward) as pool:
+        await _try_scorer(pool, prompts[:NUM_PROBES], say)
+        model = load_model(config.model, device=config.resources.device)
+        engine = NativeEngine(model, max_running=config.rollout.max_running)
+        client = RolloutClient(engine, timeout_s=config.rollout.timeout_s)
+        rollouts = Rollouts(client, pool, tokenizer, seed=config.trainer.seed)
+        on_progress(0, total)
+        return await rollouts.play(
+            prompts,
+            samples_per_prompt=config.eval.samples_per_prompt,
+            sampling=eval_sampling(config, tokenizer),
+            on_done=one_more,
+        )
+
+
+async def _try_scorer(pool: RewardPool, prompts: Sequence[Prompt], say: Say) -> None:
+    """Score the right answers and empty ones; a scorer that fails on all of them ends the evaluation."""
+    answers = [str(prompt.ground_truth) for prompt in prompts]
+    outcomes = await pool.preflight([*prompts, *prompts], [*answers, *["" for _ in prompts]])
+    if any(outcome.kind != "score" for outcome in outcomes):
+        say(f"reward preflight: {summarize(outcomes, timeout_s=pool.config.timeout_s)}")

@@ -1,0 +1,95 @@
+"""Starting a run in a folder, or going on with the one that is there: the same call for both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from strop.config import read_config, save_config, to_dict
+from strop.run import Checkpoint, RunError, RunFolder, is_run
+from strop.trainer.checkpointing import find_continuation
+from strop.trainer.config import Config
+from strop.trainer.reporting import Say
+
+CONFIG_FILE = "config.yaml"
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A run folder that is ready to be run; close `run` at the end."""
+
+    run: RunFolder
+    config: Config
+    checkpoint: Checkpoint | None
+    """Where to continue; None from the beginning."""
+    is_finished: bool
+    """True when there is nothing left to do."""
+
+
+def start_run(folder: Path, config: Config, *, command: Sequence[str]) -> Start:
+    """A fresh run folder with its resolved configuration.
+
+    Raises:
+        RunError: the folder cannot be written, or is taken.
+    """
+    run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
+    try:
+        save_config(config, run.path / CONFIG_FILE)
+    except OSError as error:
+        run.close()
+        raise RunError(f"cannot write {run.path / CONFIG_FILE}: {error.strerror}; choose another --out") from error
+    return Start(run=run, config=config, checkpoint=None, is_finished=False)
+
+
+def resume_run(folder: Path, *, say: Say) -> Start:
+    """The run in `folder`, rolled back to its last valid checkpoint, with its own configuration.
+
+    Raises:
+        RunError: there is no run, another process writes it, or no checkpoint is valid.
+    """
+    path = folder / CONFIG_FILE
+    if is_run(folder) and not path.is_file():
+        raise RunError(f"{folder} has no {CONFIG_FILE}, so it never began; remove the folder and start again")
+    RunFolder.open(folder, read_only=True).close()
+    config = read_config(Config, path)
+    run = RunFolder.open(folder, settings=config.run)
+    try:
+        continuation = find_continuation(run)
+    except BaseException:
+        run.close()
+        raise
+    for line in continuation.lines:
+        say(line)
+    return Start(
+        run=run, config=config, checkpoint=continuation.checkpoint, is_finished=continuation.is_finished
+    )
+
+
+def start_or_resume(folder: Path, config: Config, *, command: Sequence[str], say: Say) -> Start:
+    """Start in an absent folder, continue in one that holds a run of this very configuration.
+
+    Raises:
+        RunError: the folder holds a run of another configuration.
+    """
+    if not is_run(folder) or not (folder / CONFIG_FILE).is_file():
+        if is_run(folder):  # it died between its first two files; nothing is lost with them
+            (folder / "run.json").unlink()
+        return start_run(folder, config, command=command)
+    start = resume_run(folder, say=say)
+    if start.config != config:
+        start.run.close()
+        raise RunError(
+            f"{folder} holds a run with other settings (see `strop config show --config {folder / CONFIG_FILE}`); "
+            f"continue that one with --resume, or choose another folder with --out"
+        )
+    return start
+
+
+def carry_out(start: Start, work: Callable[[Start], R]) -> R:
+    """Run `work` on a start and close its folder, whatever happens."""
+    with start.run:
+        return work(start)

@@ -1,0 +1,158 @@
+"""Progress on the terminal: a bar with the time left, and one line of the numbers people watch.
+
+On a terminal a thread of rich redraws the bar, so that the clock runs during long steps; `log` only hands
+it the numbers. Elsewhere (a file, a pipe) there is no thread: plain lines, at most one per period.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+PERIOD_S = 1.0
+"""Shortest time between two plain lines, in seconds."""
+
+_ETA_STEPS = 20  # steps that the estimate of the time left looks back on: enough to even out validation steps
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One number of the line: its label and the metrics it comes from."""
+
+    label: str
+    patterns: tuple[str, ...]
+    """Metric names, best first, with * for any text; several names that match one pattern are averaged."""
+    form: str
+    """Format of the number."""
+
+
+HEADLINES = (
+    Headline("loss", ("train/loss",), ".4f"),
+    Headline("reward", ("critic/rewards/mean", "critic/score/mean"), ".3f"),
+    Headline("pass", ("val-core/*/acc/mean@*", "val-core/*/reward/mean@*"), ".1%"),
+    Headline("entropy", ("actor/entropy",), ".3f"),
+    Headline("length", ("response_length/mean",), ".1f"),
+    Headline("tok/s", ("perf/throughput",), ",.0f"),
+)
+"""The numbers of the line, in order. One that a run does not log is left out."""
+
+
+class ConsoleTracker:
+    """Shows how far the run is, when it will end, and its latest headline numbers.
+
+    Args:
+        total_steps: steps of the whole run.
+        first_step: steps that were done before this process started.
+        label: name of the activity.
+        console: where to draw; a bar if it is a terminal, plain lines if not.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        *,
+        total_steps: int,
+        first_step: int = 0,
+        label: str = "train",
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total, self._label, self._console, self._clock = total_steps, label, console, clock
+        self._latest: dict[str, float] = {}
+        self._marks: deque[tuple[int, float]] = deque([(first_step, clock())], maxlen=_ETA_STEPS + 1)
+        self._printed_at = -math.inf
+        self._pending = ""
+        self._bar = _Bar(label, total_steps, first_step, console) if console.is_terminal else None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show one step."""
+        now = self._clock()
+        if step > self._marks[-1][0]:
+            self._marks.append((step, now))
+        self._latest.update(metrics)
+        numbers, eta = headline(self._latest), self._eta()
+        if self._bar:
+            self._bar.show(step, numbers, eta)
+            return
+        self._pending = f"{self._label} step {step}/{self._total}  {numbers}  eta {eta}".replace("    ", "  ")
+        if now - self._printed_at >= PERIOD_S or step >= self._total:
+            self._print_pending()
+
+    def close(self) -> None:
+        """Leave the last state on the screen; a second call does nothing."""
+        if self._bar:
+            self._bar.stop()
+        self._print_pending()
+
+    def _print_pending(self) -> None:
+        if self._pending:
+            self._console.print(self._pending, soft_wrap=True, markup=False, highlight=False)
+            self._printed_at, self._pending = self._clock(), ""
+
+    def _eta(self) -> str:
+        (first, start), (last, end) = self._marks[0], self._marks[-1]
+        if last == first:
+            return "-:--:--"
+        return duration((end - start) / (last - first) * max(self._total - last, 0))
+
+
+class _Bar:
+    """The live display of a terminal."""
+
+    def __init__(self, label: str, total_steps: int, first_step: int, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("eta {task.fields[eta]}"),
+            console=console,
+            expand=True,
+        )
+        self._task = self._progress.add_task(label, total=total_steps, completed=first_step, eta="-:--:--")
+        self._line = Text("")
+        self._live = Live(Group(self._progress, self._line), console=console, refresh_per_second=4)
+        self._live.start()
+
+    def show(self, step: int, numbers: str, eta: str) -> None:
+        self._progress.update(self._task, completed=step, eta=eta)
+        self._line.plain = numbers
+        self._live.refresh()
+
+    def stop(self) -> None:
+        self._live.stop()
+
+
+def headline(metrics: Mapping[str, float]) -> str:
+    """The headline numbers as one line: "reward 0.531  pass 62.5%  entropy 0.410"."""
+    parts = []
+    for one in HEADLINES:
+        value = find(metrics, one.patterns)
+        if value is not None:
+            number = format(value, one.form)
+            parts.append(f"{number} {one.label}" if one.label == "tok/s" else f"{one.label} {number}")
+    return "  ".join(parts)
+
+
+def find(metrics: Mapping[str, float], patterns: tuple[str, ...]) -> float | None:
+    """Mean of the metrics that match the first pattern with a match; None when no pattern has one."""
+    for pattern in patterns:
+        values = [value for name, value in metrics.items() if fnmatch.fnmatchcase(name, pattern)]
+        if values:
+            return sum(values) / len(values)
+    return None
+
+
+def duration(seconds: float) -> str:
+    """Seconds as "h:mm:ss"."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

@@ -1,0 +1,142 @@
+"""What a run needs before its first step, from cheap to expensive, so that bad input ends it in seconds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from strop.agents.registry import agents
+from strop.data.config import DataConfig
+from strop.data.prompts import PromptDataset
+from strop.data.readers import read_rows
+from strop.data.sampler import PromptSampler, val_uid
+from strop.engines.config import ModelConfig
+from strop.engines.model import load_tokenizer
+from strop.rollout.types import Sampling
+from strop.trainer.config import Config, ResourcesConfig
+from strop.trajectory import Prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """Prompts of a run, and how many steps they make."""
+
+    tokenizer: Any
+    train: PromptDataset
+    val_prompts: list[Prompt]
+    sampler: PromptSampler
+    num_steps: int
+
+    def report(self) -> list[str]:
+        """One line per split."""
+        lines = [self.train.report()]
+        if self.val_prompts:
+            lines.append(f"val: {len(self.val_prompts)} prompts")
+        return lines
+
+
+def load_training_data(config: Config) -> TrainingData:
+    """Tokenizer, prompts and order of a run.
+
+    Raises:
+        ValueError, FileNotFoundError: the sentence says what is wrong with model folder, files or columns.
+    """
+    tokenizer = load_tokenizer(config.model)
+    if not config.data.train_files:
+        raise ValueError("data.train_files is empty; name at least one .parquet or .jsonl file")
+    rows = read_rows(config.data.train_files)
+    _check_agents(rows, "train")
+    train = PromptDataset(rows, tokenizer, config.data, "train")
+    sampler = PromptSampler(
+        train.row_numbers,
+        config.data.prompts_per_step,
+        config.trainer.seed,
+        config.data.shuffle,
+        num_epochs=config.trainer.num_epochs,
+    )
+    num_steps = sampler.num_steps
+    assert num_steps is not None, "the sampler was given a number of epochs"
+    if config.trainer.max_steps is not None:
+        num_steps = min(num_steps, config.trainer.max_steps)
+    return TrainingData(
+        tokenizer=tokenizer,
+        train=train,
+        val_prompts=load_val_prompts(config.data, tokenizer) if config.data.val_files else [],
+        sampler=sampler,
+        num_steps=num_steps,
+    )
+
+
+def load_val_prompts(data: DataConfig, tokenizer: Any) -> list[Prompt]:
+    """The validation prompts, in the order of the files."""
+    rows = read_rows(data.val_files)
+    _check_agents(rows, "val")
+    dataset = PromptDataset(rows, tokenizer, data, "val")
+    return [dataset.prompt(row, val_uid(row)) for row in dataset.row_numbers]
+
+
+def _check_agents(rows: Sequence[Mapping[str, Any]], split: str) -> None:
+    for number, row in enumerate(rows):
+        name = row.get("agent_name")
+        if name and name not in agents:
+            raise ValueError(
+                f"{split} row {number} has agent_name {name!r}, but no agent has that name; known: "
+                f"{', '.join(sorted(agents))}"
+            )
+
+
+def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()) -> tuple[int, ...]:
+    """Tokens that end a response: those of the model folder's generation settings, the tokenizer's, and `extra`.
+
+    Raises:
+        ValueError: there is none, so every response would run into its length limit.
+    """
+    found = {int(token) for token in extra}
+    if tokenizer.eos_token_id is not None:
+        found.add(int(tokenizer.eos_token_id))
+    try:
+        configured = GenerationConfig.from_pretrained(model.path).eos_token_id
+    except OSError:  # the folder has no generation_config.json
+        configured = None
+    if configured is not None:
+        found.update([configured] if isinstance(configured, int) else configured)
+    if not found:
+        raise ValueError(
+            f"neither the tokenizer nor the generation settings of {model.path!r} name an end-of-sequence token; set "
+            f"rollout.stop_token_ids"
+        )
+    return tuple(sorted(found))
+
+
+def training_sampling(config: Config, tokenizer: Any) -> Sampling:
+    """Options of every training sample; key and budget are filled in per episode."""
+    return Sampling(
+        key=0,
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        top_k=config.rollout.top_k,
+        max_tokens=config.data.max_response_tokens,
+        stop_token_ids=stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids),
+    )
+
+
+def eval_sampling(config: Config, tokenizer: Any) -> Sampling:
+    """Options of every validation answer."""
+    return Sampling(
+        key=0,
+        temperature=config.eval.temperature,
+        max_tokens=config.data.max_response_tokens,
+        stop_token_ids=stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids),
+    )
+
+
+def set_threads(resources: ResourcesConfig) -> int:
+    """Use the configured number of CPU threads for tensor operations; the number in force."""
+    wanted = resources.num_threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(wanted)
+    return wanted

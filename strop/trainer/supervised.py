@@ -1,0 +1,227 @@
+"""Supervised fine-tuning: the same run folder, checkpoints and promises as RL training, a simpler step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from strop.algorithms.aggregation import batch_totals, token_weights
+from strop.algorithms.reduce import merge_metrics, metric_values
+from strop.controller import InlineWorkerGroup
+from strop.data.config import SftDataConfig
+from strop.data.readers import read_rows
+from strop.data.sampler import PromptSampler, visit_uid
+from strop.data.sft import SftDataset, SftExample
+from strop.device import device_name
+from strop.engines.model import load_tokenizer
+from strop.protocol import DataProto, columns
+from strop.run import Checkpoint, Fate, RunFolder, digest
+from strop.run.jsonable import as_number
+from strop.trainer.checkpointing import restore_position, save_checkpoint
+from strop.trainer.config import Config
+from strop.trainer.phases import Phases
+from strop.trainer.reporting import Say, merge_ranks
+from strop.trainer.setup import set_threads
+from strop.trainer.trackers import TrackerGroup, TrackerSetup
+from strop.workers.supervised import SupervisedWorker
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftResult:
+    """How a fine-tuning ended."""
+
+    run: Path
+    steps: int
+    seconds: float
+    loss: float
+    """Mean loss per trained token of the last step."""
+    val_loss: float | None
+    """The same on validation data; None without any."""
+
+    @property
+    def model(self) -> Path:
+        """The trained model as a Hugging Face folder."""
+        return self.run / "checkpoints" / f"global_step_{self.steps}" / "model"
+
+
+class SupervisedTrainer:
+    """One fine-tuning in one process."""
+
+    def __init__(self, config: Config, run: RunFolder, *, checkpoint: Checkpoint | None, say: Say) -> None:
+        self._config, self._run, self._say = config, run, say
+        set_threads(config.resources)
+        sft = config.sft
+        self._tokenizer = load_tokenizer(config.model)
+        if not sft.data.train_files:
+            raise ValueError("sft.data.train_files is empty; name at least one .parquet or .jsonl file")
+        self._examples = self._load(sft.data, sft.data.train_files, "train")
+        self._val = self._load(sft.data, sft.data.val_files, "val") if sft.data.val_files else None
+        self._sampler = PromptSampler(
+            range(len(self._examples)),
+            sft.examples_per_update,
+            config.trainer.seed,
+            num_epochs=sft.num_epochs,
+        )
+        steps = self._sampler.num_steps
+        assert steps is not None, "the sampler was given a number of epochs"
+        self._num_steps = steps if sft.max_steps is None else min(steps, sft.max_steps)
+        self._start_step = 0
+        if checkpoint is not None:
+            self._start_step = checkpoint.step
+            restore_position(run, checkpoint, self._sampler)
+        self._worker = InlineWorkerGroup(
+            lambda: SupervisedWorker(
+                config.model,
+                sft.engine,
+                sft.optim,
+                device=device_name(config.resources.device),
+                num_updates=self._num_steps,
+                checkpoint=None if checkpoint is None else checkpoint.path,
+            )
+        )
+
+    def _load(self, data: SftDataConfig, files: Sequence[str], split: str) -> SftDataset:
+        dataset = SftDataset(
+            read_rows(files),
+            self._tokenizer,
+            data.max_tokens,
+            messages_key=data.messages_key,
+            prompt_key=data.prompt_key,
+            completion_key=data.completion_key,
+            chat_template_kwargs=data.chat_template_kwargs,
+            split=split,
+        )
+        self._say(dataset.report())
+        return dataset
+
+    def fit(self) -> SftResult:
+        """Train to the last step and save it."""
+        start = time.perf_counter()
+        setup = TrackerSetup(
+            folder=self._run.path, total_steps=self._num_steps, resume_step=self._start_step, label="sft"
+        )
+        with TrackerGroup(self._config.trainer.trackers, setup) as trackers:
+            for step in range(self._start_step + 1, self._num_steps + 1):
+                numbers = self._step(step)
+                is_last = step == self._num_steps
+                if is_last and self._val is not None:
+                    numbers["val/loss"] = self._mean_loss(self._val)
+                    self._run.events.append("validation", step, loss=numbers["val/loss"])
+                trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
+                every = self._config.run.save_every
+                if is_last or (every > 0 and step % every == 0):
+                    self._save(step)
+        seconds = time.perf_counter() - start
+        loss, val_loss = self._last_losses()
+        self._run.events.append(
+            "finished", self._num_steps, fsync=True, seconds=seconds, loss=loss, val_loss=val_loss
+        )
+        return SftResult(
+            run=self._run.path, steps=self._num_steps, seconds=seconds, loss=loss, val_loss=val_loss
+        )
+
+    def _last_losses(self) -> tuple[float, float | None]:
+        """Training and validation loss from the records: a resume may have had no step left to do."""
+        steps, validations = self._run.events.read("step"), self._run.events.read("validation")
+        return as_number(steps[-1]["loss"]), as_number(validations[-1]["loss"]) if validations else None
+
+    def _step(self, step: int) -> dict[str, float]:
+        phases = Phases()
+        visits = self._sampler.next()
+        ids = [f"{visit_uid(epoch, row)}/0" for epoch, row in visits]
+        self._run.ledger.issue(step, ids)
+        batch = make_sft_batch([self._examples[row] for _, row in visits])
+        with phases.phase("update"):
+            result = self._worker.call.update(batch)
+        seen = merge_ranks(result.meta_info["metrics"])
+        skipped = result.meta_info["skipped"]
+        if skipped:
+            self._run.events.append("skipped_update", step, reason=skipped)
+            self._say(f"step {step} skipped an update: {skipped}")
+        fate = Fate("filtered", skipped) if skipped else Fate("trained")
+        self._run.ledger.settle(step, dict.fromkeys(ids, fate))
+        numbers = metric_values(merge_metrics([seen]))
+        tensors = batch.tensors()
+        self._run.fingerprints.append(
+            step,
+            data=digest(ids),
+            prompt_tokens=digest(
+                columns.flat(tensors["prompts"]).numpy(), columns.flat(tensors["responses"]).numpy()
+            ),
+            loss=digest([numbers["train/loss"].hex(), numbers["train/grad_norm"].hex()]),
+            weights=self._worker.workers[0].checksum(),
+        )
+        num_tokens = int(
+            columns.row_lengths(tensors["prompts"]).sum() + columns.row_lengths(tensors["responses"]).sum()
+        )
+        numbers["timing_s/step"] = phases.total()
+        numbers["perf/throughput"] = num_tokens / phases.total()
+        self._run.events.append(
+            "step", step, seconds=phases.total(), phases=phases.seconds, loss=numbers["train/loss"]
+        )
+        return numbers
+
+    def _mean_loss(self, dataset: SftDataset) -> float:
+        """Mean loss per trained token."""
+        size = self._config.sft.examples_per_update
+        total, count = 0.0, 0.0
+        for start in range(0, len(dataset), size):
+            examples = [dataset[index] for index in range(start, min(start + size, len(dataset)))]
+            batch = make_sft_batch(examples)
+            log_probs = columns.flat(self._worker.call.compute_log_prob(batch).tensors()["log_probs"])
+            mask = columns.flat(batch.tensors()["loss_weights"]) != 0
+            total -= float(log_probs[mask].sum())
+            count += float(mask.sum())
+        return total / count
+
+    def _save(self, step: int) -> None:
+        save_checkpoint(
+            self._run,
+            step,
+            self._worker.call.save_checkpoint,
+            tokenizer=self._tokenizer,
+            source_model=Path(self._config.model.path),
+            sampler=self._sampler,
+            score=None,
+        )
+
+
+def make_sft_batch(examples: Sequence[SftExample]) -> DataProto:
+    """One optimizer batch: each conversation as prompt (up to the first trained token) and response.
+
+    Columns prompts [B, P~], responses and loss_weights [B, R~]; a weight is 1 / trained tokens of the batch on
+    trained tokens, 0 elsewhere.
+    """
+    prompts, responses, masks = [], [], []
+    for example in examples:
+        cut = example.loss_mask.index(True)
+        if cut == 0:
+            raise ValueError(
+                f"sft row {example.row} is trained from its first token, which nothing predicts; the chat template "
+                f"should begin with a token of its own or a user message"
+            )
+        prompts.append(torch.tensor(example.token_ids[:cut]))
+        responses.append(torch.tensor(example.token_ids[cut:]))
+        masks.append(torch.tensor(example.loss_mask[cut:]))
+    lengths = torch.tensor([len(row) for row in responses])
+    mask = torch.cat(masks)
+    totals = batch_totals(mask, lengths)
+    weights = token_weights(
+        "token-mean", mask, num_tokens=totals.num_tokens, num_samples=totals.num_samples, row_lengths=lengths
+    )
+    return DataProto.from_dict(
+        {
+            "prompts": columns.jagged(prompts),
+            "responses": columns.jagged(responses),
+            "loss_weights": columns.from_flat(weights, lengths),
+        }
+    )
+
+
+def fine_tune(config: Config, run: RunFolder, *, checkpoint: Checkpoint | None = None, say: Say) -> SftResult:
+    """Run a fine-tuning to its end in this process; arguments as those of `strop.trainer.loop.train`."""
+    return SupervisedTrainer(config, run, checkpoint=checkpoint, say=say).fit()

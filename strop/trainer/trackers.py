@@ -1,0 +1,207 @@
+"""Where the numbers of a run go: the console, a JSON-lines file, TensorBoard.
+
+A tracker is made from a `TrackerSetup` by a name of the registry. All of them survive a resume: what they
+hold about steps after the resume point is replaced by what the continued run logs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from strop.algorithms.registry import Registry
+from strop.run.durable import replace_text
+from strop.run.errors import RunError
+from strop.run.jsonable import as_number, jsonable
+from strop.trainer.progress import ConsoleTracker
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class Tracker(Protocol):
+    """Takes the metrics of each step."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take metrics of one step; several calls for one step add up."""
+
+    def close(self) -> None:
+        """Write what is pending and let go of files and the terminal; a second call does nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerSetup:
+    """What a tracker may need to start."""
+
+    folder: Path
+    """The run folder."""
+    total_steps: int
+    """Steps of the whole run, those before a resume included."""
+    resume_step: int = 0
+    """Last step that counts; logging goes on with the one after it. 0 in a run that starts."""
+    label: str = "train"
+    """Name of the activity beside the progress bar."""
+    console: Console = field(default_factory=lambda: Console(stderr=True))
+    """Where progress is shown; standard output stays free for results."""
+
+
+TrackerFactory = Callable[[TrackerSetup], Tracker]
+
+
+trackers: Registry[TrackerFactory] = Registry("tracker", replaceable=False)
+"""Tracker factories by the names that a configuration uses."""
+
+
+class TrackerGroup:
+    """Several trackers as one."""
+
+    def __init__(self, names: Sequence[str], setup: TrackerSetup) -> None:
+        factories = [trackers[name] for name in names]
+        self._trackers: list[Tracker] = []
+        with ExitStack() as opened:  # if one cannot start, those before it are closed
+            for factory in factories:
+                tracker = factory(setup)
+                opened.callback(tracker.close)
+                self._trackers.append(tracker)
+            self._closing = opened.pop_all()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Give metrics of one step to every tracker."""
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+
+    def close(self) -> None:
+        """Close every tracker, also when one of them fails to."""
+        self._closing.close()
+
+    def __enter__(self) -> TrackerGroup:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@trackers.register("console")
+def console_tracker(setup: TrackerSetup) -> Tracker:
+    """Progress on the terminal."""
+    return ConsoleTracker(
+        total_steps=setup.total_steps,
+        first_step=setup.resume_step,
+        label=setup.label,
+        console=setup.console,
+    )
+
+
+@trackers.register("jsonl")
+def jsonl_tracker(setup: TrackerSetup) -> Tracker:
+    """One JSON object per line in `metrics.jsonl`."""
+    return JsonlTracker(setup.folder / METRICS_FILE, resume_step=setup.resume_step)
+
+
+@trackers.register("tensorboard")
+def tensorboard_tracker(setup: TrackerSetup) -> Tracker:
+    """Event files in `tensorboard/`."""
+    return TensorBoardTracker(setup.folder / "tensorboard", resume_step=setup.resume_step)
+
+
+class JsonlTracker:
+    """Metrics as lines of JSON: {"step": 3, "actor/loss": 0.1, ...}. NaN and infinities are strings."""
+
+    def __init__(self, path: Path, *, resume_step: int) -> None:
+        self.path = path
+        try:
+            _drop_lines_after(path, resume_step)
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise RunError(
+                f"cannot write {path}: {error.strerror}; choose another folder with --out"
+            ) from error
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line; it is in the file when this returns."""
+        record = jsonable({"step": step, **metrics}, "metrics")
+        try:
+            self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise RunError(
+                f"cannot write the metrics of step {step} to {self.path}: {error.strerror}; free space, then "
+                f"continue with --resume"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoardTracker:
+    """Metrics as TensorBoard scalars; a resume tells TensorBoard to forget the steps it repeats."""
+
+    def __init__(self, folder: Path, *, resume_step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError(
+                "the tracker 'tensorboard' needs the package tensorboard: pip install tensorboard, or take "
+                "'tensorboard' out of trainer.trackers"
+            ) from error
+        purge_step = resume_step + 1 if resume_step > 0 else None
+        self._writer: Any = SummaryWriter(log_dir=str(folder), purge_step=purge_step)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add one point per metric."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, float(value), step)
+
+    def close(self) -> None:
+        """Write pending points and close the file."""
+        self._writer.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The metrics of a run by step, in order, from a `metrics.jsonl`; lines of one step are joined.
+
+    Each dict has the key "step". A line that an interrupted run left unfinished is passed over.
+    """
+    by_step: dict[int, dict[str, float]] = {}
+    for record in _whole_lines(path):
+        joined = by_step.setdefault(record["step"], {"step": record["step"]})
+        joined.update({name: as_number(value) for name, value in record.items() if name != "step"})
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _drop_lines_after(path: Path, step: int) -> None:
+    """Rewrite the file without later steps and without an unfinished line; a file that has none stays."""
+    if not path.exists():
+        return
+    kept = [
+        json.dumps(record, ensure_ascii=False) + "\n"
+        for record in _whole_lines(path)
+        if record["step"] <= step
+    ]
+    text = "".join(kept)
+    if text != path.read_text(encoding="utf-8", errors="replace"):
+        replace_text(path, text)
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    records = []
+    for line in path.read_bytes().split(b"\n")[:-1]:  # after the last newline: nothing, or an unfinished line
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            records.append(record)
+    return records
