@@ -93,8 +93,16 @@ test-gpu: $(STAMPS)/test
 smollm2: $(STAMPS)/smollm2
 	$(BIN)/python -m pytest -m smollm2 $(ARGS)
 
-bench: $(STAMPS)/test
+bench: $(STAMPS)/test $(if $(filter grpo_vs_trl,$(BENCH)),.venv-trl/.made)
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
+# The library that grpo_vs_trl measures beside strop, in an environment of its own.
+.venv-trl/.made: $(STAMPS)/torch
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH)
+	.venv-trl/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt \
+		trl==1.16.0 accelerate==1.15.0
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build strop.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-trl build strop.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

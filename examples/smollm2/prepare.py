@@ -28,7 +28,7 @@ DATA_SOURCE = "strop/exact"
 """Scored 1 when the stripped answer equals the ground truth, else 0."""
 SOLVED = (("red dog sun map", "map"), ("ship lake corn bird", "bird"), ("gold tree fish king", "king"))
 """The examples before every question."""
-WORDS = (
+WORD_LIST = (
     "apple arm ball bank bear bed bell boat book box bread bridge brush bus cake camp car card cat chair cheese "
     "clock cloud coat coin cow cup desk door dress drum duck ear egg eye farm field fire flag floor flower fly foot "
     "fork fox frog game gate girl glass goat grass hand hat heart hill home horse house ice ink iron jar key kite "
@@ -37,8 +37,9 @@ WORDS = (
     "salt sand school sea seat seed sheep shelf shirt shoe shop sky snake snow soap sock song soup spoon stamp star "
     "stone street sugar table tail tea tent tooth town toy train truck wall watch water wheel wind window wing wolf "
     "wood wool worm yard"
-).split()
+)
 """Common English words, none of them in the solved examples."""
+WORDS = WORD_LIST.split()
 
 
 def model_file() -> Path:

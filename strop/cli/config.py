@@ -74,4 +74,4 @@ def _documented(
             subsequent_indent=f"{indent}# ",
             break_on_hyphens=False,
         )
-        yield textwrap.indent(dump({name: 1}).rstrip("\n"), indent)
+        yield textwrap.indent(dump({name: value}).rstrip("\n"), indent)

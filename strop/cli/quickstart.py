@@ -1,46 +1,19 @@
-"""`strop quickstart`: a policy that learns, end to end, on this machine.
-
-It drives the same fine-tuning, training and validation as `strop sft`, `strop train` and `strop eval`, with the
-preset strop/config/presets/quickstart.yaml. Every stage is found finished, continued or started, so the command
-can be interrupted and given again.
-"""
+"""`strop quickstart`: a policy that learns, end to end, on this machine."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from strop.config import load_config
-from strop.data.tasks import write_task
-from strop.data.tiny import make_tiny_model
-from strop.run import RunError, RunFolder
-from strop.trainer.config import Config
-from strop.trainer.curve import run_series, save_curve, text_curve
-from strop.trainer.launch import Start, start_or_resume
-from strop.trainer.loop import train
-from strop.trainer.supervised import fine_tune
-from strop.trainer.trackers import read_metrics
-
-NUM_LETTERS = 4
-NUM_TRAIN, NUM_VAL, NUM_SFT = 4000, 200, 5120
-NUM_SHOWN = 5
-"""Prompts shown before and after."""
+from strop.cli.output import Interrupted
 
 EPILOG = """\
 examples:
   strop quickstart
   strop quickstart --seed 1 --out runs/second
   strop quickstart --json trainer.max_steps=40
+
+Given again on an interrupted folder, it goes on to the same end; on a finished one, it shows the result.
 """
 
 
@@ -55,170 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    console = Console()
+    from strop.cli.quickstart_stages import carry_out
+
     folder: Path = args.out or Path("runs") / f"quickstart-seed{args.seed}"
-    start = time.perf_counter()
-    _claim(folder, args.seed)
-    model, data = folder / "model", folder / "data"
-    console.print(f"[bold]1/4[/] a tiny Qwen3 model and a task: write a word of {NUM_LETTERS} letters backwards")
-    _make_once(model, lambda path: make_tiny_model(path, seed=args.seed))
-    _make_once(data, lambda path: _write_task(path, args.seed))
-
-    console.print("[bold]2/4[/] strop sft: a few solved examples, so that there is something to reinforce")
-    sft_model = _sft(folder / "sft", _config(folder, model, args))
-    console.print("[bold]3/4[/] strop train: GRPO on the answers' correctness alone")
-    _train(folder / "train", _config(folder, sft_model, args))
-    seconds = time.perf_counter() - start
-
-    console.print("[bold]4/4[/] what it learned")
-    report = _Report(folder)
-    report.show(console)
-    if args.json:
-        result = {
-            "seconds": round(seconds, 2), "pass_rate_sft": report.rates[0], "pass_rate_final": report.rates[1],
-            "run": str(report.run),
-        }
-        print(json.dumps(result))
-    return 0
-
-
-def _claim(folder: Path, seed: int) -> None:
-    """Make the folder, or check that it is a quickstart of this seed."""
-    marker = folder / "quickstart.json"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not marker.exists():
-            if any(folder.iterdir()):
-                raise RunError(f"{folder} is not empty and no quickstart; choose another folder with --out")
-            marker.write_text(json.dumps({"seed": seed}))
-    except OSError as error:
-        raise RunError(f"cannot write {folder}: {error.strerror}; choose another folder with --out") from error
-    found = json.loads(marker.read_text())["seed"]
-    if found != seed:
-        raise RunError(f"{folder} is the quickstart of seed {found}; give --seed {found}, or another --out")
-
-
-def _make_once(folder: Path, make: Callable[[Path], object]) -> None:
-    """Make a folder whole or not at all."""
-    if folder.exists():
-        return
-    unfinished = folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    make(unfinished)
-    unfinished.rename(folder)
-
-
-def _write_task(folder: Path, seed: int) -> None:
-    write_task(
-        folder, seed=seed, num_train=NUM_TRAIN, num_val=NUM_VAL, num_sft=NUM_SFT,
-        min_letters=NUM_LETTERS, max_letters=NUM_LETTERS,
-    )
-
-
-def _config(folder: Path, model: Path, args: argparse.Namespace) -> Config:
-    data = folder / "data"
-    paths = [
-        f"model.path='{model}'",
-        f"data.train_files=['{data / 'train.parquet'}']",
-        f"data.val_files=['{data / 'val.parquet'}']",
-        f"sft.data.train_files=['{data / 'sft.parquet'}']",
-        f"trainer.seed={args.seed}",
-    ]
-    return load_config(Config, source="quickstart", overrides=[*paths, *args.overrides])
-
-
-def _sft(folder: Path, config: Config) -> Path:
-    """The fine-tuned model, made now or before."""
-    start = _start(folder, config)
-    with start.run:
-        if not start.is_finished:
-            return fine_tune(config, start.run, checkpoint=start.checkpoint, say=_say).model
-        last = max(start.run.checkpoints.steps())
-        return start.run.checkpoints.at(last).path / "model"
-
-
-def _train(folder: Path, config: Config) -> None:
-    start = _start(folder, config)
-    with start.run:
-        if not start.is_finished:
-            train(config, start.run, checkpoint=start.checkpoint, say=_say)
-
-
-def _start(folder: Path, config: Config) -> Start:
-    return start_or_resume(folder, config, command=["strop", "quickstart"], say=_say)
-
-
-def _say(line: str) -> None:
-    Console().print(f"  {line}", style="dim", markup=False, highlight=False)
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """One held-out prompt, before and after."""
-
-    prompt: str
-    ground_truth: str
-    before: str
-    after: str
-
-
-class _Report:
-    """What a finished quickstart shows."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.run = folder / "train"
-        with RunFolder.open(self.run, read_only=True) as run:
-            validations = run.events.read("validation")
-            self.rates = (validations[0]["pass_rate"], validations[-1]["pass_rate"])
-            self.answers = _answers(
-                run.samples.read(validations[0]["step"], split="val"),
-                run.samples.read(validations[-1]["step"], split="val"),
-            )
-            self.series = run_series(read_metrics(self.run / "metrics.jsonl"))
-
-    def show(self, console: Console) -> None:
-        """Curve, answers, numbers, and what to do next."""
-        picture = save_curve(self.folder / "curve.png", self.series, title="strop quickstart: reward and pass rate")
-        console.print(text_curve(self.series), markup=False, highlight=False)
-        table = Table("prompt", "right answer", "before RL", "after RL")
-        for answer in self.answers:
-            table.add_row(
-                Text(answer.prompt), Text(answer.ground_truth),
-                _marked(answer.before, answer.ground_truth), _marked(answer.after, answer.ground_truth),
-            )
-        console.print(table)
-        before, after = self.rates
-        console.print(
-            f"greedy pass rate on held-out words: [bold]{before:.1%}[/] after SFT, [bold]{after:.1%}[/] after GRPO"
-        )
-        console.print(f"run folder: {self.run}\ncurve:      {picture}", highlight=False)
-        console.print(
-            f"try next:\n"
-            f"  strop samples {self.run} --limit 5\n"
-            f"  strop generate {self.run}\n"
-            f"  strop train --config examples/arithmetic/config.yaml   (see examples/arithmetic/README.md)",
-            highlight=False, markup=False,
-        )
-
-
-def _answers(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[_Answer]:
-    """Five prompts: those that changed first, so that the table shows what was learned."""
-    first = {row["id"]: row for row in before}
-    rows = sorted(after, key=lambda row: (first[row["id"]]["response"] == row["response"], row["id"]))[:NUM_SHOWN]
-    return [
-        _Answer(
-            _question(row["prompt"]), str(row["ground_truth"]), first[row["id"]]["response"], row["response"]
-        )
-        for row in rows
-    ]
-
-
-def _question(prompt: str) -> str:
-    """The user's words in a rendered prompt."""
-    return prompt.replace("<|user|>", "").replace("<|im_end|>", "").replace("<|assistant|>", "").strip()
-
-
-def _marked(answer: str, ground_truth: str) -> Text:
-    is_right = answer.strip() == ground_truth
-    return Text(f"{answer} {'✓' if is_right else '✗'}", style="green" if is_right else "red")
+        carry_out(folder, seed=args.seed, overrides=args.overrides, wants_json=args.json)
+    except KeyboardInterrupt:
+        raise Interrupted(f"continue with `strop quickstart --seed {args.seed} --out {folder}`") from None
+    return 0

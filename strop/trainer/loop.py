@@ -262,13 +262,9 @@ class Trainer:
         try:
             await self.step(record)
         except BaseException as error:
-            self._run.events.append(
-                "crashed",
-                step,
-                fsync=True,
-                phase=record.phases.current,
-                error=f"{type(error).__name__}: {error}",
-            )
+            kind = "interrupted" if isinstance(error, asyncio.CancelledError | KeyboardInterrupt) else "crashed"
+            reason = f"{type(error).__name__}: {error}"
+            self._run.events.append(kind, step, fsync=True, phase=record.phases.current, error=reason)
             raise
         self._write(record)
         numbers = self._metrics(record)
@@ -325,7 +321,7 @@ class Trainer:
         advantages = {} if record.batch is None else advantages_by_id(record.batch)
         skipped = record.skipped[0] if record.skipped else ""
         fates = {
-            e.id: Fate("trained") if e.id in record.trained else untrained_fate(e, skipped=skipped)
+            e.id: Fate("trained") if e.id in record.trained else untrained_fate(e, skipped=skipped if e.id in advantages else "")
             for e in record.episodes
         }
         self._run.ledger.settle(record.step, fates)

@@ -55,7 +55,7 @@ def untrained_fate(episode: Episode, *, skipped: str) -> Fate:
 
     Args:
         episode: the sample.
-        skipped: why its optimizer step was not taken, if one was not.
+        skipped: why its optimizer step was not taken; empty when it was in none.
     """
     if episode.trajectory is None:
         return Fate("failed", episode.failure)

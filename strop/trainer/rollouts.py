@@ -92,12 +92,15 @@ class Rollouts:
             on_done()
             return episode
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(one(prompt, index))
-                for prompt in prompts
-                for index in range(samples_per_prompt)
-            ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(one(prompt, index))
+                    for prompt in prompts
+                    for index in range(samples_per_prompt)
+                ]
+        except ExceptionGroup as errors:  # the first error ended the other tasks
+            raise errors.exceptions[0] from None
         episodes = [task.result() for task in tasks]
         failures = [episode for episode in episodes if episode.trajectory is None]
         if len(failures) > MAX_FAILED_SHARE * len(episodes):

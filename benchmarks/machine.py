@@ -1,0 +1,33 @@
+"""What a benchmark says about where it ran."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("strop", "torch", "transformers", "tensordict")
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, load when the benchmark started, and versions."""
+    model = next(
+        (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        platform.processor(),
+    )
+    flags = next((line for line in _lines("/proc/cpuinfo") if line.startswith("flags")), "").split()
+    return {
+        "cpu": model,
+        "features": [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags],
+        "cores": os.cpu_count(),
+        "load_at_start": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in PACKAGES},
+    }
+
+
+def _lines(path: str) -> list[str]:
+    file = Path(path)
+    return file.read_text().splitlines() if file.is_file() else []

@@ -1,0 +1,158 @@
+"""Finding commands, help, exit codes, and errors as sentences."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+from cli_calls import cli
+
+import strop
+from strop.cli import main as main_module
+from strop.cli.main import COMMANDS, Command
+from strop.cli.output import Interrupted
+from strop.rollout.client import RolloutTimeout
+from strop.run import CheckpointError, RunError
+from strop.trainer.rollouts import EpisodesFailed
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_two_examples_of_its_own(name: str) -> None:
+    result = cli(name, "--help")
+    assert result.code == 0
+    examples = [line for line in result.out.split("examples:\n")[1].splitlines() if f"strop {name}" in line]
+    assert len(examples) >= 2
+    assert "--debug" in result.out
+
+
+def test_help_lists_the_commands_and_no_command_is_help() -> None:
+    result = cli("--help")
+    assert result.code == 0
+    assert all(f"\n  {name} " in result.out for name in COMMANDS)
+    assert cli() == result
+    assert cli("--version").out == f"strop {strop.__version__}\n"
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from strop.cli.main import main\n"
+        "codes = [main(['--help']), *(main([name, '--help']) for name in ('train', 'eval', 'diff', 'config'))]\n"
+        "print(codes, sorted({'torch', 'transformers', 'tensordict', 'datasets'} & set(sys.modules)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert found.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0] []"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["trian"], "there is no command 'trian'; did you mean train?"),
+        (["zzz"], "there is no command 'zzz'; there are quickstart, sft, train"),
+        (
+            ["train", "--lr", "3"],
+            "unrecognized arguments: --lr; settings are given as key=value, without dashes",
+        ),
+        (["config"], "required: show; see `strop config --help`"),
+        (["diff", "runs/a"], "strop diff: the following arguments are required: RUN_B"),
+        (["train", "rollout.temperature"], "'rollout.temperature' is not an override: write key=value"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_one_sentence(words: list[str], expected: str) -> None:
+    result = cli(*words)
+    assert expected in result.sentence
+    assert len(result.err.splitlines()) == 1
+    assert result.out == ""
+
+
+def test_options_and_settings_may_come_in_any_order() -> None:
+    result = cli("config", "show", "trainer.seed=3", "--json", "eval.every=7")
+    assert (result.record["trainer"]["seed"], result.record["eval"]["every"]) == (3, 7)
+
+
+def raising(make: Callable[[], object]) -> ModuleType:
+    """A command that fails."""
+    module = ModuleType("failing_command")
+    vars(module).update(add_arguments=lambda parser: None, run=lambda args: make())
+    return module
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | Callable[[], object]], None]:
+    """Makes `strop fail` a command that raises."""
+
+    def install(error: BaseException | Callable[[], object]) -> None:
+        def fail() -> object:
+            if isinstance(error, BaseException):
+                raise error
+            return error()
+
+        monkeypatch.setitem(sys.modules, "failing_command", raising(fail))
+        monkeypatch.setitem(COMMANDS, "fail", Command(summary="fails", module="failing_command"))
+
+    return install
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("what and what to do"),
+        FileNotFoundError("what and what to do"),
+        RunError("what and what to do"),
+        CheckpointError("what and what to do"),
+        EpisodesFailed("what and what to do"),
+        RolloutTimeout("what and what to do"),
+        ExceptionGroup("tasks", [RunError("what and what to do"), RunError("another")]),
+    ],
+)
+def test_errors_of_users_are_sentences_with_code_2(
+    error: Exception, failing: Callable[[BaseException], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(error)
+    monkeypatch.setattr(main_module, "_is_raised_by_strop", lambda error: True)
+    result = cli("fail")
+    assert (result.code, result.err) == (2, "strop fail: what and what to do\n")
+    debug = cli("fail", "--debug")
+    assert debug.code == 2
+    assert "Traceback (most recent call last)" in debug.err
+    assert debug.err.endswith(result.err)
+
+
+def test_our_own_bugs_are_no_sentences(failing: Callable[[BaseException], None]) -> None:
+    failing(KeyError("a bug"))
+    with pytest.raises(KeyError, match="a bug"):
+        cli("fail")
+    failing(ExceptionGroup("tasks", [RunError("a sentence"), KeyError("a bug")]))
+    with pytest.raises(ExceptionGroup):
+        cli("fail")
+
+
+def test_a_sentence_of_a_library_says_that_debug_tells_more(
+    failing: Callable[[Callable[[], object]], None],
+) -> None:
+    failing(lambda: json.loads("{"))
+    assert "(JSONDecodeError; --debug shows where)" in cli("fail").sentence
+    failing(lambda: open("/nowhere/at/all"))  # noqa: PTH123, SIM115
+    assert cli("fail").sentence.startswith("strop fail: No such file or directory: /nowhere/at/all")
+
+
+def test_untrusted_text_in_an_error_is_escaped(failing: Callable[[BaseException], None]) -> None:
+    failing(RunError("it returned '\x1b[2Jboo'"))
+    assert "\\x1b[2Jboo" in cli("fail").sentence
+
+
+def test_an_interrupt_is_code_130_and_says_how_to_go_on(failing: Callable[[BaseException], None]) -> None:
+    failing(KeyboardInterrupt())
+    assert (cli("fail").code, cli("fail").err) == (130, "\ninterrupted\n")
+    failing(Interrupted("continue with that"))
+    assert cli("fail").err == "\ninterrupted; continue with that\n"
+
+
+def test_the_exit_code_of_a_command_is_handed_on(failing: Callable[[Callable[[], object]], None]) -> None:
+    failing(lambda: 1)
+    assert cli("fail").code == 1

@@ -1,0 +1,139 @@
+"""`strop train` and `strop sft`: results, resume, and folders that are left behind."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from cli_calls import Project, cli, interrupted_after
+
+from strop.config import load_config, read_config
+from strop.run import RunFolder
+from strop.trainer.config import Config
+
+
+def test_train_writes_its_settings_and_links_its_model(project: Project, trained: Path) -> None:
+    assert read_config(Config, trained / "config.yaml") == load_config(Config, source=project.config)
+    assert (trained / "model").resolve() == (trained / "checkpoints" / "global_step_2" / "model").resolve()
+    assert (trained / "model" / "config.json").is_file()
+    with RunFolder.open(trained, read_only=True) as run:
+        assert run.info["command"][:3] == ["strop", "train", "--config"]
+
+
+def test_the_last_line_of_train_is_json(project: Project, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = cli("train", "--json", "--config", project.config, "trainer.max_steps=1", "--out", run)
+    assert result.code == 0
+    assert len(result.out.splitlines()) == 1
+    assert result.record.pop("seconds") > 0
+    record = {key: value for key, value in result.record.items() if key != "seconds"}
+    assert record == {"run": str(run), "steps": 1, "pass_rate_start": 0.0, "pass_rate_final": 0.0}
+    assert "loading weights" not in result.err.lower(), "progress bars of libraries stay away"
+
+
+def test_an_interrupted_run_continues_to_the_run_that_was_never_interrupted(
+    trained: Path, interrupted: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(interrupted, run, symlinks=True)
+    resumed = cli("train", "--resume", run, "--json")
+    assert resumed.code == 0
+    assert "resumed at step 1: 6 samples trained" in resumed.err
+    assert resumed.record["steps"] == 2
+    same = cli("diff", trained, run)
+    assert (same.code, same.out) == (0, "equal over 2 common steps (1 to 2)\n")
+
+
+def test_an_interrupt_says_how_to_continue(project: Project, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with interrupted_after(step=0):
+        result = cli("train", "--config", project.config, "--out", run)
+    assert result.code == 130
+    assert result.err.endswith(f"interrupted; continue with `strop train --resume {run}`\n")
+    assert "Traceback" not in result.err
+
+
+def test_a_finished_run_says_so(trained: Path, tuned: Path) -> None:
+    result = cli("train", "--resume", trained, "--json")
+    assert result.code == 0
+    assert f"{trained} is finished; nothing to resume" in result.err
+    assert (result.record["steps"], result.record["pass_rate_final"]) == (2, 0.0)
+    again = cli("sft", "--resume", tuned, "--json")
+    assert again.code == 0
+    assert again.record["loss"] > 1
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_sentence(trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run, symlinks=True)
+    events = (run / "events.jsonl").read_text().splitlines(keepends=True)
+    (run / "events.jsonl").write_text("".join(line for line in events if '"finished"' not in line))
+    weights = run / "checkpoints" / "global_step_2" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    result = cli("train", "--resume", run)
+    assert result.code == 0
+    assert "ckpt 2 is damaged: model/model.safetensors has" in result.err
+    assert "using 1" in result.err
+    assert cli("diff", trained, run).code == 0
+
+
+def test_sft_gives_a_model_that_train_starts_from(project: Project, tuned: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rl"
+    result = cli(
+        "train", "--config", project.config, "--out", out, f"model.path={tuned / 'model'}",
+        "trainer.max_steps=1", "eval.before_train=false", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert result.record["pass_rate_start"] is None
+
+
+def test_the_last_line_of_sft_is_json(project: Project, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = cli("sft", "--config", project.config, "--out", run, "--json")
+    assert result.code == 0
+    record = result.record
+    assert set(record) == {"run", "model", "steps", "seconds", "loss", "val_loss"}
+    assert (Path(record["model"]) / "model.safetensors").is_file()
+    assert 3 < record["val_loss"] < 6, "about ln(102) for a model that knows nothing"
+
+
+@pytest.mark.parametrize("command", ["train", "sft"])
+def test_a_start_that_fails_leaves_no_folder(project: Project, tmp_path: Path, command: str) -> None:
+    run = tmp_path / "run"
+    result = cli(command, "--config", project.config, "--out", run, "model.path=/nowhere")
+    assert "model.path '/nowhere' is not a folder" in result.sentence
+    assert not run.exists()
+
+
+def test_the_default_folder_is_named_after_command_and_time(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = cli("train", "--config", project.config, "model.path=/nowhere")
+    assert "run folder: runs/train-2" in result.err
+
+
+def test_resume_refuses_what_it_would_ignore(
+    project: Project, trained: Path, tuned: Path, tmp_path: Path
+) -> None:
+    assert "so --config trainer.seed=1 has no place" in cli(
+        "train", "--resume", trained, "--config", project.config, "trainer.seed=1"
+    ).sentence  # fmt: skip
+    assert "is a run of `strop sft`" in cli("train", "--resume", tuned).sentence
+    assert "does not exist" in cli("train", "--resume", tmp_path / "none").sentence
+
+
+def test_a_folder_in_use_is_refused(project: Project, trained: Path, tmp_path: Path) -> None:
+    assert f"continue it with --resume {trained}" in cli(
+        "train", "--config", project.config, "--out", trained
+    ).sentence  # fmt: skip
+    assert (
+        "is no run folder"
+        in cli("train", "--config", project.config, "--out", project.folder / "data").sentence
+    )
+    (tmp_path / "file").write_text("")
+    assert (
+        "Not a directory"
+        in cli("train", "--config", project.config, "--out", tmp_path / "file" / "run").sentence
+    )
