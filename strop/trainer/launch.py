@@ -41,7 +41,9 @@ def start_run(folder: Path, config: Config, *, command: Sequence[str]) -> Start:
         save_config(config, run.path / CONFIG_FILE)
     except OSError as error:
         run.close()
-        raise RunError(f"cannot write {run.path / CONFIG_FILE}: {error.strerror}; choose another --out") from error
+        raise RunError(
+            f"cannot write {run.path / CONFIG_FILE}: {error.strerror}; choose another --out"
+        ) from error
     return Start(run=run, config=config, checkpoint=None, is_finished=False)
 
 
@@ -79,14 +81,12 @@ def start_or_resume(folder: Path, config: Config, *, command: Sequence[str], say
         if is_run(folder):  # it died between its first two files; nothing is lost with them
             (folder / "run.json").unlink()
         return start_run(folder, config, command=command)
-    start = resume_run(folder, say=say)
-    if start.config != config:
-        start.run.close()
+    if read_config(Config, folder / CONFIG_FILE) != config:  # looked at before anything is rolled back
         raise RunError(
             f"{folder} holds a run with other settings (see `strop config show --config {folder / CONFIG_FILE}`); "
             f"continue that one with --resume, or choose another folder with --out"
         )
-    return start
+    return resume_run(folder, say=say)
 
 
 def carry_out(start: Start, work: Callable[[Start], R]) -> R:

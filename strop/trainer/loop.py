@@ -11,7 +11,6 @@ flight. All waits have a deadline in the part that waits: generation (rollout.ti
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -58,8 +57,6 @@ from strop.trainer.validation import Validation, validate
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.reference import ReferenceWorker
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +121,7 @@ class Trainer:
                 folder=self._run.path, total_steps=self.data.num_steps, resume_step=self._start_step
             )
             trackers = stack.enter_context(TrackerGroup(self.config.trainer.trackers, setup))
-            if self._start_step == 0 and self.config.eval.before_train and self.data.val_prompts:
+            if self._start_step == 0 and self._wants_first_validation():
                 await self._validate(0, trackers)
             for step in range(self._start_step + 1, self.data.num_steps + 1):
                 await self._run_step(step, trackers)
@@ -262,7 +259,9 @@ class Trainer:
         try:
             await self.step(record)
         except BaseException as error:
-            kind = "interrupted" if isinstance(error, asyncio.CancelledError | KeyboardInterrupt) else "crashed"
+            kind = (
+                "interrupted" if isinstance(error, asyncio.CancelledError | KeyboardInterrupt) else "crashed"
+            )
             reason = f"{type(error).__name__}: {error}"
             self._run.events.append(kind, step, fsync=True, phase=record.phases.current, error=reason)
             raise
@@ -287,17 +286,26 @@ class Trainer:
                 self._save(step, score)
             trackers.log(step, {"timing_s/save_checkpoint": record.phases.seconds["save_checkpoint"]})
 
+    def _wants_first_validation(self) -> bool:
+        """False also when a start that came no further than this left one behind."""
+        wanted = self.config.eval.before_train and bool(self.data.val_prompts)
+        return wanted and not self._run.events.read("validation")
+
     async def _validate(self, step: int, trackers: TrackerGroup) -> Validation:
-        if not self.data.val_prompts:
-            raise AssertionError("validation is only called with validation prompts")
         validation = await validate(
             self.rollouts,
             self.data.val_prompts,
             self.config.eval,
             eval_sampling(self.config, self.data.tokenizer),
         )
+        if self.config.run.save_samples:
+            rows = [
+                self._row(episode, None, Fate("filtered", "validation")) for episode in validation.episodes
+            ]
+            self._run.samples.write(step, rows, split="val")
+        trackers.log(step, validation.metrics)
         low, high = validation.interval()
-        self._run.events.append(
+        self._run.events.append(  # last: what it stands for was written
             "validation",
             step,
             fsync=True,
@@ -308,20 +316,16 @@ class Trainer:
             num_unscored=validation.num_unscored,
             metrics=validation.metrics,
         )
-        if self.config.run.save_samples:
-            rows = [
-                self._row(episode, None, Fate("filtered", "validation")) for episode in validation.episodes
-            ]
-            self._run.samples.write(step, rows, split="val")
-        trackers.log(step, validation.metrics)
         return validation
 
     def _write(self, record: StepRecord) -> None:
         """Fates, samples and fingerprint of a step."""
         advantages = {} if record.batch is None else advantages_by_id(record.batch)
-        skipped = record.skipped[0] if record.skipped else ""
+        skipped = dict.fromkeys(advantages, record.skipped[0] if record.skipped else "")
         fates = {
-            e.id: Fate("trained") if e.id in record.trained else untrained_fate(e, skipped=skipped if e.id in advantages else "")
+            e.id: Fate("trained")
+            if e.id in record.trained
+            else untrained_fate(e, skipped=skipped.get(e.id, ""))
             for e in record.episodes
         }
         self._run.ledger.settle(record.step, fates)

@@ -1,0 +1,133 @@
+"""Episodes: what an agent is given, and what is asked of the trajectory that it returns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from strop.agents.episodes import play_episode, sample_key
+from strop.agents.registry import Agent, Generate, agents
+from strop.rollout.types import Sampling, TokenOutput
+from strop.trajectory import Prompt, Trajectory
+
+SAMPLING = Sampling(key=0, temperature=0.7, max_tokens=10, stop_token_ids=(2,))
+
+
+class ScriptedClient:
+    """Answers each request with three tokens and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, tuple[int, ...], Sampling]] = []
+
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
+        self.requests.append((request_id, tuple(prompt_ids), sampling))
+        return TokenOutput(
+            token_ids=(7, 8, 9), log_probs=(-0.1, -0.2, -0.3), versions=(4, 4, 4), stop_reason="stop"
+        )
+
+
+def prompt(uid: str = "e0-000003", agent_name: str = "single_turn") -> Prompt:
+    return Prompt(
+        uid=uid, row=3, token_ids=(5, 6), messages=(), data_source="test", ground_truth="", agent_name=agent_name
+    )  # fmt: skip
+
+
+def play(
+    client: ScriptedClient, asked: Prompt | None = None, sample_index: int = 1, seed: int = 0
+) -> Trajectory:
+    return asyncio.run(play_episode(asked or prompt(), sample_index, client, SAMPLING, seed=seed))
+
+
+@pytest.fixture
+def registered() -> Iterator[dict[str, Agent]]:
+    """The registry, as it was before at the end."""
+    before = dict(agents)
+    yield agents
+    agents.clear()
+    agents.update(before)
+
+
+def test_a_single_turn_is_one_generation() -> None:
+    client = ScriptedClient()
+    trajectory = play(client)
+    assert trajectory.id == "e0-000003/1"
+    assert trajectory.token_ids == (5, 6, 7, 8, 9)
+    assert trajectory.sampled == (True, True, True)
+    assert trajectory.log_probs == (-0.1, -0.2, -0.3)
+    assert trajectory.versions == (4, 4, 4)
+    assert trajectory.stop_reason == "stop"
+    assert trajectory.timings["generate_s"] >= 0
+    ((request_id, prompt_ids, sampling),) = client.requests
+    assert (request_id, prompt_ids) == ("e0-000003/1#0", (5, 6))
+    assert (sampling.temperature, sampling.max_tokens, sampling.stop_token_ids) == (0.7, 10, (2,))
+
+
+def test_each_sample_of_each_visit_and_seed_has_its_own_random_stream() -> None:
+    keys = set()
+    for uid in ("e0-000003", "e1-000003", "e0-000004"):
+        for index in (0, 1):
+            for seed in (0, 1):
+                client = ScriptedClient()
+                play(client, prompt(uid), index, seed)
+                keys.add(client.requests[0][2].key)
+                assert client.requests[0][2].key == sample_key(seed, uid, index)
+    assert len(keys) == 12
+
+
+@pytest.mark.usefixtures("registered")
+def test_later_turns_go_on_in_the_random_stream_and_the_token_budget() -> None:
+    @agents.register("two_turns")
+    async def two_turns(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
+        for _ in range(2):
+            output = await generate(trajectory.token_ids)
+            trajectory = trajectory.with_sampled(output.token_ids, output.log_probs, output.versions)
+            trajectory = trajectory.with_given((11,))
+        return trajectory.finish("done")
+
+    client = ScriptedClient()
+    trajectory = play(client, prompt(agent_name="two_turns"))
+    assert trajectory.response_ids == (7, 8, 9, 11, 7, 8, 9, 11)
+    assert trajectory.sampled == (True, True, True, False) * 2
+    (first, _, early), (second, prompt_ids, late) = client.requests
+    assert (first, second) == ("e0-000003/1#0", "e0-000003/1#1")
+    assert prompt_ids == (5, 6, 7, 8, 9, 11)
+    assert early.key == late.key
+    assert (early.position, late.position) == (0, 3)
+    assert (early.max_tokens, late.max_tokens) == (10, 7)
+
+
+@pytest.mark.usefixtures("registered")
+def test_an_unfinished_trajectory_is_refused() -> None:
+    @agents.register("lazy")
+    async def lazy(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
+        return trajectory
+
+    with pytest.raises(ValueError, match="agent 'lazy' returned trajectory e0-000003/1 unfinished"):
+        play(ScriptedClient(), prompt(agent_name="lazy"))
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_trajectory_of_another_sample_is_refused() -> None:
+    @agents.register("mixed_up")
+    async def mixed_up(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
+        return Trajectory(uid=asked.uid, sample_index=0, prompt_ids=asked.token_ids).finish("stop")
+
+    with pytest.raises(ValueError, match="returned trajectory e0-000003/0 for the sample e0-000003/1"):
+        play(ScriptedClient(), prompt(agent_name="mixed_up"))
+
+
+@pytest.mark.usefixtures("registered")
+def test_two_agents_cannot_have_one_name() -> None:
+    async def other(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
+        return trajectory.finish("stop")
+
+    with pytest.raises(ValueError, match="agent 'single_turn' is already registered"):
+        agents.register("single_turn")(other)
+    assert agents.register("other")(other) is agents.register("other")(other)
+
+
+def test_an_unknown_agent_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown agent 'singl_turn'; known: single_turn"):
+        play(ScriptedClient(), prompt(agent_name="singl_turn"))

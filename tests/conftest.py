@@ -1,0 +1,52 @@
+"""A model and a task small enough for tests, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from strop.data.tasks import TaskFiles, write_task
+from strop.data.tiny import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a Qwen3 model of 14 thousand weights. Do not write into it."""
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    make_tiny_model(
+        folder,
+        seed=0,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        intermediate_size=48,
+        max_position_embeddings=64,
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> TaskFiles:
+    """Words of three letters to write backwards: 24 rows for RL, 16 held out, 24 solved."""
+    folder = tmp_path_factory.mktemp("task")
+    return write_task(folder, seed=0, num_train=24, num_val=16, num_sft=24, min_letters=3, max_letters=3)
+
+
+@pytest.fixture
+def float64_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms that compute in the precision of their input.
+
+    Those of transformers compute in float32 whatever the model has, which rounds a difference of 1e-16 between
+    two layouts of the same tokens up to one of 1e-8.
+    """
+
+    def forward(self: Qwen3RMSNorm, hidden: torch.Tensor) -> torch.Tensor:
+        variance = hidden.square().mean(-1, keepdim=True)
+        return self.weight * hidden * torch.rsqrt(variance + self.variance_epsilon)
+
+    monkeypatch.setattr(Qwen3RMSNorm, "forward", forward)

@@ -1,0 +1,166 @@
+"""Tiny random models of several architectures, and what they compute when asked one sequence at a time.
+
+The references here are the models' own forward passes with the masks of transformers: no packing, no shared
+prompt, no chunked head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers.models.gemma3 import modeling_gemma3 as gemma3
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.mistral import modeling_mistral as mistral
+from transformers.models.qwen3 import modeling_qwen3 as qwen3
+
+VOCAB = 61
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+WINDOW = 5
+"""Sliding window of the models that have one: shorter than the sequences of the tests."""
+
+
+def config(kind: str) -> Any:
+    """A tiny configuration of one architecture."""
+    t = transformers
+    match kind:
+        case "qwen3":  # grouped queries, tied head, norms on queries and keys
+            return t.Qwen3Config(**_SHAPE, head_dim=8, tie_word_embeddings=True)
+        case "qwen3_mha":
+            return t.Qwen3Config(**{**_SHAPE, "num_key_value_heads": 4}, head_dim=8)
+        case "llama":  # grouped queries, a head of its own
+            return t.LlamaConfig(**_SHAPE)
+        case "llama_mqa":
+            return t.LlamaConfig(**{**_SHAPE, "num_key_value_heads": 1})
+        case "gpt2":  # learned positions, biases, dropout modules
+            return t.GPT2Config(
+                vocab_size=VOCAB,
+                n_embd=32,
+                n_layer=2,
+                n_head=4,
+                n_positions=64,
+                bos_token_id=None,
+                eos_token_id=1,
+                pad_token_id=0,
+            )
+        case "opt":  # learned positions with an offset, dropout rates as plain numbers
+            return t.OPTConfig(
+                vocab_size=VOCAB,
+                hidden_size=32,
+                num_hidden_layers=2,
+                ffn_dim=48,
+                num_attention_heads=4,
+                max_position_embeddings=64,
+                word_embed_proj_dim=32,
+                bos_token_id=None,
+                eos_token_id=1,
+                pad_token_id=0,
+                dropout=0.3,
+                attention_dropout=0.3,
+            )
+        case "phi":  # partial rotary embedding, a head with a bias
+            return t.PhiConfig(**_SHAPE)
+        case "mistral":  # every layer with a sliding window
+            return t.MistralConfig(**_SHAPE, sliding_window=WINDOW)
+        case "gemma3":  # layers with and without a window
+            kinds = ["sliding_attention", "full_attention"]
+            return t.Gemma3TextConfig(**_SHAPE, head_dim=8, sliding_window=WINDOW, layer_types=kinds)
+        case "mamba":
+            return t.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4)
+        case "lfm2":  # one convolution, one attention layer
+            return t.Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention"])
+        case "gemma2":  # soft-capped attention
+            return t.Gemma2Config(**_SHAPE, head_dim=8)
+        case "granite":  # scaled logits
+            return t.GraniteConfig(**_SHAPE, logits_scaling=8.0)
+    raise ValueError(kind)
+
+
+SUPPORTED = ("qwen3", "qwen3_mha", "llama", "llama_mqa", "gpt2", "opt", "phi", "mistral", "gemma3")
+"""Architectures that packed computation must run."""
+
+
+def save_tiny(kind: str, folder: Path, *, seed: int = 0) -> None:
+    """Write a random model whose distributions are far from uniform and differ from token to token."""
+    generator = torch.Generator().manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config(kind))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.empty_like(parameter).normal_(generator=generator)
+            if parameter.dim() < 2:
+                parameter.add_(0.1 * noise)
+            else:
+                parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
+    model.save_pretrained(folder)
+
+
+def _norm(self: Any, hidden: Tensor) -> Tensor:
+    eps = getattr(self, "variance_epsilon", None) or self.eps
+    return self.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + eps)
+
+
+def _norm_around_one(self: Any, hidden: Tensor) -> Tensor:
+    return (1 + self.weight) * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.eps)
+
+
+@contextlib.contextmanager
+def exact_norms() -> Iterator[None]:
+    """Norms that compute in the precision of their input.
+
+    Those of transformers compute in float32 whatever the model has, which rounds a difference of 1e-16 between
+    two layouts of the same tokens up to one of 1e-8.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for norm in (qwen3.Qwen3RMSNorm, llama.LlamaRMSNorm, mistral.MistralRMSNorm):
+            patch.setattr(norm, "forward", _norm)
+        patch.setattr(gemma3.Gemma3RMSNorm, "forward", _norm_around_one)
+        yield
+
+
+def load_plain(folder: Path, *, dtype: torch.dtype) -> Any:
+    """The model as transformers runs it."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    return model.eval()
+
+
+def plain_log_probs(
+    model: Any, prompt: Sequence[int], response: Sequence[int], *, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of the response tokens, [R] each, from one forward pass over one sequence."""
+    logits = model(torch.tensor([[*prompt, *response]])).logits[0] / temperature
+    logits = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+    log_probs = torch.stack([row[token] for row, token in zip(logits, response, strict=True)])
+    entropies = torch.stack([-(row.exp() * row).sum() for row in logits])
+    return log_probs, entropies
+
+
+def plain_greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """The `num_tokens` most likely next tokens, each by transformers' generate."""
+    ids = torch.tensor([list(prompt)])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        min_new_tokens=1,
+        max_new_tokens=num_tokens,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()

@@ -1,0 +1,40 @@
+"""Attention over a packed row, one query at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def segment_of(token: int, segments: Sequence[tuple[int, int, int, int]]) -> tuple[int, int, int, int]:
+    """The (start, length, prefix start, prefix length) that holds the token."""
+    return next(s for s in segments if s[0] <= token < s[0] + s[1])
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Sequence[tuple[int, int, int, int]],
+    *,
+    scaling: float,
+    window: int | None,
+) -> Tensor:
+    """[N, H, D]: each query looks at the prefix and its own segment, up to itself, the last `window` tokens."""
+    n, heads, _ = query.shape
+    per_key_head = heads // key.shape[1]
+    rows = []
+    for token in range(n):
+        start, _, prefix_start, prefix_length = segment_of(token, segments)
+        seen = [*range(prefix_start, prefix_start + prefix_length), *range(start, token + 1)]
+        if window is not None:
+            seen = seen[-window:]
+        out = []
+        for head in range(heads):
+            scores = torch.stack([query[token, head] @ key[s, head // per_key_head] for s in seen]) * scaling
+            weights = scores.softmax(0)
+            out.append(sum(w * value[s, head // per_key_head] for w, s in zip(weights, seen, strict=True)))
+        rows.append(torch.stack(out))
+    return torch.stack(rows)

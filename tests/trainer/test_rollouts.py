@@ -1,0 +1,151 @@
+"""Playing prompts: order, failed agents, and what the scorer is given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from strop.agents.registry import Agent, Generate, agents
+from strop.rewards import Outcome, RewardError
+from strop.rollout.types import Sampling, TokenOutput
+from strop.trainer.records import untrained_fate
+from strop.trainer.rollouts import Episode, EpisodesFailed, Rollouts
+from strop.trajectory import Prompt, Trajectory
+
+SAMPLING = Sampling(key=0, max_tokens=4)
+
+
+class Client:
+    """Answers with the number of the sample, the later ones first."""
+
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
+        sample = int(request_id.split("/")[1].split("#")[0])
+        for _ in range(10 - sample):
+            await asyncio.sleep(0)
+        reason = "aborted" if prompt_ids[0] == 66 else "stop"
+        return TokenOutput(token_ids=(sample + 1,), log_probs=(-1.0,), versions=(0,), stop_reason=reason)
+
+
+class Tokenizer:
+    """Writes tokens as numbers."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        assert skip_special_tokens
+        return " ".join(map(str, token_ids))
+
+
+class Pool:
+    """Scores an answer with its length, or raises."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.scored: list[tuple[str, str]] = []
+
+    async def score(self, prompt: Prompt, trajectory: Trajectory, solution_str: str) -> Outcome:
+        if self.error is not None:
+            raise self.error
+        self.scored.append((trajectory.id, solution_str))
+        return Outcome(kind="score", score=float(len(solution_str)))
+
+
+def prompt(uid: str, agent_name: str = "single_turn", token: int = 1) -> Prompt:
+    return Prompt(
+        uid=uid, row=0, token_ids=(token,), messages=(), data_source="", ground_truth="", agent_name=agent_name
+    )  # fmt: skip
+
+
+def play(prompts: Sequence[Prompt], pool: Pool, *, samples_per_prompt: int = 3) -> list[Episode]:
+    rollouts = Rollouts(Client(), pool, Tokenizer(), seed=0)  # type: ignore[arg-type]
+    return asyncio.run(rollouts.play(prompts, samples_per_prompt=samples_per_prompt, sampling=SAMPLING))
+
+
+@pytest.fixture
+def registered() -> Iterator[dict[str, Agent]]:
+    """The registry with agents that fail always, or at the first sample."""
+    before = dict(agents)
+
+    @agents.register("always_fails")
+    async def always_fails(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
+        raise RuntimeError("the tool is gone")
+
+    @agents.register("fails_first")
+    async def fails_first(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
+        if trajectory.sample_index == 0:
+            raise RuntimeError("not this one")
+        return await agents["single_turn"](asked, trajectory, generate)
+
+    yield agents
+    agents.clear()
+    agents.update(before)
+
+
+def test_episodes_come_in_the_order_of_the_prompts_whatever_ends_first() -> None:
+    pool = Pool()
+    episodes = play([prompt("a"), prompt("b")], pool)
+    assert [episode.id for episode in episodes] == ["a/0", "a/1", "a/2", "b/0", "b/1", "b/2"]
+    assert [episode.text for episode in episodes] == ["1", "2", "3"] * 2
+    assert [episode.score for episode in episodes] == [1.0] * 6
+    assert pool.scored[0] == ("a/2", "3"), "the last sample ended first"
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_failed_agent_is_a_failed_episode_with_its_reason() -> None:
+    pool = Pool()
+    episodes = play([prompt("a", "fails_first")], pool, samples_per_prompt=5)
+    assert [episode.trajectory is None for episode in episodes] == [True, False, False, False, False]
+    assert episodes[0].failure == "RuntimeError: not this one"
+    assert (episodes[0].score, episodes[0].accuracy) == (None, None)
+    assert len(pool.scored) == 4
+    fate = untrained_fate(episodes[0], skipped="")
+    assert (fate.name, fate.reason) == ("failed", "RuntimeError: not this one")
+
+
+@pytest.mark.usefixtures("registered")
+def test_too_many_failed_agents_end_the_run_with_the_first_reason() -> None:
+    with pytest.raises(
+        EpisodesFailed, match="3 of 9 episodes failed; the first one, b/0: RuntimeError: the tool"
+    ):
+        play([prompt("a"), prompt("b", "always_fails"), prompt("c")], Pool())
+
+
+def test_an_aborted_episode_is_not_scored() -> None:
+    pool = Pool()
+    (episode,) = play([prompt("a", token=66)], pool, samples_per_prompt=1)
+    assert pool.scored == []
+    assert episode.score is None
+    fate = untrained_fate(episode, skipped="")
+    assert (fate.name, fate.reason) == ("failed", "aborted")
+
+
+def test_an_error_of_the_scorers_arrives_as_itself() -> None:
+    with pytest.raises(RewardError, match="no worker is left"):
+        play([prompt("a")], Pool(RewardError("no worker is left")))
+
+
+@pytest.mark.parametrize(
+    ("parts", "accuracy"), [({}, 0.25), ({"acc": True}, 1.0), ({"acc": 0.5}, 0.5), ({"acc": "yes"}, 0.25)]
+)
+def test_accuracy_is_the_scorers_number_or_its_score(parts: dict[str, float | str], accuracy: float) -> None:
+    outcome = Outcome(kind="score", score=0.25, parts=parts)
+    episode = Episode(prompt=prompt("a"), sample_index=0, trajectory=None, outcome=outcome)
+    assert episode.accuracy == accuracy
+
+
+def test_fates_of_samples_that_were_not_trained() -> None:
+    trajectory = Trajectory(uid="a", sample_index=0, prompt_ids=(1,)).with_given((5,)).finish("done")
+    scored = Outcome(kind="score", score=1.0)
+    failed = Outcome(kind="timeout", error="took longer than 2 s")
+
+    def fate_of(trajectory: Trajectory, outcome: Outcome, skipped: str = "") -> tuple[str, str]:
+        episode = Episode(prompt=prompt("a"), sample_index=0, trajectory=trajectory, outcome=outcome)
+        fate = untrained_fate(episode, skipped=skipped)
+        return fate.name, fate.reason
+
+    assert fate_of(trajectory, scored) == ("filtered", "no token of it was sampled")
+    sampled = (
+        Trajectory(uid="a", sample_index=0, prompt_ids=(1,)).with_sampled((5,), (-1.0,), (0,)).finish("stop")
+    )
+    assert fate_of(sampled, failed) == ("failed", "reward timeout: took longer than 2 s")
+    assert fate_of(sampled, scored, "gradient norm is inf") == ("filtered", "gradient norm is inf")

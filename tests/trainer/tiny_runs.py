@@ -1,0 +1,173 @@
+"""Runs of seconds: a random model, and a reward of the first letter, so that every group has something to teach."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from strop.config import load_config
+from strop.data.tasks import TaskFiles
+from strop.run import Fingerprint, RunFolder
+from strop.trainer.config import Config
+from strop.trainer.launch import resume_run, start_run
+from strop.trainer.loop import StepRecord, Trainer, TrainResult
+from strop.trainer.trackers import read_metrics
+
+REWARD = '''\
+"""Rewards that a random model can tell apart."""
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """By the first character, and 1 for the right answer."""
+    right = solution_str.strip() == ground_truth
+    return {"score": 1.0 if right else ord((solution_str or " ")[0]) % 8 / 10, "acc": right}
+
+
+def picky(data_source, solution_str, ground_truth, extra_info=None):
+    """Fails on the answers that begin with a character of an odd code."""
+    if solution_str != ground_truth and ord((solution_str or " ")[0]) % 2:
+        raise ZeroDivisionError("an odd beginning")
+    return compute_score(data_source, solution_str, ground_truth)["score"]
+
+
+def only_right(data_source, solution_str, ground_truth, extra_info=None):
+    """Fails on every answer but the right one."""
+    if solution_str != ground_truth:
+        raise ZeroDivisionError("a wrong answer")
+    return 1.0
+'''
+
+
+@dataclass
+class Project:
+    """The files of runs."""
+
+    folder: Path
+    model: Path
+    task: TaskFiles
+
+    def settings(self) -> list[str]:
+        """What all runs have in common, as overrides of the defaults."""
+        return [
+            f"model.path='{self.model}'",
+            f"data.train_files=['{self.task.train}']",
+            f"data.val_files=['{self.task.val}']",
+            "data.prompts_per_step=4",
+            "data.max_prompt_tokens=24",
+            "data.max_response_tokens=5",
+            f"sft.data.train_files=['{self.task.sft}']",
+            "sft.data.max_tokens=32",
+            "sft.examples_per_update=5",
+            "sft.num_epochs=3",
+            "sft.optim.lr=1e-3",
+            "rollout.samples_per_prompt=4",
+            "actor.optim.lr=1e-3",
+            f"reward.path='{self.folder / 'reward.py'}'",
+            "reward.num_workers=1",
+            "trainer.num_epochs=4",
+            "trainer.max_steps=3",
+            "trainer.trackers=[jsonl]",
+            "eval.every=0",
+            "run.save_every=0",
+            "resources.num_threads=1",
+        ]
+
+    def config(self, *overrides: str) -> Config:
+        """A configuration."""
+        return load_config(Config, overrides=[*self.settings(), *overrides])
+
+
+def make_project(folder: Path, model: Path, task: TaskFiles) -> Project:
+    """Write the reward file."""
+    (folder / "reward.py").write_text(REWARD)
+    return Project(folder, model, task)
+
+
+class RecordingTrainer(Trainer):
+    """Keeps the record of every step."""
+
+    def keep(self, records: list[StepRecord]) -> RecordingTrainer:
+        self.records = records
+        return self
+
+    async def step(self, record: StepRecord) -> None:
+        await super().step(record)
+        self.records.append(record)
+
+
+@dataclass
+class Done:
+    """A run that ended, and what it left."""
+
+    folder: Path
+    result: TrainResult
+    records: list[StepRecord]
+    said: list[str]
+    metrics: list[dict[str, float]] = field(init=False)
+    """By step, from metrics.jsonl; the first is the validation before training."""
+
+    def __post_init__(self) -> None:
+        self.metrics = read_metrics(self.folder / "metrics.jsonl")
+
+    @property
+    def steps(self) -> list[dict[str, float]]:
+        """Metrics of the training steps."""
+        return [numbers for numbers in self.metrics if numbers["step"] > 0]
+
+    @property
+    def chain(self) -> list[Fingerprint]:
+        return chain_of(self.folder)
+
+
+def train_in(folder: Path, config: Config) -> Done:
+    """Train in a fresh folder in this process."""
+    said: list[str] = []
+    records: list[StepRecord] = []
+    start = start_run(folder, config, command=["strop", "train"])
+    with start.run as run:
+        trainer = RecordingTrainer(config, run, checkpoint=None, say=said.append)
+        result = asyncio.run(trainer.keep(records).fit())
+    return Done(folder, result, records, said)
+
+
+def resume_in(folder: Path) -> Done:
+    """Continue a run in this process."""
+    said: list[str] = []
+    records: list[StepRecord] = []
+    start = resume_run(folder, say=said.append)
+    with start.run as run:
+        trainer = RecordingTrainer(start.config, run, checkpoint=start.checkpoint, say=said.append)
+        result = asyncio.run(trainer.keep(records).fit())
+    return Done(folder, result, records, said)
+
+
+def chain_of(folder: Path) -> list[Fingerprint]:
+    """The hash chain of a run."""
+    with RunFolder.open(folder, read_only=True) as run:
+        return run.fingerprints.read()
+
+
+def check_records(folder: Path, *, num_steps: int, first_step: int = 1) -> None:
+    """The ledger adds up, and each step is in metrics.jsonl once."""
+    with RunFolder.open(folder, read_only=True) as run:
+        run.ledger.check()
+        counts = run.ledger.counts()
+        assert counts["in_flight"] == 0
+        assert counts["issued"] == sum(n for name, n in counts.items() if name != "issued")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    logged = [line["step"] for line in lines if "training/global_step" in line or "train/loss" in line]
+    assert logged == list(range(first_step, num_steps + 1))
+
+
+def with_reward(config: Config, **changes: object) -> Config:
+    """The configuration with other reward settings."""
+    return dataclasses.replace(config, reward=dataclasses.replace(config.reward, **changes))
+
+
+def stages_that_differ(a: Sequence[Fingerprint], b: Sequence[Fingerprint]) -> list[str]:
+    """Stages of the first step in which two runs differ."""
+    return [name for name in a[0].stages if a[0].stages[name] != b[0].stages.get(name)]

@@ -1,0 +1,89 @@
+"""Optimizer batches with every difficulty: shared prompts, masked tokens, rows without advantage, old log-probs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from strop.algorithms.config import AlgorithmConfig
+from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.protocol import DataProto, columns
+from strop.trainer.experience import optimizer_batches
+from strop.workers.actor import ActorWorker
+from strop.workers.config import ActorConfig
+
+RESPONSE_LENGTHS = (3, 7, 1, 5, 6, 2, 4)
+PROMPT_OF_ROW = (0, 0, 1, 0, 2, 2, 1)
+PROMPT_LENGTHS = (9, 4, 6)
+MASKED = ((1, 2), (1, 3), (4, 0))
+"""(row, token) of tokens that a tool wrote."""
+SCALE = 6.0
+LR = 1e-3
+
+
+def make_actor(
+    model: Path,
+    algorithm: AlgorithmConfig,
+    *,
+    max_tokens: int = 1000,
+    dtype: str = "float64",
+    checkpoint: Path | None = None,
+) -> ActorWorker:
+    """A policy with a fresh optimizer, or that of a checkpoint."""
+    return ActorWorker(
+        ModelConfig(path=str(model), dtype=dtype),  # type: ignore[arg-type]
+        ActorConfig(
+            optim=OptimizerConfig(lr=LR, max_grad_norm=0.5),
+            engine=EngineConfig(max_tokens_per_device=max_tokens),
+        ),
+        algorithm,
+        device="cpu",
+        num_updates=10,
+        checkpoint=checkpoint,
+    )
+
+
+def random_batch(dtype: torch.dtype = torch.float64, *, zero_rows: tuple[int, ...] = (2, 4)) -> DataProto:
+    """Seven rows of three prompts; columns as after the advantages of a training step."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(count: int) -> Tensor:
+        return torch.randint(10, 90, (count,), generator=generator)
+
+    def numbers(spread: float, shift: float = 0.0) -> Tensor:
+        rows = [
+            spread * torch.randn(n, generator=generator, dtype=torch.float64) + shift
+            for n in RESPONSE_LENGTHS
+        ]
+        return columns.jagged([row.to(dtype) for row in rows])
+
+    prompts = [tokens(length) for length in PROMPT_LENGTHS]
+    masks = [torch.ones(length, dtype=torch.bool) for length in RESPONSE_LENGTHS]
+    for row, token in MASKED:
+        masks[row][token] = False
+    advantages = [row.clone() for row in columns.rows(numbers(1.0))]
+    for row, mask in enumerate(masks):
+        advantages[row] = advantages[row] * mask * (row not in zero_rows)
+    batch = DataProto.from_dict(
+        {
+            "prompts": columns.jagged([prompts[index] for index in PROMPT_OF_ROW]),
+            "responses": columns.jagged([tokens(length) for length in RESPONSE_LENGTHS]),
+            "response_mask": columns.jagged(masks),
+            "advantages": columns.jagged(advantages),
+            # About the log-probs of an untrained model, so that some ratios are clipped and some are not.
+            "old_log_probs": numbers(0.4, -4.6),
+            "ref_log_prob": numbers(0.4, -4.6),
+        },
+        non_tensors={"id": np.array([f"row/{i}" for i in range(len(masks))], dtype=object)},
+    )
+    batch.meta_info["temperature"] = 0.8
+    return batch
+
+
+def weighted(batch: DataProto, algorithm: AlgorithmConfig) -> DataProto:
+    """The whole batch as one optimizer batch."""
+    (one,) = optimizer_batches(batch, algorithm, samples_per_update=len(batch), epochs=1)
+    return one

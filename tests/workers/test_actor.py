@@ -1,0 +1,300 @@
+"""The policy update: right against an independent reference, and the same for every way of cutting a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from actor_batches import LR, MASKED, SCALE, make_actor, random_batch, weighted
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from references.losses import clipped_term, kl, reduce_terms
+from strop.algorithms.config import AGGREGATION_MODES, AlgorithmConfig
+from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, register_policy_loss
+from strop.algorithms.reduce import merge_metrics, metric_values
+from strop.engines.optimizer import StepReport
+from strop.protocol import DataProto, columns
+from strop.workers.actor import ActorWorker
+
+pytestmark = pytest.mark.usefixtures("float64_norms")
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def settings(mode: str, **kwargs: object) -> AlgorithmConfig:
+    scale = SCALE if mode.endswith("-norm") else None
+    return AlgorithmConfig(loss_agg_mode=mode, loss_scale_factor=scale, **kwargs)  # type: ignore[arg-type]
+
+
+FULL = {"use_kl_loss": True, "kl_loss_coef": 0.3, "kl_loss_type": "k3", "entropy_coeff": 0.02}
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one call of update_policy did."""
+
+    metrics: Mapping[str, float]
+    weights: Mapping[str, Tensor]
+    log_probs: list[Tensor]
+
+
+def weights_of(actor: ActorWorker) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in actor.engine.model.named_parameters()}
+
+
+def update(actor: ActorWorker, batch: DataProto) -> Update:
+    result = actor.update_policy(batch)
+    return Update(
+        metric_values(result.meta_info["metrics"]),
+        weights_of(actor),
+        columns.rows(result.tensors()["log_probs"]),
+    )
+
+
+def assert_same(a: Update, b: Update, *, order: list[int] | None = None, tolerance: float = 1e-10) -> None:
+    assert a.metrics == pytest.approx(dict(b.metrics), rel=tolerance, abs=tolerance)
+    torch.testing.assert_close(a.weights, dict(b.weights), rtol=tolerance, atol=tolerance)
+    rows = b.log_probs if order is None else [b.log_probs[order.index(i)] for i in range(len(order))]
+    torch.testing.assert_close(a.log_probs, rows, rtol=tolerance, atol=tolerance)
+
+
+def reference_log_probs(model: Path, batch: DataProto) -> tuple[torch.nn.Module, list[Tensor], list[Tensor]]:
+    """Log-probs and entropies [R] of each row by itself, through the library's own forward pass."""
+    module = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    log_probs, entropies = [], []
+    for prompt, response in zip(
+        columns.rows(batch.tensors()["prompts"]), columns.rows(batch.tensors()["responses"]), strict=True
+    ):
+        logits = module(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+        full = torch.log_softmax(logits / batch.meta_info["temperature"], dim=-1)  # [R, V]
+        log_probs.append(full.gather(1, response[:, None])[:, 0])
+        entropies.append(-(full.exp() * full).sum(dim=1))
+    return module, log_probs, entropies
+
+
+def reference_loss(log_probs: list[Tensor], batch: DataProto, mode: str) -> float:
+    """The clipped surrogate of the whole batch as loops over numbers."""
+    tensors = batch.tensors()
+    rows = [
+        [clipped_term(*token, 0.2, 0.2, 3.0)[0] for token in zip(*row, strict=True)]
+        for row in zip(
+            [row.tolist() for row in log_probs],
+            [row.tolist() for row in columns.rows(tensors["old_log_probs"])],
+            [row.tolist() for row in columns.rows(tensors["advantages"])],
+            strict=True,
+        )
+    ]
+    mask = [row.int().tolist() for row in columns.rows(tensors["response_mask"])]
+    return reduce_terms(rows, mask, mode, SCALE)
+
+
+@pytest.mark.parametrize("mode", AGGREGATION_MODES)
+def test_the_loss_is_that_of_an_independent_reference(tiny_model: Path, mode: str) -> None:
+    batch = random_batch()
+    _, log_probs, _ = reference_log_probs(tiny_model, batch)
+    done = update(make_actor(tiny_model, settings(mode)), weighted(batch, settings(mode)))
+    torch.testing.assert_close(done.log_probs, [row.detach() for row in log_probs], **EXACT)
+    expected = reference_loss([row.detach() for row in log_probs], batch, mode)
+    assert done.metrics["actor/loss"] == pytest.approx(expected, rel=1e-10)
+    assert done.metrics["actor/pg_loss"] == pytest.approx(expected, rel=1e-10)
+    assert 0 < done.metrics["actor/pg_clipfrac"] < 1, "the batch should have clipped tokens and others"
+
+
+def test_the_gradient_with_kl_and_entropy_terms_is_that_of_an_independent_reference(tiny_model: Path) -> None:
+    algorithm = settings("seq-mean-token-mean", **FULL)
+    batch = random_batch()
+    module, log_probs, entropies = reference_log_probs(tiny_model, batch)
+    tensors = batch.tensors()
+    masks = [mask.double() for mask in columns.rows(tensors["response_mask"])]
+    loss = torch.zeros((), dtype=torch.float64)
+    kl_total = 0.0
+    for row, (new, entropy, mask) in enumerate(zip(log_probs, entropies, masks, strict=True)):
+        old, ref, advantage = (
+            columns.rows(tensors[name])[row] for name in ("old_log_probs", "ref_log_prob", "advantages")
+        )
+        ratio = (new - old).exp()
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        term = -torch.where(advantage < 0, torch.maximum(surrogate, 3.0 * advantage), surrogate)
+        penalty = (ref - new).exp() - 1 - (ref - new)
+        whole = term + 0.3 * penalty - 0.02 * entropy
+        loss = loss + (whole * mask).sum() / mask.sum() / len(masks)
+        values = zip(new.tolist(), ref.tolist(), mask.tolist(), strict=True)
+        kl_total += sum(kl(n, r, "k3") for n, r, m in values if m)
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+    done = update(make_actor(tiny_model, algorithm), weighted(batch, algorithm))
+    num_tokens = sum(int(mask.sum()) for mask in masks)
+    assert done.metrics["actor/loss"] == pytest.approx(loss.item(), rel=1e-10)
+    assert done.metrics["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-10)
+    assert done.metrics["actor/kl_loss"] == pytest.approx(kl_total / num_tokens, rel=1e-10)
+
+
+@pytest.mark.parametrize("mode", AGGREGATION_MODES)
+@pytest.mark.parametrize("terms", [{}, FULL], ids=["policy", "kl-entropy"])
+def test_an_update_does_not_depend_on_token_budget_and_row_order(
+    tiny_model: Path, mode: str, terms: dict[str, object]
+) -> None:
+    algorithm = settings(mode, **terms)
+    batch = random_batch()
+    whole = update(make_actor(tiny_model, algorithm), weighted(batch, algorithm))
+    # 15 = the longest row alone: 9 prompt tokens and all but the last of 7 response tokens.
+    for budget in (15, 27):
+        actor = make_actor(tiny_model, algorithm, max_tokens=budget)
+        assert_same(whole, update(actor, weighted(batch, algorithm)))
+    order = [5, 2, 0, 6, 3, 1, 4]
+    shuffled = batch[torch.tensor(order)]
+    done = update(make_actor(tiny_model, algorithm, max_tokens=20), weighted(shuffled, algorithm))
+    assert_same(whole, done, order=order)
+
+
+@pytest.mark.parametrize("mode", AGGREGATION_MODES)
+def test_chunks_with_global_weights_add_up_to_the_whole_update(
+    tiny_model: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What two data-parallel ranks do, one after another: gradients add up, then one step is taken.
+    algorithm = settings(mode, **FULL)
+    batch = weighted(random_batch(), algorithm)
+    whole = update(make_actor(tiny_model, algorithm), batch)
+    actor = make_actor(tiny_model, algorithm, max_tokens=20)
+    actor._share = 1 / 2  # of a group of two
+    parts = []
+    with monkeypatch.context() as patch:
+        patch.setattr(actor.engine, "step", lambda: StepReport(grad_norm=0.0, lr=LR))
+        parts.append(actor.update_policy(batch[:3]))
+    parts.append(actor.update_policy(batch[3:]))
+    metrics = metric_values(merge_metrics(part.meta_info["metrics"] for part in parts))
+    # The norm is known only after the sum: the first part's placeholder of 0 enters the mean.
+    metrics["actor/grad_norm"] *= 2
+    rows = [row for part in parts for row in columns.rows(part.tensors()["log_probs"])]
+    assert_same(whole, Update(metrics, weights_of(actor), rows))
+
+
+def test_float32_updates_agree_to_five_digits(tiny_model: Path) -> None:
+    algorithm = settings("token-mean", **FULL)
+    batch = weighted(random_batch(torch.float32), algorithm)
+    whole = update(make_actor(tiny_model, algorithm, dtype="float32"), batch)
+    cut = update(make_actor(tiny_model, algorithm, dtype="float32", max_tokens=15), batch)
+    assert cut.metrics == pytest.approx(dict(whole.metrics), rel=1e-5, abs=1e-6)
+    torch.testing.assert_close(cut.log_probs, whole.log_probs, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_without_advantage_change_nothing_but_are_measured(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = settings("token-mean")
+    batch = weighted(random_batch(zero_rows=(0, 2, 4)), algorithm)
+    rows_with_gradient: list[int] = []
+    actor = make_actor(tiny_model, algorithm)
+    accumulate = actor.engine.accumulate
+    monkeypatch.setattr(
+        actor.engine,
+        "accumulate",
+        lambda rows, loss, **kwargs: rows_with_gradient.append(len(rows)) or accumulate(rows, loss, **kwargs),
+    )
+    left_out = update(actor, batch)
+    assert rows_with_gradient == [4]
+    monkeypatch.setattr(
+        "strop.workers.actor._PolicyLoss.needs_gradient", lambda self, rows: [True] * len(rows)
+    )
+    assert_same(update(make_actor(tiny_model, algorithm), batch), left_out)
+
+
+def test_a_batch_without_any_advantage_leaves_the_policy_alone(tiny_model: Path) -> None:
+    algorithm = settings("token-mean")
+    actor = make_actor(tiny_model, algorithm)
+    before = actor.checksum()
+    done = update(actor, weighted(random_batch(zero_rows=tuple(range(7))), algorithm))
+    assert actor.checksum() == before
+    assert (done.metrics["actor/loss"], done.metrics["actor/grad_norm"]) == (0.0, 0.0)
+    assert done.metrics["actor/skipped_updates"] == 0.0
+
+
+def test_masked_tokens_get_no_gradient_and_no_place_in_the_metrics(tiny_model: Path) -> None:
+    algorithm = settings("token-mean", **FULL)
+    batch = random_batch()
+    clean = update(make_actor(tiny_model, algorithm), weighted(batch, algorithm))
+    for name in ("old_log_probs", "ref_log_prob", "advantages"):
+        rows = [row.clone() for row in columns.rows(batch.tensors()[name])]
+        for row, token in MASKED:
+            rows[row][token] = 5.0
+        batch = batch.select([n for n in batch.tensors() if n != name]).union(
+            DataProto.from_dict({name: columns.jagged(rows)})
+        )
+    assert_same(clean, update(make_actor(tiny_model, algorithm), weighted(batch, algorithm)))
+
+
+def test_without_old_log_probs_the_ratio_is_exactly_one(tiny_model: Path) -> None:
+    algorithm = settings("token-mean")
+    batch = weighted(random_batch(torch.float32), algorithm)
+    on_policy = batch.select([name for name in batch.tensors() if name != "old_log_probs"])
+    metrics = update(make_actor(tiny_model, algorithm, dtype="float32", max_tokens=20), on_policy).metrics
+    assert metrics["actor/ratio"] == 1.0
+    assert metrics["actor/ppo_kl"] == 0.0
+    assert metrics["actor/pg_clipfrac"] == metrics["actor/pg_clipfrac_lower"] == 0.0
+    # L = -sum w A: the value of the loss at ratio 1, while its gradient is not zero.
+    tensors = batch.tensors()
+    expected = -(columns.flat(tensors["loss_weights"]) * columns.flat(tensors["advantages"])).sum()
+    assert metrics["actor/loss"] == pytest.approx(float(expected), rel=1e-5)
+    assert metrics["actor/grad_norm"] > 0.01
+
+
+def test_compute_log_prob_gives_what_the_update_sees(tiny_model: Path) -> None:
+    algorithm = settings("token-mean")
+    batch = weighted(random_batch(), algorithm)
+    actor = make_actor(tiny_model, algorithm, max_tokens=20)
+    seen = actor.compute_log_prob(batch).tensors()
+    result = actor.update_policy(batch).tensors()
+    torch.testing.assert_close(
+        columns.rows(seen["old_log_probs"]), columns.rows(result["log_probs"]), **EXACT
+    )
+    torch.testing.assert_close(columns.rows(seen["entropys"]), columns.rows(result["entropys"]), **EXACT)
+    _, _, entropies = reference_log_probs(tiny_model, batch)
+    torch.testing.assert_close(columns.rows(seen["entropys"]), [row.detach() for row in entropies], **EXACT)
+
+
+@pytest.fixture
+def poisoned_loss(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A policy loss that gives NaN for one token, as a division by zero would."""
+    monkeypatch.setattr(POLICY_LOSS_REGISTRY, "_declarations", dict(POLICY_LOSS_REGISTRY._declarations))
+
+    @register_policy_loss("poisoned", needs=["log_probs", "old_log_probs", "advantages"])
+    def poisoned(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
+        terms = (log_probs - old_log_probs).exp() * advantages
+        return PolicyLossTerms(terms=torch.where(terms == terms.max(), torch.nan, 1.0) * terms, statistics={})
+
+    yield
+    del POLICY_LOSS_REGISTRY["poisoned"]
+
+
+@pytest.mark.usefixtures("poisoned_loss")
+def test_a_gradient_that_is_not_finite_is_skipped_and_named(tiny_model: Path) -> None:
+    algorithm = settings("token-mean", policy_loss="poisoned")
+    actor = make_actor(tiny_model, algorithm)
+    before = actor.checksum()
+    result = actor.update_policy(weighted(random_batch(), algorithm))
+    assert actor.checksum() == before
+    assert result.meta_info["skipped"].startswith(
+        "gradient norm is nan (non-finite in model.embed_tokens.weight"
+    )
+    assert metric_values(result.meta_info["metrics"])["actor/skipped_updates"] == 1.0
+    # The next step is not poisoned by what the skipped one left.
+    healthy = settings("token-mean")
+    actor._algorithm = healthy
+    assert not actor.update_policy(weighted(random_batch(), healthy)).meta_info["skipped"]
+    assert actor.checksum() != before
+
+
+def test_a_saved_actor_continues_bit_for_bit(tiny_model: Path, tmp_path: Path) -> None:
+    algorithm = settings("token-mean", **FULL)
+    batch = weighted(random_batch(torch.float32), algorithm)
+    actor = make_actor(tiny_model, algorithm, dtype="float32")
+    actor.update_policy(batch)
+    actor.save_checkpoint(tmp_path)
+    other = make_actor(tiny_model, algorithm, dtype="float32", checkpoint=tmp_path)
+    assert other.checksum() == actor.checksum()
+    assert update(other, batch).metrics == update(actor, batch).metrics
+    assert other.checksum() == actor.checksum()

@@ -1,0 +1,74 @@
+"""The reference model: equal to the policy at the start, and never moved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from actor_batches import make_actor, random_batch, weighted
+
+from strop.algorithms.config import AlgorithmConfig
+from strop.data.tiny import make_tiny_model
+from strop.engines.config import EngineConfig, ModelConfig
+from strop.protocol import columns
+from strop.workers.config import ReferenceConfig
+from strop.workers.reference import ReferenceWorker
+
+
+def reference(model: Path, path: str = "", max_tokens: int = 100) -> ReferenceWorker:
+    return ReferenceWorker(
+        ModelConfig(path=str(model), dtype="float32"),
+        ReferenceConfig(path=path, engine=EngineConfig(max_tokens_per_device=max_tokens)),
+        device="cpu",
+    )
+
+
+def test_the_reference_is_the_policy_of_the_start_and_stays_it(tiny_model: Path) -> None:
+    algorithm = AlgorithmConfig(use_kl_loss=True, kl_loss_type="k3", kl_loss_coef=0.1)
+    batch = weighted(random_batch(torch.float32), algorithm)
+    actor, frozen = make_actor(tiny_model, algorithm, dtype="float32"), reference(tiny_model)
+
+    def differences() -> list[float]:
+        ours = columns.rows(actor.compute_log_prob(batch).tensors()["old_log_probs"])
+        theirs = columns.rows(frozen.compute_ref_log_prob(batch).tensors()["ref_log_prob"])
+        return [float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)]
+
+    before = columns.rows(frozen.compute_ref_log_prob(batch).tensors()["ref_log_prob"])
+    assert max(differences()) == 0.0, "the same weights and the same cut"
+    actor.update_policy(batch)
+    assert max(differences()) > 1e-3
+    after = columns.rows(frozen.compute_ref_log_prob(batch).tensors()["ref_log_prob"])
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert not any(p.requires_grad for _, p in frozen._model.named_parameters())
+
+
+def test_log_probs_do_not_depend_on_the_token_budget(tiny_model: Path) -> None:
+    batch = random_batch(torch.float32)
+    rows = [
+        columns.rows(
+            reference(tiny_model, max_tokens=n).compute_ref_log_prob(batch).tensors()["ref_log_prob"]
+        )
+        for n in (100, 15)
+    ]
+    torch.testing.assert_close(rows[0], rows[1], rtol=1e-5, atol=1e-5)
+
+
+def test_another_folder_can_be_the_reference(tiny_model: Path, tmp_path: Path) -> None:
+    make_tiny_model(
+        tmp_path, seed=1, hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16,
+        intermediate_size=48, max_position_embeddings=64,
+    )  # fmt: skip
+    batch = random_batch(torch.float32)
+    own, other = (
+        columns.flat(reference(tiny_model, path).compute_ref_log_prob(batch).tensors()["ref_log_prob"])
+        for path in ("", str(tmp_path))
+    )
+    assert float((own - other).abs().max()) > 0.01
+
+
+def test_reference_settings_without_a_kl_term_are_refused() -> None:
+    from strop.trainer.config import Config
+
+    with pytest.raises(ValueError, match="nothing uses a reference model: set algorithm.use_kl_loss=true"):
+        Config(reference=ReferenceConfig(path="somewhere"))

@@ -1,0 +1,82 @@
+"""Supervised updates against an independent reference, and for every cut of the batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from strop.algorithms.reduce import metric_values
+from strop.data.sft import SftExample
+from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.trainer.supervised import make_sft_batch
+from strop.workers.supervised import SupervisedWorker
+
+pytestmark = pytest.mark.usefixtures("float64_norms")
+
+
+def example(row: int, length: int, trained: set[int]) -> SftExample:
+    generator = torch.Generator().manual_seed(row)
+    tokens = torch.randint(10, 90, (length,), generator=generator).tolist()
+    return SftExample(row=row, token_ids=tokens, loss_mask=[index in trained for index in range(length)])
+
+
+EXAMPLES = [example(0, 9, {5, 6, 8}), example(1, 4, {3}), example(2, 12, {2, 3, 4, 5, 9, 11})]
+
+
+def worker(model: Path, *, max_tokens: int = 100) -> SupervisedWorker:
+    return SupervisedWorker(
+        ModelConfig(path=str(model), dtype="float64"),
+        EngineConfig(max_tokens_per_device=max_tokens),
+        OptimizerConfig(lr=1e-3),
+        device="cpu",
+        num_updates=10,
+    )
+
+
+def test_the_loss_and_its_gradient_are_those_of_an_independent_reference(tiny_model: Path) -> None:
+    module = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
+    terms = []
+    for one in EXAMPLES:
+        logits = module(torch.tensor([one.token_ids])).logits[0]
+        for position, is_trained in enumerate(one.loss_mask):
+            if is_trained:
+                terms.append(-torch.log_softmax(logits[position - 1], dim=-1)[one.token_ids[position]])
+    assert len(terms) == 10
+    loss = torch.stack(terms).mean()
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+    result = worker(tiny_model).update(make_sft_batch(EXAMPLES))
+    metrics = metric_values(result.meta_info["metrics"])
+    # The weights of the batch are in float32: 1/10 is off by 1.5e-8 of itself.
+    assert metrics["train/loss"] == pytest.approx(loss.item(), rel=2e-8)
+    assert metrics["train/grad_norm"] == pytest.approx(norm.item(), rel=2e-8)
+
+
+def test_an_update_does_not_depend_on_token_budget_and_row_order(tiny_model: Path) -> None:
+    results = []
+    for max_tokens, examples in ((100, EXAMPLES), (11, EXAMPLES), (16, EXAMPLES[::-1])):
+        one = worker(tiny_model, max_tokens=max_tokens)
+        metrics = metric_values(one.update(make_sft_batch(examples)).meta_info["metrics"])
+        results.append((metrics, dict(one.engine.model.named_parameters())))
+    for metrics, weights in results[1:]:
+        assert metrics == pytest.approx(results[0][0], rel=1e-10)
+        torch.testing.assert_close(weights, results[0][1], rtol=1e-10, atol=1e-10)
+
+
+def test_the_prompt_of_a_row_ends_where_training_begins() -> None:
+    batch = make_sft_batch(EXAMPLES[:2]).tensors()
+    prompts, responses, weights = (
+        [row.tolist() for row in batch[name].unbind()] for name in ("prompts", "responses", "loss_weights")
+    )
+    assert prompts == [EXAMPLES[0].token_ids[:5], EXAMPLES[1].token_ids[:3]]
+    assert responses == [EXAMPLES[0].token_ids[5:], EXAMPLES[1].token_ids[3:]]
+    quarter = pytest.approx(0.25)
+    assert weights == [[quarter, quarter, 0.0, quarter], [quarter]]
+
+
+def test_a_row_trained_from_its_first_token_is_named() -> None:
+    with pytest.raises(ValueError, match="sft row 7 is trained from its first token"):
+        make_sft_batch([example(7, 3, {0, 1})])
