@@ -1,10 +1,15 @@
-"""A whole GRPO step of strop beside TRL's, same model, prompts, reward and lengths, in one run.
+"""A whole GRPO step of strop beside TRL's: same model, prompts, reward and sampling, in one run.
 
     make bench BENCH=grpo_vs_trl          (makes TRL's own environment .venv-trl the first time)
 
-prints one JSON line. `ratio_trl` is strop's samples per second over those of TRL at its faster batch setting;
-both sides take the median over the steps after a warm-up, and their runs alternate. Everything a step does by
-default counts: sampling, scoring, the update, and on strop's side sample store, ledger and fingerprint.
+prints one JSON line. `ratio_trl` is strop's samples per second over those of TRL at the fastest of its settings that
+are tried; both sides compute in float32 (TRL is also tried in bfloat16), both take the median over the steps after a
+warm-up, and their runs alternate. Everything a step does by default counts: sampling, scoring, the update, and on
+strop's side sample store, ledger and fingerprint.
+
+Two workloads. `words` is the task: a model that was fine-tuned by `strop sft` writes words of 2 to 28 letters
+backwards, so answers have different lengths. `full` (`ratio_trl_full`) is the worst case for strop: a model with
+random weights, whose answers nearly all run into the limit, so that there is no padding to save.
 """
 
 from __future__ import annotations
@@ -12,27 +17,44 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 from machine import machine
 from transformers import AutoModelForCausalLM
 
-from strop.data.tasks import ALPHABET, draw_words, question
+from strop.data.tasks import write_task
 from strop.data.tiny import make_tiny_model
 from strop.trainer.trackers import read_metrics
 
 HERE = Path(__file__).resolve().parent
+STROP = (sys.executable, "-m", "strop.cli.main")
+TRL_SETTINGS = ("64x1", "32x2", "64x1-bf16")
 PROMPTS, SAMPLES, MAX_TOKENS, LR = 8, 8, 32, 1e-4
 WARM_UP = 3
 """Steps of each run that are not counted."""
 SIZES = {
-    "small": {"hidden_size": 256, "num_layers": 5, "num_heads": 8, "num_kv_heads": 4, "intermediate_size": 768},
-    "large": {"hidden_size": 768, "num_layers": 11, "num_heads": 24, "num_kv_heads": 8, "intermediate_size": 2304},
+    "small": {
+        "hidden_size": 256,
+        "num_layers": 5,
+        "num_heads": 8,
+        "num_kv_heads": 4,
+        "intermediate_size": 768,
+    },
+    "large": {
+        "hidden_size": 768,
+        "num_layers": 11,
+        "num_heads": 24,
+        "num_kv_heads": 8,
+        "intermediate_size": 2304,
+    },
 }
 
 
@@ -49,84 +71,145 @@ def main() -> None:
     where = machine()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_tiny_model(folder / "model", seed=0, head_dim=32, **SIZES[arguments.size])
-        _write_data(folder)
-        ours: list[dict[str, Any]] = []
-        theirs: dict[str, list[dict[str, Any]]] = {"64x1": [], "32x2": []}
-        for number in range(arguments.rounds):
-            ours.append(_strop(folder, number, arguments.steps + WARM_UP))
-            for setting, runs in theirs.items():
-                batch, accumulate = map(int, setting.split("x"))
-                runs.append(_trl(arguments, folder, batch, accumulate))
-        parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(folder / "model").parameters())
-    samples = PROMPTS * SAMPLES
+        make_tiny_model(folder / "raw", seed=0, head_dim=32, **SIZES[arguments.size])
+        write_task(folder, seed=0, num_train=512, num_val=1, num_sft=4096, min_letters=2, max_letters=28)
+        _write_prompts(folder)
+        model = _fine_tuned(folder)
+        words = _measure(arguments, folder, model, TRL_SETTINGS)
+        full = _measure(arguments, folder, folder / "raw", [words["trl_setting"]])
+        parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(folder / "raw").parameters())
+    result = {
+        "name": "grpo_vs_trl",
+        "ratio_trl": words["ratio"],
+        "ratio_trl_full": full["ratio"],
+        "words": words,
+        "full": full,
+        "parameters": parameters,
+        "samples_per_step": PROMPTS * SAMPLES,
+        "max_new_tokens": MAX_TOKENS,
+        **where,
+    }
+    print(json.dumps(result))
+
+
+def _measure(
+    arguments: argparse.Namespace, folder: Path, model: Path, settings: Sequence[str]
+) -> dict[str, Any]:
+    """Alternating runs of both sides on one workload."""
+    ours: list[dict[str, Any]] = []
+    theirs: dict[str, list[dict[str, Any]]] = {setting: [] for setting in settings}
+    steps = arguments.steps + WARM_UP
+    for number in range(arguments.rounds):
+        ours.append(_strop(folder, model, f"{model.parent.name}-{number}", steps))
+        for setting, runs in theirs.items():
+            runs.append(_trl(arguments.trl_python, folder, model, setting, steps))
     strop_s = _median([run["seconds"] for run in ours])
     trl_s = {setting: _median([run["seconds"] for run in runs]) for setting, runs in theirs.items()}
     best = min(trl_s, key=lambda setting: trl_s[setting])
-    result = {
-        "name": "grpo_vs_trl",
-        "ratio_trl": round(trl_s[best] / strop_s, 2),
+    samples = PROMPTS * SAMPLES
+    return {
+        "ratio": round(trl_s[best] / strop_s, 2),
         "samples_per_s": round(samples / strop_s, 1),
         "samples_per_s_trl": round(samples / trl_s[best], 1),
         "step_s": round(strop_s, 3),
         "step_s_trl": {setting: round(value, 3) for setting, value in trl_s.items()},
+        "trl_setting": best,
         "phases_s": ours[-1]["phases"],
         "mean_response_tokens": ours[-1]["length"],
         "mean_response_tokens_trl": theirs[best][-1]["mean_length"],
-        "parameters": parameters,
-        "samples_per_step": samples,
-        "max_new_tokens": MAX_TOKENS,
         "versions_trl": theirs[best][-1]["versions"],
-        **where,
     }
-    print(json.dumps(result))
 
 
 def _median(runs: list[list[float]]) -> float:
     return statistics.median(second for run in runs for second in run[WARM_UP:])
 
 
-def _write_data(folder: Path) -> None:
-    words = draw_words(0, 512, min_letters=8, max_letters=12, alphabet=ALPHABET)
+def _write_prompts(folder: Path) -> None:
+    """The training prompts as JSON lines that both libraries read: TRL passes plain columns to the reward."""
+    rows = pyarrow.parquet.read_table(folder / "train.parquet").to_pylist()
     with (folder / "data.jsonl").open("w") as file:
-        for word in words:
-            messages = [{"role": "user", "content": question(word)}]
-            row = {"data_source": "bench", "prompt": messages, "word": word, "reward_model": {"ground_truth": word}}
-            file.write(json.dumps(row) + "\n")
+        for row in rows:
+            answer = row["reward_model"]["ground_truth"]
+            file.write(json.dumps({"data_source": "bench", "prompt": row["prompt"], "answer": answer}) + "\n")
 
 
-def _strop(folder: Path, number: int, steps: int) -> dict[str, Any]:
-    run = folder / f"run{number}"
-    command = [
-        sys.executable, "-m", "strop.cli.main", "train", "--out", str(run), f"model.path={folder / 'model'}",
-        f"data.train_files=[{folder / 'data.jsonl'}]", f"data.prompts_per_step={PROMPTS}", "data.max_prompt_tokens=64",
-        f"data.max_response_tokens={MAX_TOKENS}", f"rollout.samples_per_prompt={SAMPLES}", f"actor.optim.lr={LR}",
-        f"reward.path={HERE / 'overlap_reward.py'}", f"trainer.max_steps={steps}", "run.save_every=0",
-        "trainer.trackers=[jsonl]",
-    ]
-    _run(command)
+def _fine_tuned(folder: Path) -> Path:
+    """The model after a short `strop sft`: it has learned when an answer ends, and not yet to be right."""
+    run = folder / "sft"
+    _run(
+        [
+            *STROP,
+            "sft",
+            "--out",
+            str(run),
+            f"model.path={folder / 'raw'}",
+            "sft.max_steps=60",
+            "sft.optim.lr=1e-3",
+            f"sft.data.train_files=[{folder / 'sft.parquet'}]",
+            "sft.examples_per_update=64",
+            "trainer.trackers=[]",
+            "sft.optim.warmup_steps=10",
+        ]
+    )
+    return run / "checkpoints" / "global_step_60" / "model"
+
+
+def _strop(folder: Path, model: Path, name: str, steps: int) -> dict[str, Any]:
+    run = folder / f"run-{name}"
+    shutil.rmtree(run, ignore_errors=True)
+    _run(
+        [
+            *STROP,
+            "train",
+            "--out",
+            str(run),
+            f"model.path={model}",
+            f"data.train_files=[{folder / 'data.jsonl'}]",
+            "data.ground_truth_key=answer",
+            f"data.prompts_per_step={PROMPTS}",
+            "data.max_prompt_tokens=64",
+            f"data.max_response_tokens={MAX_TOKENS}",
+            f"rollout.samples_per_prompt={SAMPLES}",
+            f"actor.optim.lr={LR}",
+            f"reward.path={HERE / 'position_reward.py'}",
+            f"trainer.max_steps={steps}",
+            "run.save_every=0",
+            "trainer.trackers=[jsonl]",
+        ]
+    )
     metrics = [row for row in read_metrics(run / "metrics.jsonl") if "timing_s/step" in row]
     phases = ("gen", "adv", "update_actor")
     return {
         "seconds": [row["timing_s/step"] for row in metrics],
-        "phases": {p: round(statistics.median(row[f"timing_s/{p}"] for row in metrics[WARM_UP:]), 3) for p in phases},
-        "length": metrics[-1]["response_length/mean"],
+        "phases": {
+            p: round(statistics.median(row[f"timing_s/{p}"] for row in metrics[WARM_UP:]), 3) for p in phases
+        },
+        "length": statistics.mean(row["response_length/mean"] for row in metrics),
     }
 
 
-def _trl(arguments: argparse.Namespace, folder: Path, batch: int, accumulate: int) -> dict[str, Any]:
+def _trl(python: Path, folder: Path, model: Path, setting: str, steps: int) -> dict[str, Any]:
+    """`setting` is samples per forward pass x gradient accumulation, and bf16 where that is meant."""
+    batch, accumulate, *precision = setting.replace("-", "x").split("x")
     command = [
-        str(arguments.trl_python), str(HERE / "trl_grpo.py"), str(folder / "model"), str(folder / "data.jsonl"),
-        "--steps", str(arguments.steps + WARM_UP), "--batch", str(batch), "--accumulate", str(accumulate),
+        str(python), str(HERE / "trl_grpo.py"), str(model), str(folder / "data.jsonl"),
+        "--steps", str(steps), "--batch", batch, "--accumulate", accumulate,
         "--samples", str(SAMPLES), "--max-tokens", str(MAX_TOKENS), "--lr", str(LR),
-    ]
+        *(["--bf16"] if precision else []),
+    ]  # fmt: skip
     result: dict[str, Any] = json.loads(_run(command).splitlines()[-1])
     return result
 
 
 def _run(command: list[str]) -> str:
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=1200, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")

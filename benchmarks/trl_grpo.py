@@ -20,10 +20,13 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 
-def overlap_reward(completions, word, **_):
-    """Share of the answer's characters that occur in the word: every group has different rewards."""
+def position_reward(completions, answer, **_):
+    """Share of positions that are right: dense, so that nearly every group has different rewards."""
     texts = [completion[0]["content"] for completion in completions]
-    return [sum(c in w for c in text) / max(len(text), 1) for text, w in zip(texts, word, strict=True)]
+    return [
+        sum(a == b for a, b in zip(text, right, strict=False)) / max(len(text), len(right))
+        for text, right in zip(texts, answer, strict=True)
+    ]
 
 
 class Clock(TrainerCallback):
@@ -46,21 +49,42 @@ def main():
     parser.add_argument("--samples", type=int, required=True)
     parser.add_argument("--max-tokens", type=int, required=True)
     parser.add_argument("--lr", type=float, required=True)
+    parser.add_argument("--bf16", action="store_true")
     arguments = parser.parse_args()
     rows = [json.loads(line) for line in Path(arguments.data).read_text().splitlines()]
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
-            output_dir=folder, use_cpu=True, bf16=False, seed=0, report_to=[], save_strategy="no", disable_tqdm=True,
-            logging_steps=1, max_steps=arguments.steps, learning_rate=arguments.lr, lr_scheduler_type="constant",
-            per_device_train_batch_size=arguments.batch, gradient_accumulation_steps=arguments.accumulate,
-            num_generations=arguments.samples, max_completion_length=arguments.max_tokens, temperature=1.0,
-            beta=0.0, num_iterations=1, gradient_checkpointing=False, loss_type="dapo", scale_rewards="group",
+            output_dir=folder,
+            use_cpu=True,
+            bf16=arguments.bf16,
+            seed=0,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            logging_steps=1,
+            max_steps=arguments.steps,
+            learning_rate=arguments.lr,
+            lr_scheduler_type="constant",
+            per_device_train_batch_size=arguments.batch,
+            gradient_accumulation_steps=arguments.accumulate,
+            num_generations=arguments.samples,
+            max_completion_length=arguments.max_tokens,
+            temperature=1.0,
+            beta=0.0,
+            num_iterations=1,
+            gradient_checkpointing=False,
+            loss_type="dapo",
+            scale_rewards="group",
             dataloader_num_workers=0,
         )
         trainer = GRPOTrainer(
-            model=arguments.model, args=config, reward_funcs=overlap_reward, train_dataset=Dataset.from_list(rows),
-            processing_class=AutoTokenizer.from_pretrained(arguments.model, padding_side="left"), callbacks=[clock],
+            model=arguments.model,
+            args=config,
+            reward_funcs=position_reward,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=AutoTokenizer.from_pretrained(arguments.model, padding_side="left"),
+            callbacks=[clock],
         )
         start = time.perf_counter()
         trainer.train()

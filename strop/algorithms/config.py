@@ -35,7 +35,7 @@ class AlgorithmConfig:
     """How rewards become advantages, and advantages a loss."""
 
     adv_estimator: str = "grpo"
-    """Advantage estimator by its registered name: grpo, rloo, reinforce_plus_plus, or one of your own."""
+    """Advantage estimator by its registered name: grpo, rloo, reinforce_plus_plus."""
     norm_adv_by_std: bool = True
     """Divide a group's centered rewards by their standard deviation. False is the Dr. GRPO advantage."""
     policy_loss: str = "vanilla"

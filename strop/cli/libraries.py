@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 
@@ -30,6 +31,18 @@ def terminal_log(*, debug: bool) -> Iterator[None]:
     finally:
         root.removeHandler(handler)
         fx.removeFilter(_is_no_fx_notice)
+
+
+SPIN_COUNT = "30000"
+"""How often a waiting OpenMP thread looks before it sleeps: about 0.1 ms, longer than the pause between two
+operations. The default of libgomp is ten times that or more: with two busy programs beside it, a quickstart took ten
+times as long, because spinning threads keep the core from the thread that they wait for."""
+
+
+def share_cores() -> None:
+    """Let threads that wait sleep soon, unless the user says otherwise; call it before torch is loaded."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def quiet_models() -> None:

@@ -148,10 +148,11 @@ def _dispatch(words: list[str]) -> int:
     parser, module = command_parser(name)
     args = parser.parse_intermixed_args(rest)
     args.command_line = ["strop", *words]
-    from strop.cli.libraries import quiet_models, terminal_log
+    from strop.cli.libraries import quiet_models, share_cores, terminal_log
 
     with terminal_log(debug=args.debug):
         if COMMANDS[name].loads_models:
+            share_cores()
             quiet_models()
         code = module.run(args)
     assert isinstance(code, int), "every command returns an exit code"

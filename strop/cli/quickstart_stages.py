@@ -193,15 +193,14 @@ class _Report:
         console.print(
             f"greedy pass rate on held-out words: [bold]{before:.1%}[/] after SFT, [bold]{after:.1%}[/] after GRPO"
         )
-        console.print(f"run folder: {self.run}\ncurve:      {picture}", highlight=False)
-        console.print(
-            f"try next:\n"
-            f"  strop samples {self.run} --limit 5\n"
-            f"  strop generate {self.run}\n"
-            f"  strop train --config examples/arithmetic/config.yaml   (see examples/arithmetic/README.md)",
-            highlight=False,
-            markup=False,
-        )
+        console.print(f"run folder: {self.run}\ncurve:      {picture}", highlight=False, soft_wrap=True)
+        for line in (
+            "try next:",
+            f"  strop samples {self.run} --limit 5",
+            f"  strop eval {self.run} eval.temperature=1 eval.samples_per_prompt=4",
+            f"  strop generate {self.run}      (type: reverse: abcd)",
+        ):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _answers(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[_Answer]:

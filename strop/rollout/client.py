@@ -35,9 +35,11 @@ class RolloutClient:
             RolloutTimeout: the engine did not answer in time; the request was aborted.
         """
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s) as deadline:
                 return await self._engine.generate(request_id, prompt_ids, sampling)
         except TimeoutError:
+            if not deadline.expired():
+                raise  # the engine's own
             await self._engine.abort([request_id])
             raise RolloutTimeout(
                 f"generation of {request_id} took longer than rollout.timeout_s = {self._timeout_s} s "

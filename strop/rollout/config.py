@@ -21,7 +21,7 @@ class RolloutConfig:
     max_running: int = 256
     """Sequences decoded together; more wait and enter as others finish."""
     timeout_s: float = 600.0
-    """Wall-clock limit of one generation request, in seconds."""
+    """Wall-clock limit of one generation request, in seconds, the wait for a free place included."""
 
     def __post_init__(self) -> None:
         if self.samples_per_prompt < 1:

@@ -35,6 +35,16 @@ class Sampling:
             raise ValueError(
                 f"temperature is {self.temperature}; use 0 for greedy decoding or a value above it"
             )
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; use a probability in (0, 1], 1 for off")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}; use 0 for off")
+        if not 0 <= self.key < 1 << 64:
+            raise ValueError(
+                f"key is {self.key}; use a 64-bit number such as strop.randomness.random_key gives"
+            )
+        if self.position < 0:
+            raise ValueError(f"position is {self.position}; it counts the numbers already used, from 0")
 
 
 @dataclass(frozen=True, kw_only=True)

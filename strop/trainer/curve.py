@@ -143,6 +143,8 @@ def _padded_range(low: float, high: float) -> tuple[float, float]:
         return 0.0, 1.0
     if high > low:
         return low, high
+    if low == 0:
+        return 0.0, 1.0
     pad = abs(low) * 0.1 or 1.0
     return low - pad, high + pad
 

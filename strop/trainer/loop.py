@@ -24,6 +24,7 @@ from strop.algorithms.reduce import Reduction, merge_metrics, metric_values
 from strop.controller import InlineWorkerGroup
 from strop.data.sampler import visit_uid
 from strop.device import device_name
+from strop.engines.model import describe_precision
 from strop.protocol import DataProto, columns
 from strop.rewards import RewardPool, check_failed_share, summarize
 from strop.rollout.client import RolloutClient
@@ -107,7 +108,8 @@ class Trainer:
         self._last_validation: Validation | None = None
         if checkpoint is not None:
             restore_position(run, checkpoint, self.data.sampler)
-        for line in [*self.data.report(), config.arithmetic()]:
+        precision = describe_precision(config.model, config.resources.device)
+        for line in [*self.data.report(), config.arithmetic(), precision]:
             say(line)
 
     async def fit(self) -> TrainResult:
@@ -122,7 +124,7 @@ class Trainer:
             )
             trackers = stack.enter_context(TrackerGroup(self.config.trainer.trackers, setup))
             if self._start_step == 0 and self._wants_first_validation():
-                await self._validate(0, trackers)
+                trackers.log(0, (await self._validate(0)).metrics)
             for step in range(self._start_step + 1, self.data.num_steps + 1):
                 await self._run_step(step, trackers)
             await self.engine.sleep()
@@ -259,9 +261,8 @@ class Trainer:
         try:
             await self.step(record)
         except BaseException as error:
-            kind = (
-                "interrupted" if isinstance(error, asyncio.CancelledError | KeyboardInterrupt) else "crashed"
-            )
+            stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
+            kind = "interrupted" if stopped else "crashed"
             reason = f"{type(error).__name__}: {error}"
             self._run.events.append(kind, step, fsync=True, phase=record.phases.current, error=reason)
             raise
@@ -272,8 +273,9 @@ class Trainer:
         score = None
         if self.data.val_prompts and (is_last or _is_due(step, self.config.eval.every)):
             with record.phases.phase("testing"):
-                validation = await self._validate(step, trackers)
+                validation = await self._validate(step)
             score = validation.pass_rate
+            numbers |= validation.metrics
         numbers |= measure.timing_metrics(
             {**record.phases.seconds, "step": record.phases.total()},
             num_response_tokens=num_response_tokens(record.episodes),
@@ -291,7 +293,8 @@ class Trainer:
         wanted = self.config.eval.before_train and bool(self.data.val_prompts)
         return wanted and not self._run.events.read("validation")
 
-    async def _validate(self, step: int, trackers: TrackerGroup) -> Validation:
+    async def _validate(self, step: int) -> Validation:
+        """Answers on the held-out prompts, with their records."""
         validation = await validate(
             self.rollouts,
             self.data.val_prompts,
@@ -303,7 +306,6 @@ class Trainer:
                 self._row(episode, None, Fate("filtered", "validation")) for episode in validation.episodes
             ]
             self._run.samples.write(step, rows, split="val")
-        trackers.log(step, validation.metrics)
         low, high = validation.interval()
         self._run.events.append(  # last: what it stands for was written
             "validation",

@@ -70,7 +70,7 @@ class ConsoleTracker:
         self._latest: dict[str, float] = {}
         self._marks: deque[tuple[int, float]] = deque([(first_step, clock())], maxlen=_ETA_STEPS + 1)
         self._printed_at = -math.inf
-        self._pending = ""
+        self._pending = self._printed = ""
         self._bar = _Bar(label, total_steps, first_step, console) if console.is_terminal else None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -83,7 +83,8 @@ class ConsoleTracker:
         if self._bar:
             self._bar.show(step, numbers, eta)
             return
-        self._pending = f"{self._label} step {step}/{self._total}  {numbers}  eta {eta}".replace("    ", "  ")
+        line = f"{self._label} step {step}/{self._total}  {numbers}  eta {eta}".replace("    ", "  ")
+        self._pending = line if line != self._printed else ""  # a late number of the step may change nothing here
         if now - self._printed_at >= PERIOD_S or step >= self._total:
             self._print_pending()
 
@@ -96,7 +97,7 @@ class ConsoleTracker:
     def _print_pending(self) -> None:
         if self._pending:
             self._console.print(self._pending, soft_wrap=True, markup=False, highlight=False)
-            self._printed_at, self._pending = self._clock(), ""
+            self._printed, self._printed_at, self._pending = self._pending, self._clock(), ""
 
     def _eta(self) -> str:
         (first, start), (last, end) = self._marks[0], self._marks[-1]

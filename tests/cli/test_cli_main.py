@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -156,3 +157,19 @@ def test_an_interrupt_is_code_130_and_says_how_to_go_on(failing: Callable[[BaseE
 def test_the_exit_code_of_a_command_is_handed_on(failing: Callable[[Callable[[], object]], None]) -> None:
     failing(lambda: 1)
     assert cli("fail").code == 1
+
+
+def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    from strop.cli.libraries import share_cores
+
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    share_cores()
+    assert os.environ["GOMP_SPINCOUNT"] == "30000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
+    share_cores()
+    assert os.environ["GOMP_SPINCOUNT"] == "5"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    share_cores()
+    assert "GOMP_SPINCOUNT" not in os.environ

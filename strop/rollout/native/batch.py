@@ -33,11 +33,17 @@ class Request:
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: Sampling
+    prompt_key: bytes = field(init=False)
+    """Equal for equal prompts; unlike a tuple it is hashed only once."""
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.prompt_key = np.array(self.prompt_ids, dtype=np.int64).tobytes()
+
     def output(self, stop_reason: StopReason) -> TokenOutput:
+        """What was generated so far."""
         return TokenOutput(
             token_ids=tuple(self.token_ids),
             log_probs=tuple(self.log_probs),
@@ -63,7 +69,7 @@ class DecodeBatch:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._cache = SlotCache(max_running)
-        self._prefixes: dict[tuple[int, ...], _Prefix] = {}
+        self._prefixes: dict[bytes, _Prefix] = {}
         self._rows = SamplingRows(max_running)
         self._lengths = np.zeros(max_running, dtype=np.int64)
         self._last = np.zeros(max_running, dtype=np.int64)
@@ -74,10 +80,12 @@ class DecodeBatch:
 
     @property
     def is_idle(self) -> bool:
+        """Nothing runs and nothing waits."""
         return not self.waiting and not self.running
 
     @property
     def cache_bytes(self) -> int:
+        """Memory of the running sequences' keys and values."""
         return self._cache.num_bytes
 
     def forget(self) -> None:
@@ -98,6 +106,7 @@ class DecodeBatch:
             ended += self._take(self._decode(), range(len(self.running)), version)
         return ended
 
+    @torch.inference_mode()
     def remove(self, requests: Sequence[Request]) -> None:
         """Take requests out of the batch, running or waiting."""
         gone = set(map(id, requests))
@@ -110,24 +119,24 @@ class DecodeBatch:
         if count == 0:
             return []
         # Requests of one prompt take consecutive slots, in the order in which their prompt first came.
-        groups: dict[tuple[int, ...], list[Request]] = {}
+        groups: dict[bytes, list[Request]] = {}
         for _ in range(count):
             request = self.waiting.popleft()
-            groups.setdefault(request.prompt_ids, []).append(request)
-        self._prefill([prompt for prompt in groups if prompt not in self._prefixes])
+            groups.setdefault(request.prompt_key, []).append(request)
+        self._prefill([group[0] for key, group in groups.items() if key not in self._prefixes])
         first = len(self.running)
         logits = []
-        for prompt, requests in groups.items():
-            prefix = self._prefixes[prompt]
+        for key, requests in groups.items():
+            prefix = self._prefixes[key]
             slots = range(len(self.running), len(self.running) + len(requests))
-            reserve = len(prompt) + max(request.sampling.max_tokens for request in requests)
-            self._cache.write(slots, prefix.key_values, reserve=reserve)
+            self._cache.write(slots, prefix.key_values)
             logits.append(prefix.logits.expand(len(requests), -1))
             for slot, request in zip(slots, requests, strict=True):
                 self._set_row(slot, request)
             self.running.extend(requests)
-        still_wanted = {request.prompt_ids for request in self.waiting}
-        self._prefixes = {p: prefix for p, prefix in self._prefixes.items() if p in still_wanted}
+        if self._prefixes:
+            still_wanted = {request.prompt_key for request in self.waiting}
+            self._prefixes = {key: prefix for key, prefix in self._prefixes.items() if key in still_wanted}
         return self._take(torch.cat(logits), range(first, len(self.running)), version)
 
     def _set_row(self, slot: int, request: Request) -> None:
@@ -137,41 +146,44 @@ class DecodeBatch:
         rows.key[slot], rows.position[slot] = sampling.key, sampling.position
         self._lengths[slot] = len(request.prompt_ids)
 
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> None:
-        """Compute distinct prompts, packed under a token bound."""
-        chunk: list[tuple[int, ...]] = []
+    def _prefill(self, requests: Sequence[Request]) -> None:
+        """Compute the prompts of these requests, all different, packed under a token bound."""
+        chunk: list[Request] = []
         size = 0
-        for prompt in prompts:
-            if chunk and size + len(prompt) > PREFILL_TOKENS:
+        for request in requests:
+            if chunk and size + len(request.prompt_ids) > PREFILL_TOKENS:
                 self._prefill_chunk(chunk)
                 chunk, size = [], 0
-            chunk.append(prompt)
-            size += len(prompt)
+            chunk.append(request)
+            size += len(request.prompt_ids)
         if chunk:
             self._prefill_chunk(chunk)
 
-    def _prefill_chunk(self, prompts: Sequence[tuple[int, ...]]) -> None:
+    def _prefill_chunk(self, requests: Sequence[Request]) -> None:
         model = self._model
-        lengths = [len(prompt) for prompt in prompts]
+        lengths = [len(request.prompt_ids) for request in requests]
         ends = np.cumsum(lengths)
         segments = [Segment(start=int(end) - n, length=n) for end, n in zip(ends, lengths, strict=True)]
         attention = PrefillAttention(PackedAttention(segments, device=model.device))
-        ids = torch.tensor([token for prompt in prompts for token in prompt], device=model.device)
+        ids = torch.tensor([token for r in requests for token in r.prompt_ids], device=model.device)
         positions = torch.cat([torch.arange(n) for n in lengths]).to(model.device)
         hidden = model.hidden(ids[None], positions[None], attention)
         logits = self._logits(hidden[torch.from_numpy(ends - 1).to(model.device)])
-        key_values = attention.key_values()
-        for index, (prompt, segment) in enumerate(zip(prompts, segments, strict=True)):
+        key_values = attention.key_values(model.compute_dtype)
+        for index, (request, segment) in enumerate(zip(requests, segments, strict=True)):
             tokens = key_values[:, :, :, segment.start : segment.start + segment.length]
-            self._prefixes[prompt] = _Prefix(tokens, logits[index])
+            self._prefixes[request.prompt_key] = _Prefix(tokens, logits[index])
         self.num_prefilled += int(ends[-1])
 
     def _decode(self) -> Tensor:
         """Logits [B, V] of the next token of every running sequence."""
         model, b = self._model, len(self.running)
+        num_tokens = int(self._lengths[:b].max()) + 1
+        self._cache.reserve(num_tokens, num_slots=b)
         lengths = torch.from_numpy(self._lengths[:b]).to(model.device)
         ids = torch.from_numpy(self._last[:b]).to(model.device)
-        hidden = model.hidden(ids[None], lengths[None], DecodeAttention(self._cache, lengths))
+        attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens)
+        hidden = model.hidden(ids[None], lengths[None], attention)
         self._lengths[:b] += 1
         return self._logits(hidden)
 

@@ -14,7 +14,9 @@ from torch import Tensor
 from strop.engines.attention import PackedAttention
 
 GROW_TOKENS = 64
-"""The cache grows along its time axis in steps of this many tokens."""
+"""The cache grows along its time axis to multiples of this many tokens ..."""
+GROW_SHARE = 1.5
+"""... and at least by this factor, in tokens and in slots, so that copies stay rare."""
 
 
 class PrefillAttention:
@@ -28,30 +30,51 @@ class PrefillAttention:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
     ) -> Tensor:
+        """Attention output [N, H, D], as PackedAttention gives it."""
         assert layer == len(self.keys), "layers attend in order, each once"
         self.keys.append(key)
         self.values.append(value)
         return self._attention.attend(layer, query, key, value, scaling=scaling, window=window)
 
-    def key_values(self) -> Tensor:
+    def key_values(self, dtype: torch.dtype) -> Tensor:
         """[2, L, Hkv, N, D]: keys and values of all layers and packed tokens."""
-        return torch.stack([torch.stack(self.keys), torch.stack(self.values)]).transpose(2, 3)
+        return torch.stack([torch.stack(self.keys), torch.stack(self.values)]).transpose(2, 3).to(dtype)
 
 
 class SlotCache:
-    """[2, L, slots, Hkv, T, D] keys and values; allocated by the first sequence, grown as sequences grow."""
+    """[2, L, slots, Hkv, T, D] keys and values, grown to the slots and tokens that sequences really use."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        """Most slots."""
         self._data: Tensor | None = None
 
-    def write(self, slots: Sequence[int], key_values: Tensor, *, reserve: int) -> None:
-        """Put a prefix [2, L, Hkv, P, D] at the start of each slot, with room for `reserve` tokens in all."""
-        self._ensure(key_values, max(reserve, key_values.shape[3]))
-        assert self._data is not None, "the cache was just allocated"
+    def write(self, slots: Sequence[int], key_values: Tensor) -> None:
+        """Put a prefix [2, L, Hkv, P, D] at the start of each slot. Slots are taken in order, from 0."""
         first, last = slots[0], slots[-1] + 1
         assert list(slots) == list(range(first, last)), "a group's slots are consecutive"
+        if self._data is None:
+            _, layers, heads, _, dim = key_values.shape
+            self._data = key_values.new_zeros(2, layers, 0, heads, 0, dim)
+        self.reserve(key_values.shape[3], num_slots=last)
         self._data[:, :, first:last, :, : key_values.shape[3]] = key_values.unsqueeze(2)
+
+    def reserve(self, num_tokens: int, *, num_slots: int) -> None:
+        """Make room for `num_tokens` tokens in each of the first `num_slots` slots."""
+        assert self._data is not None, "room follows the first write"
+        slots, tokens = self._data.shape[2], self._data.shape[4]
+        if num_slots <= slots and num_tokens <= tokens:
+            return
+        new_slots, new_tokens = slots, tokens
+        if num_slots > slots:
+            new_slots = min(self.capacity, max(num_slots, int(GROW_SHARE * slots)))
+        if num_tokens > tokens:
+            new_tokens = -(-max(num_tokens, int(GROW_SHARE * tokens)) // GROW_TOKENS) * GROW_TOKENS
+        old = self._data
+        _, layers, _, heads, _, dim = old.shape
+        # zeros, not empty: masked positions are multiplied by 0, and 0 * NaN is NaN.
+        self._data = old.new_zeros(2, layers, new_slots, heads, new_tokens, dim)
+        self._data[:, :, :slots, :, :tokens] = old
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one slot to another."""
@@ -64,6 +87,7 @@ class SlotCache:
 
     @property
     def num_bytes(self) -> int:
+        """Memory held."""
         return 0 if self._data is None else self._data.numel() * self._data.element_size()
 
     def layer(self, layer: int, num_slots: int, num_tokens: int) -> tuple[Tensor, Tensor]:
@@ -72,38 +96,32 @@ class SlotCache:
         view = self._data[:, layer, :num_slots, :, :num_tokens]
         return view[0], view[1]
 
-    def _ensure(self, like: Tensor, num_tokens: int) -> None:
-        old = self._data
-        if old is not None and old.shape[4] >= num_tokens:
-            return
-        length = -(-num_tokens // GROW_TOKENS) * GROW_TOKENS
-        _, layers, heads, _, dim = like.shape
-        # zeros, not empty: masked positions are multiplied by 0, and 0 * NaN is NaN.
-        self._data = like.new_zeros(2, layers, self.capacity, heads, length, dim)
-        if old is not None:
-            self._data[:, :, :, :, : old.shape[4]] = old
-
 
 class DecodeAttention:
     """One query token per running sequence, over the sequence's own cache."""
 
-    def __init__(self, cache: SlotCache, lengths: Tensor) -> None:
-        """`lengths` [B] int64: tokens already in each slot; the new token goes behind them."""
+    def __init__(self, cache: SlotCache, lengths: Tensor, *, num_tokens: int) -> None:
+        """`lengths` [B] int64: tokens already in each slot; the new token goes behind them.
+
+        `num_tokens` is the longest one with its new token.
+        """
         self._cache = cache
         self._lengths = lengths
         self._slots = torch.arange(len(lengths), device=lengths.device)
-        self._num_tokens = int(lengths.max()) + 1
+        self._num_tokens = num_tokens
         self._masks: dict[int | None, Tensor] = {}
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
     ) -> Tensor:
+        """Attention output [B, H, D] for query [B, H, D]; key and value [B, Hkv, D] enter the cache."""
         b, kv_heads, dim = key.shape
         keys, values = self._cache.layer(layer, b, self._num_tokens)  # [B, Hkv, T, D]
         keys[self._slots, :, self._lengths] = key.to(keys.dtype)
         values[self._slots, :, self._lengths] = value.to(values.dtype)
-        grouped = query.reshape(b, kv_heads, -1, dim) * scaling  # [B, Hkv, H / Hkv, D]
-        scores = torch.matmul(grouped, keys.transpose(-1, -2).to(grouped.dtype)) + self._mask(window, grouped)
+        # The cache is read in its own precision: casting it would touch all of it in every step.
+        grouped = (query.reshape(b, kv_heads, -1, dim) * scaling).to(keys.dtype)  # [B, Hkv, H / Hkv, D]
+        scores = torch.matmul(grouped, keys.transpose(-1, -2)) + self._mask(window, grouped)
         probs = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
         return torch.matmul(probs.to(values.dtype), values).view(b, -1, dim).to(query.dtype)
 

@@ -15,6 +15,9 @@ from strop.engines.model import CausalLM
 from strop.rollout.native.batch import DecodeBatch, Request
 from strop.rollout.types import Sampling, StopReason, TokenOutput
 
+HEALTH_TIMEOUT_S = 60.0
+"""Within this time a working engine generates one token, even behind a full batch of other requests."""
+
 
 class NativeEngine:
     """Generates with the given model's own parameters: no copy, no transfer of weights."""
@@ -22,9 +25,11 @@ class NativeEngine:
     def __init__(self, model: CausalLM, *, max_running: int, version: int = 0) -> None:
         self._batch = DecodeBatch(model, max_running=max_running)
         self._vocab_size = model.vocab_size
+        self._max_positions = model.max_positions
         self._version = version
         self._futures: dict[str, tuple[Request, asyncio.Future[TokenOutput]]] = {}
         self._driver: asyncio.Task[None] | None = None
+        self._num_checks = 0
         self._running = asyncio.Event()
         self._running.set()
 
@@ -37,7 +42,8 @@ class NativeEngine:
         """Continue `prompt_ids` until a stop token, `max_tokens`, or an abort.
 
         Raises:
-            ValueError: an empty prompt, a token outside the vocabulary, or an id that is already running.
+            ValueError: an empty prompt, a token outside the vocabulary, more tokens than the model has positions
+                for, or an id that is already running.
         """
         prompt = tuple(prompt_ids)
         if not prompt or min(prompt) < 0 or max(prompt) >= self._vocab_size:
@@ -45,6 +51,13 @@ class NativeEngine:
                 f"request {request_id} has {len(prompt)} prompt tokens between {min(prompt, default=0)} and "
                 f"{max(prompt, default=0)}, but the model's vocabulary has {self._vocab_size}; is it the "
                 f"tokenizer of this model?"
+            )
+        # The last token is never an input.
+        if self._max_positions is not None and len(prompt) + sampling.max_tokens - 1 > self._max_positions:
+            raise ValueError(
+                f"request {request_id} has {len(prompt)} prompt tokens and may generate {sampling.max_tokens}, but "
+                f"the model is made for {self._max_positions} positions; lower data.max_prompt_tokens or "
+                f"data.max_response_tokens"
             )
         if request_id in self._futures:
             raise ValueError(f"request {request_id} is already running; give each request its own id")
@@ -64,7 +77,7 @@ class NativeEngine:
         """The shared parameters now hold this policy version.
 
         Raises:
-            ValueError: the version goes backwards, or requests are running that no pause holds.
+            ValueError: the version goes backwards, or sequences are running, paused or not.
         """
         if version < self._version:
             raise ValueError(
@@ -106,10 +119,29 @@ class NativeEngine:
         self._batch.free()
 
     async def health(self) -> Mapping[str, float]:
-        """Generate one token for real; numbers about the engine."""
-        await self.generate("health", [0], Sampling(key=0, temperature=0.0, max_tokens=1))
+        """Generate one token for real, unless paused; numbers about the engine.
+
+        Raises:
+            TimeoutError: no token within HEALTH_TIMEOUT_S.
+        """
+        if self._running.is_set():
+            self._num_checks += 1
+            name = f"health check {self._num_checks}"
+            try:
+                async with asyncio.timeout(HEALTH_TIMEOUT_S) as deadline:
+                    await self.generate(name, [0], Sampling(key=0, temperature=0.0, max_tokens=1))
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+                raise TimeoutError(
+                    f"the rollout engine made no token within {HEALTH_TIMEOUT_S} s ({len(self._batch.running)} "
+                    f"sequences running, {len(self._batch.waiting)} waiting)"
+                ) from None
         return {
             "version": float(self._version),
+            "paused": float(not self._running.is_set()),
+            "running": float(len(self._batch.running)),
+            "waiting": float(len(self._batch.waiting)),
             "prefilled_tokens": float(self._batch.num_prefilled),
             "decoded_tokens": float(self._batch.num_decoded),
             "cache_bytes": float(self._batch.cache_bytes),

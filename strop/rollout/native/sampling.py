@@ -18,8 +18,8 @@ class SamplingRows:
     """Sampling options of the running rows, as columns; rows are appended and moved with the batch."""
 
     def __init__(self, capacity: int) -> None:
-        self.temperature = np.ones(capacity, dtype=np.float32)
-        self.top_p = np.ones(capacity, dtype=np.float32)
+        self.temperature = np.ones(capacity)
+        self.top_p = np.ones(capacity)
         self.top_k = np.zeros(capacity, dtype=np.int64)
         self.key = np.zeros(capacity, dtype=np.uint64)
         self.position = np.zeros(capacity, dtype=np.int64)
@@ -76,8 +76,6 @@ def _truncated_probs(logits: Tensor, normalizer: Tensor, rows: SamplingRows) -> 
     ordered = torch.where(rank < limit, ordered, 0.0)
     # top-p is a share of what top-k left; the most likely token always stays.
     before = ordered.cumsum(-1, dtype=torch.float64) - ordered
-    share = torch.from_numpy(top_p.astype(np.float64)).to(probs.device)[:, None] * ordered.sum(
-        -1, True, dtype=torch.float64
-    )
+    share = torch.from_numpy(top_p).to(probs.device)[:, None] * ordered.sum(-1, True, dtype=torch.float64)
     ordered = torch.where((before < share) | (rank == 0), ordered, 0.0)
     return torch.zeros_like(probs).scatter_(-1, order, ordered)

@@ -1,0 +1,275 @@
+"""The documentation is true: commands work, shown output appears, names and links exist."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from doc_pages import ROOT, Session, blocks, code_spans, markdown_files, matches, prose, strop_calls
+
+from strop.cli.main import COMMANDS, command_parser, main
+from strop.config import describe, load_config
+from strop.config.sources import preset_names
+from strop.rewards import Outcome, RewardError, check_failed_share
+from strop.run import CheckpointError, RunFolder
+from strop.run.checkpoints import CheckpointStore
+from strop.run.samples import COLUMNS
+from strop.trainer.config import Config
+
+DOCS = ROOT / "docs"
+PAGES = markdown_files()
+SECTIONS = {field.name for field in fields(Config)}
+KEYS = {doc.key: doc for doc in describe(Config)}
+
+NOT_OURS = {"data.train_batch_size", "rollout.temperatur"}
+"""Keys on the pages that are none of strop's: a name of verl's, and the typing error that is explained."""
+FILE_ENDINGS = {"py", "yaml", "json", "jsonl", "parquet", "md", "png", "txt"}
+
+
+def page_id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.fixture(scope="module")
+def own_task(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """Somebody who has followed docs/own-task.md."""
+    num_threads = torch.get_num_threads()
+    session = Session(folder=tmp_path_factory.mktemp("own-task"))
+    session.follow(DOCS / "own-task.md")
+    yield session
+    torch.set_num_threads(num_threads)
+
+
+# ---------------------------------------------------------------------------------------------- commands
+
+
+def test_own_task_leaves_what_it_says(own_task: Session) -> None:
+    assert (own_task.folder / "runs" / "try" / "model" / "config.json").is_file()
+    assert len((own_task.folder / "answers.jsonl").read_text().splitlines()) == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/concepts.md", "docs/configuration.md", "docs/run-folder.md"]
+)
+def test_pages_after_own_task(own_task: Session, name: str) -> None:
+    own_task.follow(ROOT / name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ["quickstart.md", "own-task.md"])
+def test_slow_commands(tmp_path: Path, name: str) -> None:
+    Session(folder=tmp_path, is_patient=True).follow(DOCS / name)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_shown_calls_of_strop_can_be_parsed(path: Path) -> None:
+    for words in strop_calls(path):
+        if words[0].startswith("-") or words[0] == "COMMAND":
+            continue
+        assert words[0] in COMMANDS, f"{path} shows `strop {' '.join(words)}`, but there is no such command"
+        parser, _ = command_parser(words[0])
+        known = {option for action in parser._actions for option in action.option_strings}
+        for word in words[1:]:
+            assert not word.startswith("--") or word in known, (
+                f"{path}: strop {words[0]} has no option {word}"
+            )
+
+
+# -------------------------------------------------------------------------------------------------- names
+
+
+def keys_on(path: Path) -> Iterator[str]:
+    """Everything on a page that reads like a configuration key."""
+    texts = [*code_spans(path), *(block.text for block in blocks(path) if block.language == "bash")]
+    for text in texts:
+        for match in re.finditer(r"(?<![\w./-])([a-z_]+)((?:\.[a-z_0-9]+)+)(?![\w/])", text):
+            key = match[0]
+            if match[1] in SECTIONS and key.rsplit(".", 1)[1] not in FILE_ENDINGS:
+                yield key
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_named_keys_exist(path: Path) -> None:
+    for key in set(keys_on(path)) - NOT_OURS:
+        is_section = any(known.startswith(f"{key}.") for known in KEYS)
+        is_entry = any(key.startswith(f"{known}.") and "mapping" in doc.type for known, doc in KEYS.items())
+        assert key in KEYS or is_section or is_entry, f"{path} names {key}, which is no configuration key"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_named_presets_exist(path: Path) -> None:
+    for section, name in re.findall(r"\b([a-z]+)=([a-z_]+)\b", " ".join(code_spans(path))):
+        if section in SECTIONS:
+            assert name in preset_names(section), f"{path} names the preset {section}={name}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_shown_configurations_load(path: Path, tmp_path: Path) -> None:
+    for number, block in enumerate(one for one in blocks(path) if one.language == "yaml"):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(block.text)
+        load_config(Config, source=file)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_named_make_targets_exist(path: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    shown = [block.text for block in blocks(path) if block.language == "bash"]
+    for text in [*shown, *code_spans(path)]:
+        for target in re.findall(r"^make ([a-z0-9-]+)", text, flags=re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"{path}: no target {target}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_relative_links_exist(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file) if file else path
+        assert there.exists(), f"{path} links to {target}, which does not exist"
+        if anchor:
+            assert anchor in anchors(there), f"{path} links to {target}, but there is no such heading"
+
+
+def anchors(path: Path) -> set[str]:
+    """The names under which the headings of a page can be linked."""
+    titles = re.findall(r"^#+ (.*)$", prose(path), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+# --------------------------------------------------------------------------------------------- run folder
+
+
+def test_every_column_of_the_sample_store_is_explained() -> None:
+    assert not set(COLUMNS) - set(code_spans(DOCS / "run-folder.md"))
+
+
+def test_every_event_of_a_run_is_explained(own_task: Session) -> None:
+    with RunFolder.open(own_task.folder / "runs" / "try", read_only=True) as run:
+        kinds = {event["kind"] for event in run.events.read()}
+    assert not kinds - set(code_spans(DOCS / "run-folder.md"))
+
+
+def test_every_metric_of_a_run_is_explained(own_task: Session) -> None:
+    lines = (own_task.folder / "runs" / "try" / "metrics.jsonl").read_text().splitlines()
+    names = {name for line in lines for name in json.loads(line)} - {"step"}
+    patterns = [metric_pattern(span) for span in code_spans(DOCS / "run-folder.md") if "/" in span]
+    unexplained = {name for name in names if not any(pattern.fullmatch(name) for pattern in patterns)}
+    assert not unexplained
+
+
+def metric_pattern(span: str) -> re.Pattern[str]:
+    """`a/{b,c}/*` and `a/<part>/...` as regular expressions."""
+    text = re.escape(span).replace(re.escape("..."), ".*").replace(re.escape("*"), ".*")
+    text = re.sub(r"\\\{(.*?)\\\}", lambda match: f"({match[1].replace(',', '|')})", text)
+    return re.compile(re.sub(r"<[^>]*>", "[^/]+", text))
+
+
+# ----------------------------------------------------------------------------------------- error sentences
+
+
+def test_every_sentence_of_troubleshooting_is_said(own_task: Session, tmp_path: Path) -> None:
+    headings = re.findall(r"^### `(.*)`$", prose(DOCS / "troubleshooting.md"), flags=re.MULTILINE)
+    assert len(headings) > 20
+    said = "\n".join([
+        *own_task.transcript, *bad_settings(own_task.folder), *bad_rewards(own_task.folder),
+        *bad_folders(own_task.folder), *bad_checkpoints(own_task.folder, tmp_path), *bad_steps(),
+    ])  # fmt: skip
+    unsaid = [heading for heading in headings if not matches(heading, said)]
+    assert not unsaid, said
+
+
+def refused(folder: Path, *words: str, name: str = "train") -> str:
+    """The sentence with which a command ends."""
+    text = io.StringIO()
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(text),
+        contextlib.chdir(folder),
+    ):
+        code = main([name, *words])
+    assert code == 2, (words, text.getvalue())
+    return text.getvalue().splitlines()[-1].removeprefix(f"strop {name}: ")
+
+
+def bad_settings(folder: Path) -> Iterator[str]:
+    (folder / "empty.jsonl").write_text("")
+    (folder / "broken.jsonl").write_text('{"prompt": "x", "answer": "y"}\n{oh\n')
+    shutil.copytree(folder / "model", folder / "base-model")
+    (folder / "base-model" / "chat_template.jinja").unlink()
+    for words in (
+        ["data.train_files=[trian.jsonl]"],
+        ["data.train_files=[empty.jsonl]"],
+        ["data.train_files=[broken.jsonl]"],
+        ["data.prompt_key=question"],
+        ["data.ground_truth_key=solution"],
+        ['data.default_data_source=""'],
+        ["data.max_prompt_tokens=8"],
+        ["data.max_prompt_tokens=8", "data.filter_overlong_prompts=false"],
+        ["model.path=nowhere"],
+        ["model.path=base-model"],
+        ["rollout.temperatur=1"],
+        ["rollout.top_k=many"],
+        ["rollout.samples_per_prompt=1"],
+        ["data.max_response_tokens=20000"],
+        ["algorithm=dr_grpo"],
+        ["reward.path=nowhere.py"],
+        ["reward.name=score"],
+    ):
+        yield refused(folder, "--config", "config.yaml", "--out", "runs/bad", *words)
+        assert not (folder / "runs" / "bad").exists()
+
+
+def bad_rewards(folder: Path) -> Iterator[str]:
+    for line in ("return 1 / 0", "return float('nan')", "return None", "while True: pass"):
+        (folder / "bad.py").write_text(f"def compute_score(**row):\n    {line}\n")
+        words = ["reward.path=bad.py", "reward.timeout_s=0.3", "reward.num_workers=4"]
+        yield refused(folder, "--config", "config.yaml", "--out", "runs/bad", *words)
+
+
+def bad_folders(folder: Path) -> Iterator[str]:
+    for out in ("config.yaml/run", "runs/try", "model"):
+        yield refused(folder, "--config", "config.yaml", "--out", out)
+    yield refused(folder, "--resume", "runs/none")
+
+
+def bad_checkpoints(folder: Path, tmp_path: Path) -> Iterator[str]:
+    def full_disk(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = CheckpointStore(tmp_path / "checkpoints", keep_last=2, keep_best=0)
+    for step in (1, 2):
+        store.save(step, lambda path: (path / "weights").write_bytes(b"12345678") and None, facts={})
+    with pytest.raises(CheckpointError, match="stays valid") as error:
+        store.save(3, full_disk, facts={})
+    yield str(error.value)
+    (store.at(2).path / "weights").write_bytes(b"1234")
+    yield from store.latest_valid()[1]
+
+    hurt = folder / "runs" / "hurt"
+    shutil.copytree(folder / "runs" / "try", hurt, symlinks=True)
+    weights = hurt / "checkpoints" / "global_step_2" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    yield refused(folder, "runs/hurt", name="eval")
+
+
+def bad_steps() -> Iterator[str]:
+    outcomes = [Outcome(kind="error", error="it failed"), Outcome(kind="score", score=1.0)]
+    with pytest.raises(RewardError, match="could not be scored") as error:
+        check_failed_share(outcomes, max_failed_share=0.2, timeout_s=1.0)
+    yield str(error.value)
+    # No gradient of the pages is infinite; the sentence is made in one place.
+    assert 'f"step {record.step} skipped an update: {reason}"' in (ROOT / "strop/trainer/loop.py").read_text()
+    yield "step 1 skipped an update: the gradient is not finite"

@@ -1,0 +1,156 @@
+"""Attention over packed segments: the values of a slow loop, in few calls with little padding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from references import packed_attention
+from strop.engines import attention
+from strop.engines.attention import ATTENTION_NAME, PackedAttention, Segment
+
+CPU = torch.device("cpu")
+
+
+def plan(blocks: list[tuple[int, list[int]]]) -> list[Segment]:
+    """Segments of blocks (prompt length, suffix lengths); a block without suffixes is a lone sequence."""
+    segments, at = [], 0
+    for prompt, suffixes in blocks:
+        start = at
+        segments.append(Segment(start=at, length=prompt))
+        at += prompt
+        for length in suffixes:
+            segments.append(Segment(start=at, length=length, prefix_start=start, prefix_length=prompt))
+            at += length
+    return segments
+
+
+def num_tokens(segments: list[Segment]) -> int:
+    return sum(s.length for s in segments)
+
+
+def padded_and_used(segments: list[Segment]) -> tuple[int, int]:
+    """Entries of all score matrices, with padding and without."""
+    padded = sum(b * q * k for b, q, k in PackedAttention(segments, device=CPU).bucket_shapes)
+    return padded, sum(s.length * s.num_keys for s in segments)
+
+
+blocks_strategy = st.lists(
+    st.tuples(st.integers(1, 8), st.lists(st.integers(0, 7), max_size=4)), min_size=1, max_size=4
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    blocks=blocks_strategy,
+    window=st.none() | st.integers(1, 9),
+    heads=st.sampled_from([(1, 1), (4, 2), (3, 1), (2, 2)]),
+    small=st.sampled_from([0, 60, 1 << 15]),
+)
+def test_output_and_gradient_are_those_of_a_loop(
+    blocks: list[tuple[int, list[int]]], window: int | None, heads: tuple[int, int], small: int
+) -> None:
+    segments = plan(blocks)
+    n, (num_heads, kv_heads) = num_tokens(segments), heads
+    generator = torch.Generator().manual_seed(n)
+    query, key, value, weight = (
+        torch.randn(n, h, 4, dtype=torch.float64, generator=generator, requires_grad=True)
+        for h in (num_heads, kv_heads, kv_heads, num_heads)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            attention, "SMALL_BUCKET", small
+        )  # 0: nothing unlike shares a call; large: everything does
+        packed = PackedAttention(segments, device=CPU)
+    tuples = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in segments]
+    inputs = (query, key, value)
+    out = packed.attend(0, query, key, value, scaling=0.3, window=window)
+    wanted = packed_attention.attend(query, key, value, tuples, scaling=0.3, window=window)
+    torch.testing.assert_close(out, wanted, atol=1e-12, rtol=1e-12)
+    grads = torch.autograd.grad((out * weight).sum(), inputs, allow_unused=True)
+    wanted_grads = torch.autograd.grad((wanted * weight).sum(), inputs, allow_unused=True)
+    torch.testing.assert_close(grads, wanted_grads, atol=1e-11, rtol=1e-11)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 300), st.lists(st.integers(0, 300), max_size=8)), min_size=1, max_size=8
+    )
+)
+def test_padding_is_bounded_for_any_lengths(blocks: list[tuple[int, list[int]]]) -> None:
+    segments = plan(blocks)
+    shapes = PackedAttention(segments, device=CPU).bucket_shapes
+    padded, used = padded_and_used(segments)
+    assert padded <= attention.BUCKET_PADDING * used + attention.SMALL_BUCKET * len(shapes)
+
+
+def test_one_long_response_to_a_short_prompt_pads_no_other() -> None:
+    # 1000 keys each, once as prompt and once as response: 990 + 10 and 10 + 990. In one call, 2 * 990 * 1000
+    # entries would be computed for 10 * 1000 + 990 * 1000.
+    segments = plan([(990, [10, 10]), (10, [990, 990])])
+    shapes = PackedAttention(segments, device=CPU).bucket_shapes
+    assert (2, 10, 1000) in shapes
+    assert (2, 990, 1000) in shapes
+
+
+def mix(name: str) -> list[Segment]:
+    """Segments of one micro-batch of about the default budget, drawn with a fixed seed."""
+    rng = np.random.default_rng(0)
+
+    def lengths(median: float, spread: float, cap: int, count: int) -> list[int]:
+        drawn = np.exp(np.log(median) + spread * rng.standard_normal(count))
+        return np.clip(drawn.astype(int), 1, cap).tolist()
+
+    match name:
+        case "quickstart":  # 32 words, 8 short answers each
+            return plan([(p, lengths(6, 0.3, 12, 8)) for p in rng.integers(20, 28, 32).tolist()])
+        case "chat":  # prompts of 60 to 200 tokens, log-normal responses
+            return plan([(p, lengths(45, 0.8, 256, 8)) for p in rng.integers(60, 200, 16).tolist()])
+        case "mathematics":
+            return plan([(p, lengths(120, 0.5, 400, 8)) for p in lengths(100, 0.4, 400, 16)])
+        case "long answers":
+            return plan([(p, lengths(250, 0.8, 1024, 8)) for p in rng.integers(100, 1000, 4).tolist()])
+        case "supervised":  # every sequence alone
+            return plan([(p, []) for p in lengths(150, 0.7, 1000, 90)])
+        case "wild":
+            return plan([(p, lengths(20, 1.5, 1000, 8)) for p in lengths(55, 1.2, 1000, 16)])
+    raise ValueError(name)
+
+
+# Golden: number of attention calls per layer. A change of the grouping shows here; more calls cost time, so
+# does padding (next test).
+CALLS = {
+    "quickstart": 3,
+    "chat": 14,
+    "mathematics": 14,
+    "long answers": 14,
+    "supervised": 9,
+    "wild": 21,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_few_calls_and_little_padding_for_realistic_lengths(name: str) -> None:
+    segments = mix(name)
+    padded, used = padded_and_used(segments)
+    assert len(PackedAttention(segments, device=CPU).bucket_shapes) == CALLS[name]
+    assert padded < 2 * used
+
+
+def test_a_plain_forward_call_says_what_is_missing() -> None:
+    function = attention.AttentionInterface()[ATTENTION_NAME]
+    query = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="call it through strop.engines.model.CausalLM"):
+        function(torch.nn.Linear(1, 1), query, query, query, None)
+
+
+def test_an_attention_option_that_would_be_ignored_is_refused() -> None:
+    function = attention.AttentionInterface()[ATTENTION_NAME]
+    query = torch.zeros(1, 2, 3, 4)
+    context = PackedAttention(plan([(3, [])]), device=CPU)
+    with pytest.raises(ValueError, match="Linear uses attention option 'softcap'"):
+        function(torch.nn.Linear(1, 1), query, query, query, None, softcap=30.0, strop_context=context)

@@ -1,0 +1,140 @@
+"""Log-probs and entropies through the chunked head, and their gradients, against log_softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from strop.engines import head
+from strop.engines.head import token_log_probs
+
+N, V, D = 23, 17, 6
+
+
+def inputs(*, bias: bool, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """hidden, weight, (bias,) with gradients."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(N, D), (V, D), *([(V,)] if bias else [])]
+    return [
+        torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes
+    ]
+
+
+def targets() -> Tensor:
+    return torch.randint(0, V, (N,), generator=torch.Generator().manual_seed(1))
+
+
+def reference(leaves: list[Tensor], temperature: float) -> tuple[Tensor, Tensor]:
+    logits = leaves[0] @ leaves[1].T + (leaves[2] if len(leaves) == 3 else 0.0)
+    log_probs = torch.log_softmax(logits / temperature, -1)
+    return log_probs[torch.arange(N), targets()], -(log_probs.exp() * log_probs).sum(-1)
+
+
+def ours(leaves: list[Tensor], temperature: float) -> tuple[Tensor, Tensor]:
+    bias = leaves[2] if len(leaves) == 3 else None
+    return token_log_probs(leaves[0], leaves[1], bias, targets(), temperature=temperature)
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 5, N, 1000])  # 5 leaves a last chunk of 3
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2])
+def test_values_and_gradients_equal_log_softmax(
+    monkeypatch: pytest.MonkeyPatch, tokens_per_chunk: int, bias: bool, temperature: float
+) -> None:
+    monkeypatch.setattr(head, "HEAD_CHUNK_ELEMENTS", tokens_per_chunk * V)
+    leaves = inputs(bias=bias)
+    values, wanted = ours(leaves, temperature), reference(leaves, temperature)
+    torch.testing.assert_close(values, wanted, atol=1e-12, rtol=1e-12)
+    weight = torch.linspace(-1, 2, N, dtype=torch.float64)
+    for share in (0.0, 0.8):  # with and without the entropy
+
+        def loss(pair: tuple[Tensor, Tensor], share: float = share) -> Tensor:
+            return (weight * pair[0]).sum() + share * (weight.flip(0) * pair[1]).sum()
+
+        grads = torch.autograd.grad(loss(values), leaves, retain_graph=True)
+        wanted_grads = torch.autograd.grad(loss(wanted), leaves, retain_graph=True)
+        torch.testing.assert_close(grads, wanted_grads, atol=1e-12, rtol=1e-12)
+
+
+def test_float32_is_near_float64() -> None:
+    exact, rough = inputs(bias=True), inputs(bias=True, dtype=torch.float32)
+    for value, wanted in zip(ours(rough, 0.7), reference(exact, 0.7), strict=True):
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_bfloat16_hidden_states_give_float32_log_probs_and_weight_gradients() -> None:
+    leaves = inputs(bias=True, dtype=torch.float32)
+    hidden = leaves[0].detach().bfloat16().requires_grad_()
+    log_probs, entropies = token_log_probs(hidden, leaves[1], leaves[2], targets(), temperature=1.0)
+    assert log_probs.dtype == entropies.dtype == torch.float32
+    (log_probs.sum() + entropies.sum()).backward()
+    assert hidden.grad is not None
+    assert leaves[1].grad is not None
+    assert (hidden.grad.dtype, leaves[1].grad.dtype) == (torch.bfloat16, torch.float32)
+    log_probs, entropies = reference(inputs(bias=True), 1.0)
+    wanted = inputs(bias=True)
+    log_probs, entropies = reference(wanted, 1.0)
+    (log_probs.sum() + entropies.sum()).backward()
+    similar = torch.cosine_similarity(leaves[1].grad.double().flatten(), wanted[1].grad.flatten(), dim=0)
+    assert float(similar) > 0.999
+
+
+def test_extreme_logits_stay_finite() -> None:
+    # Logits (1e4, 0): the first token has probability 1 exactly, the second log-prob -1e4; entropy and its
+    # gradient are 0.
+    hidden = torch.tensor([[1e4], [1e4]], requires_grad=True)
+    weight = torch.tensor([[1.0], [0.0]], requires_grad=True)
+    log_probs, entropies = token_log_probs(hidden, weight, None, torch.tensor([0, 1]), temperature=1.0)
+    assert log_probs.tolist() == [0.0, -1e4]
+    assert entropies.tolist() == [0.0, 0.0]
+    (log_probs.sum() + entropies.sum()).backward()
+    assert hidden.grad is not None
+    assert hidden.grad.flatten().tolist() == [0.0, -1.0]
+
+
+def test_no_tokens() -> None:
+    leaves = inputs(bias=True)
+    none = leaves[0][:0]
+    log_probs, entropies = token_log_probs(
+        none, leaves[1], leaves[2], torch.zeros(0, dtype=torch.int64), temperature=1.0
+    )
+    (log_probs.sum() + entropies.sum()).backward()
+    assert log_probs.shape == entropies.shape == (0,)
+    assert torch.equal(leaves[1].grad, torch.zeros(V, D, dtype=torch.float64))
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operation returns, and how many there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+        self.operations: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.operations[func.__name__] = self.operations.get(func.__name__, 0) + 1
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+def test_no_tensor_of_tokens_times_vocabulary_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, vocab, dim, chunk = 96, 400, 4, 10
+    monkeypatch.setattr(head, "HEAD_CHUNK_ELEMENTS", chunk * vocab)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, dim, generator=generator, requires_grad=True)
+    weight = torch.randn(vocab, dim, generator=generator, requires_grad=True)
+    with Largest() as seen:
+        log_probs, entropies = token_log_probs(hidden, weight, None, torch.arange(tokens), temperature=0.7)
+        forward = dict(seen.operations)
+        (log_probs.sum() + entropies.sum()).backward()
+    assert forward["logsumexp.default"] == 10  # ceil(96 / 10) chunks
+    assert seen.operations["logsumexp.default"] == 20  # the backward pass was watched as well
+    assert seen.elements == chunk * vocab

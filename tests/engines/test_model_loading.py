@@ -1,0 +1,213 @@
+"""Loading a model folder: what is refused, and with which sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from references.language_models import SUPPORTED, VOCAB
+from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.model import CausalLM, describe_precision, load_model, load_tokenizer
+
+Folder = Callable[[str], Path]
+
+
+def load(path: Path | str, **options: bool) -> CausalLM:
+    return load_model(ModelConfig(path=str(path), **options), device="cpu")
+
+
+@pytest.fixture
+def copied(tiny_folder: Folder, tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of a tiny model's folder, to break."""
+
+    def copy(kind: str) -> Path:
+        return Path(shutil.copytree(tiny_folder(kind), tmp_path / kind))
+
+    return copy
+
+
+def test_no_path() -> None:
+    for function in (lambda: load(""), lambda: load_tokenizer(ModelConfig())):
+        with pytest.raises(ValueError, match="model.path is not set; give a Hugging Face model folder"):
+            function()
+
+
+def test_path_is_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere' is not a folder"):
+        load(tmp_path / "nowhere")
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no config.json \(found: nothing\)"):
+        load(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ValueError, match=r"has no config.json \(found: notes.txt\); is it a model folder\?"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{not json", '{"model_type": "no_such_architecture"}', "{}"])
+def test_config_that_describes_no_model(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match="has a config.json that does not describe a model: ") as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_folder_without_weights(copied: Folder) -> None:
+    folder = copied("qwen3")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="holds no loadable causal language model: .*model.safetensors"):
+        load(folder)
+
+
+def test_truncated_weights(copied: Folder) -> None:
+    weights = copied("qwen3") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="holds no loadable causal language model: "):
+        load(weights.parent)
+
+
+def test_weights_of_another_shape(copied: Folder) -> None:
+    folder = copied("qwen3")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 40}))
+    with pytest.raises(ValueError, match="holds no loadable causal language model: "):
+        load(folder)
+
+
+def test_missing_weights_are_named_not_drawn_at_random(copied: Folder) -> None:
+    folder = copied("llama")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"], tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="has no weights for lm_head.weight and 1 more of LlamaForCausalLM"):
+        load(folder)
+
+
+def test_an_encoder_decoder_is_no_causal_language_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ValueError, match="holds no loadable causal language model: "):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("mamba", "MambaForCausalLM attends in 0 of its 2 layers on packed tokens"),
+        ("lfm2", "Lfm2ForCausalLM attends in 1 of its 2 layers on packed tokens"),
+        ("gemma2", "Gemma2ForCausalLM does not run on packed tokens .*'softcap'"),
+        ("granite", "GraniteForCausalLM gives other log-probs on packed tokens than alone"),
+    ],
+)
+def test_architectures_that_packed_computation_cannot_run_are_refused(
+    tiny_folder: Folder, kind: str, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=f"{sentence}.*choose another architecture"):
+        load(tiny_folder(kind))
+
+
+def test_a_window_that_never_reaches_the_attention_is_refused(copied: Folder) -> None:
+    # A model that keeps its window in a mask alone would agree on short sequences and differ on long ones.
+    folder = copied("llama")
+    config = json.loads((folder / "config.json").read_text())
+    kinds = ["sliding_attention", "full_attention"]
+    (folder / "config.json").write_text(json.dumps({**config, "layer_types": kinds, "sliding_window": 5}))
+    with pytest.raises(ValueError, match="LlamaForCausalLM has layers of type sliding_attention"):
+        load(folder)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_supported_architectures_load_without_dropout(tiny_folder: Folder, kind: str) -> None:
+    model = load(tiny_folder(kind), gradient_checkpointing=True)
+    assert model.vocab_size == VOCAB
+    assert model.max_positions == 64
+    for part in model.module.modules():
+        rates = [value for name, value in vars(part).items() if "drop" in name and isinstance(value, float)]
+        assert not any(rates), type(part)
+        assert not (isinstance(part, torch.nn.Dropout) and part.p)
+
+
+def test_weights_from_another_folder(tiny_folder: Folder, copied: Folder) -> None:
+    folder = copied("llama")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] += 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    path = tiny_folder("llama")
+    changed = load_model(ModelConfig(path=str(path)), device="cpu", weights_from=folder)
+    norms = [dict(m.named_parameters())["model.norm.weight"] for m in (load(path), changed)]
+    assert torch.equal(norms[0] + 1, norms[1])
+    with pytest.raises(ValueError, match="missing' holds no loadable"):
+        load_model(ModelConfig(path=str(path)), device="cpu", weights_from=folder / "missing")
+
+
+def test_precision(tiny_folder: Folder) -> None:
+    # Master weights are float32 under bfloat16 computation.
+    wanted = {"auto": (torch.float32,) * 2, "float64": (torch.float64,) * 2}
+    wanted["bfloat16"] = (torch.bfloat16, torch.float32)
+    for dtype, (compute, master) in wanted.items():
+        model = load_model(ModelConfig(path=str(tiny_folder("qwen3")), dtype=dtype), device="cpu")  # type: ignore[arg-type]
+        assert model.compute_dtype == compute
+        assert {p.dtype for _, p in model.named_parameters()} == {master}
+
+
+def test_a_saved_model_is_an_ordinary_folder(tiny_folder: Folder, tmp_path: Path) -> None:
+    load(tiny_folder("qwen3")).save(tmp_path)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
+    original = AutoModelForCausalLM.from_pretrained(tiny_folder("qwen3"))
+    ids = torch.arange(10)[None]
+    assert torch.equal(saved(ids).logits, original(ids).logits)
+    assert saved.config._attn_implementation == "sdpa"
+
+
+def test_folder_without_tokenizer(tiny_folder: Folder) -> None:
+    with pytest.raises(ValueError, match=r"has no tokenizer files \(found: config.json, .*save_pretrained"):
+        load_tokenizer(ModelConfig(path=str(tiny_folder("qwen3"))))
+
+
+def test_broken_tokenizer(copied: Folder) -> None:
+    folder = copied("qwen3")
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="has no usable tokenizer: ") as caught:
+        load_tokenizer(ModelConfig(path=str(folder)))
+    assert "\n" not in str(caught.value)
+
+
+def test_tokenizer_of_a_folder(tiny_model: Path) -> None:
+    assert load_tokenizer(ModelConfig(path=str(tiny_model))).encode("ab") != []
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: ModelConfig(dtype="float16"), "model.dtype is 'float16'; use auto"),  # type: ignore[arg-type]
+        (lambda: OptimizerConfig(lr=0), "optim.lr is 0, but a learning rate must be above 0"),
+        (lambda: OptimizerConfig(betas=(0.9,)), "AdamW needs two numbers"),
+        (lambda: OptimizerConfig(betas=(0.9, 1.0)), "AdamW needs two numbers"),
+        (lambda: OptimizerConfig(max_grad_norm=0), "optim.max_grad_norm is 0; use a value above 0"),
+        (lambda: OptimizerConfig(warmup_steps=-1), "optim.warmup_steps is -1"),
+        (lambda: OptimizerConfig(min_lr_ratio=1.5), "optim.min_lr_ratio is 1.5"),
+        (lambda: EngineConfig(max_tokens_per_device=0), "engine.max_tokens_per_device is 0"),
+    ],
+)
+def test_configuration_errors(make: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make()
+
+
+def test_the_precision_in_force_is_described_with_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strop.engines.model.bfloat16_speedup", lambda: 2.5)
+    assert describe_precision(ModelConfig(), "cpu") == (
+        "compute: float32 on cpu; products of bfloat16 would run 2.5 times as fast here "
+        "(model.dtype=bfloat16 uses them, at lower precision)"
+    )
+    assert "2.5 times as fast as those of float32" in describe_precision(ModelConfig(dtype="bfloat16"), "cpu")
+    monkeypatch.setattr("strop.engines.model.bfloat16_speedup", lambda: 0.3)
+    assert describe_precision(ModelConfig(), "cpu").endswith("would run 0.3 times as fast here")
+    assert describe_precision(ModelConfig(dtype="float64"), "cpu") == "compute: float64 on cpu"

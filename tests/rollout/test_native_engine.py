@@ -1,0 +1,383 @@
+"""The engine's life: who waits, who leaves, what pauses, what fails, what memory comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from rollout_cases import answers, generate_all, run, token_ids, tokens, turns
+
+from strop.engines.model import CausalLM
+from strop.randomness import random_key
+from strop.rollout.native import cache
+from strop.rollout.native import engine as engine_module
+from strop.rollout.native.batch import DecodeBatch, Request
+from strop.rollout.native.engine import NativeEngine
+from strop.rollout.types import Sampling, TokenOutput
+
+Tiny = Callable[..., CausalLM]
+
+
+@pytest.fixture
+def model(tiny: Tiny) -> CausalLM:
+    return tiny("qwen3", dtype="float32")
+
+
+def sampled(index: int, max_tokens: int) -> Sampling:
+    return Sampling(key=random_key(0, "test", index), max_tokens=max_tokens)
+
+
+PROMPTS = [tokens(5, 1), tokens(3, 2), tokens(8, 3), tokens(2, 4)]
+
+
+def started(engine: NativeEngine, max_tokens: list[int]) -> list[asyncio.Task[TokenOutput]]:
+    """Tasks "0", "1", ... of different prompts."""
+    return [
+        asyncio.create_task(engine.generate(f"{i}", PROMPTS[i % 4], sampled(i, limit)))
+        for i, limit in enumerate(max_tokens)
+    ]
+
+
+def test_finished_leave_and_waiting_enter_step_by_step(model: CausalLM) -> None:
+    # Two slots; limits 2, 5, 2, 2. An admitted request gets its first token from the prompt and its second one
+    # from the decode step of the same call.
+    batch = DecodeBatch(model, max_running=2)
+    limits = {"a": 2, "b": 5, "c": 2, "d": 2}
+    requests = [Request(name, tuple(PROMPTS[0]), sampled(0, limit)) for name, limit in limits.items()]
+    batch.waiting.extend(requests)
+    seen = []
+    while not batch.is_idle:
+        ended = [(request.request_id, reason) for request, reason in batch.step(7)]
+        seen.append((ended, [r.request_id for r in batch.running], len(batch.waiting)))
+        assert len(batch._prefixes) == (
+            1 if batch.waiting else 0
+        )  # a prompt is kept for those that wait for it
+    assert seen == [
+        ([("a", "length")], ["b"], 2),
+        ([("c", "length")], ["b"], 1),
+        ([("d", "length")], ["b"], 0),
+        ([("b", "length")], [], 0),
+    ]
+    assert requests[1].versions == [7] * 5
+    # One key, one prompt.
+    assert (
+        requests[3].token_ids == requests[2].token_ids == requests[1].token_ids[:2] == requests[0].token_ids
+    )
+
+
+def test_an_aborted_request_returns_what_it_has_and_can_go_on(model: CausalLM) -> None:
+    wanted = [answers(model, [(PROMPTS[i], sampled(i, 30))])[0] for i in range(4)]
+
+    async def body() -> None:
+        engine = NativeEngine(model, max_running=3)
+        tasks = started(engine, [30] * 4)
+        await turns(6)
+        await engine.abort(["0", "unknown", "3"])  # 0 runs in the first of three slots; 3 still waits
+        first, last = await tasks[0], await tasks[3]
+        assert 0 < len(first.token_ids) < 30
+        assert (first.stop_reason, last.stop_reason) == ("aborted", "aborted")
+        assert first.token_ids == wanted[0].token_ids[: len(first.token_ids)]
+        assert (last.token_ids, last.log_probs, last.versions) == ((), (), ())
+        for i, part in ((0, first), (3, last)):
+            used = len(part.token_ids)
+            sampling = dataclasses.replace(sampled(i, 30 - used), position=used)
+            rest = await engine.generate(f"{i} again", [*PROMPTS[i], *part.token_ids], sampling)
+            assert part.token_ids + rest.token_ids == wanted[i].token_ids
+        for i in (1, 2):  # the one that moved into the hole, and the other
+            assert (await tasks[i]).token_ids == wanted[i].token_ids
+
+    run(body())
+
+
+def test_abort_without_ids_ends_all(model: CausalLM) -> None:
+    async def body() -> list[str]:
+        engine = NativeEngine(model, max_running=2)
+        tasks = started(engine, [40] * 4)
+        await turns(4)
+        await engine.abort()
+        outputs = await asyncio.gather(*tasks)
+        assert (await engine.health())["running"] == 0
+        return [output.stop_reason for output in outputs]
+
+    assert run(body()) == ["aborted"] * 4
+
+
+def test_abort_of_a_finished_request_keeps_its_result(model: CausalLM) -> None:
+    async def body() -> None:
+        engine = NativeEngine(model, max_running=2)
+        (task,) = started(engine, [1])
+        while not engine._futures or not next(iter(engine._futures.values()))[1].done():
+            await turns(1)
+        await engine.abort()
+        assert (await task).stop_reason == "length"
+
+    run(body())
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])  # the first slot, the last slot, one that waits
+def test_a_cancelled_request_frees_its_slot(model: CausalLM, which: int) -> None:
+    wanted = [answers(model, [(PROMPTS[i], sampled(i, 20))])[0].token_ids for i in range(4)]
+
+    async def body() -> None:
+        engine = NativeEngine(model, max_running=2)
+        tasks = started(engine, [20] * 4)
+        await turns(5)
+        tasks[which].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[which]
+        for i in range(4):
+            if i != which:
+                assert (await tasks[i]).token_ids == wanted[i]
+        assert len((await engine.generate(f"{which}", PROMPTS[0], sampled(0, 3))).token_ids) == 3
+        numbers = await engine.health()
+        assert (numbers["running"], numbers["waiting"]) == (0, 0)
+        assert numbers["decoded_tokens"] < 3 * 20 + 20 + 3 + 1  # the cancelled one stopped early
+
+    run(body())
+
+
+def test_all_cancelled_leaves_an_idle_engine_for_the_next_loop(model: CausalLM) -> None:
+    engine = NativeEngine(model, max_running=2)
+
+    async def cancelled() -> None:
+        async with asyncio.timeout(0):  # what a failing neighbour in a task group does
+            await asyncio.gather(*started(engine, [50] * 4))
+
+    with pytest.raises(TimeoutError):
+        run(cancelled())
+    asks = [(PROMPTS[i], sampled(i, 5)) for i in range(4)]
+    assert token_ids(run(generate_all(engine, asks))) == token_ids(answers(model, asks))
+
+
+def test_publish_is_refused_while_sequences_run(model: CausalLM) -> None:
+    async def body() -> None:
+        engine = NativeEngine(model, max_running=2)
+        tasks = started(engine, [20] * 3)
+        await turns(4)
+        with pytest.raises(
+            ValueError, match="version 1 was published while 2 sequences run on version 0; wait"
+        ):
+            await engine.publish(1)
+        await engine.pause()
+        with pytest.raises(ValueError, match="while 2 sequences run"):
+            await engine.publish(1)
+        await engine.resume()
+        outputs = await asyncio.gather(*tasks)
+        assert {v for output in outputs for v in output.versions} == {0}
+        await engine.publish(1)
+        assert engine.version == 1
+        with pytest.raises(ValueError, match="version 0 was published after version 1; versions only grow"):
+            await engine.publish(0)
+
+    run(body())
+
+
+def test_publish_forgets_prompts_computed_with_older_weights(model: CausalLM) -> None:
+    # Three of one prompt, one slot: the prompt stays for those that wait. Published with only waiting ones
+    # left, it must be computed again.
+    prompt, sampling = PROMPTS[0], Sampling(key=0, temperature=0.0, max_tokens=3)
+
+    async def body() -> TokenOutput:
+        engine = NativeEngine(model, max_running=1)
+        tasks = [asyncio.create_task(engine.generate(f"{i}", prompt, sampling)) for i in range(3)]
+        await turns(3)
+        await engine.pause()
+        await engine.abort(["0"])
+        with torch.no_grad():
+            for _, parameter in model.named_parameters():
+                parameter.mul_(-0.7)
+        await engine.publish(1)
+        await engine.resume()
+        outputs = await asyncio.gather(*tasks)
+        assert outputs[1] == outputs[2]
+        assert outputs[2].versions == (1, 1, 1)
+        return outputs[2]
+
+    output = run(body())
+    wanted = answers(model, [(prompt, sampling)])[0]
+    assert output.token_ids == wanted.token_ids
+    assert output.log_probs == pytest.approx(wanted.log_probs, abs=1e-5)
+
+
+def test_pause_holds_and_resume_goes_on(model: CausalLM) -> None:
+    wanted = [answers(model, [(PROMPTS[i], sampled(i, 12))])[0].token_ids for i in range(3)]
+
+    async def body() -> None:
+        engine = NativeEngine(model, max_running=2)
+        tasks = started(engine, [12] * 3)
+        await turns(4)
+        await engine.pause()
+        await turns(2)
+        before = await engine.health()  # no token while paused: it answers all the same
+        await turns(20)
+        assert await engine.health() == before
+        assert (before["paused"], before["running"], before["waiting"]) == (1, 2, 1)
+        assert not any(task.done() for task in tasks)
+        await engine.resume()
+        assert [(await task).token_ids for task in tasks] == wanted
+
+    run(body())
+
+
+def test_requests_sent_during_a_pause_wait_for_its_end(model: CausalLM) -> None:
+    async def body() -> None:
+        engine = NativeEngine(model, max_running=2)
+        await engine.pause()
+        (task,) = started(engine, [3])
+        await turns(10)
+        assert not task.done()
+        await engine.resume()
+        assert len((await task).token_ids) == 3
+
+    run(body())
+
+
+def test_an_error_in_a_step_reaches_every_waiter_and_the_engine_lives_on(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = answers(model, [(PROMPTS[0], sampled(0, 6))])[0]
+    hidden = model.hidden
+    calls = 0
+
+    def failing(*arguments: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:  # the prompts, one decode step, then
+            raise RuntimeError("out of memory, for example")
+        return hidden(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(model, "hidden", failing)
+
+    async def body() -> None:
+        engine = NativeEngine(model, max_running=2)
+        results = await asyncio.gather(*started(engine, [6] * 4), return_exceptions=True)
+        assert [str(result) for result in results] == ["out of memory, for example"] * 4
+        assert all(isinstance(result, RuntimeError) for result in results)
+        assert (await engine.generate("again", PROMPTS[0], sampled(0, 6))).token_ids == wanted.token_ids
+        assert (await engine.health())["running"] == 0
+
+    run(body())
+
+
+def test_memory_follows_the_sequences_and_sleep_gives_it_back(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "GROW_TOKENS", 4)
+    per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, key heads, head size, bytes
+    engine = NativeEngine(model, max_running=256)
+    asks = [(tokens(30, i), sampled(i, 20)) for i in range(3)]
+    first = run(generate_all(engine, asks))
+    used = run(engine.health())["cache_bytes"]
+    # 3 slots of 256. The prompts of 30 tokens take 32; the 33rd grows them by a half to 48; the last of the 20
+    # tokens is no input, so the 49th grows them to 72.
+    assert used == per_token * 3 * 72
+    run(engine.sleep())
+    assert engine._batch.cache_bytes == 0
+    assert token_ids(run(generate_all(engine, asks))) == token_ids(first)
+    # A longer response grows the time axis while it runs, another sequence the slots; nothing is lost.
+    long = [(tokens(4, 9), sampled(9, 58)), *asks, (tokens(2, 8), sampled(8, 2))]
+    assert token_ids(run(generate_all(engine, long))) == [answers(model, [ask])[0].token_ids for ask in long]
+
+
+def test_sleep_is_refused_while_sequences_run(model: CausalLM) -> None:
+    async def body() -> None:
+        engine = NativeEngine(model, max_running=2)
+        tasks = started(engine, [20] * 2)
+        await turns(4)
+        with pytest.raises(ValueError, match="2 sequences are running; wait for them or abort them first"):
+            await engine.sleep()
+        await asyncio.gather(*tasks)
+        await engine.sleep()
+
+    run(body())
+
+
+def test_health_generates_a_token(model: CausalLM) -> None:
+    engine = NativeEngine(model, max_running=2, version=5)
+
+    async def body() -> None:
+        numbers, again = await asyncio.gather(
+            engine.health(), engine.health()
+        )  # two at once have ids of their own
+        assert numbers["version"] == 5
+        assert again["decoded_tokens"] == 2
+
+    run(body())
+
+
+def test_health_of_a_stuck_engine_ends(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "HEALTH_TIMEOUT_S", 0.05)
+
+    async def body() -> None:
+        engine = NativeEngine(model, max_running=1)
+        tasks = started(engine, [50] * 2)
+        await turns(3)
+        check = asyncio.create_task(engine.health())
+        await turns(1)
+        await engine.pause()
+        with pytest.raises(
+            TimeoutError, match=r"made no token within 0.05 s \(1 sequences running, [12] waiting\)"
+        ):
+            await check
+        await engine.abort()
+        await asyncio.gather(*tasks)
+
+    run(body())
+
+
+def test_prompts_that_cannot_be_run_are_refused(model: CausalLM) -> None:
+    engine = NativeEngine(model, max_running=2)
+    for prompt, sentence in (
+        ([], "request x has 0 prompt tokens between 0 and 0"),
+        ([3, 61], "request x has 2 prompt tokens between 3 and 61, but the model's vocabulary has 61"),
+        ([-1, 3], "between -1 and 3"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            run(engine.generate("x", prompt, sampled(0, 2)))
+
+
+def test_more_tokens_than_positions_are_refused(tiny: Tiny) -> None:
+    model = tiny("gpt2", dtype="float32")  # a table of 64 positions; the last token needs none
+    engine = NativeEngine(model, max_running=2)
+    assert len(run(engine.generate("x", tokens(60, 0), sampled(0, 5))).token_ids) == 5
+    with pytest.raises(
+        ValueError, match="has 60 prompt tokens and may generate 6, but the model is made for 64 positions"
+    ):
+        run(engine.generate("x", tokens(60, 0), sampled(0, 6)))
+
+
+def test_an_id_that_runs_already_is_refused(model: CausalLM) -> None:
+    async def body() -> None:
+        engine = NativeEngine(model, max_running=2)
+        tasks = started(engine, [5])
+        await turns(1)
+        with pytest.raises(ValueError, match="request 0 is already running; give each request its own id"):
+            await engine.generate("0", PROMPTS[0], sampled(0, 5))
+        assert len((await tasks[0]).token_ids) == 5
+
+    run(body())
+
+
+def test_other_tasks_go_on_between_steps(model: CausalLM) -> None:
+    async def body() -> int:
+        engine = NativeEngine(model, max_running=2)
+        (task,) = started(engine, [30])
+        count = 0
+        while not task.done():
+            await asyncio.sleep(0)
+            count += 1
+        return count
+
+    assert run(body()) >= 29
+
+
+def test_a_bfloat16_cache_takes_half_the_memory(tiny: Tiny) -> None:
+    held = []
+    for dtype in ("float32", "bfloat16"):
+        engine = NativeEngine(tiny("qwen3", dtype=dtype), max_running=2)
+        run(generate_all(engine, [(tokens(30, 0), sampled(0, 4))]))
+        held.append(run(engine.health())["cache_bytes"])
+    assert held[0] == 2 * held[1] > 0
