@@ -39,7 +39,7 @@ def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> TaskFiles:
 
 @pytest.fixture
 def float64_norms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms that compute in the precision of their input.
+    """Reference models whose norms compute in the precision of their input, as the engine's do in float64.
 
     Those of transformers compute in float32 whatever the model has, which rounds a difference of 1e-16 between
     two layouts of the same tokens up to one of 1e-8.

@@ -128,6 +128,8 @@ def load_model(config: ModelConfig, *, device: str = "auto", weights_from: Path 
     place = torch.device(device_name(device))
     dtype = _compute_dtype(config, place)
     module = _read_module(config, weights_from, torch.float64 if dtype == torch.float64 else torch.float32)
+    if dtype == torch.float64:
+        _use_exact_norms(module)
     module.to(place)
     module.eval()
     _check_packed(module, place)
@@ -138,6 +140,32 @@ def load_model(config: ModelConfig, *, device: str = "auto", weights_from: Path 
         enable({"use_reentrant": False})
         module.train()  # transformers recomputes only in training mode; every dropout is 0
     return CausalLM(module, compute_dtype=dtype)
+
+
+class _ExactNorm(nn.Module):
+    """RMS norm in the precision of its input.
+
+    Those of transformers compute in float32 whatever the model has, which rounds a difference of 1e-16 between two
+    layouts of the same tokens up to one of 1e-8.
+    """
+
+    def __init__(self, weight: nn.Parameter, eps: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden * weight / sqrt(mean(hidden^2) + eps) over the last axis."""
+        return self.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.eps)
+
+
+def _use_exact_norms(module: nn.Module) -> None:
+    """Replace the norms of the Llama family, told by their `variance_epsilon`; the weights keep their names."""
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if hasattr(child, "variance_epsilon"):
+                norm: Any = child
+                setattr(parent, name, _ExactNorm(norm.weight, norm.variance_epsilon))
 
 
 def _read_module(config: ModelConfig, weights_from: Path | None, dtype: torch.dtype) -> Any:

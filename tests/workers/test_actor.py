@@ -20,8 +20,6 @@ from strop.engines.optimizer import StepReport
 from strop.protocol import DataProto, columns
 from strop.workers.actor import ActorWorker
 
-pytestmark = pytest.mark.usefixtures("float64_norms")
-
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
@@ -93,6 +91,7 @@ def reference_loss(log_probs: list[Tensor], batch: DataProto, mode: str) -> floa
 
 
 @pytest.mark.parametrize("mode", AGGREGATION_MODES)
+@pytest.mark.usefixtures("float64_norms")
 def test_the_loss_is_that_of_an_independent_reference(tiny_model: Path, mode: str) -> None:
     batch = random_batch()
     _, log_probs, _ = reference_log_probs(tiny_model, batch)
@@ -104,6 +103,7 @@ def test_the_loss_is_that_of_an_independent_reference(tiny_model: Path, mode: st
     assert 0 < done.metrics["actor/pg_clipfrac"] < 1, "the batch should have clipped tokens and others"
 
 
+@pytest.mark.usefixtures("float64_norms")
 def test_the_gradient_with_kl_and_entropy_terms_is_that_of_an_independent_reference(tiny_model: Path) -> None:
     algorithm = settings("seq-mean-token-mean", **FULL)
     batch = random_batch()
@@ -242,6 +242,7 @@ def test_without_old_log_probs_the_ratio_is_exactly_one(tiny_model: Path) -> Non
     assert metrics["actor/grad_norm"] > 0.01
 
 
+@pytest.mark.usefixtures("float64_norms")
 def test_compute_log_prob_gives_what_the_update_sees(tiny_model: Path) -> None:
     algorithm = settings("token-mean")
     batch = weighted(random_batch(), algorithm)

@@ -14,8 +14,6 @@ from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.trainer.supervised import make_sft_batch
 from strop.workers.supervised import SupervisedWorker
 
-pytestmark = pytest.mark.usefixtures("float64_norms")
-
 
 def example(row: int, length: int, trained: set[int]) -> SftExample:
     generator = torch.Generator().manual_seed(row)
@@ -36,6 +34,7 @@ def worker(model: Path, *, max_tokens: int = 100) -> SupervisedWorker:
     )
 
 
+@pytest.mark.usefixtures("float64_norms")
 def test_the_loss_and_its_gradient_are_those_of_an_independent_reference(tiny_model: Path) -> None:
     module = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
     terms = []
