@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from strop.config import read_config, save_config, to_dict
 from strop.run import Checkpoint, RunError, RunFolder, is_run
@@ -14,8 +13,6 @@ from strop.trainer.config import Config
 from strop.trainer.reporting import Say
 
 CONFIG_FILE = "config.yaml"
-
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +84,3 @@ def start_or_resume(folder: Path, config: Config, *, command: Sequence[str], say
             f"continue that one with --resume, or choose another folder with --out"
         )
     return resume_run(folder, say=say)
-
-
-def carry_out(start: Start, work: Callable[[Start], R]) -> R:
-    """Run `work` on a start and close its folder, whatever happens."""
-    with start.run:
-        return work(start)

@@ -101,11 +101,10 @@ class Trainer:
         self.config = config
         self._run = run
         self._say = say
-        self.num_threads = set_threads(config.resources)
+        set_threads(config.resources)
         self.data: TrainingData = load_training_data(config)
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
-        self._last_validation: Validation | None = None
         if checkpoint is not None:
             restore_position(run, checkpoint, self.data.sampler)
         precision = describe_precision(config.model, config.resources.device)
