@@ -3,6 +3,7 @@
 columns      dense and jagged tensor columns, and what is done to their rows
 batch        DataProto
 future       DataProtoFuture: a batch that workers still hold
+pieces       what a future is made of: pending batches, rows wanted of them, their order
 folding      rows regrouped along a second axis; rows added until a number divides them
 indices      row numbers, masks, equal ranges, mini-batch order
 merging      columns and facts of the same name that meet
@@ -33,7 +34,8 @@ from strop.protocol.folding import (
     unfold_batch_dim,
     unpad_dataproto,
 )
-from strop.protocol.future import DataProtoFuture, Done, Pending
+from strop.protocol.future import DataProtoFuture, future_of
+from strop.protocol.pieces import Done, Pending, PendingColumns, PendingRows
 
 __all__ = [
     "BatchError",
@@ -42,11 +44,14 @@ __all__ = [
     "DataProtoItem",
     "Done",
     "Pending",
+    "PendingColumns",
+    "PendingRows",
     "cat_columns",
     "flat",
     "fold_batch_dim",
     "from_flat",
     "from_padded",
+    "future_of",
     "is_jagged",
     "jagged",
     "jagged_like",

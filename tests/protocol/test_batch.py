@@ -15,8 +15,6 @@ from tensordict import TensorDict
 from strop.protocol import (
     BatchError,
     DataProto,
-    DataProtoFuture,
-    Done,
     fold_batch_dim,
     jagged,
     pad_dataproto_to_divisor,
@@ -494,28 +492,3 @@ def test_a_batch_prints_its_columns_not_their_values() -> None:
         "DataProto(3 rows; responses int64[3, 0..2], pair float32[3, 2], answer object; "
         "meta_info ['temperature'])"
     )
-
-
-# ---- futures
-
-
-@settings(max_examples=30, deadline=None)
-@given(model=MODEL, held=st.integers(1, 4), chunks=st.integers(1, 6))
-def test_a_future_joins_and_cuts_like_its_batch(model: list[Row], held: int, chunks: int) -> None:
-    batch = batch_of(model)
-    future = DataProtoFuture(tuple(Done(part) for part in batch.chunk(held)))
-    assert model_of(future.get()) == model
-    got = [model_of(piece.get()) for piece in future.chunk(chunks)]
-    assert got == [model_of(piece) for piece in batch.chunk(chunks)]
-
-
-def test_a_receiver_waits_for_its_own_part_only() -> None:
-    # A39: in the reference every receiver fetches all parts.
-    class Lost:
-        def result(self) -> DataProto:
-            raise RuntimeError("another worker's part was fetched")
-
-    pieces = DataProtoFuture((Done(small()), Lost())).chunk(2)
-    assert model_of(pieces[0].get()) == model_of(small())
-    with pytest.raises(RuntimeError, match="another worker's part"):
-        pieces[1].get()

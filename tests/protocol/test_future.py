@@ -1,0 +1,343 @@
+"""A future gives what the same operations give on the batch itself."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strop.protocol import BatchError, DataProto, DataProtoFuture, Done, future_of, is_jagged, jagged, rows
+
+# A batch is modelled as a list of rows: token ids (ragged), a pair of numbers (dense), any object.
+Row = tuple[list[int], list[float], Any]
+OBJECTS = st.one_of(st.none(), st.text(max_size=3), st.lists(st.integers(0, 9), min_size=2, max_size=2))
+MODEL = st.lists(
+    st.tuples(
+        st.lists(st.integers(-9, 9), max_size=4),
+        st.lists(st.integers(-9, 9).map(float), min_size=2, max_size=2),
+        OBJECTS,
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+def batch_of(model: list[Row]) -> DataProto:
+    return DataProto.from_dict(
+        tensors={
+            "responses": jagged([torch.tensor(ids, dtype=torch.int64) for ids, _, _ in model]),
+            "pair": torch.tensor([pair for _, pair, _ in model]).reshape(len(model), 2),
+        },
+        non_tensors={"answer": [answer for _, _, answer in model]},
+        meta_info={"temperature": 0.7},
+    )
+
+
+def small() -> DataProto:
+    return batch_of([([1], [0.0, 1.0], "a"), ([2, 3], [2.0, 3.0], "b"), ([], [4.0, 5.0], "c")])
+
+
+def content(data: DataProto) -> dict[str, Any]:
+    """Everything in a batch as plain data: columns with type and layout, and facts."""
+    found: dict[str, Any] = {"facts": data.meta_info, "rows": len(data)}
+    for name, column in data.tensors().items():
+        found[name] = (str(column.dtype), is_jagged(column), [row.tolist() for row in rows(column)])
+    for name, array in data.non_tensor_batch.items():
+        found[name] = (str(array.dtype), array.tolist())
+    return found
+
+
+def answers(data: DataProto | DataProtoFuture) -> list[Any]:
+    batch = data.get() if isinstance(data, DataProtoFuture) else data
+    return list(batch.non_tensor_batch["answer"].tolist())
+
+
+def with_empty_parts(batch: DataProto, draw: Any) -> DataProtoFuture:
+    """The batch in parts of drawn sizes; a part without rows may lack some columns, or all."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(batch)), max_size=4)))
+    parts = []
+    for start, stop in zip([0, *cuts], [*cuts, len(batch)], strict=True):
+        part = batch.slice(start, stop)
+        if start == stop:
+            fewer = part.select(list(part.tensors())[:1], [])
+            part = draw(st.sampled_from([part, fewer, DataProto()]))
+        parts.append(Done(part))
+    return DataProtoFuture.of(parts)
+
+
+def number_column(name: str, length: int) -> DataProto:
+    """A jagged column that tells its rows apart, with a fact of its own."""
+    values = [torch.arange(number % 3, dtype=torch.float32) + number for number in range(length)]
+    empty = DataProto.from_dict({name: jagged([torch.zeros(0)])}, meta_info={name: 1})
+    return DataProto.from_dict({name: jagged(values)}, meta_info={name: 1}) if length else empty.slice(0, 0)
+
+
+class Both:
+    """A batch and a future that went through the same operations."""
+
+    def __init__(self, data: DataProto, future: DataProtoFuture) -> None:
+        self.data, self.future, self.unions = data, future, 0
+
+    def apply(self, name: str, draw: Any) -> None:
+        getattr(self, f"_{name}")(draw)
+
+    def _take(self, draw: Any) -> None:
+        length = len(self.data)
+        numbers = draw(st.lists(st.integers(-length, length - 1), max_size=8)) if length else []
+        self.data, self.future = self.data.select_idxs(numbers), self.future.take(numbers)
+
+    def _slice(self, draw: Any) -> None:
+        start, stop = draw(st.integers(-9, 9)), draw(st.none() | st.integers(-9, 9))
+        self.data, self.future = self.data.slice(start, stop), self.future.slice(start, stop)
+
+    def _chunk(self, draw: Any) -> None:
+        count = draw(st.integers(1, 5))
+        self._one_of(self.data.chunk(count), self.future.chunk(count), draw)
+
+    def _split(self, draw: Any) -> None:
+        size = draw(st.integers(1, 5))
+        self._one_of(self.data.split(size), self.future.split(size), draw)
+
+    def _one_of(self, data: list[DataProto], futures: list[DataProtoFuture], draw: Any) -> None:
+        assert [len(future) for future in futures] == [len(part) for part in data]
+        if data:
+            chosen = draw(st.integers(0, len(data) - 1))
+            self.data, self.future = data[chosen], futures[chosen]
+
+    def _concat(self, draw: Any) -> None:
+        count = draw(st.integers(1, 3))
+        order = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=4))
+        data, futures = self.data.chunk(count), self.future.chunk(count)
+        self.data = DataProto.concat([data[number] for number in order])
+        self.future = DataProtoFuture.concat([futures[number] for number in order])
+
+    def _union(self, draw: Any) -> None:
+        self.unions += 1
+        added = number_column(f"added_{self.unions}", len(self.data))
+        pieces = added.chunk(draw(st.integers(1, 3)))
+        other = DataProtoFuture.of([Done(piece) for piece in pieces])
+        self.data = self.data.union(added)
+        self.future = self.future.union(draw(st.sampled_from([other, added])))
+
+    def _union_with_own_columns(self, draw: Any) -> None:
+        self.data, self.future = self.data.union(self.data), self.future.union(self.future)
+
+    def _select(self, draw: Any) -> None:
+        names = list(self.data.tensors())
+        tensors = draw(st.none() | st.lists(st.sampled_from(names), unique=True)) if names else None
+        others = draw(st.sampled_from([None, [*self.data.non_tensor_batch], []])) if names else None
+        self.data = self.data.select(tensors, others)
+        self.future = self.future.select(tensors, others)
+
+    def _travel(self, draw: Any) -> None:
+        packed = draw(st.sampled_from([pickle, cloudpickle])).dumps(self.future)
+        self.future = pickle.loads(packed)
+
+
+OPERATIONS = [
+    "take", "slice", "chunk", "split", "concat", "union", "union_with_own_columns", "select", "travel",
+]  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(model=MODEL, has_tensors=st.booleans(), data=st.data())
+def test_any_operations_on_a_future_give_what_they_give_on_its_batch(
+    model: list[Row], has_tensors: bool, data: Any
+) -> None:
+    batch = batch_of(model)
+    batch.non_tensor_batch["number"] = np.arange(len(model))  # tells rows of equal content apart
+    if not has_tensors:
+        batch = DataProto(non_tensor_batch=batch.non_tensor_batch, meta_info=batch.meta_info)
+    both = Both(batch, with_empty_parts(batch, data.draw))
+    for operation in data.draw(st.lists(st.sampled_from(OPERATIONS), max_size=6)):
+        both.apply(operation, data.draw)
+        assert len(both.future) == len(both.data)
+    assert content(both.future.get()) == content(both.data)
+
+
+@settings(max_examples=30, deadline=None)
+@given(model=MODEL, held=st.integers(1, 4), chunks=st.integers(1, 12))
+def test_a_future_joins_and_cuts_like_its_batch(model: list[Row], held: int, chunks: int) -> None:
+    batch = batch_of(model)
+    future = DataProtoFuture.of([Done(part) for part in batch.chunk(held)])
+    assert content(future.get()) == content(batch)
+    got = [content(piece.get()) for piece in future.chunk(chunks)]
+    assert got == [content(piece) for piece in batch.chunk(chunks)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(model=MODEL, data=st.data())
+def test_rows_computed_in_parts_come_back_in_the_callers_order(model: list[Row], data: Any) -> None:
+    batch = batch_of(model)
+    numbers = data.draw(st.permutations(range(len(model))))
+    at = data.draw(st.integers(0, len(model)))
+    given = [numbers[:at], [], numbers[at:]]
+    future = DataProtoFuture.of([Done(batch.select_idxs(part)) for part in given], given=given)
+    assert content(future.get()) == content(batch)
+    assert answers(future.chunk(2)[1]) == answers(batch.chunk(2)[1])
+    again = DataProtoFuture.concat([future, future.slice(0, 1)])
+    assert answers(again) == answers(DataProto.concat([batch, batch.slice(0, 1)]))
+
+
+def test_a_future_of_no_rows_has_all_columns() -> None:
+    # The first part has neither rows nor columns, so the columns must come from another one.
+    future = DataProtoFuture.of([Done(DataProto()), Done(small())])
+    for empty in (future.take([]), future.slice(2, 2), future.chunk(9)[8]):
+        assert len(empty) == 0
+        assert content(empty.get()) == content(small().slice(0, 0))
+    none = DataProtoFuture.of([Done(DataProto()), Done(small().slice(0, 0))])
+    assert [content(piece.get()) for piece in none.chunk(2)] == [content(small().slice(0, 0))] * 2
+    assert none.split(3) == []
+
+
+def test_rows_are_chosen_from_chosen_rows() -> None:
+    letters = DataProto.from_dict(non_tensors={"answer": list("abcdefgh")})
+    future = DataProtoFuture.concat(future_of(letters).chunk(3))  # abc, def, gh
+    gaps = future.take([0, 2, 3, 5, 7])
+    assert answers(gaps.take([1, 3])) == ["c", "f"]
+    assert answers(gaps.take([4, 0]).take([1])) == ["a"]
+    assert [answers(piece) for piece in gaps.slice(1, 4).split(2)] == [["c", "d"], ["f"]]
+    assert answers(future.slice(2, 7).take([3, 0])) == ["f", "c"]
+    assert answers(DataProtoFuture.concat([gaps, gaps]).take([9, 1])) == ["h", "c"]
+
+
+def test_rows_are_chosen_by_masks_and_arrays_too() -> None:
+    future = future_of(small())
+    assert answers(future.take(np.array([True, False, True]))) == ["a", "c"]
+    assert answers(future.take(torch.tensor([2, 0]))) == ["c", "a"] == answers(future.select_idxs([-1, 0]))
+    with pytest.raises(IndexError, match="rows 3 to 3 were asked of a batch that has 3 rows"):
+        future.take([3])
+    with pytest.raises(BatchError, match="pieces of at least 1 row, got 0"):
+        future.split(0)
+    with pytest.raises(BatchError, match="at least 1 chunk, got 0"):
+        future.chunk(0)
+
+
+def test_what_get_returns_belongs_to_the_caller() -> None:
+    batch = small()
+    got = future_of(batch).get()
+    got.pop(["pair"])
+    got.meta_info["temperature"] = 0.0
+    assert set(batch.tensors()) == {"responses", "pair"}
+    assert batch.meta_info == {"temperature": 0.7}
+    assert (
+        future_of(future_of(batch)).get().tensors()["pair"].data_ptr() == batch.tensors()["pair"].data_ptr()
+    )
+
+
+def test_a_future_prints_without_waiting() -> None:
+    class Unready:
+        result: Any = None
+        num_rows: Any = None
+
+    future = DataProtoFuture.of([Unready(), Unready()])
+    assert repr(future) == "DataProtoFuture(? rows; parts of its sides: 2)"
+    assert repr(future.union(small())) == "DataProtoFuture(3 rows; parts of its sides: 2, 1)"
+
+
+# ---- facts
+
+
+def with_metrics(number: float) -> DataProto:
+    return DataProto.from_dict(
+        {"x": torch.tensor([number])}, meta_info={"version": 3, "metrics": {"loss": number}}
+    )
+
+
+def test_metrics_are_kept_while_there_is_one_side() -> None:
+    future = DataProtoFuture.of([Done(with_metrics(1.0)), Done(with_metrics(2.0))])
+    assert future.get().meta_info == {"version": 3, "metrics": {"loss": [1.0, 2.0]}}
+    assert future.select(["x"]).get().meta_info == {"version": 3, "metrics": {"loss": [1.0, 2.0]}}
+    # One part alone is joined too, so that a group of one worker gives what a group of two gives.
+    assert future.chunk(2)[1].get().meta_info == {"version": 3, "metrics": {"loss": [2.0]}}
+    other = DataProtoFuture.of([Done(DataProto.from_dict({"y": torch.ones(2)}, meta_info={"metrics": {}}))])
+    assert future.union(other).get().meta_info == {"version": 3}
+    assert other.union(future.select(["x"])).get().meta_info == {"version": 3}
+
+
+def test_a_batch_at_hand_keeps_its_facts_as_they_are() -> None:
+    joined = DataProto.concat([with_metrics(1.0), with_metrics(2.0)])
+    for future in (
+        future_of(joined),
+        future_of(joined).chunk(2)[0],
+        future_of(joined).select(["x"]).take([1]),
+    ):
+        assert future.get().meta_info == {"version": 3, "metrics": {"loss": [1.0, 2.0]}}
+
+
+def test_a_batch_without_columns_adds_its_facts() -> None:
+    future = future_of(small()).union(DataProto(meta_info={"step": 4}))
+    assert future.get().meta_info == {"temperature": 0.7, "step": 4}
+    halves = future.chunk(2)
+    assert halves[1].get().meta_info == {"temperature": 0.7, "step": 4}
+    assert DataProtoFuture.concat(halves).get().meta_info == {"temperature": 0.7, "step": 4}
+    both = future.select(["pair"], []).union(future_of(small()).select(["responses"], []))
+    assert content(both.get()) == {
+        **content(small().select(None, [])),
+        "facts": {"temperature": 0.7, "step": 4},
+    }
+    assert future_of(small()).union(future).get().meta_info == {"temperature": 0.7, "step": 4}
+    with pytest.raises(BatchError, match="Conflicting values for meta_info key 'step'"):
+        future.union(DataProto(meta_info={"step": 5}))
+    with pytest.raises(BatchError, match="Conflicting values for meta_info key 'temperature'"):
+        future.union(DataProto(meta_info={"temperature": 1.0})).get()
+
+
+# ---- what cannot be
+
+
+def test_sides_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(BatchError, match="a union needs equal rows, got 3 and 2"):
+        future_of(small()).union(small().slice(0, 2))
+    changed = small().select(["pair"], [])
+    changed.tensors()["pair"][0, 0] = 9.0
+    differs = future_of(small()).union(DataProto.from_dict({"pair": torch.zeros(3, 2)}))
+    with pytest.raises(ValueError, match="column 'pair' is on both sides of a union with different values"):
+        differs.get()
+
+
+def test_columns_that_are_not_there_are_named() -> None:
+    future = future_of(small())
+    with pytest.raises(BatchError, match="'resposes' was selected from a DataProtoFuture, but no side of it"):
+        future.select(["resposes"]).get()
+    narrow = future.select(["pair"], [])
+    with pytest.raises(
+        BatchError, match="'responses' was left out of this DataProtoFuture before; it keeps p"
+    ):
+        narrow.select(["responses"])
+    with pytest.raises(BatchError, match="'answer' was left out of this DataProtoFuture before; it keeps no"):
+        narrow.select(None, ["answer"])
+    assert content(narrow.get()) == content(small().select(["pair"], []))
+    assert set(future.select("pair").get().tensors()) == {"pair"}
+
+
+def test_a_future_has_parts() -> None:
+    with pytest.raises(ValueError, match="at least one part"):
+        DataProtoFuture.of([])
+    with pytest.raises(BatchError, match="nothing to concat"):
+        DataProtoFuture.concat([])
+    with pytest.raises(ValueError, match="1 parts cannot have been given 2 lists of rows"):
+        DataProtoFuture.of([Done(small())], given=[[0], [1]])
+    number: Any = Done(5)
+    with pytest.raises(TypeError, match="rows are counted of a DataProto, but this value is int"):
+        len(DataProtoFuture.of([number]))
+
+
+def test_a_part_that_has_not_the_rows_it_was_given_cannot_be_put_in_order() -> None:
+    future = DataProtoFuture.of([Done(small()), Done(small().slice(0, 1))], given=[[1, 0], [2]])
+    message = "part 0 of a result has 3 rows, but 2 rows were asked of it"
+    with pytest.raises(BatchError, match=message):
+        len(future)
+    with pytest.raises(BatchError, match=message):
+        future.get()
+    facts = [Done(with_metrics(1.0).select([])), Done(DataProto(meta_info={"version": 3}))]
+    only_facts = [Done(DataProto(meta_info=done.value.meta_info)) for done in facts]
+    reported = DataProtoFuture.of(only_facts, given=[[1, 0], [2]])
+    assert len(reported) == 0
+    assert reported.get().meta_info == {"version": 3, "metrics": {"loss": [1.0]}}
