@@ -2,35 +2,61 @@
 
 mesh          parallel axes of a group: who gets the same rows, who reports
 worker        the base class of workers
+resources     places for worker processes
+roles         what to make: class, arguments and mesh of a role
+cut           a batch that its caller cut over the workers
 dispatch      how arguments reach the workers and results become one
 registration  the mark on a worker method
 group         the interface of a worker group
+runtime       the interface of what makes worker groups
 inline        workers in this process
+ray           workers in processes of their own; imported by those who want it
+errors        how workers in other processes fail
 """
 
 from __future__ import annotations
 
+from strop.controller.cut import Cut
 from strop.controller.dispatch import Dispatch, DispatchMode, register_dispatch_mode
-from strop.controller.group import ResultFuture, WorkerGroup, as_future, as_list
-from strop.controller.inline import InlineWorkerGroup
+from strop.controller.errors import CallTimeout, Failure, GroupStopped, NotEnoughDevices, WorkerFailed
+from strop.controller.group import ResultFuture, Returns, WorkerGroup, as_batch, as_future, as_list
+from strop.controller.inline import InlineRuntime, InlineWorkerGroup
 from strop.controller.mesh import Mesh
 from strop.controller.registration import Execute, Registration, register
+from strop.controller.resources import ResourcePool
+from strop.controller.roles import RoleSpec, meshes_on, named_roles, role
+from strop.controller.runtime import Runtime
 from strop.controller.worker import Placement, Worker, placed
 
 __all__ = [
+    "CallTimeout",
+    "Cut",
     "Dispatch",
     "DispatchMode",
     "Execute",
+    "Failure",
+    "GroupStopped",
+    "InlineRuntime",
     "InlineWorkerGroup",
     "Mesh",
+    "NotEnoughDevices",
     "Placement",
     "Registration",
+    "ResourcePool",
     "ResultFuture",
+    "Returns",
+    "RoleSpec",
+    "Runtime",
     "Worker",
+    "WorkerFailed",
     "WorkerGroup",
+    "as_batch",
     "as_future",
     "as_list",
+    "meshes_on",
+    "named_roles",
     "placed",
     "register",
     "register_dispatch_mode",
+    "role",
 ]

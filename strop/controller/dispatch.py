@@ -1,17 +1,19 @@
 """How the arguments of a group call reach the workers, and how their results become one.
 
-A mode is a pair of functions. `dispatch_fn(group, *args, **kwargs)` returns the arguments again, each one
-as a list with an entry per worker; `collect_fn(group, outputs)` makes one result of the list of outputs.
-What a mode does depends on its name alone, never on the types or lengths of what is passed.
+A mode has a function `dispatch_fn(group, *args, **kwargs)` that returns the arguments again, each one as a
+list with an entry per worker. Its results are joined batches, or what `collect_fn(group, outputs)` makes of
+the list of outputs. What a mode does depends on its name alone, never on the types or lengths of what is
+passed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
+from strop.controller.cut import Cut, cut_rows
 from strop.controller.mesh import Mesh
 from strop.protocol import DataProto, DataProtoFuture
 
@@ -33,6 +35,8 @@ class Dispatch(Enum):
     """As DP_COMPUTE_PROTO, with a function for all workers as the first argument."""
     DP_COMPUTE_METRIC = "DP_COMPUTE_METRIC"
     """As DP_COMPUTE_PROTO, but the result is the list of results, one per data-parallel group."""
+    DP_GATHER_PROTO = "DP_GATHER_PROTO"
+    """Every worker gets the same arguments; the batches of the data-parallel groups are joined."""
 
 
 class HasMesh(Protocol):
@@ -55,18 +59,31 @@ CollectFn = Callable[[Any, list[Any]], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchMode:
-    """A named pair of functions, and what the group must know about them."""
+    """How one call becomes calls of the workers and their outputs one result."""
 
     name: str
     """The mode's name in messages and in `register`."""
     dispatch_fn: DispatchFn
     """Arguments of the call -> arguments per worker."""
-    collect_fn: CollectFn
-    """Outputs of the workers, in rank order -> result of the call."""
+    collect_fn: CollectFn | None = None
+    """Outputs of the workers, in rank order -> result of the call; none where `joins_rows`."""
     cuts_rows: bool = False
     """True where each worker sees a part of the rows only, so that one worker is not enough."""
     joins_rows: bool = False
-    """True where the result is the join of the reporters' batches; a DataProtoFuture can stand for it."""
+    """True where the workers return batches and the result is their join, in the order of the caller's rows.
+
+    A non-blocking call then returns a DataProtoFuture. Only the reporting workers' batches count.
+    """
+    reporters_only: bool = False
+    """True where `collect_fn` gets the outputs of the reporting workers only, in the order of their rows."""
+
+    def __post_init__(self) -> None:
+        if self.joins_rows == (self.collect_fn is not None):
+            found = "both" if self.joins_rows else "neither"
+            raise ValueError(
+                f"dispatch mode {self.name!r} has {found} of collect_fn and joins_rows=True; results are "
+                f"either made by a function or joined as batches"
+            )
 
 
 def same_for_all(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
@@ -90,29 +107,52 @@ def one_each(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
 def rows_over_dp(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
     """Batches are cut into one part per data-parallel group; other arguments go to all.
 
-    Parts differ by at most one row, and are empty for the last groups where rows are few.
+    Parts are those of a `Cut` among the arguments. Without one they differ by at most one row, and are
+    empty for the last groups where rows are few. The workers of one group share one object.
     """
-    batches = [arg for arg in [*args, *kwargs.values()] if isinstance(arg, DataProto | DataProtoFuture)]
+    batches = [arg for arg in [*args, *kwargs.values()] if isinstance(arg, DataProto | DataProtoFuture | Cut)]
     if not batches:
         raise TypeError(
             "this dispatch mode cuts a DataProto over the workers, but the call has none; pass one, or "
             "register the method with Dispatch.ONE_TO_ALL"
         )
-    lengths = {len(batch) for batch in batches if isinstance(batch, DataProto)}
+    lengths = {len(batch) for batch in batches} if len(batches) > 1 else set()
     if len(lengths) > 1:
         raise ValueError(
             f"batches of one call are cut alike, but they have {sorted(lengths)} rows; join them with union"
         )
+    cut = cut_among(batches)
+    if cut is not None and len(cut.parts) != group.mesh.dp:
+        raise ValueError(
+            f"a Cut has {len(cut.parts)} parts, but the group has {group.mesh.dp} data-parallel groups; give "
+            f"each of them its rows, or an empty part"
+        )
     return (
-        tuple(_over_dp(group.mesh, arg) for arg in args),
-        {name: _over_dp(group.mesh, arg) for name, arg in kwargs.items()},
+        tuple(_over_dp(group.mesh, arg, cut) for arg in args),
+        {name: _over_dp(group.mesh, arg, cut) for name, arg in kwargs.items()},
     )
 
 
-def _over_dp(mesh: Mesh, arg: Any) -> list[Any]:
-    if not isinstance(arg, DataProto | DataProtoFuture):
-        return [arg] * mesh.world_size
-    chunks = arg.chunk(mesh.dp)
+def cut_among(arguments: Sequence[Any]) -> Cut | None:
+    """The Cut among the arguments of a call, if there is one.
+
+    Raises:
+        ValueError: two of them cut differently.
+    """
+    cuts = [arg for arg in arguments if isinstance(arg, Cut)]
+    for other in cuts[1:]:
+        if not cuts[0].same_parts(other):
+            raise ValueError(
+                "two arguments of one call are cut into different parts; batches of one call are cut alike"
+            )
+    return cuts[0] if cuts else None
+
+
+def _over_dp(mesh: Mesh, arg: Any, cut: Cut | None) -> list[Any]:
+    data = arg.data if isinstance(arg, Cut) else arg
+    if not isinstance(data, DataProto | DataProtoFuture):
+        return [data] * mesh.world_size
+    chunks = data.chunk(mesh.dp) if cut is None else cut_rows(data, cut.parts)
     return [chunks[mesh.dp_rank(rank)] for rank in range(mesh.world_size)]
 
 
@@ -127,25 +167,8 @@ def _func_and_rows(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
 
 
 def as_they_are(group: HasMesh, outputs: list[Any]) -> list[Any]:
-    """The outputs of all workers, in rank order."""
+    """The outputs as a list, in the order in which the mode gets them."""
     return outputs
-
-
-def one_per_dp(group: HasMesh, outputs: list[Any]) -> list[Any]:
-    """The outputs of the reporting workers, in the order of their rows."""
-    return [outputs[rank] for rank in group.mesh.reporters()]
-
-
-def joined_rows(group: HasMesh, outputs: list[Any]) -> DataProto:
-    """The batches of the reporting workers as one, in the order of the caller's rows."""
-    parts = one_per_dp(group, outputs)
-    for rank, part in zip(group.mesh.reporters(), parts, strict=True):
-        if not isinstance(part, DataProto):
-            raise TypeError(
-                f"worker {rank} returned {type(part).__name__}, but this dispatch mode joins DataProtos; "
-                f"return one, or register the method with Dispatch.DP_COMPUTE_METRIC to get a list"
-            )
-    return DataProto.concat(parts)
 
 
 def _first(group: HasMesh, outputs: list[Any]) -> Any:
@@ -159,46 +182,64 @@ MODES: dict[str, DispatchMode] = {
         DispatchMode(name="ONE_TO_ALL", dispatch_fn=same_for_all, collect_fn=as_they_are),
         DispatchMode(name="ALL_TO_ALL", dispatch_fn=same_for_all, collect_fn=as_they_are),
         DispatchMode(name="DP_COMPUTE", dispatch_fn=one_each, collect_fn=as_they_are, cuts_rows=True),
+        DispatchMode(name="DP_COMPUTE_PROTO", dispatch_fn=rows_over_dp, cuts_rows=True, joins_rows=True),
         DispatchMode(
-            name="DP_COMPUTE_PROTO",
+            name="DP_COMPUTE_PROTO_WITH_FUNC", dispatch_fn=_func_and_rows, cuts_rows=True, joins_rows=True
+        ),
+        DispatchMode(
+            name="DP_COMPUTE_METRIC",
             dispatch_fn=rows_over_dp,
-            collect_fn=joined_rows,
+            collect_fn=as_they_are,
             cuts_rows=True,
-            joins_rows=True,
+            reporters_only=True,
         ),
-        DispatchMode(
-            name="DP_COMPUTE_PROTO_WITH_FUNC",
-            dispatch_fn=_func_and_rows,
-            collect_fn=joined_rows,
-            cuts_rows=True,
-            joins_rows=True,
-        ),
-        DispatchMode(
-            name="DP_COMPUTE_METRIC", dispatch_fn=rows_over_dp, collect_fn=one_per_dp, cuts_rows=True
-        ),
+        DispatchMode(name="DP_GATHER_PROTO", dispatch_fn=same_for_all, joins_rows=True),
     )
 }
 
 
-def register_dispatch_mode(name: str, dispatch_fn: DispatchFn, collect_fn: CollectFn) -> DispatchMode:
-    """Add a mode under a name that `register` then accepts; the same pair twice is fine.
+def register_dispatch_mode(
+    name: str,
+    dispatch_fn: DispatchFn,
+    collect_fn: CollectFn | None = None,
+    *,
+    cuts_rows: bool = False,
+    joins_rows: bool = False,
+    reporters_only: bool = False,
+) -> DispatchMode:
+    """Add a mode under a name that `register` then accepts; the same mode twice is fine.
+
+    The arguments are the fields of `DispatchMode`; `collect_fn` is left out where `joins_rows`.
 
     Raises:
-        ValueError: another pair has the name already.
+        ValueError: another mode has the name already.
     """
-    mode = DispatchMode(name=name, dispatch_fn=dispatch_fn, collect_fn=collect_fn)
+    mode = DispatchMode(
+        name=name,
+        dispatch_fn=dispatch_fn,
+        collect_fn=collect_fn,
+        cuts_rows=cuts_rows,
+        joins_rows=joins_rows,
+        reporters_only=reporters_only,
+    )
     if MODES.get(name, mode) != mode:
         raise ValueError(f"dispatch mode {name!r} is already registered: {MODES[name]!r}; use another name")
     MODES[name] = mode
     return mode
 
 
+_SAYS = {"cuts_rows", "joins_rows", "reporters_only"}
+
+
 def mode_named(wanted: Dispatch | DispatchMode | str | Mapping[str, Any]) -> DispatchMode:
-    """The mode a worker method was registered with: a member, a name, a mode, or a pair of functions."""
+    """The mode a worker method was registered with: a member, a name, a mode, or a mode's functions."""
     if isinstance(wanted, DispatchMode):
         return wanted
     if isinstance(wanted, Mapping):
-        if set(wanted) != {"dispatch_fn", "collect_fn"}:
+        functions = set(wanted) - _SAYS
+        if functions != {"dispatch_fn", "collect_fn"} and not (
+            wanted.get("joins_rows") and functions == {"dispatch_fn"}
+        ):
             raise ValueError(
                 f"a dispatch mode as a dictionary has the keys dispatch_fn and collect_fn, got "
                 f"{sorted(wanted)}"

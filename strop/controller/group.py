@@ -2,7 +2,7 @@
 
 The controller calls `group.call.method(...)`; the registration of the method says how the arguments reach
 the workers and how the results become one. A runtime implements `submit`, the one way into a worker, and
-answers for the deadline of what it returned.
+answers for the deadline of what it returned and for failures of workers whose output nobody waits for.
 """
 
 from __future__ import annotations
@@ -10,15 +10,48 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
+from strop.controller.cut import Cut
+from strop.controller.dispatch import DispatchMode, cut_among
 from strop.controller.mesh import Mesh
 from strop.controller.registration import Execute, Registration, registrations
 from strop.controller.worker import Worker
-from strop.protocol import DataProto, DataProtoFuture, Pending
+from strop.protocol import DataProto, DataProtoFuture, Pending, PendingRows
 
 W = TypeVar("W", bound=Worker)
 R = TypeVar("R")
+
+
+class Returns(Enum):
+    """What the group wants of the value that a worker's method returns."""
+
+    VALUE = "value"
+    """The value, whatever it is."""
+    ROWS = "rows"
+    """A batch: `submit` returns PendingRows, whose `num_rows` moves no row."""
+    NOTHING = "nothing"
+    """Only that the method ended: its value is dropped in the worker, and `result()` gives None."""
+
+    def of(self, value: Any, worker: Worker) -> Any:
+        """What leaves the worker; to be called in the worker's process.
+
+        Raises:
+            TypeError: a batch was wanted, and the method returned something else.
+        """
+        if self is Returns.NOTHING:
+            return None
+        if self is Returns.ROWS and not isinstance(value, DataProto):
+            raise TypeError(
+                f"worker {worker.rank} returned {type(value).__name__}, but this dispatch mode joins "
+                f"DataProtos; return one, or register the method with Dispatch.DP_COMPUTE_METRIC to get a list"
+            )
+        return value
 
 
 @dataclass(frozen=True)
@@ -26,28 +59,59 @@ class ResultFuture:
     """The result of a non-blocking call that is no joined batch."""
 
     parts: Sequence[Pending[Any]]
-    """What each worker computes."""
+    """What each reporting worker computes."""
     collect: Callable[[list[Any]], Any]
     """Makes one result of the outputs."""
+    others: Sequence[Pending[Any]] = ()
+    """Workers that do not report: waited for, because they may fail; their values stay where they are."""
 
     def get(self) -> Any:
         """Wait for all workers; what the blocking call would have returned."""
-        return self.collect([part.result() for part in self.parts])
+        outputs = [part.result() for part in self.parts]
+        for other in self.others:
+            other.result()
+        return self.collect(outputs)
 
 
 class WorkerGroup(ABC, Generic[W]):
     """All workers of one role, under the worker's own type."""
 
+    call_timeout_s: float | None
+    """Seconds after which a call on this group fails, counted by the runtime from its submission; None: the
+    runtime's own deadline. It may be set at any time and holds for the calls that follow."""
+
     def __init__(self, worker_class: type[W], mesh: Mesh) -> None:
         self._worker_class = worker_class
         self._mesh = mesh
         self._registrations = registrations(worker_class)
+        self.call_timeout_s = None
 
     @abstractmethod
     def submit(
-        self, rank: int, method_name: str, args: Sequence[Any], kwargs: dict[str, Any], *, materialize: bool
+        self,
+        rank: int,
+        method_name: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        *,
+        materialize: bool,
+        returns: Returns,
     ) -> Pending[Any]:
-        """Start a method on one worker; `materialize` turns futures among the arguments into batches."""
+        """Start a method on one worker. Calls on one worker run in the order of their submission.
+
+        Args:
+            rank: the worker.
+            method_name: its method, marked or not.
+            args: positional arguments. Workers of one data-parallel group are given the same objects, so a
+                runtime may send each object once.
+            kwargs: keyword arguments.
+            materialize: turn DataProtoFutures among the arguments into batches, in the worker.
+            returns: what is wanted of the method's value; the worker applies `returns.of`.
+
+        Returns:
+            The pending value; PendingRows for `Returns.ROWS`. It may be dropped without a wait: that the
+            method failed must then come up with what else is waited for.
+        """
 
     @property
     def mesh(self) -> Mesh:
@@ -73,9 +137,7 @@ class WorkerGroup(ABC, Generic[W]):
 
         Lists are arguments like any other: they are never cut over the workers.
         """
-        return [
-            self.submit(rank, method_name, args, kwargs, materialize=True) for rank in range(self.world_size)
-        ]
+        return [self._start(rank, method_name, args, kwargs) for rank in range(self.world_size)]
 
     def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """As `execute_all_async`, and wait: the results in rank order."""
@@ -87,7 +149,7 @@ class WorkerGroup(ABC, Generic[W]):
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Pending[Any]:
         """Start a method on worker 0."""
-        return self.submit(0, method_name, args, kwargs, materialize=True)
+        return self._start(0, method_name, args, kwargs)
 
     def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """Run a method on worker 0 and wait for its result."""
@@ -122,6 +184,36 @@ class WorkerGroup(ABC, Generic[W]):
     ) -> Any:
         mode = registration.mode
         alone = registration.execute_mode is Execute.RANK_ZERO or mode.name == "RANK_ZERO"
+        started, heard = range(self.world_size), list(range(self.world_size))
+        if alone:
+            started, heard = range(1), [0]
+        elif mode.joins_rows or mode.reporters_only:
+            heard = self.mesh.reporters()
+        calls = self._calls_of(method_name, mode, args, kwargs)
+        wanted = Returns.ROWS if mode.joins_rows else Returns.VALUE
+        pending = [
+            self.submit(
+                rank,
+                method_name,
+                *calls[rank],
+                materialize=registration.materialize_futures,
+                returns=wanted if rank in heard else Returns.NOTHING,
+            )
+            for rank in started
+        ]
+        outputs = [pending[rank] for rank in heard]
+        others = [pending[rank] for rank in started if rank not in heard]  # may fail, and say nothing else
+        if mode.collect_fn is None:
+            joined = DataProtoFuture.of(cast(list[PendingRows], outputs), given=_rows_given(args, kwargs))
+            return _waited(joined, others) if registration.blocking else joined
+        collect = _first if alone else partial(mode.collect_fn, self)
+        future = ResultFuture(outputs, collect, others)
+        return future.get() if registration.blocking else future
+
+    def _calls_of(
+        self, method_name: str, mode: DispatchMode, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> list[tuple[list[Any], dict[str, Any]]]:
+        """The arguments of each worker."""
         args_per_worker, kwargs_per_worker = mode.dispatch_fn(self, *args, **kwargs)
         for name, entries in [*enumerate(args_per_worker), *kwargs_per_worker.items()]:
             if len(entries) != self.world_size:
@@ -130,24 +222,23 @@ class WorkerGroup(ABC, Generic[W]):
                     f"{method_name}, but the group has {self.world_size} workers; its dispatch_fn returns "
                     f"one entry per worker for each argument"
                 )
-        pending = [
-            self.submit(
-                rank,
-                method_name,
+            if any(isinstance(entry, Cut) for entry in entries):
+                raise TypeError(
+                    f"argument {name!r} of {method_name} is a Cut, but dispatch mode {mode.name!r} does not "
+                    f"cut batches over the data-parallel groups; pass the batch itself"
+                )
+        return [
+            (
                 [entries[rank] for entries in args_per_worker],
                 {name: entries[rank] for name, entries in kwargs_per_worker.items()},
-                materialize=registration.materialize_futures,
             )
-            for rank in range(1 if alone else self.world_size)
+            for rank in range(self.world_size)
         ]
-        if not registration.blocking and mode.joins_rows:
-            return DataProtoFuture(tuple(pending[rank] for rank in self.mesh.reporters()))
 
-        def collect(outputs: list[Any]) -> Any:
-            return outputs[0] if alone else mode.collect_fn(self, outputs)
-
-        future = ResultFuture(pending, collect)
-        return future.get() if registration.blocking else future
+    def _start(
+        self, rank: int, method_name: str, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Pending[Any]:
+        return self.submit(rank, method_name, args, kwargs, materialize=True, returns=Returns.VALUE)
 
     if not TYPE_CHECKING:
         # `group.method(...)` works too, as in the field; checked programs go through `call`.
@@ -168,6 +259,29 @@ class _Calls:
 
     def __dir__(self) -> list[str]:
         return sorted(registrations(self._group._worker_class))
+
+
+def _first(outputs: list[Any]) -> Any:
+    return outputs[0]
+
+
+def _waited(joined: DataProtoFuture, others: Sequence[Pending[Any]]) -> DataProto:
+    """The batch, once all workers have ended."""
+    joined.wait()
+    for other in others:
+        other.result()
+    return joined.get()
+
+
+def _rows_given(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[NDArray[np.int64], ...] | None:
+    """The rows that each data-parallel group was given by a Cut, if there is one."""
+    cut = cut_among([*args, *kwargs.values()])
+    return None if cut is None else cut.parts
+
+
+def as_batch(argument: DataProto | DataProtoFuture | Cut) -> DataProto:
+    """An argument that stands for a batch in a group call, under the type that the method names."""
+    return cast(DataProto, argument)
 
 
 def as_list(result: R) -> list[R]:

@@ -2,17 +2,22 @@
 
 Nothing is sent anywhere, so a debugger steps from the controller into a worker, and an error arrives with
 its whole traceback at the call. No call waits for another; a non-blocking one has its result at once.
+Because a worker runs to its end before the next one starts, a group of several workers can run methods
+without collectives only; and nothing interrupts a call, so `WorkerGroup.call_timeout_s` has no effect here.
 Workers get batches of their own whose tensors share memory with the caller's; a worker that writes into
 them is found out, because on another runtime the write would be lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
-from strop.controller.group import WorkerGroup
+from strop.controller.group import Returns, WorkerGroup
 from strop.controller.mesh import Mesh
+from strop.controller.resources import ResourcePool
+from strop.controller.roles import RoleSpec, meshes_on
 from strop.controller.worker import Placement, Worker, placed
 from strop.protocol import DataProto, DataProtoFuture, Done
 
@@ -41,27 +46,97 @@ class InlineWorkerGroup(WorkerGroup[W]):
         self.workers: list[W] = []
         """The workers themselves, in rank order; for tests and debugging."""
         for rank in range(layout.world_size):
-            with placed(Placement(rank=rank, mesh=layout)):
+            with placed(_placement(rank, layout, "")):
                 self.workers.append(make_worker())
         super().__init__(type(self.workers[0]), layout)
 
     def submit(
-        self, rank: int, method_name: str, args: Sequence[Any], kwargs: dict[str, Any], *, materialize: bool
+        self,
+        rank: int,
+        method_name: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        *,
+        materialize: bool,
+        returns: Returns,
     ) -> Done[Any]:
         """Run the method now; an error is raised here, not when the result is asked for."""
+        worker = self.workers[rank]
         own_args = [_handed_over(arg, materialize) for arg in args]
         own_kwargs = {name: _handed_over(arg, materialize) for name, arg in kwargs.items()}
         batches = [arg for arg in [*own_args, *own_kwargs.values()] if isinstance(arg, DataProto)]
         originals = [(batch.tensors(), _write_counts(batch)) for batch in batches]
-        result = getattr(self.workers[rank], method_name)(*own_args, **own_kwargs)
+        result = getattr(worker, method_name)(*own_args, **own_kwargs)
         for tensors, counts in originals:
             for name, count in counts.items():
                 if tensors[name]._version != count:
                     raise RuntimeError(
-                        f"{type(self.workers[rank]).__name__}.{method_name} wrote into column {name!r} of "
+                        f"{type(worker).__name__}.{method_name} wrote into column {name!r} of "
                         f"the batch it was given; clone the column before writing, or return a new one"
                     )
-        return Done(result)
+        return Done(returns.of(result, worker))
+
+
+class InlineRuntime:
+    """Makes worker groups whose workers live in this process; every pool is this process."""
+
+    def __init__(self) -> None:
+        self._processes: list[dict[str, Worker]] = []
+
+    def groups(
+        self, roles: Mapping[str, RoleSpec[Any]], *, pool: str = "main"
+    ) -> dict[str, WorkerGroup[Any]]:
+        """The worker groups of these roles; the workers of one rank see each other.
+
+        There is one worker of each role, or as many as the roles' meshes have: several stand for as many
+        processes, one after another, and cannot run collectives.
+
+        Raises:
+            ValueError: there is no role, or the meshes differ in their number of workers.
+        """
+        sizes = {spec.mesh.world_size for spec in roles.values() if spec.mesh is not None} or {1}
+        places = ResourcePool([max(sizes)], name=pool)
+        meshes = meshes_on(places, roles)
+        made: dict[str, list[Worker]] = {name: [] for name in roles}
+        for rank in range(places.world_size):
+            process: dict[str, Worker] = {}
+            self._processes.append(process)
+            for name, spec in roles.items():
+                made[name].append(spec.make(_placement(rank, meshes[name], name), process))
+        return {
+            name: InlineWorkerGroup(iter(workers).__next__, mesh=meshes[name])
+            for name, workers in made.items()
+        }
+
+    def close(self) -> None:
+        """Close all workers, last made first; an error of one is raised after all were closed."""
+        errors: list[Exception] = []
+        while self._processes:
+            process = self._processes.pop()
+            for worker in reversed(list(process.values())):
+                try:
+                    worker.close()
+                except Exception as error:  # noqa: BLE001  the other workers hold things too
+                    errors.append(error)
+            process.clear()
+        if errors:
+            raise errors[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _placement(rank: int, mesh: Mesh, role: str) -> Placement:
+    """The place of a worker in this process, which is the only node; there is nothing to join."""
+    return Placement(rank=rank, mesh=mesh, local_rank=rank, local_world_size=mesh.world_size, role=role)
 
 
 def _handed_over(arg: Any, materialize: bool) -> Any:

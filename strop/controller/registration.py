@@ -49,10 +49,11 @@ def register(
     An override in a subclass keeps the mark unless it is registered anew.
 
     Args:
-        dispatch_mode: a member of `Dispatch`, the name of a mode added by `register_dispatch_mode`, or
-            `{"dispatch_fn": ..., "collect_fn": ...}`.
+        dispatch_mode: a member of `Dispatch`, a mode, the name of one added by `register_dispatch_mode`, or
+            `{"dispatch_fn": ..., "collect_fn": ...}` with or without further fields of `DispatchMode`.
         execute_mode: all workers, or worker 0 alone.
-        blocking: False makes the call return a future with `get()`.
+        blocking: False makes the call return a future with `get()`; a DataProtoFuture where the mode joins
+            batches.
         materialize_futures: False hands a DataProtoFuture on as it is.
     """
     mode = mode_named(dispatch_mode)

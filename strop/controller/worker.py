@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -19,35 +19,77 @@ class Placement:
     """Number of the worker in its group."""
     mesh: Mesh = field(default_factory=Mesh)
     """The parallel axes of the group."""
+    local_rank: int = 0
+    """Number of the worker's process among those of the group on its node."""
+    local_world_size: int = 1
+    """Processes of the group on the worker's node."""
+    master_addr: str = "127.0.0.1"
+    """Address under which the processes of the group find each other."""
+    master_port: int = 0
+    """Port there; 0 where there is nothing to join, because the workers share a process."""
+    node: str = ""
+    """Name of the node, for messages."""
+    role: str = ""
+    """Name of the role, for messages and for `Worker.colocated`."""
 
 
-_PLACEMENT: ContextVar[Placement | None] = ContextVar("strop_worker_placement", default=None)
+@dataclass(frozen=True)
+class _Scene:
+    """What a worker that is being made finds."""
+
+    placement: Placement
+    colocated: Mapping[str, Worker] | None
+
+
+_SCENE: ContextVar[_Scene | None] = ContextVar("strop_worker_scene", default=None)
 
 
 @contextmanager
-def placed(placement: Placement) -> Iterator[None]:
-    """Workers made inside this context have this placement; for the runtimes."""
-    token = _PLACEMENT.set(placement)
+def placed(placement: Placement, colocated: Mapping[str, Worker] | None = None) -> Iterator[None]:
+    """Workers made inside this context have this placement and these neighbours; for the runtimes.
+
+    `RoleSpec.make` enters a worker into the neighbours when it is made; without neighbours it has only
+    itself.
+    """
+    token = _SCENE.set(_Scene(placement, colocated))
     try:
         yield
     finally:
-        _PLACEMENT.reset(token)
+        _SCENE.reset(token)
 
 
 class Worker:
-    """One process of a role. Made outside a group it is rank 0 of 1, so it also runs in a plain test.
+    """One worker of a role. Made outside a group it is rank 0 of 1, so it also runs in a plain test.
 
-    The placement is known from the start of `__init__`, with or without a call of `super().__init__`.
+    Placement and neighbours are known from the start of `__init__`, with or without a call of
+    `super().__init__`.
     """
 
     placement: Placement
-    """Rank and mesh; set before `__init__` runs."""
+    """Where it stands; set before `__init__` runs."""
+    _neighbours: Mapping[str, Worker] | None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """An object that has its placement already."""
         worker = super().__new__(cls)
-        worker.placement = _PLACEMENT.get() or Placement()
+        scene = _SCENE.get()
+        worker.placement = Placement() if scene is None else scene.placement
+        worker._neighbours = None if scene is None else scene.colocated
         return worker
+
+    @property
+    def colocated(self) -> Mapping[str, Worker]:
+        """The workers of this process by role, in the order of creation, this one included.
+
+        During `__init__` it has the workers made before.
+        """
+        return {self.placement.role: self} if self._neighbours is None else self._neighbours
+
+    def close(self) -> None:
+        """Give back what outlives the object, such as child processes; the runtime calls it at its end.
+
+        The base class holds nothing.
+        """
 
     @property
     def rank(self) -> int:
@@ -58,6 +100,26 @@ class Worker:
     def world_size(self) -> int:
         """Number of workers in the group."""
         return self.placement.mesh.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this worker's process among those of the group on its node."""
+        return self.placement.local_rank
+
+    @property
+    def local_world_size(self) -> int:
+        """Processes of the group on this worker's node."""
+        return self.placement.local_world_size
+
+    @property
+    def master_addr(self) -> str:
+        """Address under which the processes of the group find each other."""
+        return self.placement.master_addr
+
+    @property
+    def master_port(self) -> int:
+        """Port there; 0 where the workers share a process."""
+        return self.placement.master_port
 
     @property
     def dp_rank(self) -> int:

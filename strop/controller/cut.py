@@ -1,0 +1,88 @@
+"""Which rows go to which data-parallel group, where the caller decides it himself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strop.protocol import DataProto, DataProtoFuture
+
+
+class Cut:
+    """A batch cut by its caller, to be passed to a group wherever a mode takes a batch.
+
+    The parts may be unequal and empty. Every batch of the call is cut alike, and what is joined from the
+    workers comes back in the order of the batch's rows, not of the parts.
+    """
+
+    def __init__(self, data: DataProto | DataProtoFuture, parts: Sequence[Sequence[int]]) -> None:
+        """Check the parts; the length of a future is waited for.
+
+        Args:
+            data: the batch.
+            parts: for each data-parallel group, in its order, the numbers of its rows in any order.
+
+        Raises:
+            ValueError: a row is in no part or in two, or does not exist.
+        """
+        self.data = data
+        """The batch."""
+        self.parts = tuple(_row_array(part, number) for number, part in enumerate(parts))
+        """For each data-parallel group, the numbers of its rows."""
+        _check_parts(self.parts, len(data))
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    def same_parts(self, other: Cut) -> bool:
+        """Whether another batch is cut into the same parts."""
+        return len(self.parts) == len(other.parts) and all(map(np.array_equal, self.parts, other.parts))
+
+
+def cut_rows(
+    data: DataProto | DataProtoFuture, parts: Sequence[NDArray[np.int64]]
+) -> list[DataProto] | list[DataProtoFuture]:
+    """The rows of each part; views where the rows follow one another."""
+    if isinstance(data, DataProtoFuture):
+        return data.cut(parts)
+    return [_rows(data, part) for part in parts]
+
+
+def _rows(data: DataProto, part: NDArray[np.int64]) -> DataProto:
+    if len(part) == 0:
+        return data.slice(0, 0)
+    first = int(part[0])
+    if np.array_equal(part, np.arange(first, first + len(part))):
+        return data.slice(first, first + len(part))
+    return data.select_idxs(part)
+
+
+def _row_array(part: Sequence[int], number: int) -> NDArray[np.int64]:
+    rows = np.asarray(part)
+    if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+        raise ValueError(f"part {number} of a Cut is a list of row numbers, got {part!r}")
+    return rows.astype(np.int64)
+
+
+def _check_parts(parts: Sequence[NDArray[np.int64]], length: int) -> None:
+    holder: dict[int, int] = {}
+    for number, part in enumerate(parts):
+        for row in part.tolist():
+            if not 0 <= row < length:
+                raise ValueError(
+                    f"part {number} of a Cut has row {row}, but the batch has {length} rows; rows count from 0"
+                )
+            if row in holder:
+                raise ValueError(
+                    f"row {row} is twice in a Cut: in part {holder[row]} and in part {number}; each row goes "
+                    f"to one data-parallel group"
+                )
+            holder[row] = number
+    missing = [row for row in range(length) if row not in holder]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of {length} rows are in no part of a Cut, the first is row {missing[0]}; give "
+            f"each row to one data-parallel group, or pass a batch of the wanted rows only"
+        )

@@ -1,0 +1,40 @@
+"""What makes worker groups: the interface of the inline and the Ray runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from strop.controller.group import WorkerGroup
+from strop.controller.roles import RoleSpec
+
+
+class Runtime(Protocol):
+    """Makes worker groups on named pools of processes, and ends them."""
+
+    def groups(
+        self, roles: Mapping[str, RoleSpec[Any]], *, pool: str = "main"
+    ) -> dict[str, WorkerGroup[Any]]:
+        """The worker groups of these roles, all in the same processes of one pool.
+
+        In each process the workers are made in the order of `roles`; a worker finds those made before it,
+        and later the others, in `Worker.colocated`.
+
+        Raises:
+            ValueError: there is no such pool, or a role's mesh does not fit it.
+        """
+
+    def close(self) -> None:
+        """Close all workers, last made first, and end their processes; more than once does no harm."""
+
+    def __enter__(self) -> Self:
+        """The runtime; it is closed when the context ends."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the runtime."""
