@@ -1,0 +1,55 @@
+"""The Ray runtime: workers in processes of their own, on one machine or on many.
+
+cluster     the cluster, private or existing, and its nodes
+pool        places for processes on it
+transport   batches and tensors in the object store
+messages    what controller and processes say to each other
+process     a worker process (an actor): the workers of its roles
+launcher    the parent of a worker process, which sees how it ends
+crew        the processes that stand and fall together; the only place where the controller waits
+failures    which failure came first
+start       processes and workers are made
+pending     results that workers hold
+group       the workers of a role as a worker group
+runtime     RayRuntime: pools and their groups
+assembly    the processes of a group of its own, made or found
+standalone  RayWorkerGroup and its company, under the field's names
+"""
+
+from __future__ import annotations
+
+try:
+    import ray as _ray  # noqa: F401  asked for here, so that its absence is explained once
+except ModuleNotFoundError as error:
+    if error.name != "ray":
+        raise
+    raise ModuleNotFoundError(
+        "the Ray runtime needs the package ray: pip install 'strop[ray]', or use resources.runtime=inline",
+        name="ray",
+    ) from None
+
+from strop.controller.ray.cluster import Cluster, Node
+from strop.controller.ray.group import RoleGroup
+from strop.controller.ray.pending import RayPending, Traffic
+from strop.controller.ray.pool import RayResourcePool
+from strop.controller.ray.runtime import RayRuntime
+from strop.controller.ray.standalone import (
+    ColocatedClass,
+    RayClassWithInitArgs,
+    RayWorkerGroup,
+    create_colocated_worker_cls,
+)
+
+__all__ = [
+    "Cluster",
+    "ColocatedClass",
+    "Node",
+    "RayClassWithInitArgs",
+    "RayPending",
+    "RayResourcePool",
+    "RayRuntime",
+    "RayWorkerGroup",
+    "RoleGroup",
+    "Traffic",
+    "create_colocated_worker_cls",
+]

@@ -1,0 +1,258 @@
+"""The Ray cluster that worker processes run on: one of our own on this machine, or one that exists.
+
+A private cluster is started by the first user in this process and shared by all; it listens on loopback only,
+has no dashboard, reports nothing, and ends with its last user. When this process dies, even by `kill -9`,
+the kernel ends the cluster's processes with it, provided that the thread which started it lives as long as
+the process: start the first runtime in the main thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray._private import accelerators, ray_constants, services, state
+from ray._private import worker as ray_worker
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray.exceptions import RayError
+
+from strop.controller.ray.transport import register_serializers
+from strop.device import visibility_variable
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "strop"
+"""Where the names of detached groups live, unless another namespace is asked for."""
+_STORE_BYTES = 2**30
+"""Object store of a private cluster: address space, which holds memory only where it is used."""
+_STORE_SHARE = 0.3
+"""At most this share of what shared memory has left."""
+_REACH_S = 5.0
+"""How long the first connection to an existing cluster may take."""
+_SHARED_MEMORY = "/dev/shm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A machine of the cluster."""
+
+    node_id: str
+    """Ray's name of it."""
+    address: str
+    """Its address within the cluster."""
+    total: Mapping[str, float]
+    """What it has, by Ray's names of resources: CPU, GPU ..."""
+    free: Mapping[str, float]
+    """What of it nobody holds."""
+    is_here: bool
+    """True for the machine of this process."""
+
+
+class Cluster:
+    """This process's connection to a cluster; every user calls `close` once."""
+
+    def __init__(self, address: str | None = None, namespace: str | None = None) -> None:
+        """Connect, or start a private cluster, unless this process is connected already.
+
+        Args:
+            address: of an existing cluster, such as `10.0.0.1:6379` or `auto`; None: a private one, or
+                whatever this process is connected to.
+            namespace: where names of detached groups live.
+
+        Raises:
+            ValueError: this process is connected to another cluster than the one asked for.
+            ConnectionError: there is no cluster at that address.
+        """
+        self._is_open = True
+        with _LOCK:
+            if not ray.is_initialized():
+                _CONNECTION.open(address, namespace or NAMESPACE)
+            elif address not in (None, "auto") and address != _gcs_address():
+                raise ValueError(
+                    f"this process is connected to the Ray cluster at {_gcs_address()}, so it cannot use the "
+                    f"one at {address}; close what uses the first, or use another process"
+                )
+            _CONNECTION.num_users += 1
+            register_serializers()
+
+    @property
+    def is_private(self) -> bool:
+        """True where this process started the cluster."""
+        return _CONNECTION.is_private
+
+    def nodes(self) -> list[Node]:
+        """The living machines, in the order of their addresses."""
+        free = state.available_resources_per_node()  # type: ignore[no-untyped-call]
+        here = this_address()
+        found = [
+            Node(
+                node_id=node["NodeID"],
+                address=node["NodeManagerAddress"],
+                total=node["Resources"],
+                free=free.get(node["NodeID"], {}),
+                is_here=node["NodeManagerAddress"] == here,
+            )
+            for node in ray.nodes()  # type: ignore[no-untyped-call]
+            if node["Alive"]
+        ]
+        return sorted(found, key=lambda node: (_in_numbers(node.address), node.node_id))
+
+    def close(self) -> None:
+        """Leave; the last user of a private cluster ends it. More than once does no harm."""
+        with _LOCK:
+            if self._is_open:
+                self._is_open = False
+                _CONNECTION.num_users -= 1
+                if _CONNECTION.num_users == 0:
+                    _CONNECTION.shut()
+
+
+def this_address() -> str:
+    """Address of this machine within the cluster."""
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def accelerator_resource(device: str) -> str | None:
+    """Ray's name of a kind of device, such as GPU for `cuda`; None for a CPU.
+
+    Raises:
+        ValueError: Ray does not know the device.
+    """
+    variable = visibility_variable(device)
+    if variable is None:
+        return None
+    for manager in accelerators.get_all_accelerator_managers():
+        if manager.get_visible_accelerator_ids_env_var() == variable:
+            return str(manager.get_resource_name())
+    raise ValueError(f"Ray cannot hand out devices of kind {device!r}; use the inline runtime, or cpu")
+
+
+def visibility_variables() -> set[str]:
+    """The environment variables by which a process sees accelerators of any kind."""
+    managers = accelerators.get_all_accelerator_managers()
+    names = {manager.get_visible_accelerator_ids_env_var() for manager in managers}
+    return {name for name in names if name is not None}
+
+
+class _Connection:
+    """What this process shares: the one connection that Ray allows it."""
+
+    def __init__(self) -> None:
+        self.num_users = 0
+        self.is_ours = False
+        """True where we connected, so that we also disconnect."""
+        self.is_private = False
+
+    def open(self, address: str | None, namespace: str) -> None:
+        started = time.monotonic()
+        options: dict[str, Any] = {"address": address or "local"}
+        if address is None:
+            options.update(include_dashboard=False, object_store_memory=_store_bytes())
+        on_loopback = address is None or _is_on_loopback(address)
+        with _quiet(on_loopback=on_loopback):
+            if on_loopback and address is not None:  # for other addresses, Ray wants RAY_AUTH_MODE from the user
+                maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+            try:
+                ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **options)
+            except (RuntimeError, ConnectionError, RayError) as error:
+                raise ConnectionError(
+                    f"could not {f'join the Ray cluster at {address}' if address else 'start a Ray cluster'}: "
+                    f"{error}. A cluster with tokens needs RAY_AUTH_MODE=token here, and the same version of Ray"
+                ) from error
+        self.is_ours, self.is_private = True, address is None
+        log.info("Ray cluster ready after %.1f s (%s)", time.monotonic() - started, address or "private")
+
+    def shut(self) -> None:
+        if self.is_ours:
+            ray.shutdown()
+        self.is_ours = self.is_private = False
+
+
+_LOCK = threading.RLock()
+_CONNECTION = _Connection()
+
+
+@contextmanager
+def _quiet(*, on_loopback: bool) -> Iterator[None]:
+    """Ray starts, or is reached, without statistics and without words.
+
+    Ray replaces a loopback address by one that other machines can reach, except where it takes itself to be
+    on a system without clusters (its ENABLE_RAY_CLUSTER); there all its servers listen on loopback only. What
+    its raylet has to say goes to our log instead of standard output, where a program's results may go.
+    """
+    ray_worker.print_to_stdstream = _to_log
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it announces its defaults
+    variables = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if on_loopback:
+        variables[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    before = {name: os.environ.get(name) for name in variables}
+    can_cluster = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ.update(variables)
+    ray_constants.ENABLE_RAY_CLUSTER = can_cluster and not on_loopback
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = can_cluster
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _is_on_loopback(address: str) -> bool:
+    """Whether a cluster can be reached by its loopback address only, as a private one of another process.
+
+    Raises:
+        ConnectionError: nothing answers there.
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():  # "auto" and other forms are Ray's to look up
+        return False
+    if not _answers(host, int(port)):
+        raise ConnectionError(
+            f"no Ray cluster answers at {address} within {_REACH_S:g} s; start it with `ray start --head`, or "
+            f"leave the address out for a private one"
+        )
+    if host not in ("localhost", "::1") and not host.startswith("127."):
+        return False
+    return not _answers(services.get_node_ip_address(), int(port))
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=_REACH_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _to_log(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+    for line in data["lines"]:
+        log.info("%s: %s", data.get("pid"), line)
+
+
+def _store_bytes() -> int:
+    try:
+        usable = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return _STORE_BYTES
+    return min(_STORE_BYTES, int(usable.f_bavail * usable.f_frsize * _STORE_SHARE))
+
+
+def _gcs_address() -> str:
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _in_numbers(address: str) -> tuple[int, ...]:
+    """10.0.0.9 before 10.0.0.10."""
+    parts = address.split(".")
+    return tuple(int(part) if part.isdecimal() else 0 for part in parts)

@@ -1,0 +1,369 @@
+"""The worker processes that stand and fall together, and the only place where the controller waits for them.
+
+A call that is given to a process becomes a `Ticket`. `Crew.wait` returns when a ticket is settled; while it
+waits it looks at every open ticket of the crew a few times a second, and now and then asks processes without
+one whether they live, so that a failure anywhere ends the wait, not only one of the process waited for. A
+ticket has its deadline: the process must answer within that time after it got the call and after the last
+answer of any process of the crew (calls queue, and may wait for each other's results).
+
+The first failure stops the crew: all processes are killed, and whoever uses it afterwards is told why.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from strop.controller.errors import CallTimeout, GroupStopped, WorkerFailed
+from strop.controller.ray.cluster import Node
+from strop.controller.ray.failures import Observed, first_failure, is_secondary, observed, stacks_of
+from strop.controller.ray.messages import Answer, Presence
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.2
+"""How often a wait looks at all processes of the crew."""
+_PING_S = 5.0
+"""How often a wait asks processes without a call whether they live."""
+_GRACE_S = 3.0
+"""How long to look for the cause after an error that looks like the consequence of another one."""
+_CAUSE_GRACE_S = 0.3
+"""How long to wait for earlier failures that are still on their way, once a cause is known."""
+_KILL_S = 10.0
+"""How long killed processes have to disappear."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Member:
+    """One worker process, seen from the controller."""
+
+    handle: Any
+    """Ray's handle of the actor."""
+    pool: str
+    """Its pool."""
+    rank: int
+    """Its number there."""
+    node: Node
+    """Where it runs."""
+    log_path: Path
+    """Its output, on its node."""
+    presence: Presence | None = None
+    """What it said when it had started."""
+    roles: list[str] = field(default_factory=list)
+    """The roles it holds."""
+    queue: deque[Ticket] = field(default_factory=deque)
+    """Its open calls, in the order in which it runs them."""
+    last_call: Ticket | None = None
+    """The last call that it answered."""
+    peak_memory_bytes: int = 0
+    """Most memory it said to have held."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 before it has started."""
+        return 0 if self.presence is None else self.presence.pid
+
+    @property
+    def where(self) -> str:
+        """Node and process, for messages."""
+        return f"node {self.node.address}, pid {self.pid or 'unknown: it has not started'}"
+
+
+@dataclass(kw_only=True, eq=False)
+class Ticket:
+    """One call given to one process."""
+
+    member: Member
+    role: str
+    """Role of the worker; empty for the process itself."""
+    method: str
+    """Its method, or a phase of the start."""
+    call: int
+    """Tickets of one group call have one number."""
+    reference: Any
+    """Ray's reference to the answer."""
+    timeout_s: float
+    """Deadline."""
+    given_at: float
+    """When the process got it, by the monotonic clock."""
+    answer: Any = None
+    """What it answered."""
+    error: Exception | None = None
+    """Why there is no answer."""
+    is_settled: bool = False
+
+    @property
+    def label(self) -> str:
+        """`critic.compute_values`."""
+        return f"{self.role}.{self.method}" if self.role else self.method
+
+
+class Crew:
+    """Worker processes, the calls they have, and how they end."""
+
+    def __init__(self, *, on_stop: Callable[[], None], on_leave: Callable[[], None] | None = None) -> None:
+        """Make an empty crew.
+
+        Args:
+            on_stop: gives back what the processes held, once they are gone.
+            on_leave: gives back what this controller held, where the processes go on without it.
+        """
+        self.members: list[Member] = []
+        """All processes."""
+        self.stopped_because = ""
+        """Why no call is possible any more; empty while calls are."""
+        self._on_stop = on_stop
+        self._on_leave = on_leave
+        self._numbers = itertools.count()
+        self._calls: dict[int, list[Ticket]] = {}
+        self._failure: Exception | None = None
+        self._progress_at = 0.0
+        self._pinged_at = 0.0
+        self._lock = threading.RLock()
+
+    # ---------------------------------------------------------------- calls
+
+    def next_call(self) -> int:
+        """A number for a call that several processes get."""
+        return next(self._numbers)
+
+    def give(
+        self,
+        member: Member,
+        give: Callable[[Any], Any],
+        *,
+        role: str = "",
+        method: str,
+        call: int | None = None,
+        timeout_s: float,
+    ) -> Ticket:
+        """Give a process a call; `give(handle)` returns Ray's reference to the answer.
+
+        Raises:
+            GroupStopped: the crew does not work any more; says why.
+        """
+        with self._lock:
+            self.check_works()
+            ticket = Ticket(
+                member=member,
+                role=role,
+                method=method,
+                call=self.next_call() if call is None else call,
+                reference=give(member.handle),
+                timeout_s=timeout_s,
+                given_at=time.monotonic(),
+            )
+            member.queue.append(ticket)
+            self._calls.setdefault(ticket.call, []).append(ticket)
+            return ticket
+
+    def wait(self, ticket: Ticket) -> Any:
+        """The answer to a call.
+
+        Raises:
+            WorkerFailed: a process of the crew failed, this one or another; says which one first.
+            CallTimeout: processes did not answer in time.
+            GroupStopped: the crew was stopped before the answer came.
+        """
+        while True:
+            with self._lock:
+                self._collect()
+                if ticket.is_settled and ticket.error is None:
+                    return ticket.answer
+                if self._failure is not None:
+                    raise self._failure
+                self.check_works()
+                self._check_deadlines()
+                self._ping()
+            ray.wait([ticket.reference], timeout=_LOOK_S, fetch_local=False)
+
+    def look(self) -> None:
+        """Raise the failure of a process of the crew, if there is one; waits for nothing."""
+        with self._lock:
+            self._collect()
+            if self._failure is not None:
+                raise self._failure
+
+    def check_works(self) -> None:
+        """Raise GroupStopped where the crew does not work any more."""
+        if self.stopped_because:
+            raise GroupStopped(self.stopped_because) from self._failure
+
+    def _collect(self) -> None:
+        """Settle what has been answered; the first error stops the crew."""
+        self._settle_ready()
+        failed = [ticket for ticket in self._heads() if ticket.error is not None]
+        if failed and self._failure is None and not self.stopped_because:
+            self._fail()
+
+    def _settle_ready(self) -> None:
+        waiting = [t for member in self.members for t in member.queue if not t.is_settled]
+        if not waiting:
+            return
+        references = [ticket.reference for ticket in waiting]
+        ready, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
+        done = set(ready)
+        for ticket in waiting:
+            if ticket.reference in done:
+                self._settle(ticket)
+
+    def _settle(self, ticket: Ticket) -> None:
+        member = ticket.member
+        try:
+            ticket.answer = ray.get(ticket.reference)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is the report of a failure
+            ticket.error = error
+        ticket.is_settled = True
+        self._progress_at = time.monotonic()
+        if isinstance(ticket.answer, Answer):
+            member.peak_memory_bytes = max(member.peak_memory_bytes, ticket.answer.peak_memory_bytes)
+        if all(other.is_settled for other in self._calls[ticket.call]):
+            del self._calls[ticket.call]
+        while member.queue and member.queue[0].is_settled and member.queue[0].error is None:
+            done = member.queue.popleft()
+            member.last_call = done if done.method else member.last_call
+
+    def _heads(self) -> list[Ticket]:
+        """The call that each process runs or failed at."""
+        return [member.queue[0] for member in self.members if member.queue]
+
+    def _ping(self) -> None:
+        now = time.monotonic()
+        if now - self._pinged_at < _PING_S:
+            return
+        self._pinged_at = now
+        for member in self.members:
+            if not member.queue:
+                self.give(member, lambda handle: handle.presence.remote(), method="", timeout_s=_PING_S * 6)
+
+    # ---------------------------------------------------------------- failures
+
+    def _check_deadlines(self) -> None:
+        now = time.monotonic()
+        late = [
+            ticket
+            for ticket in self._heads()
+            if not ticket.is_settled and now - max(ticket.given_at, self._progress_at) > ticket.timeout_s
+        ]
+        if not late:
+            return
+        first = min(late, key=lambda ticket: ticket.call)
+        missing = {ticket.member.rank: ticket.member for ticket in late if ticket.call == first.call}
+        answered = sorted(one.member.rank for one in self._calls[first.call] if one.is_settled)
+        what = first.label or "a sign of life"
+        text = (
+            f"{what}: "
+            + ", ".join(f"rank {rank} ({one.where})" for rank, one in sorted(missing.items()))
+            + f" {'has' if len(missing) == 1 else 'have'} not answered within {first.timeout_s:g} s"
+            + (
+                f"; rank{'s' * (len(answered) > 1)} {', '.join(map(str, answered))} answered"
+                if answered
+                else ""
+            )
+        )
+        tails = [f"end of {m.log_path}:\n{tail}" for m in missing.values() if (tail := stacks_of(m))]
+        note = "all workers of the runtime were stopped"
+        error = CallTimeout("\n".join([f"{text}; {note}", *tails]), method=what, missing=sorted(missing))
+        self._failure = error
+        self.stop(f"the workers were stopped after a timeout ({text}); make a new runtime")
+        raise error
+
+    def _fail(self) -> None:
+        seen = time.monotonic()
+        known: dict[int, Observed] = {}
+        while True:
+            self._settle_ready()
+            for ticket in self._heads():
+                if ticket.error is not None and id(ticket) not in known:
+                    known[id(ticket)] = observed(ticket)
+            has_cause = any(not is_secondary(one) for one in known.values())
+            waiting = any(not ticket.is_settled for ticket in self._heads())
+            if not waiting or time.monotonic() - seen > (_CAUSE_GRACE_S if has_cause else _GRACE_S):
+                break
+            time.sleep(0.02)
+        failure = first_failure(list(known.values()))
+        error = WorkerFailed(failure, num_later=len(known) - 1)
+        self._failure = error
+        self.stop(f"the workers were stopped after a failure ({failure.sentence()}); make a new runtime")
+        raise error
+
+    # ---------------------------------------------------------------- the end
+
+    def stop(self, because: str) -> None:
+        """Kill all processes and wait until they are gone; more than once does no harm."""
+        with self._lock:
+            if self.stopped_because:
+                return
+            self.stopped_because = because
+            if ray.is_initialized():
+                for member in self.members:
+                    ray.kill(member.handle, no_restart=True)
+            _wait_until_gone(self.members)
+            self._on_stop()
+
+    def leave(self) -> None:
+        """Let the processes go on without this controller; more than once does no harm."""
+        with self._lock:
+            if not self.stopped_because:
+                self.stopped_because = "this controller has left the group; attach to it again"
+                if self._on_leave is not None:
+                    self._on_leave()
+
+    def close(self, timeout_s: float) -> None:
+        """Let all workers close what they hold, then stop; an error of one is raised after the stop."""
+        with self._lock:
+            if self.stopped_because:
+                return
+            try:
+                if not any(member.queue for member in self.members):
+                    number = self.next_call()
+                    tickets = [
+                        self.give(
+                            member,
+                            lambda handle: handle.close.remote(),
+                            method="close",
+                            call=number,
+                            timeout_s=timeout_s,
+                        )
+                        for member in self.members
+                    ]
+                    for ticket in tickets:
+                        self.wait(ticket)
+            finally:
+                self.stop("this runtime is closed; make a new one")
+
+
+def _wait_until_gone(members: Sequence[Member]) -> None:
+    """Ray ends processes by a message to them; one on this machine that does not listen is killed."""
+    known = [member.presence for member in members if member.node.is_here and member.presence is not None]
+    here = [pid for presence in known for pid in (presence.pid, presence.parent_pid)]
+    end = time.monotonic() + _KILL_S
+    is_insisting = False
+    while alive := [pid for pid in here if _lives(pid)]:
+        if time.monotonic() > end:
+            if is_insisting:
+                log.warning("worker processes %s do not end", alive)
+                return
+            is_insisting, end = True, time.monotonic() + _KILL_S
+            for pid in alive:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,185 @@
+"""Which failure came first, and everything that is known of it.
+
+When one worker fails, its peers fail too: their collectives lose a connection, their arguments cannot be
+computed. The report names the cause. A process that died and an error of a worker's own come before what
+looks like a lost connection; among them the earlier one counts, by the clocks of the workers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from strop.controller.errors import Failure
+from strop.controller.ray.launcher import End, end_of
+from strop.controller.ray.messages import MethodRaised
+from strop.controller.ray.process import DUMP_SIGNAL
+
+if TYPE_CHECKING:
+    from strop.controller.ray.crew import Member, Ticket
+
+_TAIL_LINES = 30
+_TAIL_BYTES = 16 * 1024
+_END_S = 2.0
+"""How long the parent of a process that died may take to write down how."""
+_REMOTE_S = 20.0
+"""How long reading a log on another machine may take; it starts a process there."""
+_DUMP_S = 0.5
+"""How long a process may take to write down where its threads stand."""
+_PEER_CLASSES = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "ConnectionResetError",
+                 "BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError")  # fmt: skip
+_PEER_WORDS = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket closed",
+               "connectfullmesh", "gloo", "nccl", "hccl", "remote process exited", "heartbeat")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """A failure of one process, and what it looks like."""
+
+    failure: Failure
+    is_consequence: bool
+    """True where the worker lacked an argument because another one failed."""
+
+
+def is_secondary(one: Observed) -> bool:
+    """Whether a failure looks like the consequence of another worker's."""
+    failure = one.failure
+    if one.is_consequence:
+        return True
+    if not failure.exception_type:
+        return False
+    text = failure.message.lower()
+    is_peer_class = failure.exception_type.rpartition(".")[2] in _PEER_CLASSES
+    return is_peer_class or (failure.exception_type == "RuntimeError" and any(w in text for w in _PEER_WORDS))
+
+
+def first_failure(found: Sequence[Observed]) -> Failure:
+    """The one to report: a cause before consequences, then the earlier one."""
+    return min(found, key=lambda one: (one.is_consequence, is_secondary(one), one.failure.at)).failure
+
+
+def observed(ticket: Ticket) -> Observed:
+    """What is known of the failure of a call."""
+    member, error = ticket.member, ticket.error
+    method = ticket.method or (member.last_call.method if member.last_call else "")
+    basis = Failure(
+        role=ticket.role or "+".join(member.roles) or member.pool,
+        rank=member.rank,
+        node=member.node.address,
+        pid=member.pid,
+        method=method,
+        peak_memory_bytes=member.peak_memory_bytes,
+        log_path=member.log_path,
+        at=time.time(),
+    )
+    cause = getattr(error, "cause", None)
+    if isinstance(error, RayTaskError) and isinstance(cause, MethodRaised):
+        report = cause.report
+        raised = replace(
+            basis,
+            exception_type=report.exception_type,
+            message=report.message,
+            traceback=report.traceback,
+            at=report.at,
+            peak_memory_bytes=max(basis.peak_memory_bytes, report.peak_memory_bytes),
+            log_tail=_without_end(_log_of(member)),
+        )
+        return Observed(failure=raised, is_consequence=report.is_consequence)
+    if isinstance(error, RayTaskError):  # Ray itself could not run the call, or not store its result
+        kind = type(cause).__name__ if cause is not None else "RayTaskError"
+        failed = replace(basis, exception_type=kind, message=str(cause or error), traceback=str(error))
+        return Observed(failure=failed, is_consequence=False)
+    return Observed(failure=_death(basis, member, error), is_consequence=False)
+
+
+def stacks_of(member: Member) -> str:
+    """Have a process that does not answer write where it stands; the end of its log."""
+    if not member.pid:
+        return _without_end(_log_of(member))
+    if member.node.is_here:
+        try:
+            os.kill(member.pid, DUMP_SIGNAL)
+        except OSError:
+            return ""
+        time.sleep(_DUMP_S)
+        return _without_end(_log_of(member))
+    return _without_end(_remotely(member, DUMP_SIGNAL))
+
+
+def _death(basis: Failure, member: Member, error: BaseException | None) -> Failure:
+    """What the process's parent wrote down about its end, and the end of its log."""
+    deadline = time.monotonic() + _END_S
+    while True:
+        text = _log_of(member)
+        end: End | None = end_of(member.pid, text) if member.pid else None
+        if end is not None or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    known = replace(basis, message=_ray_words(error), log_tail=_without_end(text))
+    if end is None:
+        return known
+    return replace(
+        known,
+        exit_signal=end.exit_signal,
+        exit_code=end.exit_code,
+        at=end.at,
+        peak_memory_bytes=max(known.peak_memory_bytes, end.peak_memory_bytes),
+        message="" if end.exit_signal else known.message,
+    )
+
+
+def _ray_words(error: BaseException | None) -> str:
+    text = "" if error is None else str(error)
+    return text if isinstance(error, RayError) else f"{type(error).__name__}: {text}"
+
+
+def _without_end(text: str) -> str:
+    """The last lines, without the one that the parent of the process adds."""
+    lines = [line for line in text.splitlines() if not line.startswith("[strop] process ")]
+    return "\n".join(lines[-_TAIL_LINES:])
+
+
+def _log_of(member: Member) -> str:
+    if member.node.is_here or member.log_path.is_file():
+        return tail(str(member.log_path))
+    return _remotely(member, None)
+
+
+def tail(path: str) -> str:
+    """The end of a file; empty where there is none."""
+    file = Path(path)
+    if not file.is_file():
+        return ""
+    with file.open("rb") as stream:
+        stream.seek(max(file.stat().st_size - _TAIL_BYTES, 0))
+        return stream.read().decode(errors="replace")
+
+
+def signal_and_tail(pid: int, path: str, number: int | None) -> str:
+    """On the node of a process: send it a signal, if one is given, and read the end of its log."""
+    if number is not None:
+        try:
+            os.kill(pid, signal.Signals(number))
+        except OSError:
+            return ""
+        time.sleep(_DUMP_S)
+    return tail(path)
+
+
+def _remotely(member: Member, number: int | None) -> str:
+    here = NodeAffinitySchedulingStrategy(member.node.node_id, soft=False)
+    run: Any = ray.remote(signal_and_tail).options(num_cpus=0, scheduling_strategy=here, max_retries=0)
+    reference = run.remote(member.pid, str(member.log_path), number)
+    try:
+        return str(ray.get(reference, timeout=_REMOTE_S))
+    except (RayError, GetTimeoutError) as error:
+        return f"(the log on node {member.node.address} could not be read: {type(error).__name__})"

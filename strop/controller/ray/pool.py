@@ -1,0 +1,226 @@
+"""Places for worker processes on a Ray cluster: which nodes, and their resources held by a placement group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from strop.controller.errors import NotEnoughDevices
+from strop.controller.ray.cluster import Cluster, Node, accelerator_resource
+from strop.controller.resources import ResourcePool
+
+_SETTLE_S = 5.0
+"""How long resources of processes that just ended may still count as taken."""
+_NODE_LABEL = "ray.io/node-id"
+
+
+class RayResourcePool(ResourcePool):
+    """Places on the nodes of a Ray cluster, held while worker groups use them."""
+
+    def __init__(
+        self,
+        process_on_nodes: Sequence[int],
+        use_gpu: bool = False,
+        name_prefix: str = "main",
+        max_colocate_count: int = 10,
+        *,
+        device: str | None = None,
+        cpus_per_process: float = 1.0,
+    ) -> None:
+        """Describe a pool; nothing is taken yet.
+
+        Args:
+            process_on_nodes: processes on each node.
+            use_gpu: one GPU per process; the same as `device="cuda"`.
+            name_prefix: what messages call the pool.
+            max_colocate_count: worker groups that may share the places, each with processes of its own; each
+                of them gets this part of a place's cores and device.
+            device: kind of device, one per process; `cpu` for none.
+            cpus_per_process: cores of a place, a fraction where processes share one.
+        """
+        super().__init__(process_on_nodes, max_colocate_count=max_colocate_count, name=name_prefix)
+        self.device = device or ("cuda" if use_gpu else "cpu")
+        """Kind of device."""
+        self.cpus_per_process = cpus_per_process
+        """Cores of a place."""
+        self._num_users = 0
+        self._nodes: list[Node] = []
+        self._group: PlacementGroup | None = None
+        if cpus_per_process <= 0:
+            raise ValueError(
+                f"pool {name_prefix!r} has {cpus_per_process} cores per process; use a fraction such as 0.1 "
+                f"where many processes share a core"
+            )
+
+    @property
+    def place(self) -> dict[str, float]:
+        """What one place holds, by Ray's names of resources."""
+        resource = accelerator_resource(self.device)
+        return {"CPU": self.cpus_per_process, **({resource: 1.0} if resource else {})}
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The node of each rank, once the places are taken."""
+        return [self._nodes[self.node_of(rank)] for rank in range(self.world_size)]
+
+    @property
+    def placement_group(self) -> PlacementGroup:
+        """Ray's placement group, one bundle per rank, in rank order, once the places are taken."""
+        if self._group is None:
+            raise RuntimeError(f"the places of pool {self.name!r} are not taken yet")
+        return self._group
+
+    def get_placement_groups(self) -> list[PlacementGroup]:
+        """The placement group, under the field's name for it."""
+        return [self.placement_group]
+
+    def take(
+        self, cluster: Cluster, *, timeout_s: float, nodes: Sequence[Node] = (), detached_name: str = ""
+    ) -> None:
+        """Hold the places for one more user, who calls `close` at his end.
+
+        Args:
+            cluster: where.
+            timeout_s: how long to wait for others to give up what they hold.
+            nodes: the nodes to use, in the order of `process_on_nodes`; none: the first that have enough.
+            detached_name: name under which the places outlive this process; empty: they do not.
+
+        Raises:
+            NotEnoughDevices: the cluster does not have so much; said at once.
+            TimeoutError: it does, but others hold it.
+            ValueError: the places are to outlive this process, but are held already and do not.
+        """
+        if self._group is not None and detached_name:
+            raise ValueError(
+                f"pool {self.name!r} is in use by a group that ends with this process; make a pool of its own "
+                f"for a detached group"
+            )
+        self._num_users += 1
+        if self._group is not None:
+            return
+        chosen = list(nodes) or choose_nodes(cluster, [self])
+        bundles = [self.place for _ in range(self.world_size)]
+        labels = [{_NODE_LABEL: chosen[self.node_of(rank)].node_id} for rank in range(self.world_size)]
+        group = placement_group(
+            bundles,
+            strategy="PACK",
+            name=detached_name,
+            lifetime="detached" if detached_name else None,
+            bundle_label_selector=labels,
+        )
+        if not group.wait(timeout_s):
+            remove_placement_group(group)
+            raise TimeoutError(
+                f"the places of pool {self.name!r} ({self.world_size} x {_in_words(self.place)}) were not free "
+                f"within {timeout_s:g} s; there is: {_listed(cluster.nodes())}; end what holds the rest"
+            )
+        self._nodes, self._group = chosen, group
+
+    def close(self) -> None:
+        """One user less, whose processes have ended; the last one gives the places back."""
+        self._num_users = max(self._num_users - 1, 0)
+        if self._num_users == 0 and self._group is not None:
+            group, self._group = self._group, None
+            if ray.is_initialized():
+                remove_placement_group(group)
+
+
+def choose_nodes(cluster: Cluster, pools: Sequence[RayResourcePool]) -> list[Node]:
+    """The nodes for pools that are spread alike, in a stable order: the first that have enough.
+
+    Nodes with enough free resources come before nodes where others hold some.
+
+    Args:
+        cluster: where.
+        pools: they share the nodes: the first node of one is the first node of all.
+
+    Raises:
+        NotEnoughDevices: there are too few nodes, or they have too little; in a private cluster also where
+            this process's other worker groups hold it, since nobody else can give it back.
+    """
+    needs = [
+        _sum(
+            [
+                {name: amount * pool.process_on_nodes[number] for name, amount in pool.place.items()}
+                for pool in pools
+                if number < pool.num_nodes
+            ]
+        )
+        for number in range(max(pool.num_nodes for pool in pools))
+    ]
+    end = time.monotonic() + _SETTLE_S
+    while True:
+        nodes = cluster.nodes()
+        if chosen := _fitting(needs, nodes, [node.free for node in nodes]):
+            return chosen
+        possible = _fitting(needs, nodes, [node.total for node in nodes])
+        if possible is None:
+            raise NotEnoughDevices(_too_little(pools, needs, nodes, "there is"))
+        if not cluster.is_private:
+            return possible
+        if time.monotonic() > end:
+            raise NotEnoughDevices(
+                _too_little(
+                    pools, needs, nodes, "other worker groups of this process hold a part of it; free"
+                )
+            )
+        time.sleep(0.1)
+
+
+def _fitting(
+    needs: Sequence[Mapping[str, float]], nodes: Sequence[Node], have: Sequence[Mapping[str, float]]
+) -> list[Node] | None:
+    left = list(zip(nodes, have, strict=True))
+    chosen: list[Node] = []
+    for need in needs:
+        found = next(
+            (
+                number
+                for number, (_, has) in enumerate(left)
+                if all(has.get(k, 0) >= need[k] - 1e-6 for k in need)
+            ),
+            None,
+        )
+        if found is None:
+            return None
+        chosen.append(left.pop(found)[0])
+    return chosen
+
+
+def _too_little(
+    pools: Sequence[RayResourcePool], needs: Sequence[Mapping[str, float]], nodes: Sequence[Node], found: str
+) -> str:
+    asked = " and ".join(
+        f"{pool.world_size} processes of {_in_words(pool.place)} each (pool {pool.name!r})" for pool in pools
+    )
+    per_node = "; ".join(f"{_in_words(need)} on node {number + 1}" for number, need in enumerate(needs))
+    return (
+        f"asked for {asked}: {per_node}. {found}: {_listed(nodes)}. Lower resources.ranks, lower "
+        f"resources.cpus_per_rank (a fraction lets processes share a core), or use more nodes"
+    )
+
+
+def _listed(nodes: Sequence[Node]) -> str:
+    names = sorted({name for node in nodes for name in node.total if name.isupper()})
+    return "; ".join(
+        f"node {node.address} has "
+        + ", ".join(
+            f"{node.free.get(name, 0):g} of {node.total.get(name, 0):g} {name} free" for name in names
+        )
+        for node in nodes
+    )
+
+
+def _in_words(resources: Mapping[str, float]) -> str:
+    return " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
+
+
+def _sum(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, 0) + amount
+    return total

@@ -1,0 +1,228 @@
+"""A worker process: one Ray actor that holds a worker of each role placed in it.
+
+Calls run one after another, in the order in which the controller gave them; nothing else happens in the
+process between them. Two waits exist here: for arguments that other workers still compute, with the deadline
+that the controller set, and whatever a worker's own method waits for. The controller answers for the latter:
+it asks the process to write down where it stands (`DUMP_SIGNAL`) and ends it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import ray
+from ray.exceptions import RayError
+
+from strop.controller.ray.cluster import this_address
+from strop.controller.ray.messages import Answer, GroupCard, MethodRaised, Order, Presence, RaisedReport
+from strop.controller.ray.transport import StoredBatch, register_serializers
+from strop.controller.roles import RoleSpec
+from strop.controller.worker import Placement, Worker
+from strop.protocol import DataProto, DataProtoFuture
+
+T = TypeVar("T")
+
+DUMP_SIGNAL = signal.SIGUSR1
+"""A worker process writes the stacks of its threads into its log when it gets this signal."""
+
+
+class Shared(Generic[T]):
+    """An argument that several workers get, stored once."""
+
+    def __init__(self, reference: Any) -> None:
+        self.reference = reference
+        """Reference to the value in the object store."""
+
+
+class WorkerProcess:
+    """The workers of one process. The methods are called by the controller, through Ray."""
+
+    def __init__(self, log_path: str, folder: str) -> None:
+        """Send the output of the process to a file from here on.
+
+        Args:
+            log_path: the file, on this process's node; its folder is made.
+            folder: where the controller works; relative paths start there here too, if it exists.
+        """
+        _write_output_to(Path(log_path))
+        if Path(folder).is_dir():
+            os.chdir(folder)
+        register_serializers()
+        self._workers: dict[str, Worker] = {}
+        self._card: GroupCard | None = None
+
+    def presence(self) -> Presence:
+        """What the controller must know before it can place workers here."""
+        return Presence(
+            pid=os.getpid(),
+            parent_pid=os.getppid(),
+            node_id=ray.get_runtime_context().get_node_id(),
+            address=this_address(),
+            free_port=_free_port(),
+        )
+
+    def remember(self, card: GroupCard) -> None:
+        """Keep what another controller must know to attach to the group."""
+        self._card = card
+
+    def card(self) -> GroupCard:
+        """What `remember` was given."""
+        if self._card is None:
+            raise RuntimeError("this group has not finished its start")
+        return self._card
+
+    def make(self, spec: RoleSpec[Any], placement: Placement) -> Answer:
+        """Make the worker of a role."""
+        os.environ["MASTER_ADDR"] = placement.master_addr
+        os.environ["MASTER_PORT"] = str(placement.master_port)
+
+        def run() -> None:
+            spec.make(placement, self._workers)
+
+        return _answered(run)
+
+    def call(self, order: Order, wait_s: float) -> Answer:
+        """Run a worker's method; `wait_s` is the deadline for arguments that others compute."""
+
+        def run() -> Any:
+            worker = self._workers[order.role]
+            args = [_here(arg, order.materialize, wait_s) for arg in order.args]
+            kwargs = {name: _here(arg, order.materialize, wait_s) for name, arg in order.kwargs.items()}
+            watched = _write_counts([*args, *kwargs.values()])
+            value = getattr(worker, order.method)(*args, **kwargs)
+            _check_nothing_written(f"{type(worker).__name__}.{order.method}", watched)
+            return order.returns.of(value, worker)
+
+        return _answered(run)
+
+    def close(self) -> Answer:
+        """Close the workers, last made first; all of them, whatever one of them raises."""
+
+        def run() -> None:
+            errors: list[Exception] = []
+            for worker in reversed(list(self._workers.values())):
+                try:
+                    worker.close()
+                except Exception as error:  # noqa: BLE001  the other workers hold things too
+                    errors.append(error)
+            self._workers.clear()
+            if errors:
+                raise errors[0]
+
+        return _answered(run)
+
+
+def fetch(references: list[Any], wait_s: float, what: str) -> list[Any]:
+    """The values of references in a worker, in time.
+
+    Raises:
+        TimeoutError: they did not come within `wait_s` seconds.
+    """
+    try:
+        return list(ray.get(references, timeout=wait_s))
+    except ray.exceptions.GetTimeoutError:
+        raise TimeoutError(f"{what} did not arrive within {wait_s:g} s") from None
+
+
+def _answered(run: Callable[[], Any]) -> Answer:
+    """What a call gave; an error as a `MethodRaised`, which always travels."""
+    started = time.monotonic()
+    try:
+        value = run()
+        stored = StoredBatch.of(value) if isinstance(value, DataProto) else None
+    except BaseException as error:  # noqa: BLE001  whatever ends a method is reported, SystemExit too
+        raise MethodRaised(_report(error)) from None
+    return Answer(
+        value=value if stored is None else None,
+        stored=stored,
+        seconds=time.monotonic() - started,
+        peak_memory_bytes=_peak_memory_bytes(),
+    )
+
+
+def _report(error: BaseException) -> RaisedReport:
+    is_consequence = isinstance(error, RayError | MethodRaised)
+    cause = getattr(error, "cause", error)
+    if isinstance(cause, MethodRaised):
+        text = f"an argument could not be computed: {cause.report.exception_type}: {cause.report.message}"
+        return _in_words(type(cause), text, "", True)
+    # The frames of this module say nothing about the worker.
+    own = error.__traceback__
+    while own is not None and own.tb_frame.f_code.co_filename == __file__:
+        own = own.tb_next
+    lines = traceback.format_exception(type(error), error, own)
+    return _in_words(type(error), str(error), "".join(lines), is_consequence)
+
+
+def _in_words(kind: type, message: str, trace: str, is_consequence: bool) -> RaisedReport:
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return RaisedReport(
+        exception_type=f"{module}{kind.__qualname__}",
+        message=message,
+        traceback=trace,
+        at=time.time(),
+        peak_memory_bytes=_peak_memory_bytes(),
+        is_consequence=is_consequence,
+    )
+
+
+def _here(arg: Any, materialize: bool, wait_s: float) -> Any:
+    if isinstance(arg, Shared):
+        (arg,) = fetch([arg.reference], wait_s, "an argument of several workers")
+    if materialize and isinstance(arg, DataProtoFuture):
+        return arg.get()
+    return arg
+
+
+def _write_counts(args: Sequence[Any]) -> list[tuple[Any, str, int]]:
+    """The tensor columns among the arguments, their names, and how often each was written to."""
+    return [
+        (column, name, column._version)
+        for arg in args
+        if isinstance(arg, DataProto)
+        for name, column in arg.tensors().items()
+        if not column.is_inference()
+    ]
+
+
+def _check_nothing_written(method: str, watched: Sequence[tuple[Any, str, int]]) -> None:
+    """Other workers on the node read the same memory, so a write would change their batches too."""
+    for column, name, count in watched:
+        if column._version != count:
+            raise RuntimeError(
+                f"{method} wrote into column {name!r} of the batch it was given; clone the column before "
+                f"writing, or return a new one"
+            )
+
+
+def _write_output_to(path: Path) -> None:
+    """Standard output and error of this process, of its libraries too, and the stacks when it crashes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = path.open("a", encoding="utf-8", buffering=1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    faulthandler.enable(log)
+    faulthandler.register(DUMP_SIGNAL, log, all_threads=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _peak_memory_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

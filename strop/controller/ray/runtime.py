@@ -1,0 +1,196 @@
+"""The Ray runtime: pools of worker processes on a cluster, and the worker groups in them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from strop.controller.errors import CallTimeout, WorkerFailed
+from strop.controller.group import WorkerGroup
+from strop.controller.ray.cluster import Cluster, Node
+from strop.controller.ray.crew import Crew, Member
+from strop.controller.ray.group import RoleGroup
+from strop.controller.ray.pending import Traffic
+from strop.controller.ray.pool import RayResourcePool, choose_nodes
+from strop.controller.ray.start import StartOptions, make_workers, start_processes
+from strop.controller.roles import RoleSpec, meshes_on
+
+_CLOSE_S = 60.0
+"""How long the workers may take to close what they hold."""
+MAIN = "main"
+"""The pool of all roles that are not placed apart."""
+
+
+class RayRuntime:
+    """Makes worker groups in processes of a Ray cluster.
+
+    Roles that are made on one pool share its processes. The first failure of a process ends all of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        ranks: int,
+        nodes: int = 1,
+        device: str = "cpu",
+        address: str | None = None,
+        cpus_per_rank: float = 1.0,
+        apart: Mapping[str, int] | None = None,
+        call_timeout_s: float = 1800.0,
+        start_timeout_s: float = 300.0,
+        log_dir: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        namespace: str | None = None,
+    ) -> None:
+        """Connect to the cluster and check that it has what is asked for; processes start with their roles.
+
+        Args:
+            ranks: processes of the pool "main", over all nodes; with an accelerator, one device each.
+            nodes: machines to spread every pool over, as evenly as possible.
+            device: kind of device of each process.
+            address: of an existing cluster; None: a private one on this machine.
+            cpus_per_rank: processor cores that each process holds; a fraction lets processes share a core.
+            apart: further pools by name, with their number of processes.
+            call_timeout_s: deadline of a call, unless a group sets its own `call_timeout_s`.
+            start_timeout_s: deadline of each phase of the start: places, processes, constructors.
+            log_dir: folder for the output of the processes, `<pool>-<rank>.log`, made on each node; None: a
+                temporary one, kept only after a failure.
+            env: environment variables of these processes alone.
+            namespace: Ray namespace of the connection.
+
+        Raises:
+            NotEnoughDevices: the cluster does not have so many nodes, cores or devices.
+            ValueError: a number of processes or nodes is below 1, or a pool has fewer processes than nodes.
+        """
+        sizes = {MAIN: ranks, **(apart or {})}
+        pools = {
+            name: RayResourcePool(
+                _spread(name, size, nodes),
+                name_prefix=name,
+                max_colocate_count=1,
+                device=device,
+                cpus_per_process=cpus_per_rank,
+            )
+            for name, size in sizes.items()
+        }
+        self.traffic = Traffic()
+        """What went through the controller for all groups of this runtime."""
+        self._log_dir = log_dir
+        self._temporary = log_dir is None
+        self._env = dict(env or {})
+        self._call_timeout_s = call_timeout_s
+        self._start_timeout_s = start_timeout_s
+        self._members: dict[str, list[Member]] = {}
+        self._pools = pools
+        self._crew = Crew(on_stop=self._give_back)
+        self._cluster = Cluster(address, namespace)
+        try:
+            self._nodes = choose_nodes(self._cluster, list(pools.values()))
+        except BaseException:
+            self._cluster.close()
+            raise
+
+    def groups(self, roles: Mapping[str, RoleSpec[Any]], *, pool: str = MAIN) -> dict[str, WorkerGroup[Any]]:
+        """The worker groups of these roles, all in the same processes of one pool.
+
+        The first call for a pool starts its processes. In each process the workers are made in the order of
+        `roles`; a worker finds those made before it, and later the others, in `Worker.colocated`.
+
+        Raises:
+            ValueError: there is no such pool, or a role's mesh does not fit it.
+            WorkerFailed: a process died, or a constructor raised an error.
+            CallTimeout: processes or constructors took too long; names them.
+        """
+        if pool not in self._pools:
+            raise ValueError(
+                f"there is no pool {pool!r}; pools: {', '.join(self._pools)}. Name it in `apart` to add it"
+            )
+        self._crew.check_works()
+        places = self._pools[pool]
+        meshes = meshes_on(places, roles)
+        try:
+            members = self._started(pool, places)
+            make_workers(self._crew, members, places, roles, meshes, self._start_timeout_s)
+        except (WorkerFailed, CallTimeout):
+            raise
+        except BaseException as error:
+            self._crew.stop(f"the start of pool {pool!r} did not succeed ({type(error).__name__}: {error})")
+            raise
+        return {
+            name: RoleGroup(
+                spec.worker_class,
+                meshes[name],
+                role=name,
+                crew=self._crew,
+                members=members,
+                call_timeout_s=self._call_timeout_s,
+                traffic=self.traffic,
+            )
+            for name, spec in roles.items()
+        }
+
+    def close(self) -> None:
+        """Close all workers, last made first, and end their processes; more than once does no harm."""
+        self._crew.close(_CLOSE_S)
+        if self._temporary and self._log_dir is not None:
+            shutil.rmtree(self._log_dir, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _started(self, pool: str, places: RayResourcePool) -> list[Member]:
+        if pool not in self._members:
+            if self._log_dir is None:
+                self._log_dir = Path(tempfile.mkdtemp(prefix="strop-workers-"))
+            places.take(self._cluster, timeout_s=self._start_timeout_s, nodes=self._nodes)
+            options = StartOptions(
+                name=pool,
+                timeout_s=self._start_timeout_s,
+                log_dir=self._log_dir,
+                env=self._env,
+                num_threads=self._threads_per_process(),
+            )
+            self._members[pool] = start_processes(self._crew, places, options)
+        return self._members[pool]
+
+    def _threads_per_process(self) -> int:
+        """Cores of the fullest node over the processes of all pools there."""
+        shares = [
+            _cores(node) // sum(places.process_on_nodes[number] for places in self._pools.values())
+            for number, node in enumerate(self._nodes)
+        ]
+        return max(int(min(shares)), 1)
+
+    def _give_back(self) -> None:
+        for places in self._pools.values():
+            places.close()
+        self._cluster.close()
+
+
+def _spread(pool: str, size: int, nodes: int) -> list[int]:
+    """Processes on each node, the first nodes having one more where they do not divide."""
+    if nodes < 1:
+        raise ValueError(f"resources.nodes is {nodes}; the smallest number is 1")
+    if size < nodes:
+        raise ValueError(
+            f"pool {pool!r} has {size} processes for {nodes} nodes; every node needs at least one: lower "
+            f"resources.nodes to {max(size, 1)} or raise the number of processes"
+        )
+    return [size // nodes + (number < size % nodes) for number in range(nodes)]
+
+
+def _cores(node: Node) -> int:
+    return (os.cpu_count() or 1) if node.is_here else int(node.total.get("CPU", 1))

@@ -1,0 +1,196 @@
+"""Starts the processes of a pool and makes the workers in them.
+
+Each process is started with its environment (rank, devices, threads, the user's variables), so that it holds
+before anything is imported there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from strop.controller.mesh import Mesh
+from strop.controller.ray import launcher
+from strop.controller.ray.cluster import Node, visibility_variables
+from strop.controller.ray.crew import Crew, Member
+from strop.controller.ray.pool import RayResourcePool
+from strop.controller.ray.process import WorkerProcess
+from strop.controller.roles import RoleSpec
+from strop.controller.worker import Placement
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    """How processes are started."""
+
+    name: str
+    """What the processes are called: their logs are `<name>-<rank>.log`."""
+    timeout_s: float
+    """Deadline of each phase of the start."""
+    log_dir: Path
+    """Folder for the output of the processes, on each node."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the user; they win over ours."""
+    num_threads: int = 1
+    """OMP_NUM_THREADS of each process, where neither `env` nor the environment of this process sets it."""
+    detached_name: str = ""
+    """Name under which the processes outlive this one; empty: they end with it."""
+    namespace: str = ""
+    """Where that name lives."""
+
+
+def start_processes(crew: Crew, pool: RayResourcePool, options: StartOptions) -> list[Member]:
+    """One process in each place of a pool, in rank order; waits until all have started.
+
+    Raises:
+        WorkerFailed: a process died.
+        CallTimeout: not all have started in time; names those that have not.
+    """
+    commands = _launch_commands(pool.nodes, options.timeout_s)
+    members = [
+        _start_one(pool, rank, node, commands[node.node_id], options) for rank, node in enumerate(pool.nodes)
+    ]
+    crew.members.extend(members)
+    call = crew.next_call()
+    tickets = [
+        crew.give(
+            member,
+            lambda handle: handle.presence.remote(),
+            method="start of the worker process",
+            call=call,
+            timeout_s=options.timeout_s,
+        )
+        for member in members
+    ]
+    for member, ticket in zip(members, tickets, strict=True):
+        member.presence = crew.wait(ticket)
+    return members
+
+
+def make_workers(
+    crew: Crew,
+    members: Sequence[Member],
+    pool: RayResourcePool,
+    roles: Mapping[str, RoleSpec[Any]],
+    meshes: Mapping[str, Mesh],
+    timeout_s: float,
+) -> None:
+    """The workers of these roles in the processes of a pool; role by role, all ranks at once.
+
+    Raises:
+        WorkerFailed: a constructor raised an error, or its process died.
+        CallTimeout: constructors did not end in time.
+    """
+    first = members[0].presence
+    assert first is not None, "workers are made after the start of their processes"
+    tickets = []
+    for name, spec in roles.items():
+        reference = ray.put(dataclasses.replace(spec, mesh=meshes[name]))
+        call = crew.next_call()
+        for member in members:
+            member.roles.append(name)
+            placement = Placement(
+                rank=member.rank,
+                mesh=meshes[name],
+                local_rank=pool.local_rank(member.rank),
+                local_world_size=pool.local_world_size(member.rank),
+                master_addr=first.address,
+                master_port=first.free_port,
+                node=member.node.address,
+                role=name,
+            )
+
+            def give(handle: Any, spec: Any = reference, placement: Placement = placement) -> Any:
+                return handle.make.remote(spec, placement)
+
+            tickets.append(
+                crew.give(member, give, role=name, method="__init__", call=call, timeout_s=timeout_s)
+            )
+    for ticket in tickets:
+        crew.wait(ticket)
+
+
+def _start_one(pool: RayResourcePool, rank: int, node: Node, command: str, options: StartOptions) -> Member:
+    log_path = options.log_dir / f"{options.name}-{rank}.log"
+    share = 1 / pool.max_colocate_count
+    resources = {name: amount * share for name, amount in pool.place.items()}
+    kinds: dict[str, Any] = {"num_cpus": resources.pop("CPU"), "num_gpus": resources.pop("GPU", 0)}
+    if options.detached_name:
+        kinds.update(name=f"{options.detached_name}/{rank}", namespace=options.namespace, lifetime="detached")
+    actor: Any = ray.remote(WorkerProcess).options(
+        **kinds,
+        resources=resources,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(
+            pool.placement_group, placement_group_bundle_index=rank
+        ),
+        runtime_env={
+            "env_vars": _environment(pool, rank, options),
+            "py_executable": f"{command} {shlex.quote(str(log_path))}",
+        },
+        max_restarts=0,
+        max_task_retries=0,
+    )
+    return Member(handle=actor.remote(str(log_path), os.getcwd()), pool=pool.name, rank=rank, node=node, log_path=log_path)
+
+
+def _environment(pool: RayResourcePool, rank: int, options: StartOptions) -> dict[str, str]:
+    """Environment variables of a process; the address of rank 0 follows when that has started."""
+    local = pool.local_world_size(rank)
+    on_cpu = dict.fromkeys(visibility_variables(), "") if pool.device == "cpu" else {}
+    return {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(options.num_threads)),
+        **on_cpu,
+        "WORLD_SIZE": str(pool.world_size),
+        "RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(local),
+        "LOCAL_RANK": str(pool.local_rank(rank)),
+        "WG_PREFIX": options.name,
+        "WG_BACKEND": "ray",
+        "PYTHONPATH": os.pathsep.join(_own_import_folders()),
+        **options.env,
+    }
+
+
+def _own_import_folders() -> list[str]:
+    """Where this process imports modules from besides its Python; worker classes may live there."""
+    folders = [Path(entry).resolve() for entry in sys.path if not entry or Path(entry).is_dir()]
+    paths = sysconfig.get_paths()
+    installed = [Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    own = [str(folder) for folder in folders if not any(folder.is_relative_to(root) for root in installed)]
+    return list(dict.fromkeys(own))
+
+
+def launch_command() -> str:
+    """How a worker process is started on this machine: its Python, below the launcher."""
+    return f"{shlex.quote(sys.executable)} -I -S {shlex.quote(launcher.__file__)}"
+
+
+def _launch_commands(nodes: Sequence[Node], timeout_s: float) -> dict[str, str]:
+    """The command by node; another machine is asked, as Python may be installed elsewhere there."""
+    commands: dict[str, str] = {}
+    for node in nodes:
+        if node.node_id in commands:
+            continue
+        if node.is_here:
+            commands[node.node_id] = launch_command()
+            continue
+        there = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        ask: Any = ray.remote(launch_command).options(num_cpus=0, scheduling_strategy=there)
+        try:
+            commands[node.node_id] = ray.get(ask.remote(), timeout=timeout_s)
+        except GetTimeoutError:
+            raise TimeoutError(
+                f"node {node.address} has not started a process within {timeout_s:g} s; look at Ray's logs there"
+            ) from None
+    return commands
