@@ -6,6 +6,7 @@ takes by keyword; `estimate_advantages` passes exactly those. Rules that hold fo
 * A reward counts wherever it sits, also on a token that the policy did not sample (a tool's reply).
 * Advantages are exactly 0 outside the response mask.
 * A group of one has no baseline: its advantage is 0. Equal rewards give exactly 0, whatever their rounding.
+* Values outside the mask never matter.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ def adv_estimator_declaration(name: str | Enum) -> Declaration:
     return ADV_ESTIMATOR_REGISTRY.declaration(name)
 
 
-def check_estimator(name: str, *, samples_per_prompt: int, norm_by_std: bool = True) -> None:
+def check_estimator(
+    name: str, *, samples_per_prompt: int, norm_by_std: bool = True, gamma: float = 1.0, lam: float = 1.0
+) -> None:
     """Refuse, before anything heavy starts, a configuration under which the estimator cannot teach.
 
     Raises:
-        ValueError: unknown name; one sample per prompt with a group-relative estimator; a switch that the
-            estimator does not have.
+        ValueError: unknown name; one sample per prompt with a group-relative estimator; a setting other than
+            its default that the estimator does not have.
     """
     declaration = adv_estimator_declaration(name)
     if declaration.is_group_relative and samples_per_prompt < 2:
@@ -56,16 +59,19 @@ def check_estimator(name: str, *, samples_per_prompt: int, norm_by_std: bool = T
             f"rollout.samples_per_prompt to at least 2, or use an estimator without groups "
             f"({', '.join(alternatives)})"
         )
-    if not norm_by_std and declaration.needs and "norm_by_std" not in declaration.settings:
-        users = sorted(
-            other
-            for other in ADV_ESTIMATOR_REGISTRY
-            if "norm_by_std" in adv_estimator_declaration(other).settings
-        )
-        raise ValueError(
-            f"algorithm.norm_adv_by_std is false, but algorithm.adv_estimator={name} has no such switch: "
-            f"remove it, or use {' or '.join(users)}"
-        )
+    given = {"norm_by_std": not norm_by_std, "gamma": gamma != 1.0, "lam": lam != 1.0}
+    for setting, is_set in given.items():
+        if is_set and declaration.needs and setting not in declaration.settings:
+            key = "norm_adv_by_std" if setting == "norm_by_std" else setting
+            users = sorted(
+                other
+                for other in ADV_ESTIMATOR_REGISTRY
+                if setting in adv_estimator_declaration(other).settings
+            )
+            raise ValueError(
+                f"algorithm.{key} is set, but algorithm.adv_estimator={name} has no such setting: remove it, "
+                f"or use {' or '.join(users)}"
+            )
 
 
 def estimate_advantages(
@@ -194,6 +200,79 @@ def reward_to_go(token_level_rewards: Tensor, response_mask: Tensor, *, gamma: f
         future = torch.where(sampled[:, t], value, future)
         pending = torch.where(sampled[:, t], zero, reward)
     return returns
+
+
+def gae_advantages(
+    token_level_rewards: Tensor, values: Tensor, response_mask: Tensor, *, gamma: float, lam: float
+) -> Tensor:
+    """Generalized advantage estimates [B, R] over the sampled tokens of each row; 0 outside the mask.
+
+        delta_t = r_t + gamma * V_next - V_t
+        A_t     = delta_t + gamma * lam * A_next
+
+    where "next" is the next *sampled* token of the row, and V and A after the last one are 0: a tool's reply
+    between two sampled tokens is part of the transition, not a state with a value of its own.
+
+    The reward of a given token is part of r_t of the last sampled token before it, as in `reward_to_go`; the
+    usual implementations drop it. One before every sampled token has nobody to credit.
+
+    Args:
+        token_level_rewards: [B, R], in any unit.
+        values: [B, R], the critic's estimate before each token, in reward units; any number outside the mask.
+        response_mask: [B, R], true on tokens the policy sampled.
+        gamma: discount, once per sampled token.
+        lam: weight of later errors: 1 gives returns minus values, 0 the one-step error.
+
+    Raises:
+        ValueError: a reward, or the value of a sampled token, is NaN or infinite.
+
+    Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16.
+    """
+    _require_finite(token_level_rewards)
+    sampled = response_mask.bool()
+    if not torch.isfinite(values[sampled]).all():
+        raise ValueError(
+            "the critic gave a value that is NaN or infinite for a sampled token; look at its loss"
+        )
+    zero = torch.zeros_like(token_level_rewards[:, 0])  # [B]
+    next_value, next_advantage, pending = zero, zero, zero
+    advantages = torch.zeros_like(token_level_rewards)  # [B, R]
+    for t in reversed(range(token_level_rewards.shape[1])):
+        here = sampled[:, t]
+        reward = token_level_rewards[:, t] + pending
+        delta = reward + gamma * next_value - values[:, t]
+        advantage = delta + gamma * lam * next_advantage
+        advantages[:, t] = torch.where(here, advantage, zero)
+        next_advantage = torch.where(here, advantage, next_advantage)
+        next_value = torch.where(here, values[:, t], next_value)
+        pending = torch.where(here, zero, reward)
+    return advantages
+
+
+@register_adv_est(
+    "gae",
+    needs=("token_level_rewards", "values", "response_mask"),
+    settings=("gamma", "lam"),
+)
+def gae(
+    *,
+    token_level_rewards: Tensor,
+    values: Tensor,
+    response_mask: Tensor,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """`gae_advantages` whitened over all sampled tokens of the batch; returns are advantage + value before that.
+
+    Both are exactly 0 outside the mask.
+
+    Raises:
+        ValueError: a number is not finite, or fewer than two tokens were sampled, which have no variance to
+            whiten by.
+    """
+    advantages = gae_advantages(token_level_rewards, values, response_mask, gamma=gamma, lam=lam)
+    returns = torch.where(response_mask.bool(), advantages + values, torch.zeros_like(values))
+    return masked_whiten(advantages, response_mask), returns
 
 
 @register_adv_est(

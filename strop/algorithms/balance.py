@@ -3,17 +3,85 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 LINEAR_COST = 24_576
 """Cost of one token beside its attention: 6 times a hidden size of 4096, in the units of L^2."""
 
+UNBALANCE = 1.05
+"""Largest load, beside that of rows distributed one by one, at which rows of one prompt stay together: a
+prompt computed twice costs about as much as a few percent of waiting."""
+MAX_HALVINGS = 6
+"""How often heavy groups are cut again before all rows are distributed one by one."""
+
 
 def sequence_workload(num_tokens: int) -> int:
     """Relative cost of one sequence: linear layers plus attention, LINEAR_COST * L + L^2."""
     return LINEAR_COST * num_tokens + num_tokens**2
+
+
+def balance_parts(workloads: Sequence[int], groups: Sequence[Hashable], parts: int) -> list[list[int]]:
+    """Row numbers 0..n-1 in `parts` parts of near-equal load: which rows each data-parallel rank gets.
+
+    Rows of one group (the samples of a prompt, whose prompt is then computed once) stay in one part as long as
+    the largest load is at most UNBALANCE times that of rows distributed one by one. Otherwise heavy groups are
+    cut in two, in four, and so on until it is.
+
+    Args:
+        workloads: load of each row, at least 0, such as `sequence_workload` of its tokens.
+        groups: the group of each row.
+        parts: number of parts; those above the number of rows stay empty.
+
+    Returns:
+        Each row once; parts ordered by their first row, rows ascending, empty parts last.
+
+    Raises:
+        ValueError: another number of groups than of rows, no part, or a negative load.
+    """
+    if len(groups) != len(workloads):
+        raise ValueError(f"{len(workloads)} rows have {len(groups)} groups; pass the group of each row")
+    if parts < 1:
+        raise ValueError(f"rows cannot go into {parts} parts; use at least 1")
+    rows: dict[Hashable, list[int]] = {}
+    for row, group in enumerate(groups):
+        rows.setdefault(group, []).append(row)
+    singles = [[row] for row in range(len(workloads))]
+    best = _distribute(singles, workloads, parts)
+    limit = UNBALANCE * _largest(best, workloads)
+    units = list(rows.values())
+    heavy = sum(workloads) / parts / 4  # a part is filled evenly by several units, not by one or two
+    for _ in range(MAX_HALVINGS):
+        distributed = _distribute(units, workloads, parts)
+        if _largest(distributed, workloads) <= limit:
+            return distributed
+        units = [piece for unit in units for piece in _halves(unit, workloads, heavy)]
+        heavy /= 2
+    return best
+
+
+def _distribute(units: Sequence[list[int]], workloads: Sequence[int], parts: int) -> list[list[int]]:
+    """Rows in parts, units whole."""
+    filled = min(parts, len(units))
+    if not filled:
+        return [[] for _ in range(parts)]
+    loads = [sum(workloads[row] for row in unit) for unit in units]
+    chosen = get_seqlen_balanced_partitions(loads, filled, equal_size=False)
+    together = [sorted(row for unit in part for row in units[unit]) for part in chosen]
+    return [*sorted(together, key=lambda part: part[0]), *([] for _ in range(parts - filled))]
+
+
+def _largest(parts: Sequence[Sequence[int]], workloads: Sequence[int]) -> int:
+    return max(sum(workloads[row] for row in part) for part in parts)
+
+
+def _halves(unit: list[int], workloads: Sequence[int], heavy: float) -> list[list[int]]:
+    """Two near-equal halves of a unit above `heavy`."""
+    if len(unit) == 1 or sum(workloads[row] for row in unit) <= heavy:
+        return [unit]
+    halves = get_seqlen_balanced_partitions([workloads[row] for row in unit], 2, equal_size=False)
+    return [[unit[index] for index in half] for half in halves]
 
 
 def get_seqlen_balanced_partitions(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 AggregationMode = Literal[
@@ -31,13 +31,53 @@ KL_KINDS: tuple[str, ...] = get_args(KlKind)
 
 
 @dataclass(frozen=True, kw_only=True)
+class KlControlConfig:
+    """The coefficient of the KL penalty in the reward, and whether it follows the KL that is seen."""
+
+    type: Literal["fixed", "adaptive"] = "fixed"
+    """fixed: always kl_coef. adaptive: raised while the KL is above target_kl, lowered while it is below."""
+    kl_coef: float = 0.001
+    """The coefficient, in reward per nat; of an adaptive one, where it starts."""
+    horizon: int = 10_000
+    """Samples in which an adaptive coefficient changes by at most a fifth of itself."""
+    target_kl: float = 0.1
+    """KL per token that an adaptive coefficient steers towards, in nats."""
+
+    def __post_init__(self) -> None:
+        if self.type not in ("fixed", "adaptive"):
+            raise ValueError(f"algorithm.kl_ctrl.type is {self.type!r}; use fixed or adaptive")
+        if not (math.isfinite(self.kl_coef) and self.kl_coef >= 0):
+            raise ValueError(
+                f"algorithm.kl_ctrl.kl_coef is {self.kl_coef}, but a penalty has a finite coefficient of at "
+                f"least 0"
+            )
+        if self.type == "adaptive" and self.kl_coef == 0:
+            raise ValueError(
+                "algorithm.kl_ctrl.kl_coef is 0, and an adaptive coefficient is changed by factors, so it "
+                "would stay 0: start above 0, for example at 0.001"
+            )
+        if self.horizon < 1:
+            raise ValueError(f"algorithm.kl_ctrl.horizon is {self.horizon} samples; use at least 1")
+        if not (math.isfinite(self.target_kl) and self.target_kl > 0):
+            raise ValueError(
+                f"algorithm.kl_ctrl.target_kl is {self.target_kl}, but the KL is compared with it as a ratio: "
+                f"use a finite number above 0"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     """How rewards become advantages, and advantages a loss."""
 
     adv_estimator: str = "grpo"
-    """Advantage estimator by its registered name: grpo, rloo, reinforce_plus_plus."""
+    """Advantage estimator by its registered name: gae, grpo, rloo, reinforce_plus_plus. One that needs
+    values (gae) brings a critic into the run."""
     norm_adv_by_std: bool = True
     """Divide a group's centered rewards by their standard deviation. False is the Dr. GRPO advantage."""
+    gamma: float = 1.0
+    """Discount of later rewards, per sampled token: gae and reinforce_plus_plus."""
+    lam: float = 1.0
+    """GAE's lambda: 1 takes the rewards that came, 0 the critic's word one token on."""
     policy_loss: str = "vanilla"
     """Policy loss by its registered name: vanilla is PPO's clipped surrogate."""
     clip_ratio: float = 0.2
@@ -60,6 +100,15 @@ class AlgorithmConfig:
     """Weight of that KL term."""
     kl_loss_type: KlKind = "low_var_kl"
     """KL estimator: k1 (kl), abs, k2 (mse), k3 (low_var_kl); a final + takes its value and k2's gradient."""
+    use_kl_in_reward: bool = False
+    """Take a KL penalty between the policy and the frozen reference model off the reward of each token. May
+    stand beside use_kl_loss; then both act."""
+    kl_penalty: KlKind = "kl"
+    """KL estimator of that penalty, by the same names as kl_loss_type."""
+    kl_ctrl: KlControlConfig = field(default_factory=KlControlConfig)
+    """Coefficient of that penalty."""
+    cliprange_value: float = 0.5
+    """The critic's new value counts as moved by at most this from the old one; .inf never clips."""
     old_log_probs: Literal["recompute", "rollout"] = "recompute"
     """Where the denominator of the ratio comes from: the trainer's own weights at the start of the step,
     or the log-probs recorded while sampling."""
@@ -80,15 +129,27 @@ class AlgorithmConfig:
         for name in ("entropy_coeff", "kl_loss_coef"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"algorithm.{name} is {getattr(self, name)}: use a finite number")
+        for name in ("gamma", "lam"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(
+                    f"algorithm.{name} is {getattr(self, name)}, but it must lie between 0 and 1; use 1.0 for "
+                    f"responses that are rewarded at their end"
+                )
+        if not self.cliprange_value > 0:
+            raise ValueError(
+                f"algorithm.cliprange_value is {self.cliprange_value}, but a range within which the critic "
+                f"may move is above 0; use 0.5, or .inf to never clip"
+            )
         self._check_aggregation()
+        for name in ("kl_loss_type", "kl_penalty"):
+            if getattr(self, name) not in KL_KINDS:
+                raise ValueError(f"algorithm.{name} is {getattr(self, name)!r}; known: {', '.join(KL_KINDS)}")
 
     def _check_aggregation(self) -> None:
         if self.loss_agg_mode not in AGGREGATION_MODES:
             raise ValueError(
                 f"algorithm.loss_agg_mode is {self.loss_agg_mode!r}; known: {', '.join(AGGREGATION_MODES)}"
             )
-        if self.kl_loss_type not in KL_KINDS:
-            raise ValueError(f"algorithm.kl_loss_type is {self.kl_loss_type!r}; known: {', '.join(KL_KINDS)}")
         wants_scale = self.loss_agg_mode == "seq-mean-token-sum-norm"
         if wants_scale and self.loss_scale_factor is None:
             raise ValueError(

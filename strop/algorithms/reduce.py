@@ -66,7 +66,48 @@ class Min:
         return Min(math.nan if _any_nan(self.value, other.value) else min(self.value, other.value))
 
 
-Reduction: TypeAlias = Mean | Sum | Max | Min
+@dataclass(frozen=True, kw_only=True)
+class ExplainedVariance:
+    """How much of the variance of returns the values explain: 1 - var(errors) / var(returns).
+
+    Parts merge exactly: a part carries its count, its means and its sums of squares around them.
+    """
+
+    count: int = 0
+    """Tokens."""
+    return_mean: float = 0.0
+    return_squares: float = 0.0
+    """Sum of squared distances of the returns from their mean."""
+    error_mean: float = 0.0
+    """Mean of return minus value."""
+    error_squares: float = 0.0
+    """Sum of squared distances of the errors from their mean."""
+
+    def merge(self, other: ExplainedVariance) -> ExplainedVariance:
+        """That over the tokens of both.
+
+        Source: Chan, Golub and LeVeque 1979, updating formulae for sample variances.
+        """
+        count = self.count + other.count
+        if not count:
+            return self
+        share = other.count / count
+        return_gap, error_gap = other.return_mean - self.return_mean, other.error_mean - self.error_mean
+        return ExplainedVariance(
+            count=count,
+            return_mean=self.return_mean + return_gap * share,
+            return_squares=self.return_squares + other.return_squares + return_gap**2 * self.count * share,
+            error_mean=self.error_mean + error_gap * share,
+            error_squares=self.error_squares + other.error_squares + error_gap**2 * self.count * share,
+        )
+
+    @property
+    def value(self) -> float:
+        """1 - var(errors) / var(returns), or NaN where the returns do not vary."""
+        return 1 - self.error_squares / self.return_squares if self.return_squares > 0 else math.nan
+
+
+Reduction: TypeAlias = Mean | Sum | Max | Min | ExplainedVariance
 
 
 def merge_metrics(parts: Iterable[Mapping[str, Reduction]]) -> dict[str, Reduction]:
@@ -83,10 +124,17 @@ def merge_metrics(parts: Iterable[Mapping[str, Reduction]]) -> dict[str, Reducti
 
 
 def metric_values(metrics: Mapping[str, Reduction]) -> dict[str, float]:
-    """The final number under each key; a mean over nothing is left out."""
-    return {
-        key: item.value for key, item in metrics.items() if not (isinstance(item, Mean) and item.count == 0)
-    }
+    """The final number under each key; a mean over nothing, or the share of a variance of 0, is left out."""
+    return {key: item.value for key, item in metrics.items() if not _is_over_nothing(item)}
+
+
+def _is_over_nothing(item: Reduction) -> bool:
+    match item:
+        case Mean(count=0):
+            return True
+        case ExplainedVariance(return_squares=0.0):
+            return True
+    return False
 
 
 def _merge(key: str, left: Reduction, right: Reduction) -> Reduction:
@@ -98,6 +146,8 @@ def _merge(key: str, left: Reduction, right: Reduction) -> Reduction:
         case (Max(), Max()):
             return left.merge(right)
         case (Min(), Min()):
+            return left.merge(right)
+        case (ExplainedVariance(), ExplainedVariance()):
             return left.merge(right)
     raise ValueError(
         f"metric {key!r} is reported as {type(left).__name__} by one part and as {type(right).__name__} by "

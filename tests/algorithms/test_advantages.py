@@ -211,20 +211,20 @@ def test_settings_reach_the_estimator() -> None:
 
 
 def test_one_sample_per_prompt_names_the_alternatives() -> None:
-    with pytest.raises(ValueError, match=r"to at least 2, or .* without groups \(reinforce_plus_plus\)"):
+    with pytest.raises(ValueError, match=r"to at least 2, or .* without groups \(gae, reinforce_plus_plus\)"):
         check_estimator("grpo", samples_per_prompt=1)
     check_estimator("grpo", samples_per_prompt=2)
     check_estimator("reinforce_plus_plus", samples_per_prompt=1)
 
 
 def test_a_switch_the_estimator_does_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="adv_estimator=rloo has no such switch: remove it, or use grpo"):
+    with pytest.raises(ValueError, match="adv_estimator=rloo has no such setting: remove it, or use grpo"):
         check_estimator("rloo", samples_per_prompt=4, norm_by_std=False)
     check_estimator("grpo", samples_per_prompt=4, norm_by_std=False)
 
 
 def test_unknown_estimator_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown advantage estimator 'GRPO'; known: grpo, rein"):
+    with pytest.raises(ValueError, match="unknown advantage estimator 'GRPO'; known: gae, grpo, rein"):
         get_adv_estimator_fn("GRPO")
     with pytest.raises(ValueError, match="unknown advantage estimator 'nope'"):
         adv_estimator_declaration("nope")

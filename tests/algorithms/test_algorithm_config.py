@@ -41,12 +41,30 @@ def test_the_constant_divisor_has_no_default() -> None:
         ({"clip_ratio": -0.1}, "algorithm.clip_ratio is -0.1, but a clip range is"),
         ({"clip_ratio_high": float("nan")}, "algorithm.clip_ratio_high is nan"),
         ({"clip_ratio_c": 1.0}, "algorithm.clip_ratio_c is 1.0, but dual clip needs a value above 1"),
+        ({"kl_penalty": "full"}, "algorithm.kl_penalty is 'full'; known: k1"),
+        ({"gamma": 1.5}, "algorithm.gamma is 1.5, but it must lie between 0 and 1"),
+        ({"lam": float("nan")}, "algorithm.lam is nan, but it must lie between 0 and 1"),
+        ({"cliprange_value": 0.0}, "algorithm.cliprange_value is 0.0, but a range within which"),
         ({"entropy_coeff": float("inf")}, "algorithm.entropy_coeff is inf"),
     ],
 )
 def test_values_that_cannot_work_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AlgorithmConfig(**values)
+
+
+def test_the_defaults_are_those_of_the_field() -> None:
+    config = AlgorithmConfig()
+    assert (config.gamma, config.lam, config.cliprange_value) == (1.0, 1.0, 0.5)
+    assert (config.use_kl_in_reward, config.kl_penalty) == (False, "kl")
+    control = config.kl_ctrl
+    assert (control.type, control.kl_coef, control.horizon, control.target_kl) == ("fixed", 1e-3, 10_000, 0.1)
+
+
+def test_kl_may_be_in_the_reward_and_in_the_loss() -> None:
+    config = AlgorithmConfig(use_kl_in_reward=True, use_kl_loss=True)
+    assert config.use_kl_in_reward
+    assert config.use_kl_loss
 
 
 def test_config_is_frozen() -> None:

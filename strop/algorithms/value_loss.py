@@ -1,0 +1,84 @@
+"""The critic's loss as per-token terms, and how well values explain returns.
+
+As with policy losses (losses.py), terms are not reduced: `weighted_sum(terms, token_weights(...))` of the
+optimizer batch is the loss, for any cut into micro-batches and ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strop.algorithms.reduce import ExplainedVariance
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueLossTerms:
+    """One number per token, in the shape of the inputs."""
+
+    terms: Tensor
+    """Loss of each token, not reduced; carries the gradient."""
+    statistics: Mapping[str, Tensor]
+    """Detached per-token numbers by metric name."""
+
+
+def clipped_value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, *, clip_range: float
+) -> ValueLossTerms:
+    """Half the squared error, or that of the value clipped around the old one, whichever is larger.
+
+        term = max((v - G)^2, (clamp(v, v_old - c, v_old + c) - G)^2) / 2
+
+    Args:
+        values: current values, with gradient; any shape.
+        old_values: values at the start of the step; same shape, as are the returns.
+        returns: what the values should have been.
+        clip_range: c, in reward units.
+
+    Returns:
+        Terms, and the statistics vf_clipfrac (1 where the clipped error is the larger one, so that the token
+        gives no gradient) and vpred_mean (the current value).
+
+    Source: the value clipping that came with the implementations of Schulman et al. 2017, arXiv:1707.06347.
+    """
+    bounded = values.clamp(old_values - clip_range, old_values + clip_range)
+    plain, clipped = (values - returns).square(), (bounded - returns).square()
+    with torch.no_grad():
+        statistics = {
+            "vf_clipfrac": (clipped > plain).to(values.dtype),
+            "vpred_mean": values.detach(),
+        }
+    return ValueLossTerms(terms=torch.maximum(plain, clipped) / 2, statistics=statistics)
+
+
+def value_loss_terms(
+    values: Tensor, old_values: Tensor, returns: Tensor, *, mask: Tensor, clip_range: float
+) -> ValueLossTerms:
+    """`clipped_value_loss` that is safe for any number outside the mask, NaN included, and in its gradient."""
+    valid = mask.bool()
+    masked = [torch.where(valid, part, torch.zeros_like(part)) for part in (values, old_values, returns)]
+    return clipped_value_loss(*masked, clip_range=clip_range)
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> ExplainedVariance:
+    """1 - var(returns - values) / var(returns) over the valid tokens of a part, as it merges over parts.
+
+    Source: the usual diagnostic of a critic: 1 is a perfect one, 0 no better than a constant, and below 0 is
+        worse than that.
+    """
+    valid = mask.bool()
+    targets = returns.detach()[valid].double()
+    errors = targets - values.detach()[valid].double()
+    count = targets.numel()
+    if not count:
+        return ExplainedVariance()
+    return ExplainedVariance(
+        count=count,
+        return_mean=float(targets.mean()),
+        return_squares=float((targets - targets.mean()).square().sum()),
+        error_mean=float(errors.mean()),
+        error_squares=float((errors - errors.mean()).square().sum()),
+    )

@@ -1,0 +1,90 @@
+"""Rows over data-parallel ranks: near-equal work, samples of a prompt together where that costs nothing."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strop.algorithms.balance import UNBALANCE, balance_parts, get_seqlen_balanced_partitions
+
+
+def loads(workloads: list[int], parts: list[list[int]]) -> list[int]:
+    return [sum(workloads[row] for row in part) for part in parts]
+
+
+def num_split(groups: list[int], parts: list[list[int]]) -> int:
+    """Groups whose rows are in more than one part."""
+    return sum(sum(any(groups[row] == group for row in part) for part in parts) > 1 for group in set(groups))
+
+
+def test_samples_of_a_prompt_stay_together_where_that_balances() -> None:
+    # Two prompts of four equal samples: one prompt each, though any four rows would balance as well.
+    assert balance_parts([5] * 8, [0, 1] * 4, 2) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+def test_a_prompt_is_split_where_it_would_hold_everybody_up() -> None:
+    # One prompt of four samples over two ranks: whole, one rank would have nothing to do.
+    parts = balance_parts([5, 5, 5, 5], [0, 0, 0, 0], 2)
+    assert loads([5, 5, 5, 5], parts) == [10, 10]
+
+
+def test_only_the_heavy_prompt_is_split() -> None:
+    workloads = [10] * 8 + [1] * 4
+    groups = [0] * 8 + [1, 1, 2, 2]
+    parts = balance_parts(workloads, groups, 2)
+    assert loads(workloads, parts) == [42, 42]
+    assert num_split(groups, parts) == 1
+
+
+def test_more_parts_than_rows_leave_parts_empty() -> None:
+    assert balance_parts([3, 7], [0, 0], 4) == [[0], [1], [], []]
+    assert balance_parts([], [], 2) == [[], []]
+
+
+def test_one_part_has_all_rows() -> None:
+    assert balance_parts([3, 7, 1], [0, 1, 0], 1) == [[0, 1, 2]]
+
+
+@given(rows=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 5)), max_size=24), parts=st.integers(1, 7))
+@settings(max_examples=150, deadline=None)
+def test_each_row_once_in_order_and_never_much_worse_than_rows_alone(
+    rows: list[tuple[int, int]], parts: int
+) -> None:
+    workloads, groups = [load for load, _ in rows], [group for _, group in rows]
+    made = balance_parts(workloads, groups, parts)
+    assert len(made) == parts
+    assert sorted(row for part in made for row in part) == list(range(len(rows)))
+    assert all(part == sorted(part) for part in made)
+    filled = [part for part in made if part]
+    assert made[: len(filled)] == sorted(filled), "empty parts come last, the others by their first row"
+    if len(rows) >= parts:
+        alone = get_seqlen_balanced_partitions(workloads, parts, equal_size=False)
+        assert max(loads(workloads, made)) <= UNBALANCE * max(loads(workloads, alone))
+
+
+def test_a_real_batch_is_balanced_with_almost_every_prompt_whole() -> None:
+    generator = random.Random(0)
+    workloads = [200 + min(4096, int(generator.lognormvariate(6, 0.8))) for _ in range(512)]
+    groups = [row // 8 for row in range(512)]
+    parts = balance_parts(workloads, groups, 4)
+    assert max(loads(workloads, parts)) <= 1.06 * sum(workloads) / 4
+    assert num_split(groups, parts) == 0
+
+
+def test_the_answer_does_not_depend_on_the_names_of_groups() -> None:
+    workloads = [9, 3, 4, 4, 8, 1]
+    assert balance_parts(workloads, ["b", "a", "b", "a", "c", "c"], 2) == balance_parts(
+        workloads, [0, 1, 0, 1, 2, 2], 2
+    )
+
+
+def test_calls_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 rows have 2 groups"):
+        balance_parts([1, 2, 3], [0, 0], 2)
+    with pytest.raises(ValueError, match="rows cannot go into 0 parts"):
+        balance_parts([1], [0], 0)
+    with pytest.raises(ValueError, match="length -1"):
+        balance_parts([1, -1], [0, 0], 2)
