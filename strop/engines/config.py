@@ -7,6 +7,50 @@ from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters instead of all weights: W + alpha / rank * B A, with A and B trained and W frozen.
+
+    Source: Hu et al. 2021, arXiv:2106.09685.
+    """
+
+    rank: int = 0
+    """Rows of A and columns of B; 0 trains all weights instead."""
+    alpha: float = 32.0
+    """Scale of the adapter: its product is multiplied by alpha / rank."""
+    target_modules: tuple[str, ...] = ("all-linear",)
+    """Names, or ends of names, of the linear layers that get an adapter; all-linear: every one but the head."""
+    path: str = ""
+    """Continue from this PEFT adapter folder, whose rank must be the one above and whose alpha and targets are used;
+    empty to start at zero."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise ValueError(f"model.lora.rank is {self.rank}; use 0 to train all weights, or for example 16")
+        if self.path and self.rank == 0:
+            raise ValueError(
+                f"model.lora.path is {self.path!r}, but model.lora.rank is 0, which trains all weights; set the rank "
+                f"of the adapter in that folder"
+            )
+        if self.alpha <= 0:
+            raise ValueError(f"model.lora.alpha is {self.alpha}; use a value above 0, for example 32")
+        if not self.target_modules or not all(self.target_modules):
+            raise ValueError(
+                f"model.lora.target_modules is {list(self.target_modules)}; name at least one layer, or use "
+                f"[all-linear]"
+            )
+        if "all-linear" in self.target_modules and len(self.target_modules) > 1:
+            raise ValueError(
+                f"model.lora.target_modules is {list(self.target_modules)}; all-linear stands alone, other names "
+                f"do not add to it"
+            )
+
+    @property
+    def enabled(self) -> bool:
+        """Whether adapters are trained instead of all weights."""
+        return self.rank > 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     path: str = ""
     """Hugging Face model folder: config.json, weights as safetensors, tokenizer with a chat template."""
@@ -17,6 +61,10 @@ class ModelConfig:
     """Run Python code that comes with the model folder. Off by default: it is somebody else's program."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory for about a third more compute."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Train adapters instead of all weights."""
+    use_liger: bool = False
+    """Run norms, SwiGLU and rotary embeddings through liger-kernel; CUDA only (install strop[liger])."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", "float32", "bfloat16", "float64"):
@@ -25,28 +73,46 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
+    name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    """adamw_8bit keeps AdamW's moments in 8 bits (install strop[optim8bit]); muon orthogonalises the update of
+    hidden matrices, with AdamW for embeddings, head, norms and biases."""
     lr: float = 1e-6
-    """Peak learning rate."""
+    """Peak learning rate. Muon's updates are scaled to the size of AdamW's, so one value serves both."""
     weight_decay: float = 0.01
     """Decoupled weight decay; not applied to biases and normalisation weights."""
     betas: tuple[float, ...] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
     eps: float = 1e-8
     """AdamW's denominator offset."""
+    momentum: float = 0.95
+    """Muon's decay rate of past gradients; unused by the others."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this global L2 norm."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up: constant, or decaying to min_lr_ratio at the last optimizer step."""
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """Learning rate after the warm-up: constant, or decaying to min_lr_ratio at the last optimizer step. wsd
+    (warm-up, stable, decay) stays at the peak and decays linearly over the last decay_share of the steps."""
+    decay_share: float = 0.1
+    """Share of all optimizer steps over which wsd decays; unused by the others."""
     warmup_steps: int = 0
     """Optimizer steps of linear warm-up from 0."""
     min_lr_ratio: float = 0.0
     """Learning rate at the end of a decaying schedule, as a share of lr."""
 
     def __post_init__(self) -> None:
+        if self.name not in ("adamw", "adamw_8bit", "muon"):
+            raise ValueError(f"optim.name is {self.name!r}; use adamw, adamw_8bit or muon")
+        if self.schedule not in ("constant", "linear", "cosine", "wsd"):
+            raise ValueError(f"optim.schedule is {self.schedule!r}; use constant, linear, cosine or wsd")
         if self.lr <= 0:
             raise ValueError(f"optim.lr is {self.lr}, but a learning rate must be above 0")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"optim.betas is {self.betas}, but AdamW needs two numbers in [0, 1)")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"optim.momentum is {self.momentum}, but Muon needs a number in [0, 1)")
+        if not 0 < self.decay_share <= 1:
+            raise ValueError(
+                f"optim.decay_share is {self.decay_share}; it is a share of all steps, above 0 and at most 1"
+            )
         if self.max_grad_norm <= 0:
             raise ValueError(
                 f"optim.max_grad_norm is {self.max_grad_norm}; use a value above 0 (1e9 to never clip)"
@@ -63,10 +129,35 @@ class OptimizerConfig:
 class EngineConfig:
     max_tokens_per_device: int = 16384
     """Hard bound on the packed tokens of one forward pass. A prompt shared by several samples counts once."""
+    sequence_parallel: int = 1
+    """Ranks that share each sequence (Ulysses). It divides the number of ranks and of attention heads."""
+    shard_size: int = 0
+    """Ranks over which parameters, gradients and optimizer state are sharded; 0: all. A smaller number, a divisor of
+    that of the ranks, keeps one copy per such group (hybrid sharding): more memory, less traffic between nodes."""
+    reshard_after_forward: bool = True
+    """Free a layer's gathered parameters between its forward and backward pass: less memory, one more gathering."""
+    gradient_sync: Literal["last", "each"] = "last"
+    """When ranks add up their gradients: after the last micro-batch of an optimizer step, or after each one, which
+    needs no memory for a whole gradient but sends it as often as there are micro-batches."""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """What lies in host memory of an accelerator's machine: nothing; the optimizer state between steps; or
+    parameters, gradients and optimizer state always, with the optimizer step on the host (several ranks only)."""
+    offload_activations: bool = False
+    """Keep activations in host memory between the forward and the backward pass."""
+    compile: bool = False
+    """Compile the decoder layers with torch.compile; attention excepted. The first steps take longer."""
 
     def __post_init__(self) -> None:
         if self.max_tokens_per_device < 1:
             raise ValueError(f"engine.max_tokens_per_device is {self.max_tokens_per_device}; use at least 1")
+        if self.sequence_parallel < 1:
+            raise ValueError(f"engine.sequence_parallel is {self.sequence_parallel}; use 1 for none")
+        if self.shard_size < 0:
+            raise ValueError(f"engine.shard_size is {self.shard_size}; use 0 to shard over all ranks")
+        if self.gradient_sync not in ("last", "each"):
+            raise ValueError(f"engine.gradient_sync is {self.gradient_sync!r}; use last or each")
+        if self.offload not in ("none", "optimizer", "all"):
+            raise ValueError(f"engine.offload is {self.offload!r}; use none, optimizer or all")
 
 
 @dataclass(frozen=True, kw_only=True)

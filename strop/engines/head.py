@@ -48,6 +48,13 @@ def scaled_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatu
     return logits / temperature
 
 
+def token_values(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Values [N] of hidden states [N, D] under a value head [1, D], in at least float32."""
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    values = hidden.to(dtype) @ weight[0].to(dtype)
+    return values if bias is None else values + bias[0].to(dtype)
+
+
 def chunk_rows(vocab_size: int) -> int:
     """Tokens per chunk of the head."""
     return max(1, HEAD_CHUNK_ELEMENTS // vocab_size)
@@ -81,8 +88,10 @@ class _TokenLogProbs(torch.autograd.Function):
         step = chunk_rows(weight.shape[0])
         uses_entropy = bool(grad_entropies.any())
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight)
-        grad_bias = None if bias is None else torch.zeros_like(bias)
+        # Chunks are added in at least float32, also when sharding has cast the weight to bfloat16.
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        grad_weight = torch.zeros_like(weight, dtype=wide)
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
         for start in range(0, len(targets), step):
             rows = slice(start, start + step)
             logits = scaled_logits(hidden[rows], weight, bias, ctx.temperature)
@@ -98,7 +107,13 @@ class _TokenLogProbs(torch.autograd.Function):
                 grad.div_(ctx.temperature)
             grad = grad.to(hidden.dtype)
             grad_hidden[rows] = grad @ weight.to(hidden.dtype)
-            grad_weight.addmm_(grad.T.to(weight.dtype), hidden[rows].to(weight.dtype))
+            if weight.dtype == wide:
+                grad_weight.addmm_(grad.T.to(wide), hidden[rows].to(wide))
+            else:
+                grad_weight.add_(grad.T.to(weight.dtype) @ hidden[rows].to(weight.dtype))
             if grad_bias is not None:
                 grad_bias.add_(grad.sum(0))
+        grad_weight = grad_weight.to(weight.dtype)
+        if bias is not None and grad_bias is not None:
+            grad_bias = grad_bias.to(bias.dtype)
         return grad_hidden, grad_weight, grad_bias, None, None

@@ -1,91 +1,38 @@
-"""A Hugging Face causal language model on packed tokens."""
+"""Model folders: read, checked and made ready for packed computation."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from strop.device import device_name
-from strop.engines.attention import ATTENTION_NAME, AttentionContext, PackedAttention, Segment
+from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
-from strop.engines.head import scaled_logits
+from strop.engines.liger import use_liger_kernels
+from strop.engines.lora import add_lora
+from strop.engines.parallel import Parallel
+from strop.engines.probe import check_packed
 
-PROBE_TOKENS = 12
-"""Length of the two sequences on which a loaded model is compared with its own attention."""
-PROBE_TOLERANCE = 2e-3
-"""Largest log-prob difference in that comparison, float32."""
-
-
-class CausalLM:
-    """A causal language model whose forward pass takes packed tokens and an attention context.
-
-    Training and native generation use one such object: the same parameters, the same functions.
-    """
-
-    def __init__(self, module: nn.Module, *, compute_dtype: torch.dtype) -> None:
-        self.module = module
-        self.compute_dtype = compute_dtype
-        self.config: Any = module.config
-        self._backbone: nn.Module = module.base_model  # type: ignore[assignment]
-        head: Any = module.get_output_embeddings()  # type: ignore[operator]
-        self._head: nn.Linear = head
-        self.device = head.weight.device
-        _disable_dropout(module)
-
-    @property
-    def head_weight(self) -> Tensor:
-        """[V, D] of the language-model head."""
-        return self._head.weight
-
-    @property
-    def head_bias(self) -> Tensor | None:
-        """[V] of the language-model head, or None."""
-        return self._head.bias
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the language-model head; a tokenizer may use fewer."""
-        return int(self.head_weight.shape[0])
-
-    @property
-    def max_positions(self) -> int | None:
-        """Longest sequence that the model's positions are made for; None when the configuration names none."""
-        limit: int | None = getattr(self.config, "max_position_embeddings", None)
-        return limit
-
-    def hidden(self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext) -> Tensor:
-        """Final hidden states [N, D] of packed tokens [1, N] at positions [1, N]."""
-        with self.precision():
-            output = self._backbone(
-                input_ids=input_ids, position_ids=position_ids, use_cache=False, strop_context=context
-            )
-        hidden: Tensor = output.last_hidden_state[0]
-        return hidden
-
-    @contextlib.contextmanager
-    def precision(self) -> Iterator[None]:
-        """Compute in bfloat16 when the configuration says so; the parameters stay as they are."""
-        if self.compute_dtype == torch.bfloat16:
-            with torch.autocast(self.device.type, dtype=torch.bfloat16):
-                yield
-        else:
-            yield
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under their Hugging Face names; tied ones once."""
-        return self.module.named_parameters()
-
-    def save(self, folder: Path) -> None:
-        """Write config and weights as an ordinary Hugging Face folder (safetensors)."""
-        self.module.save_pretrained(folder)  # type: ignore[operator]
+__all__ = [
+    "CausalLM",
+    "bfloat16_speedup",
+    "describe_precision",
+    "load_model",
+    "load_reward_model",
+    "load_tokenizer",
+    "load_value_model",
+]
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
@@ -112,34 +59,119 @@ def load_tokenizer(config: ModelConfig) -> Any:
         ) from error
 
 
-def load_model(config: ModelConfig, *, device: str = "auto", weights_from: Path | None = None) -> CausalLM:
+def load_model(
+    config: ModelConfig,
+    *,
+    device: str = "auto",
+    weights_from: Path | None = None,
+    parallel: Parallel | None = None,
+) -> CausalLM:
     """Load a model folder for packed computation, and compare it with its own attention.
 
     Args:
         config: path, precision, checkpointing.
         device: `auto` or a device name.
         weights_from: another folder to take the weights from, for example a checkpoint.
+        parallel: the ranks that will hold it, in place of `device`. A model for several ranks stays in host
+            memory until it is sharded (TrainEngine, engines.fsdp.shard): no device holds all of it.
 
     Raises:
         ValueError: no such folder, no causal language model in it, or an architecture whose result differs on
             packed tokens (recurrent layers, soft-capped logits).
     """
     _check_folder(config)
-    place = torch.device(device_name(device))
-    dtype = _compute_dtype(config, place)
-    module = _read_module(config, weights_from, torch.float64 if dtype == torch.float64 else torch.float32)
-    if dtype == torch.float64:
-        _use_exact_norms(module)
-    module.to(place)
-    module.eval()
-    _check_packed(module, place)
-    if config.gradient_checkpointing:
-        # The second name is that of older versions of transformers.
-        later = hasattr(module, "activation_checkpointing_enable")
-        enable = module.activation_checkpointing_enable if later else module.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
-        module.train()  # transformers recomputes only in training mode; every dropout is 0
-    return CausalLM(module, compute_dtype=dtype)
+    loading = _Loading(config, device, parallel)
+    module = _read_module(
+        config, str(weights_from or config.path), AutoModelForCausalLM, loading.weights_dtype
+    )
+    return loading.finish(module)
+
+
+def load_value_model(
+    config: ModelConfig,
+    *,
+    device: str = "auto",
+    weights_from: Path | None = None,
+    parallel: Parallel | None = None,
+) -> CausalLM:
+    """Load a model with a value head, a linear map from D to 1: its output is a number per token.
+
+    A sequence-classification folder with one label brings its head; a causal language model gets one of zeros,
+    so that every value is 0 at first. Saved, it is an ordinary sequence-classification folder.
+
+    Args:
+        config, device, weights_from, parallel: as in `load_model`.
+
+    Raises:
+        ValueError: as `load_model`; or several labels, or an architecture without a classification form.
+    """
+    _check_folder(config)
+    source = str(weights_from or config.path)
+    _check_labels(source, config)
+    loading = _Loading(config, device, parallel)
+    # transformers warns of a missing head, and fills it with random numbers first.
+    with _only_errors(), torch.random.fork_rng(devices=[]):
+        module = _read_module(
+            config,
+            source,
+            AutoModelForSequenceClassification,
+            loading.weights_dtype,
+            may_miss="score.",
+            num_labels=1,
+        )
+    return loading.finish(module)
+
+
+def load_reward_model(
+    config: ModelConfig, *, device: str = "auto", parallel: Parallel | None = None
+) -> CausalLM:
+    """Load a sequence-classification model with one label: `score` gives the reward of a text at its last token.
+
+    The score of a text is the value (`forward_values`) of a row that has the text as its prompt and any single
+    token as its response.
+
+    Raises:
+        ValueError: as `load_model`, or the folder holds no sequence-classification model with one label.
+    """
+    _check_folder(config)
+    if not _is_classifier(config.path):
+        raise ValueError(
+            f"reward model {config.path!r} is a {_architecture(config.path)}; give the folder of a "
+            f"sequence-classification model with one label (Qwen3ForSequenceClassification, num_labels=1)"
+        )
+    return load_value_model(config, device=device, parallel=parallel)
+
+
+class _Loading:
+    """Where a model goes and in which precision."""
+
+    def __init__(self, config: ModelConfig, device: str, parallel: Parallel | None) -> None:
+        self._config = config
+        self._is_sharded_later = parallel is not None and parallel.mesh is not None
+        self._place = torch.device(device_name(device)) if parallel is None else parallel.device
+        self._dtype = _compute_dtype(config, self._place)
+        self.weights_dtype = torch.float64 if self._dtype == torch.float64 else torch.float32
+
+    def finish(self, module: Any) -> CausalLM:
+        """The module on its device, checked, with packed attention."""
+        if self._dtype == torch.float64:
+            _use_exact_norms(module)
+        place = torch.device("cpu") if self._is_sharded_later else self._place
+        module.to(place)
+        module.eval()
+        check_packed(module, place)
+        if self._config.gradient_checkpointing:
+            # The second name is that of older versions of transformers.
+            later = hasattr(module, "activation_checkpointing_enable")
+            enable = module.activation_checkpointing_enable if later else module.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
+            module.train()  # transformers recomputes only in training mode; every dropout is 0
+        model = CausalLM(module, compute_dtype=self._dtype)
+        if self._config.use_liger:
+            use_liger_kernels(module, self._place)
+        if self._config.lora.enabled:
+            add_lora(model, self._config.lora)
+        return model
 
 
 class _ExactNorm(nn.Module):
@@ -168,19 +200,36 @@ def _use_exact_norms(module: nn.Module) -> None:
                 setattr(parent, name, _ExactNorm(norm.weight, norm.variance_epsilon))
 
 
-def _read_module(config: ModelConfig, weights_from: Path | None, dtype: torch.dtype) -> Any:
-    """The model with every weight of its architecture found in the folder."""
-    source = str(weights_from or config.path)
+def _read_module(
+    config: ModelConfig,
+    source: str,
+    auto_class: Any,
+    dtype: torch.dtype,
+    *,
+    may_miss: str | None = None,
+    **options: Any,
+) -> Any:
+    """The model with every weight of its architecture found in the folder; those that may be missing are 0."""
+    kind = (
+        "causal language model" if auto_class is AutoModelForCausalLM else "model that can have a value head"
+    )
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, trust_remote_code=config.trust_remote_code, output_loading_info=True
+        loaded: Any = auto_class.from_pretrained(
+            source,
+            dtype=dtype,
+            trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
+            **options,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ValueError(
-            f"model folder {source!r} holds no loadable causal language model: {_first_line(error)}"
-        ) from error
+        raise ValueError(f"model folder {source!r} holds no loadable {kind}: {_first_line(error)}") from error
     module, loading = loaded
     missing = sorted(loading["missing_keys"])
+    new = [name for name in missing if may_miss is not None and name.startswith(may_miss)]
+    with torch.no_grad():
+        for name in new:
+            module.get_parameter(name).zero_()
+    missing = [name for name in missing if name not in new]
     if missing:
         raise ValueError(
             f"model folder {source!r} has no weights for {missing[0]}"
@@ -188,6 +237,39 @@ def _read_module(config: ModelConfig, weights_from: Path | None, dtype: torch.dt
             f"start at random; give a folder with all weights of a causal language model"
         )
     return module
+
+
+@contextlib.contextmanager
+def _only_errors() -> Iterator[None]:
+    """No warnings of transformers."""
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        transformers.utils.logging.set_verbosity(verbosity)
+
+
+def _architecture(folder: str) -> str:
+    """Class name in config.json; empty when it names none, or there is no such file."""
+    path = Path(folder) / "config.json"
+    names = (json.loads(path.read_text()).get("architectures") if path.is_file() else None) or [""]
+    return str(names[0])
+
+
+def _is_classifier(folder: str) -> bool:
+    return _architecture(folder).endswith("ForSequenceClassification")
+
+
+def _check_labels(source: str, config: ModelConfig) -> None:
+    """A classifier's head must give one number."""
+    labels = 1
+    if _is_classifier(source):
+        labels = AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code).num_labels
+    if labels != 1:
+        raise ValueError(
+            f"model folder {source!r} is a classifier with {labels} labels; a value or reward model has one"
+        )
 
 
 def _check_folder(config: ModelConfig) -> None:
@@ -249,70 +331,3 @@ def bfloat16_speedup(device: str = "cpu", *, size: int = 512, repeats: int = 5) 
             a @ a
         seconds[dtype] = time.perf_counter() - start
     return seconds[torch.float32] / seconds[torch.bfloat16]
-
-
-def _disable_dropout(module: nn.Module) -> None:
-    """Set every dropout to 0: a sampled log-prob must be the trained one."""
-    for part in module.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-        for name, value in vars(part).items():
-            if "drop" in name and isinstance(value, float):  # OPT and others keep rates as plain numbers
-                setattr(part, name, 0.0)
-
-
-class _Recorder:
-    """Packed attention that notes which layers called it, and with which windows."""
-
-    def __init__(self, attention: PackedAttention) -> None:
-        self._attention = attention
-        self.layers: list[int] = []
-        self.windows: set[int | None] = set()
-
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
-    ) -> Tensor:
-        self.layers.append(layer)
-        self.windows.add(window)
-        return self._attention.attend(layer, query, key, value, scaling=scaling, window=window)
-
-
-@torch.no_grad()
-def _check_packed(module: Any, device: torch.device) -> None:
-    """Compare packed attention and our head with the model's own forward pass on two short sequences.
-
-    Two more conditions, because numbers on short sequences can agree by accident: every layer attends exactly
-    once, in order (no recurrent or convolutional layers), and long-range patterns other than a sliding window
-    that reaches our attention are refused.
-    """
-    name = type(module).__name__
-    vocab = module.get_output_embeddings().weight.shape[0]
-    ids = (torch.arange(2 * PROBE_TOKENS, device=device).view(2, -1) * 7 + 3) % vocab
-    own = module(input_ids=ids, use_cache=False).logits.flatten(0, 1).float()
-    module.set_attn_implementation(ATTENTION_NAME)
-    model = CausalLM(module, compute_dtype=torch.float32)
-    segments = [Segment(start=i * PROBE_TOKENS, length=PROBE_TOKENS) for i in range(2)]
-    recorder = _Recorder(PackedAttention(segments, device=device))
-    positions = torch.arange(PROBE_TOKENS, device=device).repeat(2)[None]
-    refusal = "it has layers or a scaling of logits that packed computation does not have; choose another architecture"
-    try:
-        hidden = model.hidden(ids.view(1, -1), positions, recorder)
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise ValueError(f"{name} does not run on packed tokens ({_first_line(error)}): {refusal}") from error
-    num_layers = getattr(model.config, "num_hidden_layers", len(recorder.layers))
-    if recorder.layers != list(range(num_layers)):
-        raise ValueError(
-            f"{name} attends in {len(set(recorder.layers))} of its {num_layers} layers on packed tokens: {refusal}"
-        )
-    kinds = set(getattr(model.config, "layer_types", None) or ())
-    unseen = kinds - {"full_attention", "sliding_attention"}
-    if "sliding_attention" in kinds and recorder.windows == {None}:
-        unseen.add("sliding_attention")
-    if unseen:
-        raise ValueError(f"{name} has layers of type {', '.join(sorted(unseen))}: {refusal}")
-    ours = scaled_logits(hidden, model.head_weight, model.head_bias, 1.0).float()
-    difference = float((ours.log_softmax(-1) - own.log_softmax(-1)).abs().max())
-    if not difference < PROBE_TOLERANCE:
-        raise ValueError(
-            f"{name} gives other log-probs on packed tokens than alone (largest difference {difference:.2g}): {refusal}"
-        )

@@ -1,40 +1,27 @@
-"""AdamW, the learning-rate schedule, gradient clipping, and the refusal of poisoned gradients."""
+"""One optimizer step: the global gradient norm, clipping, the refusal of poisoned gradients, AdamW or Muon.
+
+Concurrency: with sharded parameters `step` is a collective of all ranks; they see the same norm, so they take,
+clip or skip the step alike. The other methods talk to nobody, except `load_state` where tensors are sharded in
+another way.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
+from strop.engines import adamw_8bit, gradients
 from strop.engines.config import OptimizerConfig
+from strop.engines.muon import Muon
+from strop.engines.schedules import learning_rate
 
-
-def learning_rate(config: OptimizerConfig, step: int, total_steps: int | None) -> float:
-    """Learning rate of optimizer step `step` (from 0) out of `total_steps`.
-
-    Linear warm-up reaches the peak after `warmup_steps`; then constant, linear or half-cosine decay to
-    min_lr_ratio * lr at the last step.
-
-    Raises:
-        ValueError: a decaying schedule without a known number of steps.
-    """
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    if config.schedule == "constant":
-        return config.lr
-    if total_steps is None:
-        raise ValueError(
-            f"optim.schedule is {config.schedule}, which needs to know the number of optimizer steps; "
-            f"set a number of steps or epochs, or use schedule=constant"
-        )
-    span = max(1, total_steps - 1 - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / span)
-    decay = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * decay)
+__all__ = ["Optimizer", "StepReport", "learning_rate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +31,18 @@ class StepReport:
     grad_norm: float
     """Global L2 norm of the gradient before clipping."""
     lr: float
-    """Learning rate of the step."""
+    """Learning rate of the step, also of one that was not taken."""
     skipped: str = ""
     """Why no step was taken; empty when it was."""
 
 
 class Optimizer:
-    """AdamW over named parameters. State moves in and out as plain named tensors and numbers."""
+    """The optimizer of named parameters. State moves in and out as named tensors and numbers.
+
+    A parameter without a gradient has the gradient 0. Rows whose gradient is 0 are left out of the backward pass
+    to save time, and ranks may have no rows at all; the update must not depend on either. So a step without any
+    gradient still decays weights and moves them by their momentum, as AdamW does on a gradient of 0.
+    """
 
     def __init__(
         self,
@@ -58,77 +50,185 @@ class Optimizer:
         config: OptimizerConfig,
         *,
         total_steps: int | None,
+        embeddings: Collection[str] = (),
     ) -> None:
+        """Take the parameters that require a gradient, whole or as shards.
+
+        Args:
+            parameters: (name, parameter), in the same order on all ranks.
+            config: which optimizer, and its numbers.
+            total_steps: optimizer steps of the run, where the schedule needs to know.
+            embeddings: names of parameters of embeddings and head (`muon.embedding_names`), which Muon leaves to
+                AdamW; unused otherwise.
+
+        Raises:
+            ValueError: Muon without `embeddings`, or a package that is not installed.
+        """
         self.config = config
         self.total_steps = total_steps
         self.num_steps = 0
+        """Steps that were taken. The schedule counts these: a skipped step does not move it."""
         self._named = {name: p for name, p in parameters if p.requires_grad}
-        decayed = [p for p in self._named.values() if p.dim() >= 2]
-        plain = [p for p in self._named.values() if p.dim() < 2]
-        groups = [
-            {"params": decayed, "weight_decay": config.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
-        ]
-        self._adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=config.lr,
-            betas=(config.betas[0], config.betas[1]),
-            eps=config.eps,
-            fused=True,
-        )
+        self._parts = _make(self._named, config, embeddings)
 
     def step(self) -> StepReport:
         """Clip the gradients, take one step, clear them. A non-finite gradient is skipped and named."""
         lr = learning_rate(self.config, self.num_steps, self.total_steps)
-        gradients = [p.grad for p in self._named.values() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        grad_norm = float(norm)
+        grads: dict[str, Tensor] = {}
+        for name, parameter in self._named.items():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter.detach())
+            grads[name] = parameter.grad
+        grad_norm = gradients.total_norm(grads)
         skipped = ""
         if math.isfinite(grad_norm):
-            torch.nn.utils.clip_grads_with_norm_(list(self._named.values()), self.config.max_grad_norm, norm)
-            for group in self._adamw.param_groups:
-                group["lr"] = lr
-            self._adamw.step()
+            factor = self.config.max_grad_norm / (grad_norm + 1e-6)  # torch's clipping adds as much
+            if factor < 1:
+                gradients.scale(grads, factor)
+            self._move(lr)
+            self.num_steps += 1
         else:
-            bad = [
-                name
-                for name, p in self._named.items()
-                if p.grad is not None and not bool(torch.isfinite(p.grad).all())
-            ]
-            where = (
-                f"{bad[0]} and {len(bad) - 1} more"
-                if len(bad) > 1
-                else bad[0]
-                if bad
-                else "the sum of squares"
-            )
+            bad = gradients.non_finite(grads) or ["the sum of squares"]
+            where = bad[0] if len(bad) == 1 else f"{bad[0]} and {len(bad) - 1} more"
             skipped = f"gradient norm is {grad_norm} (non-finite in {where})"
-        self.num_steps += 1
-        self._adamw.zero_grad(set_to_none=True)
+        for parameter in self._named.values():
+            parameter.grad = None
         return StepReport(grad_norm=grad_norm, lr=lr, skipped=skipped)
 
+    def materialize_state(self) -> None:
+        """Create the state of a parameter that has none, as it is before the first step; parameters stay as they are.
+
+        The state comes into being with the first step otherwise, and its memory with it.
+        """
+        for part in self._parts:
+            parameters = [p for group in part.param_groups for p in group["params"]]
+            if isinstance(part, Muon):
+                for parameter in parameters:
+                    part.materialize(parameter)
+            elif isinstance(part, torch.optim.AdamW):
+                for parameter in parameters:
+                    _materialize_adamw(part, parameter)
+            else:
+                adamw_8bit.materialize(part, parameters)
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything a continuation needs: tensors by name, and numbers. The tensors are the live ones."""
-        tensors: dict[str, Tensor] = {}
-        for name, parameter in self._named.items():
-            for key, value in self._adamw.state.get(parameter, {}).items():
-                tensors[f"{key}/{name}"] = value.detach()
+        """Everything a continuation needs: tensors `kind/parameter`, sharded as their parameters, and numbers.
+
+        The set of names depends on model and configuration alone, not on the number of steps. Tensors are the
+        live ones, except 8-bit moments, which are given as float copies: continue through `load_state`.
+        """
+        self.materialize_state()
+        tensors = {
+            f"{kind}/{name}": adamw_8bit.readable(value)
+            for name, parameter in self._named.items()
+            for kind, value in self._state_of(parameter).items()
+        }
         return tensors, {"num_steps": self.num_steps}
 
-    def load_state(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-        """Continue from `state()` of an optimizer over the same parameters.
+    def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        """Continue from `state()` of an optimizer over the same parameters, on any number of ranks.
+
+        Args:
+            tensors: whole, or sharded in any way.
+            numbers: those of `state()`.
 
         Raises:
-            ValueError: a tensor belongs to no parameter, or has another shape.
+            ValueError: a tensor belongs to no parameter, has another shape, or is missing.
         """
+        self.materialize_state()
+        own = {
+            f"{kind}/{name}": value
+            for name, parameter in self._named.items()
+            for kind, value in self._state_of(parameter).items()
+        }
         for key, value in tensors.items():
-            kind, _, name = key.partition("/")
-            parameter = self._named.get(name)
-            if parameter is None or (value.dim() > 0 and value.shape != parameter.shape):
+            if key not in own or own[key].shape != value.shape:
                 raise ValueError(
                     f"optimizer state {key!r} of shape {tuple(value.shape)} fits no parameter of this model; "
-                    f"the checkpoint belongs to another model"
+                    f"the checkpoint belongs to another model or optimizer"
                 )
-            # Also the step count: the fused update reads it on the parameter's device.
-            self._adamw.state[parameter][kind] = value.to(parameter.device).clone()
+        missing = [key for key in own if key not in tensors]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise ValueError(
+                f"optimizer state {missing[0]!r}{more} is missing; the checkpoint belongs to another model or optimizer"
+            )
+        with torch.no_grad():
+            for key, value in tensors.items():
+                own[key].copy_(_sharded_as(value.detach(), own[key]))
         self.num_steps = int(numbers["num_steps"])
+
+    def memory(self) -> Iterator[Tensor]:
+        """This rank's plain tensors in which the state lies, as far as it exists: to move it off the device."""
+        for parameter in self._named.values():
+            for value in self._state_of(parameter).values():
+                yield from adamw_8bit.storage(value)
+
+    def _move(self, lr: float) -> None:
+        for part in self._parts:
+            for group in part.param_groups:
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(lr)  # torchao compiles its step around this tensor
+                else:
+                    group["lr"] = lr
+            part.step()
+
+    def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        for part in self._parts:
+            if parameter in part.state:
+                state: dict[str, Tensor] = part.state[parameter]
+                return state
+        return {}
+
+
+def _make(
+    named: Mapping[str, nn.Parameter], config: OptimizerConfig, embeddings: Collection[str]
+) -> list[torch.optim.Optimizer]:
+    """The optimizers that share the parameters."""
+    if config.name == "muon" and not embeddings:
+        raise ValueError("Muon must know which matrices are embeddings or the head; give their names")
+    hidden = [p for name, p in named.items() if p.dim() == 2 and name not in embeddings]
+    parts: list[torch.optim.Optimizer] = []
+    rest = list(named.values())
+    if config.name == "muon" and hidden:
+        parts.append(Muon(hidden, lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum))
+        ids = set(map(id, hidden))
+        rest = [p for p in rest if id(p) not in ids]
+    groups = _adamw_groups(rest, config.weight_decay)
+    betas = (config.betas[0], config.betas[1])
+    if groups and config.name == "adamw_8bit":
+        parts.append(adamw_8bit.make_adamw_8bit(groups, lr=config.lr, betas=betas, eps=config.eps))
+    elif groups:
+        parts.append(torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True))
+    return parts
+
+
+def _adamw_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices with weight decay, the others without; shards apart, which one fused call cannot mix with the rest."""
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault((parameter.dim() >= 2, isinstance(parameter, DTensor)), []).append(parameter)
+    return [
+        {"params": members, "weight_decay": weight_decay if is_matrix else 0.0}
+        for (is_matrix, _), members in groups.items()
+    ]
+
+
+def _materialize_adamw(optimizer: torch.optim.AdamW, parameter: nn.Parameter) -> None:
+    """What AdamW's first step would create; the fused update reads the step count on the parameter's device."""
+    state = optimizer.state[parameter]
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        for kind in ("exp_avg", "exp_avg_sq"):
+            state[kind] = torch.zeros_like(parameter.detach())
+
+
+def _sharded_as(value: Tensor, target: Tensor) -> Tensor:
+    """The values of a tensor in the sharding of another one of its shape."""
+    if not isinstance(target, DTensor):
+        return gradients.full(value)
+    mesh, placements = target.device_mesh, target.placements
+    if isinstance(value, DTensor) and value.device_mesh == mesh:
+        return value.redistribute(mesh, placements)
+    # Every rank has the whole tensor: each cuts its own shard, and none is sent.
+    return distribute_tensor(gradients.full(value).to(mesh.device_type), mesh, placements, src_data_rank=None)

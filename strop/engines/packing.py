@@ -60,22 +60,25 @@ class MicroBatch:
         return self.input_ids.shape[1]
 
 
-def split_rows(rows: Sequence[Row], *, max_tokens: int) -> list[list[Row]]:
-    """Rows cut into micro-batches of at most `max_tokens` packed tokens each, rows of one prompt together.
+def split_rows(rows: Sequence[Row], *, max_tokens: int, num_devices: int = 1) -> list[list[Row]]:
+    """Rows cut into micro-batches of at most `max_tokens` packed tokens per device, rows of one prompt together.
 
     Whole groups are placed first-fit, largest first; a group above the bound is cut, and its prompt computed
-    once per piece.
+    once per piece. `num_devices` is the number of devices that share each sequence.
 
     Raises:
         ValueError: a single row does not fit.
     """
+    per_device, max_tokens = max_tokens, max_tokens * num_devices
     groups: dict[Hashable, list[Row]] = {}
     for row in rows:
         if row.num_tokens > max_tokens:
+            shared = f" on each of the {num_devices} that share it" if num_devices > 1 else ""
             raise ValueError(
                 f"a sample has {row.num_tokens} tokens ({len(row.prompt)} of prompt), but "
-                f"engine.max_tokens_per_device is {max_tokens}: raise it to at least {row.num_tokens}, or lower "
-                f"data.max_prompt_tokens or data.max_response_tokens by {row.num_tokens - max_tokens}"
+                f"engine.max_tokens_per_device is {per_device}{shared}: raise it to at least "
+                f"{-(-row.num_tokens // num_devices)}, or lower data.max_prompt_tokens or data.max_response_tokens by "
+                f"{row.num_tokens - max_tokens}"
             )
         groups.setdefault(row.prompt_key, []).append(row)
     pieces = [piece for group in groups.values() for piece in _cut(group, max_tokens)]

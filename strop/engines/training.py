@@ -1,30 +1,40 @@
-"""TrainEngine: log-probs of packed rows, the gradient of a loss over them, and one optimizer step.
+"""TrainEngine: log-probs or values of packed rows, the gradient of a loss over them, and one optimizer step.
 
-Single process. The engine knows no algorithm: a loss is a function of the response tokens' log-probs and
-entropies, and returns a sum of weighted per-token terms. Sums add up over micro-batches, so any cut of the
+The engine knows no algorithm: a loss is a function of the response tokens' log-probs and entropies (or values),
+and returns a sum of weighted per-token terms. Sums add up over micro-batches and over ranks, so any cut of the
 rows gives the same gradient.
+
+Concurrency: with several ranks every method is a collective, called by all of them in the same order, each with
+its own rows, also with none. Ranks with fewer micro-batches than others run empty ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from strop.engines import fsdp, gradients
+from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
-from strop.engines.head import token_log_probs
-from strop.engines.model import CausalLM
+from strop.engines.forward import token_outputs, value_outputs
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import MicroBatch, Row, pack, split_rows
+from strop.engines.parallel import Parallel, alone
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(log_probs [M], entropies [M], token_index [M]) -> scalar: the sum of these tokens' weighted terms.
 token_index [M] is each token's place in the flat token axis of all rows of the call."""
+
+ValueLoss = Callable[[Tensor, Tensor], Tensor]
+"""(values [M], token_index [M]) -> scalar: the sum of these tokens' weighted terms."""
 
 
 def make_rows(prompts: Sequence[Tensor], responses: Sequence[Tensor]) -> list[Row]:
@@ -45,41 +55,154 @@ def make_rows(prompts: Sequence[Tensor], responses: Sequence[Tensor]) -> list[Ro
 
 
 class TrainEngine:
-    """One model with its optimizer, on one device."""
+    """One model with its optimizer, whole or sharded over ranks."""
 
     def __init__(
-        self, model: CausalLM, config: EngineConfig, optim: OptimizerConfig, *, total_steps: int | None
+        self,
+        model: CausalLM,
+        config: EngineConfig,
+        optim: OptimizerConfig,
+        *,
+        total_steps: int | None,
+        parallel: Parallel | None = None,
     ) -> None:
+        """Shard the model if there are several ranks, and make its optimizer.
+
+        Args:
+            model: just loaded (for several ranks with `load_model(parallel=...)`).
+            config, optim: how passes are cut and distributed, and how steps are taken.
+            total_steps: optimizer steps of the run, where the schedule needs to know.
+            parallel: the ranks that hold the model; None for this process alone.
+
+        Raises:
+            ValueError: as `fsdp.shard`, or engine.offload=all for a device without others.
+        """
         self.model = model
+        self.parallel = alone(model.device) if parallel is None else parallel
+        if config.offload == "all" and self.parallel.mesh is None and model.device.type != "cpu":
+            raise ValueError(
+                "engine.offload is 'all', which needs a role of several ranks, and this one has one; use "
+                "engine.offload=optimizer"
+            )
         self._config = config
-        self.optimizer = Optimizer(model.named_parameters(), optim, total_steps=total_steps)
+        if config.compile:
+            model.compile_layers()
+        fsdp.shard(model, self.parallel, config)
+        self._optimizer = Optimizer(
+            model.named_parameters(), optim, total_steps=total_steps, embeddings=model.embedding_names()
+        )
+        self._away: list[fsdp.HostCopies] = []
+        self._state_away: list[fsdp.HostCopies] = []
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, with its state on the device."""
+        self.onload()
+        while self._state_away:
+            fsdp.onload(self._state_away.pop())
+        return self._optimizer
 
     def log_probs(self, rows: Sequence[Row], *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of all response tokens, flat [N] in row order, without gradient."""
+        self.onload()
         return forward_log_probs(
-            self.model, rows, temperature=temperature, max_tokens=self._config.max_tokens_per_device
+            self.model,
+            rows,
+            temperature=temperature,
+            max_tokens=self._config.max_tokens_per_device,
+            parallel=self.parallel,
+        )
+
+    def values(self, rows: Sequence[Row]) -> Tensor:
+        """Values of the states before all response tokens, flat [N] in row order, without gradient."""
+        self.onload()
+        return forward_values(
+            self.model, rows, max_tokens=self._config.max_tokens_per_device, parallel=self.parallel
         )
 
     def accumulate(self, rows: Sequence[Row], loss: Loss, *, temperature: float) -> float:
-        """Add the gradient of the loss over these rows; its value. `step` applies what was accumulated."""
-        total = 0.0
-        for micro_batch in self._micro_batches(rows):
-            log_probs, entropies = _forward(self.model, micro_batch, temperature)
-            value = loss(log_probs, entropies, micro_batch.token_index)
-            value.backward()  # type: ignore[no-untyped-call]
-            total += float(value.detach())
-        return total
+        """Add the gradient of the loss over these rows; its value. `step` applies what was accumulated.
+
+        With several ranks the gradients are added up over them, and the value is that of this rank's rows.
+        """
+
+        def terms(micro_batch: MicroBatch, token_index: Tensor | None) -> Tensor:
+            log_probs, entropies = token_outputs(
+                self.model, micro_batch, temperature=temperature, parallel=self.parallel
+            )
+            if token_index is None:
+                return 0.0 * (log_probs.sum() + entropies.sum())
+            return loss(log_probs, entropies, token_index)
+
+        return self._accumulate(rows, terms)
+
+    def accumulate_values(self, rows: Sequence[Row], loss: ValueLoss) -> float:
+        """As `accumulate`, for a loss of values."""
+
+        def terms(micro_batch: MicroBatch, token_index: Tensor | None) -> Tensor:
+            values = value_outputs(self.model, micro_batch, parallel=self.parallel)
+            return 0.0 * values.sum() if token_index is None else loss(values, token_index)
+
+        return self._accumulate(rows, terms)
 
     def step(self) -> StepReport:
         """One optimizer step on the accumulated gradient, which is cleared."""
-        return self.optimizer.step()
+        report = self.optimizer.step()
+        if self._config.offload == "optimizer":
+            self._state_away.append(fsdp.offload_optimizer(self._optimizer))
+        return report
+
+    @contextlib.contextmanager
+    def full_parameters(self) -> Iterator[None]:
+        """Every parameter gathered on every rank; forward passes inside, without gradients, talk to nobody."""
+        self.onload()
+        with fsdp.full_parameters(self.model):
+            yield
+
+    def offload(self) -> None:
+        """The role's turn is over: parameters, gradients and optimizer state leave the device, if it is not a CPU.
+
+        Every other method brings back what it needs.
+        """
+        self._away.append(fsdp.offload(self.model, self._optimizer))
+
+    def onload(self) -> None:
+        """Bring back what `offload` moved."""
+        while self._away:
+            fsdp.onload(self._away.pop())
 
     def save(self, folder: Path) -> None:
-        """Weights as a Hugging Face folder `model/`, optimizer state as safetensors + JSON."""
-        self.model.save(folder / "model")
+        """Weights as a Hugging Face folder `model/`, optimizer state as safetensors + JSON, whole tensors.
+
+        Rank 0 writes and holds all of it in host memory; engines.checkpoint writes sharded files.
+        """
+        self.save_model(folder / "model")
         tensors, numbers = self.optimizer.state()
-        save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "optimizer.safetensors")
-        (folder / "optimizer.json").write_text(json.dumps(numbers))
+        whole = {name: self._on_rank_0(tensor) for name, tensor in tensors.items()}
+        if self.parallel.rank == 0:
+            save_file(whole, folder / "optimizer.safetensors")
+            (folder / "optimizer.json").write_text(json.dumps(numbers))
+        self.parallel.barrier(f"the optimizer state in {folder.name}")
+
+    def save_model(self, folder: Path) -> None:
+        """Weights and configuration as an ordinary Hugging Face folder, written by rank 0.
+
+        Parameters are gathered one by one; rank 0 keeps them in host memory. All ranks return when it is written.
+        """
+        self.onload()
+        if not self.model.is_sharded:
+            self.model.save(folder)
+            return
+        module: Any = self.model.module
+        state: dict[str, Tensor] = {}
+        seen: dict[int, Tensor] = {}  # tied parameters stay tied
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen:
+                seen[id(tensor)] = self._on_rank_0(tensor.detach())
+            state[name] = seen[id(tensor)]
+        if self.parallel.rank == 0:
+            module.save_pretrained(folder, state_dict=state)
+        self.parallel.barrier(f"the model in {folder.name}")
 
     def load_optimizer(self, folder: Path) -> None:
         """Continue with the optimizer state that `save` wrote."""
@@ -87,37 +210,90 @@ class TrainEngine:
         self.optimizer.load_state(load_file(folder / "optimizer.safetensors"), numbers)
 
     def checksum(self) -> str:
-        """SHA-256 over names and bits of all parameters."""
+        """SHA-256 over names and bits of all parameters; the same for any number of ranks, on each of them."""
+        self.onload()
         state = hashlib.sha256()
         for name, parameter in self.model.named_parameters():
-            state.update(name.encode())
-            state.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        return state.hexdigest()
+            whole = gradients.full(parameter.detach())
+            if self.parallel.rank == 0:
+                state.update(name.encode())
+                state.update(whole.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        digest = torch.frombuffer(bytearray(state.digest()), dtype=torch.uint8)
+        return bytes(self.parallel.sum(digest * (self.parallel.rank == 0)).tolist()).hex()
 
-    def _micro_batches(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
-        for part in split_rows(rows, max_tokens=self._config.max_tokens_per_device):
-            yield pack(part, device=self.model.device)
+    def _on_rank_0(self, tensor: Tensor) -> Tensor:
+        """The whole tensor in host memory; nothing on other ranks."""
+        whole = gradients.full(tensor)
+        return whole.cpu().contiguous() if self.parallel.rank == 0 else whole.new_empty(0)
+
+    def _accumulate(self, rows: Sequence[Row], terms: Callable[[MicroBatch, Tensor | None], Tensor]) -> float:
+        self.onload()
+        parts = _equal_parts(rows, self._config.max_tokens_per_device, self.parallel)
+        total = 0.0
+        for number, part in enumerate(parts):
+            fsdp.sync_gradients(
+                self.model,
+                is_last=number == len(parts) - 1,
+                each=self._config.gradient_sync == "each",
+                keep_parameters=not self._config.reshard_after_forward,
+            )
+            micro_batch = pack(part or [_NOTHING], device=self.model.device)
+            with fsdp.activations_on_host(self.model, enabled=self._config.offload_activations):
+                value = terms(micro_batch, micro_batch.token_index if part else None)
+            value.backward()  # type: ignore[no-untyped-call]
+            total += float(value.detach())
+        return total
+
+
+_NOTHING = Row(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 0, b"")
+"""What a rank runs when it has no rows left and others have."""
+
+
+def _equal_parts(rows: Sequence[Row], max_tokens: int, parallel: Parallel) -> list[list[Row]]:
+    """Micro-batches of these rows, as many on every rank; the last ones of a rank may have no rows."""
+    parts = split_rows(rows, max_tokens=max_tokens, num_devices=parallel.sp_size)
+    return parts + [[] for _ in range(parallel.max(len(parts)) - len(parts))]
 
 
 @torch.no_grad()
 def forward_log_probs(
-    model: CausalLM, rows: Sequence[Row], *, temperature: float, max_tokens: int
+    model: CausalLM,
+    rows: Sequence[Row],
+    *,
+    temperature: float,
+    max_tokens: int,
+    parallel: Parallel | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of all response tokens, flat [N] in row order, on the CPU."""
-    num_tokens = sum(len(row.response) for row in rows)
-    dtype = torch.float64 if model.compute_dtype == torch.float64 else torch.float32
-    log_probs, entropies = torch.zeros(num_tokens, dtype=dtype), torch.zeros(num_tokens, dtype=dtype)
-    for part in split_rows(rows, max_tokens=max_tokens):
-        micro_batch = pack(part, device=model.device)
-        values, entropy = _forward(model, micro_batch, temperature)
-        log_probs[micro_batch.token_index] = values.cpu()
-        entropies[micro_batch.token_index] = entropy.cpu()
+    ranks = alone(model.device) if parallel is None else parallel
+    log_probs, entropies = _per_token(model, rows), _per_token(model, rows)
+    for part in _equal_parts(rows, max_tokens, ranks):
+        micro_batch = pack(part or [_NOTHING], device=model.device)
+        values, entropy = token_outputs(model, micro_batch, temperature=temperature, parallel=ranks)
+        if part:
+            log_probs[micro_batch.token_index] = values.cpu()
+            entropies[micro_batch.token_index] = entropy.cpu()
+    fsdp.reshard(model)
     return log_probs, entropies
 
 
-def _forward(model: CausalLM, micro_batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    hidden = model.hidden(micro_batch.input_ids, micro_batch.position_ids, micro_batch.attention)
-    predicting = torch.nn.functional.embedding(micro_batch.hidden_index, hidden)  # [M, D]
-    return token_log_probs(
-        predicting, model.head_weight, model.head_bias, micro_batch.targets, temperature=temperature
-    )
+@torch.no_grad()
+def forward_values(
+    model: CausalLM, rows: Sequence[Row], *, max_tokens: int, parallel: Parallel | None = None
+) -> Tensor:
+    """Values of the states before all response tokens, flat [N] in row order, on the CPU."""
+    ranks = alone(model.device) if parallel is None else parallel
+    values = _per_token(model, rows)
+    for part in _equal_parts(rows, max_tokens, ranks):
+        micro_batch = pack(part or [_NOTHING], device=model.device)
+        here = value_outputs(model, micro_batch, parallel=ranks)
+        if part:
+            values[micro_batch.token_index] = here.cpu()
+    fsdp.reshard(model)
+    return values
+
+
+def _per_token(model: CausalLM, rows: Sequence[Row]) -> Tensor:
+    """Zeros [N], one per response token."""
+    dtype = torch.float64 if model.compute_dtype == torch.float64 else torch.float32
+    return torch.zeros(sum(len(row.response) for row in rows), dtype=dtype)

@@ -54,6 +54,17 @@ def test_small_groups_fill_the_room_that_larger_ones_leave() -> None:
     assert len(split_rows(rows, max_tokens=21)) == 1
 
 
+def test_devices_that_share_a_sequence_share_the_budget() -> None:
+    rows = rows_of([(4, 3)] * 5)
+    assert split_rows(rows, max_tokens=3, num_devices=3) == split_rows(rows, max_tokens=9)
+    with pytest.raises(
+        ValueError,
+        match=r"13 tokens \(5 of prompt\), but engine.max_tokens_per_device is 6 on each of the 2 that share it: "
+        r"raise it to at least 7, or lower data.max_prompt_tokens or data.max_response_tokens by 1",
+    ):
+        split_rows(rows_of([(4, 9)]), max_tokens=6, num_devices=2)
+
+
 def test_a_sample_that_fits_nowhere_is_named_with_what_to_do() -> None:
     rows = rows_of([(1, 1), (4, 9)])  # 5 + 8 = 13 tokens: the last one is no input
     assert len(split_rows(rows, max_tokens=13)) == 2

@@ -194,6 +194,10 @@ def test_tokenizer_of_a_folder(tiny_model: Path) -> None:
         (lambda: OptimizerConfig(warmup_steps=-1), "optim.warmup_steps is -1"),
         (lambda: OptimizerConfig(min_lr_ratio=1.5), "optim.min_lr_ratio is 1.5"),
         (lambda: EngineConfig(max_tokens_per_device=0), "engine.max_tokens_per_device is 0"),
+        (lambda: EngineConfig(sequence_parallel=0), "engine.sequence_parallel is 0; use 1 for none"),
+        (lambda: EngineConfig(shard_size=-1), "engine.shard_size is -1; use 0 to shard over all ranks"),
+        (lambda: EngineConfig(gradient_sync="never"), "engine.gradient_sync is 'never'; use last or each"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(offload="gpu"), "engine.offload is 'gpu'; use none, optimizer or all"),  # type: ignore[arg-type]
     ],
 )
 def test_configuration_errors(make: Callable[[], object], sentence: str) -> None:

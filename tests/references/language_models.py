@@ -98,9 +98,18 @@ SUPPORTED = ("qwen3", "qwen3_mha", "llama", "llama_mqa", "gpt2", "opt", "phi", "
 
 
 def save_tiny(kind: str, folder: Path, *, seed: int = 0) -> None:
-    """Write a random model whose distributions are far from uniform and differ from token to token."""
+    """Write a random model whose distributions are far from uniform and differ from token to token.
+
+    A kind that ends in `_score` is the same architecture as a sequence classifier with one label.
+    """
     generator = torch.Generator().manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config(kind))
+    base = kind.removesuffix("_score")
+    if kind == base:
+        model = transformers.AutoModelForCausalLM.from_config(config(kind))
+    else:
+        shape = config(base)
+        shape.num_labels = 1
+        model = transformers.AutoModelForSequenceClassification.from_config(shape)
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.empty_like(parameter).normal_(generator=generator)

@@ -1,0 +1,171 @@
+"""CausalLM: one model object for training, scoring and native generation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from strop.engines.attention import AttentionContext
+from strop.engines.muon import embedding_names
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class CausalLM:
+    """A causal language model whose forward pass takes packed tokens and an attention context.
+
+    Training and native generation use one such object: the same parameters, the same functions. Its head gives
+    logits of the next token, or, for a value or reward model, one number per token.
+    """
+
+    def __init__(self, module: nn.Module, *, compute_dtype: torch.dtype) -> None:
+        self.module = module
+        self.compute_dtype = compute_dtype
+        self.config: Any = module.config
+        self.root: nn.Module = _Root(module)
+        """What every forward pass goes through, so that the hooks of sharding see all parameters used in it."""
+        self.is_sharded = False
+        """Whether the parameters are sharded over ranks, and cast by the hooks of sharding (engines/fsdp.py)."""
+        self._backbone: nn.Module = module.base_model  # type: ignore[assignment]
+        self._head = _head(module)
+        self._is_compiled = False
+        self.device = self._head.weight.device
+        _disable_dropout(module)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, D] of the head; [1, D] of a value head. While parameters are sharded, only inside `run`."""
+        return self._head.weight
+
+    @property
+    def head_bias(self) -> Tensor | None:
+        """[V] of the head, or None."""
+        return self._head.bias
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the language-model head; a tokenizer may use fewer."""
+        return int(self.head_weight.shape[0])
+
+    @property
+    def max_positions(self) -> int | None:
+        """Longest sequence that the model's positions are made for; None when the configuration names none."""
+        limit: int | None = getattr(self.config, "max_position_embeddings", None)
+        return limit
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The decoder layers, in order.
+
+        Raises:
+            ValueError: the architecture keeps them in an unknown place.
+        """
+        count = getattr(self.config, "num_hidden_layers", None)
+        for part in self._backbone.modules():
+            if isinstance(part, nn.ModuleList) and len(part) == count:
+                return list(part)
+        raise ValueError(
+            f"{type(self.module).__name__} has no list of its {count} layers, which sharding and compilation need; "
+            f"run it in one process without engine.compile"
+        )
+
+    def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`function(*args)` as one forward pass of the model: a tensor or a tuple of tensors.
+
+        Whatever uses parameters runs in here: backbone, head, and what is between them.
+        """
+        result: T = self.root(partial(function, *args, **kwargs))
+        return result
+
+    def backbone(self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext) -> Tensor:
+        """Final hidden states [N, D] of packed tokens [1, N] at positions [1, N]; part of a `run`."""
+        if self._is_compiled:
+            context = _Uncompiled(context)
+        with self.precision():
+            output = self._backbone(
+                input_ids=input_ids, position_ids=position_ids, use_cache=False, strop_context=context
+            )
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def hidden(self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext) -> Tensor:
+        """Final hidden states [N, D] of packed tokens [1, N] at positions [1, N], as a `run` of its own."""
+        # Shapes change with every decode step here; compiled layers are for training.
+        with torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext():
+            return self.run(self.backbone, input_ids, position_ids, context)
+
+    def compile_layers(self) -> None:
+        """Compile each decoder layer; attention itself stays as it is."""
+        for layer in self.layers:
+            layer.compile(dynamic=True)
+        self._is_compiled = True
+
+    @contextlib.contextmanager
+    def precision(self) -> Iterator[None]:
+        """Compute in bfloat16 when the configuration says so; the parameters stay as they are."""
+        if self.compute_dtype == torch.bfloat16 and not self.is_sharded:
+            with torch.autocast(self.device.type, dtype=torch.bfloat16):
+                yield
+        else:
+            yield
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters under their Hugging Face names; tied ones once."""
+        return self.module.named_parameters()
+
+    def embedding_names(self) -> frozenset[str]:
+        """Names of the parameters of embeddings and head, whose rows are tokens and not directions."""
+        return embedding_names(self.module, self._head)
+
+    def save(self, folder: Path) -> None:
+        """Write config and weights as an ordinary Hugging Face folder (safetensors); not for a sharded model."""
+        self.module.save_pretrained(folder)  # type: ignore[operator]
+
+
+class _Root(nn.Module):
+    """Runs a function as its forward pass."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, function: Callable[[], T]) -> T:
+        return function()
+
+
+class _Uncompiled:
+    """An attention context that compiled layers call as plain Python: its plan differs from batch to batch."""
+
+    def __init__(self, context: AttentionContext) -> None:
+        self._attend = torch.compiler.disable(context.attend)  # type: ignore[no-untyped-call]
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
+    ) -> Tensor:
+        """Attention output [N, H, D] of the context."""
+        output: Tensor = self._attend(layer, query, key, value, scaling=scaling, window=window)
+        return output
+
+
+def _head(module: Any) -> nn.Linear:
+    """The language-model head, or the head of a sequence-classification model."""
+    head = module.get_output_embeddings()
+    linear: nn.Linear = module.score if head is None else head
+    return linear
+
+
+def _disable_dropout(module: nn.Module) -> None:
+    """Set every dropout to 0: a sampled log-prob must be the trained one."""
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+        for name, value in vars(part).items():
+            if "drop" in name and isinstance(value, float):  # OPT and others keep rates as plain numbers
+                setattr(part, name, 0.0)

@@ -1,0 +1,107 @@
+"""The global norm of gradients that are whole or sharded over ranks, clipping, and the search for poisoned ones.
+
+Concurrency: with sharded gradients every function here is a collective; all ranks of the mesh call it with the
+same parameters in the same order. All ranks get the same result to the last bit, so that they take or skip a step
+together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+_CHUNK = 1 << 16
+"""Numbers that are squared and added at one time on a CPU: half a MiB in float64, which stays in its cache."""
+
+_Sharding = tuple[DeviceMesh, tuple[int, ...]]
+"""A mesh and those of its dimensions over which a tensor is cut into shards."""
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard, sharing its memory; the tensor itself where it is whole."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole tensor: gathered from all ranks where it is sharded, which all of them must ask for."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    # Shards that are kept in host memory are gathered where the ranks can talk.
+    shard: DTensor = tensor.to(tensor.device_mesh.device_type)  # type: ignore[assignment]
+    return shard.full_tensor()
+
+
+@torch.no_grad()
+def total_norm(gradients: Mapping[str, Tensor]) -> float:
+    """L2 norm of all gradients as one vector, over all shards.
+
+    Squares are added in float64, so that the value hardly depends on how many ranks hold the gradients: float32
+    sums on a CPU lose three digits on a large matrix.
+    """
+    totals: dict[_Sharding | None, float] = {}
+    for gradient in gradients.values():
+        sharding = _sharding(gradient)
+        totals[sharding] = totals.get(sharding, 0.0) + _sum_of_squares(local(gradient))
+    return math.sqrt(
+        sum(_reduced([total], sharding, dist.ReduceOp.SUM)[0] for sharding, total in totals.items())
+    )
+
+
+@torch.no_grad()
+def scale(gradients: Mapping[str, Tensor], factor: float) -> None:
+    """Multiply all gradients in place."""
+    for gradient in gradients.values():
+        local(gradient).mul_(factor)
+
+
+@torch.no_grad()
+def non_finite(gradients: Mapping[str, Tensor]) -> list[str]:
+    """Names of the gradients with a NaN or an infinity on any rank, in order."""
+    names: dict[_Sharding | None, list[str]] = {}
+    for name, gradient in gradients.items():
+        names.setdefault(_sharding(gradient), []).append(name)
+    bad: set[str] = set()
+    for sharding, group in names.items():
+        flags = [0.0 if bool(torch.isfinite(local(gradients[name])).all()) else 1.0 for name in group]
+        flags = _reduced(flags, sharding, dist.ReduceOp.MAX)
+        bad.update(name for name, flag in zip(group, flags, strict=True) if flag)
+    return [name for name in gradients if name in bad]
+
+
+def _sharding(tensor: Tensor) -> _Sharding | None:
+    if not isinstance(tensor, DTensor):
+        return None
+    assert not any(p.is_partial() for p in tensor.placements), "FSDP reduces gradients before the step"
+    return tensor.device_mesh, tuple(i for i, p in enumerate(tensor.placements) if p.is_shard())
+
+
+def _reduced(values: list[float], sharding: _Sharding | None, how: dist.ReduceOp.RedOpType) -> list[float]:
+    """The sums or maxima over the ranks that hold different shards; copies of one shard count once."""
+    if sharding is None:
+        return values
+    mesh, dims = sharding
+    held = torch.tensor(values, dtype=torch.float64, device=mesh.device_type)
+    for dim in dims:
+        dist.all_reduce(held, op=how, group=mesh.get_group(dim))
+    result: list[float] = held.tolist()
+    return result
+
+
+def _sum_of_squares(tensor: Tensor) -> float:
+    flat = tensor.reshape(-1)
+    if flat.device.type != "cpu":
+        # Devices add in a tree, which float32 is enough for.
+        dtype = torch.promote_types(flat.dtype, torch.float32)
+        norm = float(torch.linalg.vector_norm(flat, dtype=dtype))
+        return norm * norm
+    total = torch.zeros((), dtype=torch.float64)
+    for start in range(0, len(flat), _CHUNK):
+        chunk = flat[start : start + _CHUNK].double()
+        total += torch.dot(chunk, chunk)
+    return float(total)

@@ -1,0 +1,198 @@
+"""The processes that hold one model together, and what they tell each other.
+
+A role's processes form one torch.distributed group; parameters are sharded over its mesh. Ranks that share a
+sequence (sequence parallelism) are neighbours: rank = dp_rank * sp_size + sp_rank.
+
+Concurrency: every function that talks to other ranks is a collective, called by all of them in the same order
+from one thread. A wait ends with an error after the group's timeout.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from strop.device import collective_backend, device_name, num_devices
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parallel:
+    """This process among those that hold one model."""
+
+    rank: int = 0
+    """Place of this process, from 0."""
+    world_size: int = 1
+    """Number of processes."""
+    device: torch.device
+    """What this process computes on."""
+    sp_size: int = 1
+    """Ranks that share each sequence."""
+    mesh: DeviceMesh | None = None
+    """What parameters are sharded over: [shard] or [replicate, shard]; None when alone, where nothing is sharded."""
+    sp_group: dist.ProcessGroup | None = None
+    """The ranks that share this rank's sequences; None when sp_size is 1."""
+
+    @property
+    def dp_rank(self) -> int:
+        """Which share of the rows this rank has."""
+        return self.rank // self.sp_size
+
+    @property
+    def dp_size(self) -> int:
+        """Number of shares of the rows."""
+        return self.world_size // self.sp_size
+
+    @property
+    def sp_rank(self) -> int:
+        """Place among the ranks that share this rank's sequences."""
+        return self.rank % self.sp_size
+
+    def max(self, value: int) -> int:
+        """The largest value of all ranks."""
+        if self.mesh is None:
+            return value
+        held = torch.tensor(value)  # host memory: no wait for the device
+        dist.all_reduce(held, op=dist.ReduceOp.MAX)
+        return int(held)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """A new tensor: the sum over all ranks, in their order of addition, the same bits on each."""
+        total = tensor.detach().clone()
+        if self.mesh is not None:
+            dist.all_reduce(total)
+        return total
+
+    def barrier(self, what: str) -> None:
+        """Wait until every rank is here.
+
+        Raises:
+            RuntimeError: a rank did not come; the message says what was waited for.
+        """
+        if self.mesh is None:
+            return
+        try:
+            dist.all_reduce(torch.zeros(1))
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"rank {self.rank} of {self.world_size} waited for the others at {what!r}, and not all came: "
+                f"{str(error).strip().splitlines()[0]}"
+            ) from error
+
+
+def alone(device: torch.device | str) -> Parallel:
+    """One process with the whole model."""
+    return Parallel(device=torch.device(device))
+
+
+def join_ranks(
+    *,
+    rank: int,
+    world_size: int,
+    master_addr: str,
+    master_port: int,
+    device: str,
+    sp_size: int = 1,
+    shard_size: int = 0,
+    timeout_s: float = 600.0,
+) -> Parallel:
+    """Join the other processes of a role; all of them call this.
+
+    Several roles of one process share the process group, which is made once; their meshes may differ.
+
+    Args:
+        rank, world_size: this process and the number of processes.
+        master_addr, master_port: where rank 0 listens.
+        device: `auto` or a device name, with or without a number.
+        sp_size: ranks that share each sequence.
+        shard_size: ranks over which one copy of the parameters is sharded; 0 for all of them, fewer for
+            copies on several shard groups (hybrid sharding).
+        timeout_s: limit of every wait for other ranks.
+
+    Raises:
+        ValueError: sizes that do not divide each other, or a process that is already another rank.
+    """
+    _check_sizes(rank, world_size, sp_size, shard_size)
+    place = _device_of_rank(device, rank)
+    if world_size == 1:
+        return alone(place)
+    if not dist.is_initialized():
+        _initialize(rank, world_size, master_addr, master_port, place, timeout_s)
+    if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
+        raise ValueError(
+            f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already and cannot also be rank "
+            f"{rank} of {world_size}; roles in one process need the same ranks"
+        )
+    num_shards = shard_size or world_size
+    if num_shards == world_size:
+        mesh = _mesh(place.type, (world_size,), ("shard",))
+    else:
+        mesh = _mesh(place.type, (world_size // num_shards, num_shards), ("replicate", "shard"))
+    sp_group = None
+    if sp_size > 1:
+        sp_group = _mesh(place.type, (world_size // sp_size, sp_size), ("dp", "sp")).get_group("sp")
+    return Parallel(
+        rank=rank, world_size=world_size, device=place, sp_size=sp_size, mesh=mesh, sp_group=sp_group
+    )
+
+
+def leave_ranks() -> None:
+    """End this process's part in its group, if it has one; models sharded over it cannot be used any more."""
+    _mesh.cache_clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _check_sizes(rank: int, world_size: int, sp_size: int, shard_size: int) -> None:
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank is {rank}, but there are {world_size} ranks, counted from 0")
+    for name, size in (("sequence_parallel", sp_size), ("shard_size", shard_size or world_size)):
+        if size < 1 or world_size % size:
+            raise ValueError(
+                f"engine.{name} is {size}, which does not divide the {world_size} ranks of the role; choose one "
+                f"of {', '.join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)}"
+            )
+
+
+def _device_of_rank(device: str, rank: int) -> torch.device:
+    """The device by name; where none is numbered, ranks take the visible ones in turn."""
+    requested, _, number = device.partition(":")
+    name = device_name(requested)
+    if name == "cpu":
+        return torch.device(name)
+    place = torch.device(name, int(number) if number else rank % num_devices(name))
+    torch.accelerator.set_device_index(place)
+    return place
+
+
+def _initialize(
+    rank: int, world_size: int, master_addr: str, master_port: int, device: torch.device, timeout_s: float
+) -> None:
+    if master_port == 0:
+        raise ValueError(
+            f"rank {rank} of {world_size} was given no port of rank 0; the runtime that starts the processes must "
+            f"choose one"
+        )
+    backend = collective_backend(device.type)
+    if device.type != "cpu":
+        # Small facts travel between hosts and need no device.
+        backend = f"cpu:{collective_backend('cpu')},{device.type}:{backend}"
+    host = f"[{master_addr}]" if ":" in master_addr else master_addr
+    dist.init_process_group(
+        backend,
+        init_method=f"tcp://{host}:{master_port}",
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
+
+
+@cache
+def _mesh(device_type: str, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    """One mesh per shape and process, so that roles share its groups."""
+    return init_device_mesh(device_type, shape, mesh_dim_names=names)

@@ -1,0 +1,103 @@
+"""What a trained role leaves in a checkpoint, and how it continues from there on any number of ranks.
+
+    global_step_40/actor/           shards and state.json (checkpoint.py):
+                                      model/<Hugging Face name>   weights and persistent buffers, tied ones once;
+                                                                  with adapters, only what is trained
+                                      optim/<kind>/<parameter>    optimizer state
+    global_step_40/actor/config/    config.json, generation_config.json, tokenizer: what an export needs besides
+
+Names of weights are those of weights.py, the map that weight sync uses as well.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from strop.engines.causal_lm import CausalLM
+from strop.engines.checkpoint import PendingSave, load_sharded, save_sharded, save_sharded_async
+from strop.engines.lora import has_adapter
+from strop.engines.training import TrainEngine
+from strop.engines.weights import inventory, named_weights
+
+CONFIG_FOLDER = "config"
+"""Folder of a role with what its weights alone do not say."""
+MODEL, OPTIMIZER = "model/", "optim/"
+"""Beginnings of names of saved tensors."""
+
+
+def save_role(
+    folder: Path, engine: TrainEngine, *, tokenizer: Any = None, in_background: bool = False
+) -> PendingSave | None:
+    """Write this rank's part of a role; every rank calls this.
+
+    Args:
+        folder: of the role in a checkpoint; all ranks see the same one.
+        engine: its model and optimizer.
+        tokenizer: goes beside the configuration, so that an export needs nothing else.
+        in_background: return once the tensors are copied to host memory.
+
+    Returns:
+        What is being written, or None when it is written.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    moments, numbers = engine.optimizer.state()
+    tensors = role_tensors(engine.model) | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
+    if engine.parallel.rank == 0:
+        _save_config(engine.model, tokenizer, folder / CONFIG_FOLDER)
+    if in_background:
+        return save_sharded_async(folder, tensors, numbers, parallel=engine.parallel)
+    save_sharded(folder, tensors, numbers, parallel=engine.parallel)
+    return None
+
+
+def load_role(folder: Path, engine: TrainEngine) -> None:
+    """Continue where `save_role` was called, on any number of ranks; every rank calls this.
+
+    Args:
+        folder: of the role in a checkpoint.
+        engine: a model of the same architecture, with the same kind of optimizer; its values are replaced.
+
+    Raises:
+        ValueError: the checkpoint is of another model or optimizer, or damaged.
+    """
+    moments, _ = engine.optimizer.state()
+    tensors = role_tensors(engine.model) | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
+    numbers = load_sharded(folder, tensors)
+    engine.optimizer.load_state(moments, numbers)
+
+
+def load_weights(folder: Path, model: CausalLM) -> None:
+    """The weights of a role alone, without its optimizer, into a model on any number of ranks.
+
+    Raises:
+        ValueError: as `load_role`.
+    """
+    load_sharded(folder, role_tensors(model), leave=[OPTIMIZER])
+
+
+def role_tensors(model: CausalLM) -> dict[str, Tensor]:
+    """The live tensors that a checkpoint of this model holds: all weights, or what is trained beside a frozen base."""
+    if has_adapter(model):
+        return {MODEL + name: p for name, p in model.named_parameters() if p.requires_grad}
+    tensors = named_weights(model.module)
+    return {MODEL + weight.name: tensors[weight.name] for weight in inventory(model.module)}
+
+
+def _save_config(model: CausalLM, tokenizer: Any, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    module: Any = model.module
+    config = copy.deepcopy(module.config)
+    config.architectures = [
+        type(module).__name__.removeprefix("FSDP")
+    ]  # what FSDP2 puts before a class's name
+    config.save_pretrained(folder)
+    if module.can_generate():
+        module.generation_config.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)

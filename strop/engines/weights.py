@@ -1,0 +1,410 @@
+"""The one weight map of a model: which tensors it has, under which names, and how they come out.
+
+Sync to a rollout engine, export and step fingerprints read the weights through this module, so they agree on
+names, shapes, order and tied tensors. Weights leave as a stream of buckets: full tensors, gathered from their
+shards one after the other, so that beside the shards there is never more than a bucket or two.
+
+Names are those of the model's own `state_dict`; what wrappers add to them (activation checkpointing, compilation,
+PEFT) is taken off. Persistent buffers belong to the weights, because a copy of the model needs them too.
+
+Concurrency: `parameter_stream` and the digests of a sharded model are collectives over the ranks of its mesh, called
+by all of them in the same order. They read the shards; parameters that were left gathered go back to their shards
+first, as `state_dict` of torch does, so they are not called inside TrainEngine.full_parameters().
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from strop.engines.digest import WORD_BYTES, finish, word_sum
+
+BUCKET_BYTES = 256 << 20
+"""Size of a bucket where nothing else is asked for: large enough for full bandwidth, small beside a model."""
+ALIGNMENT = 64
+"""Tensors start at multiples of this many bytes in a bucket, so that every dtype can be viewed in place."""
+_WRAPPERS = re.compile(r"(_checkpoint_wrapped_module|_orig_mod|_fsdp_wrapped_module|base_layer)\.")
+_PEFT_PREFIX = "base_model.model."
+_ADAPTER = re.compile(r"\.(lora_|modules_to_save\.)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """One tensor of a model, without its values."""
+
+    name: str
+    """Hugging Face name; of tied tensors the first one."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    aliases: tuple[str, ...] = ()
+    """Further names of the same tensor, for example a head tied to the embedding."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the full tensor."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name and the aliases."""
+        return (self.name, *self.aliases)
+
+    def to_json(self) -> list[Any]:
+        """As plain JSON: name, shape, dtype, aliases."""
+        return [self.name, list(self.shape), _dtype_name(self.dtype), list(self.aliases)]
+
+    @classmethod
+    def from_json(cls, value: Any) -> Weight:
+        """What `to_json` wrote, every field checked.
+
+        Raises:
+            ValueError: the value has another form, or names an unknown dtype.
+        """
+        match value:
+            case [str(name), list(shape), str(dtype), list(aliases)] if (
+                all(type(size) is int and size >= 0 for size in shape)
+                and all(isinstance(alias, str) for alias in aliases)
+                and isinstance(known := getattr(torch, dtype, None), torch.dtype)
+            ):
+                return cls(name=name, shape=tuple(shape), dtype=known, aliases=tuple(aliases))
+        raise ValueError(f"not the description of a weight: {str(value)[:200]}")
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All weights of a model, each once, in the order in which they travel."""
+
+    weights: tuple[Weight, ...]
+
+    def __post_init__(self) -> None:
+        names = [name for weight in self.weights for name in weight.names]
+        repeated = (
+            {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+        )
+        if repeated:
+            raise ValueError(f"the weight map names {min(repeated)} twice; every name stands for one tensor")
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def __iter__(self) -> Iterator[Weight]:
+        return iter(self.weights)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Weight]:
+        """The weight of every name, aliases included."""
+        return {name: weight for weight in self.weights for name in weight.names}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all full tensors."""
+        return sum(weight.num_bytes for weight in self.weights)
+
+    def to_json(self) -> list[Any]:
+        """As plain JSON."""
+        return [weight.to_json() for weight in self.weights]
+
+    @classmethod
+    def from_json(cls, value: Any) -> Inventory:
+        """What `to_json` wrote.
+
+        Raises:
+            ValueError: the value has another form.
+        """
+        if not isinstance(value, list):
+            raise ValueError(f"not a list of weights: {str(value)[:200]}")
+        return cls(tuple(Weight.from_json(item) for item in value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Some full tensors, one behind the other in one piece of memory. Read only: it may be the model's own."""
+
+    entries: tuple[tuple[Weight, int], ...]
+    """Each weight with the byte of `data` where it starts."""
+    data: Tensor
+    """[num_bytes] uint8 on the model's device."""
+
+    def tensors(self) -> Iterator[tuple[Weight, Tensor]]:
+        """The weights with their values: views of `data`."""
+        for weight, offset in self.entries:
+            yield weight, tensor_at(self.data, weight, offset)
+
+
+def tensor_at(data: Tensor, weight: Weight, offset: int) -> Tensor:
+    """The view of bytes [n] uint8 from `offset` on as this weight."""
+    return data[offset : offset + weight.num_bytes].view(weight.dtype).view(weight.shape)
+
+
+def hugging_face_name(name: str) -> str | None:
+    """A parameter's name without what wrappers added to it; None for parameters of an adapter.
+
+    `base_model.model.lm_head._orig_mod.base_layer.weight` is `lm_head.weight`.
+    """
+    if _ADAPTER.search(name):
+        return None
+    return _WRAPPERS.sub("", name.removeprefix(_PEFT_PREFIX))
+
+
+def named_weights(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters and persistent buffers by Hugging Face name, tied ones under each of their names.
+
+    The tensors are the live ones: shards (DTensor) of a sharded model. Parameters of adapters are left out.
+    """
+    state = module.state_dict(keep_vars=True)
+    named = ((hugging_face_name(name), tensor) for name, tensor in state.items())
+    return {name: tensor for name, tensor in named if name is not None and isinstance(tensor, Tensor)}
+
+
+def _check_present(name: str, tensor: Tensor) -> None:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if local.numel() and local.untyped_storage().nbytes() == 0:
+        raise ValueError(f"{name} is offloaded; bring the weights back to the device before they are read")
+
+
+def inventory(module: nn.Module, *, dtype: torch.dtype | None = None) -> Inventory:
+    """The weights of a model, in the order of its `state_dict`; tied ones once, with their aliases.
+
+    Args:
+        module: plain or sharded; of a sharded model the shapes are the full ones.
+        dtype: what floating-point weights are delivered in, instead of the dtype they are held in.
+    """
+    names: dict[int, list[str]] = {}
+    tensors = named_weights(module)
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), []).append(name)
+    return Inventory(
+        tuple(
+            Weight(
+                name=first,
+                shape=tuple(tensors[first].shape),
+                dtype=_delivered(tensors[first].dtype, dtype),
+                aliases=tuple(aliases),
+            )
+            for first, *aliases in names.values()
+        )
+    )
+
+
+def parameter_stream(
+    module: nn.Module,
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+    wanted: bool = True,
+    dtype: torch.dtype | None = None,
+    weights: Iterable[tuple[str, Tensor]] | None = None,
+) -> Iterator[Bucket]:
+    """All weights as full tensors in the order of `inventory(module)`, packed into buckets.
+
+    Memory beside the model: the bucket being filled and one gathered tensor, so with the bucket that the caller
+    still holds at most two buckets and one tensor. A tensor larger than a bucket is a bucket of its own and is
+    not copied once more.
+
+    Args:
+        module: plain, or sharded over ranks that all make this call and use up the iterator.
+        bucket_bytes: limit of a bucket.
+        wanted: whether this rank gets the buckets; without it the rank takes part in the gathers, keeps nothing,
+            and its iterator ends without yielding.
+        dtype: deliver floating-point weights in this dtype; they are cast before they are gathered.
+        weights: the tensors to deliver instead of the module's own, for example with an adapter merged into
+            them: the names of the inventory in its order, made one at a time.
+
+    Raises:
+        ValueError: `weights` are others than those of the inventory, or the module has an adapter and no merged
+            weights are given, or the weights are offloaded.
+    """
+    if bucket_bytes < 1:
+        raise ValueError(f"a bucket of {bucket_bytes} bytes holds nothing; use at least 1")
+    held = inventory(module, dtype=dtype)
+    source = iter(_own_weights(module, held)) if weights is None else iter(weights)
+    for group in _groups(held, bucket_bytes):
+        entries, size = _placed(group)
+        data: Tensor | None = None
+        for weight, offset in entries:
+            tensor = _full(_next(source, weight), weight.dtype)
+            if not wanted:
+                continue
+            if len(entries) == 1:
+                data = tensor.contiguous().view(-1).view(torch.uint8)
+                break
+            if data is None:
+                data = torch.empty(size, dtype=torch.uint8, device=tensor.device)
+            tensor_at(data, weight, offset).copy_(tensor)
+            del tensor
+        if data is not None:
+            yield Bucket(entries=entries, data=data)
+    if extra := next(source, None):
+        raise ValueError(f"the weights go on with {extra[0]} after the last one of the model's inventory")
+
+
+def weight_digests(module: nn.Module) -> dict[str, int]:
+    """`digest_tensor` of every full weight by name (tied ones once), without gathering the weights.
+
+    Each rank reads its own shards and the sums are added up in one small reduction per mesh axis. All ranks of a
+    sharded model call this and get the same numbers.
+    """
+    tensors = named_weights(module)
+    held = inventory(module)
+    totals: dict[str, Tensor] = {}
+    shared: dict[dist.ProcessGroup, list[str]] = {}
+    for weight in held:
+        tensor = tensors[weight.name].detach()
+        _check_present(weight.name, tensor)
+        shard = _row_shard(tensor)
+        if shard is None:
+            totals[weight.name] = word_sum(_full(tensor, weight.dtype))
+        else:
+            totals[weight.name] = word_sum(shard.rows, first_byte=shard.first_byte)
+            shared.setdefault(shard.group, []).append(weight.name)
+    for group, names in shared.items():
+        # The sums wrap around modulo 2^64 here as they do inside of one rank.
+        added = torch.stack([totals[name] for name in names]).to(_device_of(tensors[names[0]]))
+        dist.all_reduce(added, group=group)
+        totals.update(zip(names, added.unbind(), strict=True))
+    numbers = _to_ints([totals[weight.name] for weight in held])
+    return {
+        weight.name: finish(number, weight.num_bytes) for weight, number in zip(held, numbers, strict=True)
+    }
+
+
+def combine_digests(held: Inventory, digests: Mapping[str, int]) -> str:
+    """One digest of a whole model: SHA-256 over names, shapes, dtypes and digests of its weights, as 64 hex digits.
+
+    Tied weights enter under their first name only, so that a model says the same whether the tie is known or not.
+    """
+    state = hashlib.sha256()
+    for weight in held:
+        line = f"{weight.name} {list(weight.shape)} {_dtype_name(weight.dtype)} {digests[weight.name]:016x}\n"
+        state.update(line.encode())
+    return state.hexdigest()
+
+
+def digest_weights(module: nn.Module) -> str:
+    """`combine_digests` of a model's weights: equal for a sharded and an unsharded model with the same bits."""
+    return combine_digests(inventory(module), weight_digests(module))
+
+
+def _own_weights(module: nn.Module, held: Inventory) -> Iterator[tuple[str, Tensor]]:
+    """The module's own tensors. Raises before the first one what is wrong with any."""
+    adapter = next((name for name in module.state_dict(keep_vars=True) if _ADAPTER.search(name)), None)
+    if adapter is not None:
+        raise ValueError(
+            f"the model has an adapter ({adapter}), which its own weights do not contain; give the merged weights"
+        )
+    tensors = named_weights(module)
+    for weight in held:
+        _check_present(weight.name, tensors[weight.name])
+    return ((weight.name, tensors[weight.name]) for weight in held)
+
+
+def _next(source: Iterator[tuple[str, Tensor]], weight: Weight) -> Tensor:
+    name, tensor = next(source, ("nothing", None))
+    if tensor is None or name != weight.name or tuple(tensor.shape) != weight.shape:
+        got = name if tensor is None else f"{name} {list(tensor.shape)}"
+        raise ValueError(
+            f"expected {weight.name} {list(weight.shape)} next in the stream of weights, got {got}; give the weights "
+            f"of inventory(module) in its order, each once"
+        )
+    return tensor
+
+
+def _groups(held: Inventory, bucket_bytes: int) -> Iterator[list[Weight]]:
+    """The weights in order, cut where a bucket is full."""
+    group: list[Weight] = []
+    for weight in held:
+        if group and _placed([*group, weight])[1] > bucket_bytes:
+            yield group
+            group = []
+        group.append(weight)
+    if group:
+        yield group
+
+
+def _placed(group: Sequence[Weight]) -> tuple[tuple[tuple[Weight, int], ...], int]:
+    """The weights of a bucket with their offsets, and the bucket's size."""
+    entries, end = [], 0
+    for weight in group:
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        entries.append((weight, offset))
+        end = offset + weight.num_bytes
+    return tuple(entries), end
+
+
+@torch.no_grad()
+def _full(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The whole tensor in this dtype, gathered from its shards where there are any; live memory where possible."""
+    tensor = tensor.detach().to(dtype)
+    if isinstance(tensor, DTensor):
+        # Shards that are kept in host memory are gathered where the ranks can talk.
+        there: DTensor = tensor.to(tensor.device_mesh.device_type)  # type: ignore[assignment]
+        whole: Tensor = there.full_tensor()
+        return whole
+    return tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RowShard:
+    """This rank's rows of a tensor that is sharded by rows over one mesh axis."""
+
+    rows: Tensor
+    first_byte: int
+    group: dist.ProcessGroup
+
+
+def _row_shard(tensor: Tensor) -> _RowShard | None:
+    """What this rank holds, if the sums over shards can be added up; None for tensors that are read whole.
+
+    That is a decision about shapes and placements only, so all ranks come to the same one.
+    """
+    if not isinstance(tensor, DTensor):
+        return None
+    mesh, placements = tensor.device_mesh, tensor.placements
+    axes = [axis for axis, placement in enumerate(placements) if not placement.is_replicate()]
+    if len(axes) != 1 or type(placements[axes[0]]) is not Shard or not placements[axes[0]].is_shard(0):
+        return None
+    # As torch.chunk cuts: all shards but the last ones have this many rows.
+    rows_per_rank = -(-tensor.shape[0] // mesh.size(axes[0]))
+    bytes_per_rank = rows_per_rank * tensor.shape[1:].numel() * tensor.element_size()
+    if bytes_per_rank % WORD_BYTES:
+        return None
+    first_row = min(rows_per_rank * mesh.get_local_rank(axes[0]), tensor.shape[0])
+    local = tensor.to_local()
+    if local.shape[0] != min(rows_per_rank, tensor.shape[0] - first_row):
+        raise RuntimeError(
+            f"a shard of {list(tensor.shape)} has {local.shape[0]} rows, but {rows_per_rank} are dealt out at a time"
+        )
+    first_byte = min(bytes_per_rank * mesh.get_local_rank(axes[0]), tensor.numel() * tensor.element_size())
+    if local.numel() == 0:
+        first_byte = 0
+    return _RowShard(rows=local, first_byte=first_byte, group=mesh.get_group(axes[0]))
+
+
+def _device_of(tensor: Tensor) -> torch.device | str:
+    return tensor.device_mesh.device_type if isinstance(tensor, DTensor) else tensor.device
+
+
+def _to_ints(scalars: Sequence[Tensor]) -> list[int]:
+    """The values of many scalars in one transfer per device."""
+    values: dict[int, int] = {}
+    devices = dict.fromkeys(scalar.device for scalar in scalars)
+    for device in devices:
+        here = [index for index, scalar in enumerate(scalars) if scalar.device == device]
+        values.update(zip(here, torch.stack([scalars[i] for i in here]).tolist(), strict=True))
+    return [values[index] for index in range(len(scalars))]
+
+
+def _delivered(held: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
+    return asked if asked is not None and held.is_floating_point else held
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,197 @@
+"""Several real processes for a test, each one rank of a torch.distributed group.
+
+    def gradient(ranks: Ranks, rows: int) -> float:      # at the top level of the test module
+        parallel = ranks.join(shard_size=2)              # a gloo group of this call alone
+        ...
+        return plain python, numpy or CPU tensors
+
+    first, second = run_ranks(gradient, 2, 10)           # the results in the order of the ranks
+
+Processes are spawned once and serve later calls, because importing torch takes seconds; each has one thread.
+After a call that failed or ran out of time its processes are killed, and the next call gets others. Nothing
+survives the test run: the processes end with the one that started them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+_SPAWN = multiprocessing.get_context("spawn")
+_START_TIMEOUT_S = 240.0
+"""Limit of a process's start: torch and transformers are imported, on a machine that may be busy."""
+
+
+class RankFailed(RuntimeError):
+    """A rank raised, ended or did not answer; the message holds its traceback."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What the function of a test is given: who it is, and where the group meets."""
+
+    rank: int
+    world_size: int
+    master_port: int
+    master_addr: str = "127.0.0.1"
+
+    def join(self, *, sp_size: int = 1, shard_size: int = 0, timeout_s: float = 60.0) -> Any:
+        """This process as `strop.engines.parallel.Parallel`, on the CPU; again for another mesh."""
+        from strop.engines.parallel import join_ranks
+
+        return join_ranks(
+            rank=self.rank,
+            world_size=self.world_size,
+            master_addr=self.master_addr,
+            master_port=self.master_port,
+            device="cpu",
+            sp_size=sp_size,
+            shard_size=shard_size,
+            timeout_s=timeout_s,
+        )
+
+
+def run_ranks(
+    function: Callable[..., Any] | str, world_size: int, *args: Any, timeout_s: float = 120.0
+) -> list[Any]:
+    """Call `function(Ranks, *args)` in `world_size` processes at the same time; the results in order of rank.
+
+    Args:
+        function: at the top level of an importable module (a test module is one), or "module:name".
+        world_size: number of processes.
+        args: picklable; the same for all ranks.
+        timeout_s: limit of the call, without the start of the processes.
+
+    Raises:
+        RankFailed: a rank raised (first traceback), died or was too late; all its processes are killed.
+    """
+    name = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
+    while len(_children) < world_size:
+        _children.append(_Child())
+    used = _children[:world_size]
+    try:
+        for child in used:
+            child.wait_until_ready()
+        port = free_port()
+        for rank, child in enumerate(used):
+            child.connection.send((sys.path, name, Ranks(rank, world_size, port), args))
+        return _collect(used, name, time.monotonic() + timeout_s)
+    except BaseException:
+        for child in used:
+            child.kill()
+            _children.remove(child)
+        raise
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nothing listens on."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        return port
+
+
+class _Child:
+    """One process that calls functions."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = _SPAWN.Pipe()
+        self.process: BaseProcess = _SPAWN.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
+        self.process.start()
+        theirs.close()
+        self._ready = False
+
+    def wait_until_ready(self) -> None:
+        if not self._ready and not self.connection.poll(_START_TIMEOUT_S):
+            raise RankFailed(f"a rank's process did not start within {_START_TIMEOUT_S} s")
+        if not self._ready:
+            self.connection.recv()
+            self._ready = True
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(10)
+        self.connection.close()
+
+
+_children: list[_Child] = []
+
+
+@atexit.register
+def _end_all() -> None:
+    for child in _children:
+        child.connection.close()  # what a waiting process ends by
+    for child in _children:
+        child.process.join(5)
+        child.process.kill()
+    _children.clear()
+
+
+def _collect(used: list[_Child], name: str, deadline: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    rank_of = {child.connection: rank for rank, child in enumerate(used)}
+    while len(results) < len(used):
+        waiting = [connection for connection, rank in rank_of.items() if rank not in results]
+        ready = multiprocessing.connection.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            late = [rank_of[connection] for connection in waiting]
+            raise RankFailed(f"{name}: ranks {late} of {len(used)} gave no result in time")
+        for connection in ready:
+            assert isinstance(connection, Connection)
+            rank = rank_of[connection]
+            try:
+                succeeded, value = connection.recv()
+            except (EOFError, ConnectionResetError) as error:
+                used[rank].process.join(10)
+                code = used[rank].process.exitcode
+                raise RankFailed(f"{name}: rank {rank} ended with exit code {code}") from error
+            if not succeeded:
+                raise RankFailed(f"{name}: rank {rank} of {len(used)} raised\n{value}")
+            results[rank] = value
+    return [results[rank] for rank in range(len(used))]
+
+
+def _serve(connection: Connection, parent: int) -> None:
+    """Life of a process: calls, until the one that started it is gone."""
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    from strop.engines.parallel import leave_ranks
+
+    connection.send("ready")
+    while True:
+        try:
+            path, name, ranks, args = connection.recv()
+        except EOFError:
+            return
+        sys.path[:] = path
+        try:
+            module, _, function = name.partition(":")
+            value = getattr(importlib.import_module(module), function)(ranks, *args)
+            connection.send((True, value))
+        except Exception:  # noqa: BLE001  (raised again where the call was made)
+            connection.send((False, traceback.format_exc()))
+        finally:
+            leave_ranks()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
