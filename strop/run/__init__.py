@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from strop.run.checkpoints import Checkpoint, CheckpointStore
+from strop.run.checkpoints import CheckpointStore
 from strop.run.config import RunConfig
 from strop.run.errors import RunError
 from strop.run.events import EventLog
@@ -20,7 +20,8 @@ from strop.run.fingerprints import (
 )
 from strop.run.folder import RunFolder, is_run
 from strop.run.ledger import Fate, Ledger, LedgerError
-from strop.run.manifest import CheckpointError, Manifest
+from strop.run.manifest import Checkpoint, CheckpointError, Manifest
+from strop.run.pending import PendingCheckpoint
 from strop.run.samples import SampleStore
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Ledger",
     "LedgerError",
     "Manifest",
+    "PendingCheckpoint",
     "RunConfig",
     "RunError",
     "RunFolder",

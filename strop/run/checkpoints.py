@@ -1,6 +1,7 @@
 """The checkpoint store: saves that are whole or absent, and a choice of the newest one that can be trusted.
 
-A save goes through these names, each step after the one before has reached the disk:
+A save begins, its files are written by any number of processes that see the folder, and it is sealed. It goes
+through these names, each step after the one before has reached the disk:
 
     .saving-global_step_40/         files, then manifest.json
     global_step_40/                 by rename: from here on the checkpoint exists
@@ -9,40 +10,40 @@ A save goes through these names, each step after the one before has reached the 
 Only then are older checkpoints removed. A process that dies at any moment leaves the checkpoint before
 untouched. A step that is saved again moves the earlier folder aside (`.replaced-global_step_40`) for the
 moment of the rename; if the process dies just there, the folder set aside is still found.
+
+Concurrency: one process uses a store, and one save is in flight at a time. Sealing reads every byte twice, so it
+can run in a thread beside training; its outcome comes with `settle`, with the next `begin`, or with `result`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from strop.run.durable import fsync_path, replace_text
 from strop.run.jsonable import jsonable
-from strop.run.manifest import CheckpointError, Manifest, check_files, read_manifest, seal
+from strop.run.manifest import Checkpoint, CheckpointError, Manifest, check_files, read_manifest, seal
+from strop.run.pending import PendingCheckpoint
 
 LATEST = "latest_checkpointed_iteration.txt"
 """Holds the step of the newest checkpoint, for people and scripts; `latest_valid` does not trust it."""
 
 _NAME = re.compile(r"(?P<state>\.saving-|\.replaced-)?global_step_(?P<step>\d+)")
 _SAVING, _REPLACED = ".saving-", ".replaced-"
-_OS_ERROR_IN_TEXT = re.compile(r"os error (\d+)")  # how libraries written in Rust (safetensors) name an errno
+# How libraries written in Rust (safetensors), and errors that came from another process, name an errno.
+_OS_ERROR_IN_TEXT = re.compile(r"(?:os error |\[Errno )(\d+)")
+_OF_DISKS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.ESTALE}
+)
 _FULL_DISK_BYTES = 2**20  # less free space than this after a failed write means that the disk is full
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint whose files were compared with its manifest."""
-
-    step: int
-    path: Path
-    manifest: Manifest
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,54 @@ class CheckpointStore:
         self.root = root
         self.keep_last = keep_last
         self.keep_best = keep_best
+        self._in_flight: PendingCheckpoint | None = None
+
+    def begin(self, step: int, *, score: float | None = None, facts: Mapping[str, Any]) -> PendingCheckpoint:
+        """Begin a checkpoint: files go into its `folder`, then it is sealed or abandoned.
+
+        One that is being sealed in the background is waited for first.
+
+        Args:
+            step: training steps done.
+            score: higher is better; None or a value that is not finite takes no part in `keep_best`.
+            facts: plain values for the manifest, as they are now.
+
+        Raises:
+            CheckpointError: the one before failed, or the disk refused this one; the message names the checkpoint
+                that stays valid.
+            RuntimeError: the one before is neither sealed nor abandoned.
+        """
+        plain_facts = jsonable(facts, "facts")
+        known_score = float(score) if score is not None and math.isfinite(score) else None
+        self.settle()
+        pending = PendingCheckpoint(
+            step,
+            self.root / f"{_SAVING}global_step_{step}",
+            score=known_score,
+            facts=plain_facts,
+            guard=self._whole_or_absent,
+            seal=self._seal,
+        )
+        with self._whole_or_absent(pending):
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._clear_leftovers()
+            pending.folder.mkdir()
+        self._in_flight = pending
+        return pending
+
+    def settle(self, timeout: float | None = None) -> Checkpoint | None:
+        """Wait for the checkpoint that is being sealed in the background; None when there is none.
+
+        Args:
+            timeout: seconds; None waits as long as it takes.
+
+        Raises:
+            CheckpointError: it could not be saved; the message names the checkpoint that stays valid.
+            TimeoutError: it takes longer; it goes on.
+            RuntimeError: one was begun that is neither sealed nor abandoned.
+        """
+        pending = self._in_flight
+        return None if pending is None or pending.is_over else pending.result(timeout)
 
     def save(
         self,
@@ -92,34 +141,10 @@ class CheckpointStore:
             CheckpointError: the disk refused, or does not give back what was written; the message names the
                 checkpoint that stays valid. Nothing is left of the failed save.
         """
-        plain_facts = jsonable(facts, "facts")
-        known_score = float(score) if score is not None and math.isfinite(score) else None
-        name = f"global_step_{step}"
-        saving, final = self.root / (_SAVING + name), self.root / name
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            self._clear_leftovers()
-            saving.mkdir()
-            write(saving)
-            manifest = seal(saving, step=step, score=known_score, facts=plain_facts)
-            self._put_in_place(saving, final)
-            self._verify_saved(final, manifest)
-            replace_text(self.root / LATEST, f"{step}\n")
-        except Exception as error:
-            reason = self._disk_reason(error)
-            shutil.rmtree(saving, ignore_errors=True)
-            if reason is None:
-                raise
-            raise CheckpointError(
-                f"checkpoint {step} could not be saved to {self.root}: {reason}; {self._what_stays()}. Free "
-                f"space or check the disk, then continue with --resume."
-            ) from error
-        except BaseException:
-            shutil.rmtree(saving, ignore_errors=True)
-            raise
-        checkpoint = Checkpoint(step, final, manifest)
-        self._retain(checkpoint)
-        return checkpoint
+        pending = self.begin(step, score=score, facts=facts)
+        with pending.writing():
+            write(pending.folder)
+        return pending.seal()
 
     def latest_valid(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint with every byte as it was written, and a sentence per newer one skipped."""
@@ -182,6 +207,36 @@ class CheckpointStore:
             ) from error
         for candidate in later:
             self._remove(candidate.path)
+
+    @contextlib.contextmanager
+    def _whole_or_absent(self, pending: PendingCheckpoint) -> Iterator[None]:
+        """Remove what was written when something fails, and say what a refusal of the disk means."""
+        try:
+            yield
+        except Exception as error:
+            reason = self._disk_reason(error)
+            shutil.rmtree(pending.folder, ignore_errors=True)
+            if reason is None:
+                raise
+            raise CheckpointError(
+                f"checkpoint {pending.step} could not be saved to {self.root}: {reason}; {self._what_stays()}. Free "
+                f"space or check the disk, then continue with --resume."
+            ) from error
+        except BaseException:
+            shutil.rmtree(pending.folder, ignore_errors=True)
+            raise
+
+    def _seal(self, pending: PendingCheckpoint) -> Checkpoint:
+        """Manifest, rename, verification, and only then retention."""
+        final = self.root / f"global_step_{pending.step}"
+        with self._whole_or_absent(pending):
+            manifest = seal(pending.folder, step=pending.step, score=pending.score, facts=pending.facts)
+            self._put_in_place(pending.folder, final)
+            self._verify_saved(final, manifest)
+            replace_text(self.root / LATEST, f"{pending.step}\n")
+        checkpoint = Checkpoint(pending.step, final, manifest)
+        self._retain(checkpoint)
+        return checkpoint
 
     def _candidates(self) -> list[_Candidate]:
         """All folders with the name of a checkpoint, newest first; of one step, the one in place first."""
@@ -287,7 +342,7 @@ class CheckpointStore:
         if isinstance(error, OSError):
             return error.strerror or str(error)
         named = _OS_ERROR_IN_TEXT.search(str(error))
-        if named:
+        if named and int(named[1]) in _OF_DISKS:
             return os.strerror(int(named[1]))
         if self.root.is_dir() and shutil.disk_usage(self.root).free < _FULL_DISK_BYTES:
             return os.strerror(errno.ENOSPC)

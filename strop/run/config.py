@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,14 @@ class RunConfig:
     save_samples: bool = True
     """Write every trained sample, with tokens, log-probs and reward parts, to `samples/`."""
 
+    hf_model: Literal["always", "last", "never"] = "always"
+    """Which checkpoints also hold the policy as a Hugging Face folder; the others get one from `strop export`."""
+    async_save: bool = False
+    """Write checkpoints in the background while training goes on."""
+
     def __post_init__(self) -> None:
+        if self.hf_model not in ("always", "last", "never"):
+            raise ValueError(f"run.hf_model is {self.hf_model!r}; use always, last or never")
         if self.save_every < 0:
             raise ValueError(
                 f"run.save_every is {self.save_every}, but it counts steps: use 20 for a checkpoint every "

@@ -39,7 +39,7 @@ from strop.run.samples import SampleStore
 RUN_FILE = "run.json"
 FORMAT = 1
 _PACKAGES = ("torch", "transformers", "tensordict", "numpy")
-_OURS = {"config.yaml", "events.jsonl", "samples", "checkpoints", "lock", f".{RUN_FILE}.tmp"}
+_OURS = {"config.yaml", "events.jsonl", "samples", "checkpoints", "logs", "lock", f".{RUN_FILE}.tmp"}
 _DEFAULTS = RunConfig()
 
 

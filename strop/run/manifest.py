@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +21,7 @@ from strop.run.errors import RunError
 from strop.run.jsonable import canonical_json
 
 MANIFEST = "manifest.json"
+_HASHING_THREADS = min(4, os.cpu_count() or 1)  # hashing a shard keeps one core busy; shards are many
 FORMAT = 1
 """Raised when an older strop could not read what this one writes."""
 
@@ -55,6 +58,15 @@ class Manifest:
         return sum(entry.num_bytes for entry in self.files.values())
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files were compared with its manifest."""
+
+    step: int
+    path: Path
+    manifest: Manifest
+
+
 def seal(folder: Path, *, step: int, score: float | None, facts: Mapping[str, Any]) -> Manifest:
     """Bring every file of the folder to the disk, then write and return its manifest.
 
@@ -62,18 +74,17 @@ def seal(folder: Path, *, step: int, score: float | None, facts: Mapping[str, An
         ValueError: the folder holds no file, or something that is neither file nor folder.
         OSError: the disk refused.
     """
-    files: dict[str, FileEntry] = {}
+    paths: list[Path] = []
     folders = [folder]
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise ValueError(f"{path} is a link or a special file; a checkpoint holds its own bytes: copy it")
-        if path.is_dir():
-            folders.append(path)
-            continue
-        fsync_path(path)
-        files[path.relative_to(folder).as_posix()] = FileEntry(path.stat().st_size, sha256_of_file(path))
-    if not files:
+        (folders if path.is_dir() else paths).append(path)
+    if not paths:
         raise ValueError(f"the checkpoint of step {step} has no file: `write` puts its files into {folder}")
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        entries = list(pool.map(_entry_on_disk, paths))
+    files = {path.relative_to(folder).as_posix(): entry for path, entry in zip(paths, entries, strict=True)}
     for one in reversed(folders):
         fsync_path(one)
     created = datetime.now(UTC).isoformat(timespec="seconds")
@@ -123,18 +134,35 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
     Raises:
         CheckpointError: the first file that differs, and how.
     """
-    for name, entry in manifest.files.items():
-        path = folder / name
-        try:
-            num_bytes = path.stat().st_size
-            if num_bytes != entry.num_bytes:
-                raise CheckpointError(f"is damaged: {name} has {num_bytes} bytes, not {entry.num_bytes}")
-            if hashes and sha256_of_file(path) != entry.sha256:
-                raise CheckpointError(f"is damaged: {name} differs from its hash in the manifest")
-        except FileNotFoundError:
-            raise CheckpointError(f"is damaged: {name} is missing") from None
-        except OSError as error:
-            raise CheckpointError(f"cannot be read: {name}: {error.strerror}") from error
+    if not hashes:
+        for name, entry in manifest.files.items():
+            _check_file(folder, name, entry, hashes=False)
+        return
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        checks = pool.map(
+            lambda item: _check_file(folder, item[0], item[1], hashes=True), manifest.files.items()
+        )
+        for _ in checks:  # raises what the first of them raised
+            pass
+
+
+def _entry_on_disk(path: Path) -> FileEntry:
+    fsync_path(path)
+    return FileEntry(path.stat().st_size, sha256_of_file(path))
+
+
+def _check_file(folder: Path, name: str, entry: FileEntry, *, hashes: bool) -> None:
+    path = folder / name
+    try:
+        num_bytes = path.stat().st_size
+        if num_bytes != entry.num_bytes:
+            raise CheckpointError(f"is damaged: {name} has {num_bytes} bytes, not {entry.num_bytes}")
+        if hashes and sha256_of_file(path) != entry.sha256:
+            raise CheckpointError(f"is damaged: {name} differs from its hash in the manifest")
+    except FileNotFoundError:
+        raise CheckpointError(f"is damaged: {name} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {name}: {error.strerror}") from error
 
 
 def _to_text(manifest: Manifest) -> str:

@@ -1,11 +1,12 @@
 """Saves a checkpoint and dies by SIGKILL at one boundary; run by test_run_crashes.py.
 
-    python checkpoint_crasher.py FOLDER first|replace
+    python checkpoint_crasher.py FOLDER first|replace|background
 
-For k = 0, 1, 2, ... a forked child works in FOLDER/<k>: it saves step 20, then step 40 ("first") or step 20
-once more ("replace"), and kills itself just before its k-th operation on the file system. Boundaries come
-from the interpreter's audit events (open, mkdir, rename, remove, ...), from fsync, and from the chunks that
-the writer writes. Ends when a child gets through; prints what each boundary was.
+For k = 0, 1, 2, ... a forked child works in FOLDER/<k>: it saves step 20, then step 40 ("first", or "background":
+written by one thread and sealed by another) or step 20 once more ("replace"), and kills itself just before its
+k-th operation on the file system. Boundaries come from the interpreter's audit events (open, mkdir, rename,
+remove, ...), from fsync, and from the chunks that the writer writes. Ends when a child gets through; prints what
+each boundary was.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +32,18 @@ def write(folder: Path, *, boundary: Callable[[str], None], content: bytes) -> N
                 file.write(content[start : start + 1000])
 
 
-def child(root: Path, kill_at: int, second_step: int) -> None:
+def save_in_background(store: CheckpointStore, step: int, boundary: Callable[[str], None]) -> None:
+    """What a run with run.async_save does: the main thread has nothing to do with the files."""
+    pending = store.begin(step, facts={"run": "new"})
+    writer = threading.Thread(
+        target=write, args=(pending.folder,), kwargs={"boundary": boundary, "content": b"new" * 999}
+    )
+    writer.start()
+    pending.seal_after(writer.join)
+    store.settle(60)
+
+
+def child(root: Path, kill_at: int, mode: str) -> None:
     armed, count = False, 0
 
     def boundary(what: str) -> None:
@@ -63,8 +76,11 @@ def child(root: Path, kill_at: int, second_step: int) -> None:
         20, lambda folder: write(folder, boundary=boundary, content=b"old" * 1000), facts={"run": "old"}
     )
     armed = True
+    if mode == "background":
+        save_in_background(store, 40, boundary)
+        return
     store.save(
-        second_step,
+        40 if mode == "first" else 20,
         lambda folder: write(folder, boundary=boundary, content=b"new" * 999),
         facts={"run": "new"},
     )
@@ -75,7 +91,7 @@ def main() -> None:
     for kill_at in range(10_000):
         pid = os.fork()
         if pid == 0:
-            child(folder / str(kill_at), kill_at, 40 if mode == "first" else 20)
+            child(folder / str(kill_at), kill_at, mode)
             os._exit(0)
         _, status = os.waitpid(pid, 0)
         if os.WIFEXITED(status):

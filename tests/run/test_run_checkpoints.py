@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strop.run import CheckpointError, CheckpointStore
+from strop.run import CheckpointError, CheckpointStore, PendingCheckpoint
 
 
 def writer(content: bytes = b"weights" * 100) -> Callable[[Path], None]:
@@ -257,6 +258,147 @@ def test_any_sequence_of_saves_and_failures_keeps_a_valid_one(
             alive = {old: value for old, value in alive.items() if old in kept}
         assert store.steps() == sorted(alive)
         assert store.latest_valid()[0] == (store.at(max(alive)) if alive else None)
+
+
+def begin_and_write(store: CheckpointStore, step: int) -> PendingCheckpoint:
+    pending = store.begin(step, facts={"step": step})
+    writer()(pending.folder)
+    return pending
+
+
+def test_begin_and_seal_are_a_save_in_parts(tmp_path: Path) -> None:
+    store = make_store(tmp_path, keep_last=1, steps=(20,))
+    facts = {"rng": [1]}
+    pending = store.begin(40, score=0.5, facts=facts)
+    assert pending.folder == tmp_path / ".saving-global_step_40"
+    facts["rng"].append(2)
+    writer(b"abc")(pending.folder)
+    assert store.steps() == [20], "not before it is sealed"
+    saved = pending.seal()
+    assert (saved.step, saved.manifest.score, saved.manifest.facts) == (40, 0.5, {"rng": [1]})
+    assert store.latest_valid() == (saved, [])
+    assert names(tmp_path) == ["global_step_40", "latest_checkpointed_iteration.txt"]
+    assert store.settle() is None, "nothing is in flight"
+
+
+def test_sealing_in_the_background_waits_for_the_writers_and_is_settled_by_the_next_begin(
+    tmp_path: Path,
+) -> None:
+    store = make_store(tmp_path, keep_last=1, steps=(20,))
+    written = threading.Event()
+    pending = begin_and_write(store, 40)
+    pending.seal_after(lambda: written.wait(30))
+    assert not pending.done()
+    assert store.latest_valid()[0] == store.at(20)
+    with pytest.raises(TimeoutError, match=r"checkpoint 40 is not on the disk after 0\.01 s of waiting"):
+        store.settle(0.01)
+    threading.Timer(0.05, written.set).start()
+    following = begin_and_write(store, 60)
+    assert pending.done()
+    assert pending.result() == store.at(40)
+    assert store.steps() == [40]
+    following.seal_after(lambda: None)
+    settled = store.settle(30)
+    assert settled == store.at(60)
+    assert store.settle() is None
+    assert names(tmp_path) == ["global_step_60", "latest_checkpointed_iteration.txt"]
+
+
+@pytest.mark.parametrize("where", ["next begin", "settle", "next save"])
+def test_a_background_failure_surfaces_with_the_checkpoint_that_stays(tmp_path: Path, where: str) -> None:
+    store = make_store(tmp_path, steps=(20,))
+
+    def refuse() -> None:
+        raise OSError(28, "No space left on device")
+
+    pending = begin_and_write(store, 40)
+    pending.seal_after(refuse)
+    message = (
+        "checkpoint 40 could not be saved to .*: No space left on device; checkpoint 20 stays valid. Free"
+    )
+    surface = {
+        "next begin": lambda: store.begin(60, facts={}),
+        "settle": lambda: store.settle(30),
+        "next save": lambda: store.save(60, writer(), facts={}),
+    }
+    with pytest.raises(CheckpointError, match=message):
+        surface[where]()
+    assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"], "and 60 was not begun"
+    begin_and_write(store, 60).seal()
+    assert store.steps() == [20, 60], "with room again, the next one works"
+
+
+def test_errors_that_are_not_of_the_disk_pass_through_the_background(tmp_path: Path) -> None:
+    store = make_store(tmp_path, steps=(20,))
+
+    def broken() -> None:
+        raise KeyError("optimizer")
+
+    begin_and_write(store, 40).seal_after(broken)
+    with pytest.raises(KeyError, match="optimizer"):
+        store.settle(30)
+    store.begin(40, facts={}).seal_after(lambda: None)
+    with pytest.raises(ValueError, match="checkpoint of step 40 has no file"):
+        store.settle(30)
+    assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"]
+
+
+def test_one_checkpoint_is_in_flight_at_a_time(tmp_path: Path) -> None:
+    store = make_store(tmp_path, steps=(20,))
+    pending = begin_and_write(store, 40)
+    for call in (lambda: store.begin(60, facts={}), store.settle, pending.result):
+        with pytest.raises(RuntimeError, match="checkpoint 40 was begun, but neither sealed nor abandoned"):
+            call()
+    pending.abandon()
+    assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"]
+    following = begin_and_write(store, 40)
+    for call in (pending.seal, pending.abandon, lambda: pending.seal_after(lambda: None)):
+        with pytest.raises(
+            RuntimeError, match="checkpoint 40 is being sealed, or was sealed or abandoned before"
+        ):
+            call()
+    following.seal()
+    with pytest.raises(RuntimeError, match="was sealed"):
+        following.seal()
+    assert store.steps() == [20, 40]
+
+
+def test_what_fails_around_the_writers_gives_the_checkpoint_up(tmp_path: Path) -> None:
+    store = make_store(tmp_path, steps=(20,))
+
+    def fail(error: BaseException) -> None:
+        with store.begin(40, facts={}).writing():
+            raise error
+
+    message = "40 could not .*: No space left on device; checkpoint 20 stays valid"
+    with pytest.raises(CheckpointError, match=message):
+        fail(OSError(28, "No space left on device"))
+    with pytest.raises(KeyboardInterrupt):
+        fail(KeyboardInterrupt())
+    assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"]
+    pending = store.begin(40, facts={})
+    pending.abandon()
+    with pytest.raises(RuntimeError, match="was sealed or abandoned"):
+        pending.seal()
+    assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"]
+    pending = store.begin(40, facts={})
+    with pending.writing():
+        writer()(pending.folder)
+    assert pending.seal() == store.at(40)
+
+
+def test_an_errno_of_another_process_is_found_if_disks_have_it(tmp_path: Path) -> None:
+    store = make_store(tmp_path, steps=(20,))
+
+    def fail(text: str) -> None:
+        raise RuntimeError(f"actor rank 1 on node-7: OSError: {text}")
+
+    with pytest.raises(
+        CheckpointError, match="40 could not .*: No space left on device; checkpoint 20 stays"
+    ):
+        store.save(40, lambda _: fail("[Errno 28] No space left on device: 'shard'"), facts={})
+    with pytest.raises(RuntimeError, match="Connection refused"):
+        store.save(40, lambda _: fail("[Errno 111] Connection refused"), facts={})
 
 
 REFUSED = """

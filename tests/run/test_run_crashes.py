@@ -38,7 +38,7 @@ def save_again(root: Path, step: int) -> None:
     assert (found.step, skipped) == (step, [])
 
 
-@pytest.mark.parametrize("mode", ["first", "replace"])
+@pytest.mark.parametrize("mode", ["first", "replace", "background"])
 def test_kill_at_every_write_boundary_leaves_a_valid_checkpoint(memory_path: Path, mode: str) -> None:
     result = subprocess.run(
         [sys.executable, str(CRASHER), str(memory_path), mode],
@@ -66,9 +66,9 @@ def test_kill_at_every_write_boundary_leaves_a_valid_checkpoint(memory_path: Pat
         root = memory_path / kill_at
         found, skipped = open_store(root).latest_valid()
         assert found is not None, f"nothing valid after a kill before: {boundary}; {skipped}"
-        assert found.step in ((20, 40) if mode == "first" else (20,))
+        assert found.step in ((20,) if mode == "replace" else (20, 40))
         generations.append(found.manifest.facts["run"])
-        if mode == "first":
+        if mode != "replace":
             assert (found.step == 40) == (generations[-1] == "new")
         content = (b"old" * 1000, b"new" * 999)[generations[-1] == "new"]
         assert (found.path / "model/a.safetensors").read_bytes() == content
@@ -90,30 +90,57 @@ def test_a_save_that_died_is_reported_by_step_and_reason(tmp_path: Path) -> None
     assert skipped == ["ckpt 200 has no manifest (crash during save) - using 180"]
 
 
+@pytest.mark.parametrize("moment", ["written", "half written", "sealed by nobody"])
+def test_a_process_that_dies_between_begin_and_seal_leaves_the_one_before(
+    tmp_path: Path, moment: str
+) -> None:
+    store = open_store(tmp_path)
+    store.save(180, lambda folder: (folder / "model.bin").write_bytes(b"x") and None, facts={})
+    pending = store.begin(200, facts={})  # and then its process is gone
+    if moment != "written":
+        (pending.folder / "actor").mkdir()
+        (pending.folder / "actor" / "shard-00001-of-00002.safetensors").write_bytes(b"x")
+    if moment == "sealed by nobody":
+        (pending.folder / "actor" / "shard-00002-of-00002.safetensors").write_bytes(b"x")
+    found, skipped = open_store(tmp_path).latest_valid()
+    assert found is not None
+    assert found.step == 180
+    assert skipped == ["ckpt 200 has no manifest (crash during save) - using 180"]
+    save_again(tmp_path, 200)
+
+
 ENDLESS_SAVER = """
-import sys
+import sys, threading
 from pathlib import Path
 from strop.run import CheckpointStore
 
 store = CheckpointStore(Path(sys.argv[1]), keep_last=2, keep_best=1)
 for step in range(1, 10**6):
-    def write(folder):
+    def write(folder, content=str(step).encode() * 200_000):
         for name in "abc":
-            (folder / name).write_bytes(str(step).encode() * 200_000)
-    store.save(step, write, score=-step % 7, facts={"step": step})
-    print(step, flush=True)
+            (folder / name).write_bytes(content)
+    if sys.argv[2] == "now":
+        store.save(step, write, score=-step % 7, facts={"step": step})
+        print(step, flush=True)
+    else:
+        pending = store.begin(step, score=-step % 7, facts={"step": step})
+        print(step - 1, flush=True)  # the one before is on the disk
+        writer = threading.Thread(target=write, args=(pending.folder,))
+        writer.start()
+        pending.seal_after(writer.join)
 """
 
 
-def test_kill_9_from_outside_at_random_moments(memory_path: Path, start: Start) -> None:
+@pytest.mark.parametrize("mode", ["now", "in background"])
+def test_kill_9_from_outside_at_random_moments(memory_path: Path, start: Start, mode: str) -> None:
     choose = random.Random(0)
     for attempt in range(4):
         root = memory_path / str(attempt)
-        command = [sys.executable, "-c", ENDLESS_SAVER, str(root)]
+        command = [sys.executable, "-c", ENDLESS_SAVER, str(root), mode]
         process = start(command)
         assert process.stdout is not None
-        for _ in range(3):
-            process.stdout.readline()
+        while process.stdout.readline().strip() != "3":
+            assert process.poll() is None
         time.sleep(choose.uniform(0.0, 0.05))  # the moment is random on purpose; any moment must do
         process.send_signal(signal.SIGKILL)
         reported = [3, *map(int, process.stdout.read().split())]

@@ -1,0 +1,107 @@
+"""`strop export`: the model of a checkpoint as an ordinary Hugging Face folder, proved by its log-probs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from strop.cli.output import UsageError, print_json, say
+from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
+
+EPILOG = """\
+examples:
+  strop export runs/arithmetic models/arithmetic
+  strop export runs/arithmetic models/arithmetic-200 --step 200 --dtype bfloat16
+  strop export runs/ppo models/critic --role critic
+  strop export runs/lora models/adapter --adapter
+
+The folder is loaded again with plain transformers, and its log-probs on a few sequences are compared with those of
+the checkpoint's own weights; it appears only when they agree. Any number of ranks may have written the checkpoint;
+the export runs in one process and needs the memory of one model.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EPILOG
+    parser.add_argument("run_folder", metavar="RUN", type=Path, help="a run folder")
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder of the model, absent or empty")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="checkpoint of this step (default: the last valid one)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="precision of the weights (default: as they were trained)",
+    )
+    parser.add_argument(
+        "--role", choices=("actor", "critic"), default="actor", help="which model (default: actor)"
+    )
+    parser.add_argument(
+        "--adapter", action="store_true", help="of a run with LoRA: the adapter alone, as a PEFT folder"
+    )
+    parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command."""
+    if args.adapter and args.dtype is not None:
+        raise UsageError("--dtype has no place beside --adapter: an adapter stays as it was trained")
+    checkpoint = _checkpoint(args.run_folder, args.step)
+    import torch
+
+    from strop.config import read_config
+    from strop.engines.export import export_role
+    from strop.trainer.config import Config
+
+    config = read_config(Config, args.run_folder / "config.yaml")
+    model = config.model
+    if args.role == "critic":
+        model = dataclasses.replace(model, path=config.critic.path or model.path, lora=config.critic.lora)
+    result = export_role(
+        checkpoint.path,
+        args.out,
+        model,
+        role=args.role,
+        dtype=None if args.dtype is None else getattr(torch, args.dtype),
+        adapter_only=args.adapter,
+    )
+    print(result.describe())
+    if args.json:
+        print_json(
+            {
+                "folder": str(result.folder),
+                "step": checkpoint.step,
+                "role": args.role,
+                "tensors": result.num_tensors,
+                "bytes": result.num_bytes,
+                "difference": result.difference,
+                "rounding": result.rounding,
+            }
+        )
+    return 0
+
+
+def _checkpoint(folder: Path, step: int | None) -> Checkpoint:
+    """The checkpoint to export, every byte of it verified."""
+    if not is_run(folder):
+        what = "is no run folder" if folder.exists() else "does not exist"
+        raise ValueError(f"{folder} {what}; give the folder that --out named when the run started")
+    with RunFolder.open(folder, read_only=True) as run:
+        if step is not None:
+            return _at(run, step)
+        checkpoint, lines = run.checkpoints.latest_valid()
+    for line in lines:
+        say(line)
+    if checkpoint is None:
+        raise RunError(f"{folder} has no valid checkpoint to export; continue the run until it saves one")
+    say(f"checkpoint {checkpoint.step} of {folder}")
+    return checkpoint
+
+
+def _at(run: RunFolder, step: int) -> Checkpoint:
+    try:
+        return run.checkpoints.at(step)
+    except CheckpointError as error:
+        raise CheckpointError(f"cannot export step {step} of {run.path}: {error}") from error

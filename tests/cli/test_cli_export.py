@@ -1,0 +1,134 @@
+"""`strop export`: a folder that others read, and a sentence where there is none."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_calls import Project, cli
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from strop.config import load_config
+from strop.engines import export
+from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.engines.model import load_model, load_value_model
+from strop.engines.role_checkpoint import save_role
+from strop.engines.training import TrainEngine, make_rows
+from strop.run import RunFolder
+from strop.trainer.config import Config
+
+
+def after_one_step(model: Any, *, seed: int) -> TrainEngine:
+    """An engine after one step on random tokens."""
+    engine = TrainEngine(model, EngineConfig(), OptimizerConfig(lr=1e-2), total_steps=None)
+    ids = torch.randint(0, 60, (2, 9), generator=torch.Generator().manual_seed(seed))
+    rows = make_rows([ids[0, :4]], [ids[1]])
+    if model.module.get_output_embeddings() is None:
+        engine.accumulate_values(rows, lambda values, _: (values - 1).square().sum())
+    else:
+        engine.accumulate(rows, lambda log_probs, *_: -log_probs.sum(), temperature=1.0)
+    assert not engine.step().skipped
+    return engine
+
+
+@pytest.fixture(scope="module")
+def run_with_critic(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints at steps 1 and 2, actor and critic in shards, no Hugging Face folder."""
+    path = tmp_path_factory.mktemp("export") / "run"
+    config = load_config(Config, source=project.config)
+    tokenizer = AutoTokenizer.from_pretrained(project.model)
+    with RunFolder.create(path, config={}, command=["strop", "train"]) as run:
+        shutil.copy(project.config, path / "config.yaml")
+        for step in (1, 2):
+            actor = after_one_step(load_model(config.model), seed=step)
+            critic = after_one_step(load_value_model(config.model), seed=step)
+            pending = run.checkpoints.begin(step, facts={})
+            save_role(pending.folder / "actor", actor, tokenizer=tokenizer)
+            save_role(pending.folder / "critic", critic)
+            pending.seal()
+    return path
+
+
+def weight(folder: Path) -> torch.Tensor:
+    module = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    found: torch.Tensor = module.model.norm.weight.detach()
+    return found
+
+
+def test_export_says_what_it_wrote_and_json_repeats_it(
+    project: Project, run_with_critic: Path, tmp_path: Path
+) -> None:
+    result = cli("export", run_with_critic, tmp_path / "last", "--json")
+    assert result.code == 0, result.err
+    line, _ = result.out.splitlines()
+    record = result.record
+    assert line.startswith(f"export ok: {record['tensors']} tensors, 0.")
+    assert line.endswith(f"probe log-prob diff {record['difference']:.4f}")
+    assert (record["step"], record["role"], record["rounding"]) == (2, "actor", 0)
+    assert f"checkpoint 2 of {run_with_critic}" in result.err
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "last")
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(project.model).get_vocab()
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(project.model).chat_template
+    first = cli("export", run_with_critic, tmp_path / "first", "--step", 1, "--dtype", "bfloat16")
+    assert "(rounding moves them by 0." in first.out
+    assert weight(tmp_path / "first").dtype == torch.bfloat16
+    assert not weight(tmp_path / "first").float().equal(weight(tmp_path / "last").bfloat16().float())
+
+
+def test_a_finished_run_of_this_program_is_exported(trained: Path, tmp_path: Path) -> None:
+    result = cli("export", trained, tmp_path / "out")
+    assert result.code == 0, result.err
+    assert weight(tmp_path / "out").dtype == torch.float32
+    answered = cli("eval", tmp_path / "out", "--config", trained / "config.yaml", "--json")
+    assert answered.code == 0, answered.err
+
+
+def test_a_critic_is_exported_by_its_role(run_with_critic: Path, tmp_path: Path) -> None:
+    result = cli("export", run_with_critic, tmp_path / "critic", "--role", "critic")
+    assert result.code == 0, result.err
+    assert "probe value diff 0.0000" in result.out
+    assert '"Qwen3ForSequenceClassification"' in (tmp_path / "critic" / "config.json").read_text()
+
+
+def test_what_cannot_be_exported_is_said_in_a_sentence(run_with_critic: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for words, sentence in (
+        ((run_with_critic, out, "--step", 3), "cannot export step 3 of .*: ckpt 3 is not in .*; checkpoints: 1, 2"),
+        ((tmp_path / "none", out), "none does not exist; give the folder that --out named"),
+        ((tmp_path, out), "is no run folder; give the folder that --out named"),
+        ((run_with_critic, run_with_critic), "is not empty .it holds checkpoints, config.yaml, events.jsonl.; give"),
+        ((run_with_critic, out, "--adapter"), "was trained without adapters .model.lora.rank is 0."),
+        ((run_with_critic, out, "--adapter", "--dtype", "float32"), "--dtype has no place beside --adapter"),
+        ((run_with_critic, out, "--role", "reference"), "invalid choice: 'reference'"),
+    ):  # fmt: skip
+        assert re.search(sentence, cli("export", *words).sentence)
+    assert not out.exists()
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(run_with_critic: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(run_with_critic, run)
+    shard = run / "checkpoints" / "global_step_2" / "actor" / "shard-00001-of-00001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    result = cli("export", run, tmp_path / "out", "--json")
+    assert result.code == 0
+    assert "ckpt 2 is damaged: actor/shard-00001-of-00001.safetensors has" in result.err
+    assert result.record["step"] == 1
+    assert "ckpt 2 is damaged" in cli("export", run, tmp_path / "x", "--step", 2).sentence
+    for step in (1, 2):
+        (run / "checkpoints" / f"global_step_{step}" / "manifest.json").unlink()
+    assert "has no valid checkpoint to export" in cli("export", run, tmp_path / "x").sentence
+
+
+def test_a_wrong_export_ends_with_2_and_leaves_nothing(
+    run_with_critic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "PROBE_TOLERANCE", -1.0)
+    result = cli("export", run_with_critic, tmp_path / "out")
+    assert "gives other log-probs in plain transformers than in training" in result.sentence
+    assert "export ok" not in result.out
+    assert list(tmp_path.iterdir()) == []
