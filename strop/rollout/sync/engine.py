@@ -1,0 +1,90 @@
+"""A rollout engine that generates with verified weights only.
+
+Concurrency: one asyncio loop calls it, as the engine inside. A sync runs in a thread while the loop goes on; requests
+that come meanwhile are refused, and it does not begin while one is running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from strop.rollout.sync.receiver import WeightReceiver
+from strop.rollout.sync.types import SyncReport
+from strop.rollout.types import RolloutEngine, Sampling, TokenOutput
+
+
+class VerifiedEngine:
+    """An engine with its own copy of the weights, which arrive through a receiver."""
+
+    def __init__(self, engine: RolloutEngine, receiver: WeightReceiver) -> None:
+        self._engine = engine
+        self._receiver = receiver
+        self._num_running = 0
+
+    async def update_weights(self, version: int) -> SyncReport:
+        """Take part in the sync to this version; the engine's cache is flushed once, after the verification.
+
+        Raises:
+            ValueError: a request is running.
+            SyncError: the sync failed; generation is refused until a later one succeeds.
+        """
+        if self._num_running:
+            raise ValueError(
+                f"sync {version} would overwrite the weights of {self._num_running} running requests; wait for them or "
+                f"abort them first"
+            )
+        report = await asyncio.to_thread(self._receiver.receive, version)
+        await self._engine.publish(version)
+        return report
+
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
+        """As the engine does.
+
+        Raises:
+            UnverifiedWeights: there is no verified version; the message says what happened to the last sync.
+        """
+        self._receiver.require_verified(f"request {request_id}")
+        self._num_running += 1
+        try:
+            return await self._engine.generate(request_id, prompt_ids, sampling)
+        finally:
+            self._num_running -= 1
+
+    async def publish(self, version: int) -> None:
+        """Check that this is the verified version; nothing else is published here.
+
+        Raises:
+            UnverifiedWeights: there is no verified version.
+            ValueError: it is another one.
+        """
+        verified = self._receiver.require_verified(f"publishing version {version}")
+        if verified != version:
+            raise ValueError(
+                f"version {version} was published, but the rollout worker holds version {verified}"
+            )
+
+    async def pause(self) -> None:
+        """As the engine does."""
+        await self._engine.pause()
+
+    async def resume(self) -> None:
+        """As the engine does."""
+        await self._engine.resume()
+
+    async def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        """As the engine does."""
+        await self._engine.abort(request_ids)
+
+    async def sleep(self) -> None:
+        """As the engine does."""
+        await self._engine.sleep()
+
+    async def health(self) -> Mapping[str, float]:
+        """As the engine does, with the verified version.
+
+        Raises:
+            UnverifiedWeights: there is none: the engine cannot do its work.
+        """
+        version = self._receiver.require_verified("a health check")
+        return {**await self._engine.health(), "verified_version": float(version)}

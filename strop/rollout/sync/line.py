@@ -1,0 +1,361 @@
+"""Small JSON messages between the sender and its receivers: what the bytes mean, answers, failures.
+
+One TCP connection per receiver, to an address of the sender's node; a receiver shows the session's secret when it
+joins, and whoever does not is cut off. A message is four bytes of length and JSON text; nothing is unpickled.
+
+Concurrency: each side uses its line from one thread at a time. Every wait ends with what was waited for, with the
+failure that any receiver reports, with the end of the other process, or with the deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from strop.rollout.sync.types import Endpoint
+
+MAX_MESSAGE_BYTES = 256 << 20
+"""No message comes near this; a length above it is not one of ours."""
+_MAX_STRANGER_BYTES = 4096
+"""What a connection may say before it has shown the secret."""
+PATIENCE = 2.0
+"""Within a sync a receiver waits this many times as long as the sender: the sender may itself be waiting for another
+receiver, and it alone knows which one."""
+_GRACE_S = 1.0
+"""After a broken transfer, the time for the side that broke it to say why."""
+_LENGTH_BYTES = 4
+_CHUNK_BYTES = 1 << 16
+
+Message = Mapping[str, Any]
+
+logger = logging.getLogger(__name__)
+
+
+class ReceiverFailed(Exception):
+    """A receiver reports that this sync failed there."""
+
+
+class SenderGaveUp(ConnectionError):
+    """The sender ends this sync; the message says why."""
+
+
+class SenderLine:
+    """The sender's end, to all receivers."""
+
+    def __init__(self, host: str, *, num_receivers: int, timeout_s: float) -> None:
+        """Listen on a free port of this address only.
+
+        Raises:
+            ValueError: the address is not one of this machine.
+        """
+        try:
+            family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+            self._listener = socket.create_server((host, 0), family=family, backlog=num_receivers + 8)
+        except OSError as error:
+            raise ValueError(
+                f"the weight sync cannot listen on {host} ({error}); give an address of the actor's node"
+            ) from error
+        self.host = host
+        self.port: int = self._listener.getsockname()[1]
+        self.session = secrets.token_hex(16)
+        self.num_receivers = num_receivers
+        self.timeout_s = timeout_s
+        """Limit of each wait, in seconds."""
+        self.num_joins = 0
+        """Grows whenever a receiver joins, also one in the place of another."""
+        self._attempt = 0
+        self._peers: dict[int, _Peer] = {}
+        self._joined: dict[int, Message] = {}
+        self._answers: set[tuple[str, int, int]] = set()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def wait_for_receivers(self) -> list[Message]:
+        """What every receiver said when it joined, once all have.
+
+        Raises:
+            TimeoutError: not all joined within the deadline.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        self._attempt = 0  # what is left of an earlier sync is of no interest
+        self._pump(0.0)
+        while missing := [index for index in range(self.num_receivers) if index not in self._peers]:
+            self._pump_until(deadline, f"rollout worker {missing[0]} to join the weight sync")
+        return [self._joined[index] for index in range(self.num_receivers)]
+
+    def begin(self, attempt: int) -> None:
+        """From now on only answers to this attempt count."""
+        self._attempt = attempt
+        self._answers.clear()
+
+    def tell(self, kind: str, **content: Any) -> None:
+        """Send a message to every receiver.
+
+        Raises:
+            ConnectionError: a receiver is gone, or takes no messages.
+        """
+        frame = _frame({"attempt": self._attempt, "kind": kind, **content})
+        lost = None
+        for index, peer in list(self._peers.items()):
+            try:
+                peer.send(frame, self.timeout_s)
+            except OSError as error:
+                self._drop(peer)
+                lost = lost or f"rollout worker {index} is gone ({error})"
+        if lost:
+            raise ConnectionError(lost)
+
+    def hear(self, kind: str, number: int, doing: str) -> None:
+        """Wait until every receiver has answered `kind` with this number.
+
+        Raises:
+            ReceiverFailed: a receiver reports a failure instead.
+            ConnectionError: a receiver is gone.
+            TimeoutError: an answer did not come within the deadline; `doing` says which one.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        for index in range(self.num_receivers):
+            while (kind, number, index) not in self._answers:
+                self._pump_until(deadline, f"rollout worker {index} {doing}")
+
+    def failure_of_receiver(self) -> str:
+        """The first failure that a receiver reports within a moment; "" if none does."""
+        deadline = time.monotonic() + _GRACE_S
+        try:
+            while time.monotonic() < deadline:
+                self._pump(deadline - time.monotonic())
+        except ReceiverFailed as error:
+            return str(error)
+        except ConnectionError:
+            pass
+        return ""
+
+    def close(self) -> None:
+        """End all connections."""
+        for peer in list(self._peers.values()):
+            self._drop(peer)
+        self._selector.close()
+        self._listener.close()
+
+    def _pump_until(self, deadline: float, waiting_for: str) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"waited {self.timeout_s:g} s for {waiting_for}")
+        self._pump(left)
+
+    def _pump(self, timeout_s: float) -> None:
+        """Take in what has come; wait for something if nothing has."""
+        for key, _ in self._selector.select(timeout_s):
+            if key.fileobj is self._listener:
+                connection, _ = self._listener.accept()
+                self._selector.register(
+                    connection, selectors.EVENT_READ, _Peer(connection, max_bytes=_MAX_STRANGER_BYTES)
+                )
+                continue
+            peer: _Peer = key.data
+            try:
+                messages = list(peer.take_in())
+            except (OSError, ValueError) as error:
+                self._drop(peer)
+                if peer.index is not None and self._attempt:
+                    raise ConnectionError(f"rollout worker {peer.index} is gone ({error})") from error
+                continue
+            for message in messages:
+                self._take(peer, message)
+
+    def _take(self, peer: _Peer, message: Message) -> None:
+        if peer.index is None:
+            self._welcome(peer, message)
+        elif message.get("attempt") == self._attempt and message.get("kind") == "failed":
+            raise ReceiverFailed(f"rollout worker {peer.index}: {message.get('reason')}")
+        elif message.get("attempt") == self._attempt:
+            self._answers.add((str(message.get("kind")), int(message.get("number", 0)), peer.index))
+
+    def _welcome(self, peer: _Peer, message: Message) -> None:
+        """Who shows the secret is a receiver, in the place of one with the same number before it."""
+        index = message.get("index")
+        secret = str(message.get("session", ""))
+        if not secrets.compare_digest(secret.encode(), self.session.encode()):
+            logger.warning("a connection to the weight sync without its secret was cut off")
+            self._drop(peer)
+        elif not isinstance(index, int) or not 0 <= index < self.num_receivers:
+            self._drop(peer)
+        else:
+            was_there = self._peers.get(index)
+            if was_there is not None:
+                self._drop(was_there)
+            peer.index, peer.max_bytes = index, MAX_MESSAGE_BYTES
+            self._peers[index] = peer
+            self._joined[index] = message
+            self.num_joins += 1
+            if was_there is not None and self._attempt:
+                raise ConnectionError(f"rollout worker {index} joined anew")
+
+    def _drop(self, peer: _Peer) -> None:
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(peer.connection)
+        peer.connection.close()
+        if peer.index is not None and self._peers.get(peer.index) is peer:
+            del self._peers[peer.index]
+
+
+class ReceiverLine:
+    """A receiver's end."""
+
+    def __init__(self, endpoint: Endpoint, *, index: int, timeout_s: float, **content: Any) -> None:
+        """Connect and join as receiver number `index`; `content` goes with it.
+
+        Raises:
+            ConnectionError: nobody listens there within the deadline.
+        """
+        self.timeout_s = PATIENCE * timeout_s
+        """Limit of each wait within a sync, in seconds."""
+        self._begin_timeout_s = timeout_s
+        self.host = endpoint.host
+        self._where = f"the weight sender at {endpoint.host} port {endpoint.port}"
+        try:
+            connection = socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s)
+        except OSError as error:
+            raise ConnectionError(f"{self._where} does not answer ({error})") from error
+        self.own_host: str = connection.getsockname()[0]
+        """The address of this process on the way to the sender."""
+        self._peer = _Peer(connection, max_bytes=MAX_MESSAGE_BYTES)
+        self._queue: deque[Message] = deque()
+        self._attempt = 0
+        self._send({"session": endpoint.session, "index": index, **content})
+
+    def next_begin(self, waiting_for: str) -> Message:
+        """The sender's next `begin` that it has not given up already.
+
+        Raises:
+            TimeoutError: none came within the deadline.
+            ConnectionError: the sender is gone.
+        """
+        deadline = time.monotonic() + self._begin_timeout_s
+        while True:
+            message = self._next(deadline, f"{self._begin_timeout_s:g} s for {waiting_for}")
+            if message["kind"] != "begin":
+                continue
+            self._attempt = message["attempt"]
+            with suppress(TimeoutError):
+                self._take_in(0.0, "the rest")
+            if not any(m["kind"] == "abort" and m["attempt"] == self._attempt for m in self._queue):
+                return message
+
+    def next(self, waiting_for: str) -> Message:
+        """The next message of the sync that has begun.
+
+        Raises:
+            TimeoutError: none came within the deadline.
+            SenderGaveUp: the sender ends this sync.
+            ConnectionError: the sender is gone.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            message = self._next(deadline, f"{self.timeout_s:g} s for {waiting_for}")
+            if message["attempt"] != self._attempt:
+                continue
+            if message["kind"] == "abort":
+                raise SenderGaveUp(f"the sender gave up: {message['reason']}")
+            return message
+
+    def cause(self, error: ConnectionError) -> str:
+        """Why a transfer broke: what the sender says within a moment, or else the error itself."""
+        deadline = time.monotonic() + _GRACE_S
+        while not isinstance(error, SenderGaveUp) and time.monotonic() < deadline:
+            try:
+                message = self._next(deadline, "the cause")
+            except (TimeoutError, ConnectionError):
+                break
+            if message["kind"] == "abort" and message["attempt"] == self._attempt:
+                return f"the sender gave up: {message['reason']}"
+        return str(error)
+
+    def tell(self, kind: str, *, number: int = 0, reason: str = "") -> None:
+        """Answer the sender.
+
+        Raises:
+            ConnectionError: the sender is gone.
+        """
+        self._send({"attempt": self._attempt, "kind": kind, "number": number, "reason": reason})
+
+    def close(self) -> None:
+        """End the connection."""
+        self._peer.connection.close()
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._peer.send(_frame(message), self.timeout_s)
+        except OSError as error:
+            raise ConnectionError(f"{self._where} is gone ({error})") from error
+
+    def _next(self, deadline: float, waited: str) -> Message:
+        while not self._queue:
+            self._take_in(deadline - time.monotonic(), waited)
+        return self._queue.popleft()
+
+    def _take_in(self, timeout_s: float, waited: str) -> None:
+        connection = self._peer.connection
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(connection, selectors.EVENT_READ)
+                if not selector.select(max(0.0, timeout_s)):
+                    raise TimeoutError(f"waited {waited}")
+            self._queue.extend(self._peer.take_in())
+        except TimeoutError:
+            raise
+        except (OSError, ValueError) as error:
+            raise ConnectionError(f"{self._where} is gone ({error})") from error
+
+
+class _Peer:
+    """One connection and what has come over it."""
+
+    def __init__(self, connection: socket.socket, *, max_bytes: int) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection = connection
+        self.max_bytes = max_bytes
+        """Limit of one message."""
+        self.index: int | None = None
+        """Number of the receiver at the other end; None until it has shown the secret."""
+        self._buffer = bytearray()
+
+    def send(self, frame: bytes, timeout_s: float) -> None:
+        self.connection.settimeout(timeout_s)
+        self.connection.sendall(frame)
+
+    def take_in(self) -> Iterator[Message]:
+        """The messages that are complete; called when there is something to read.
+
+        Raises:
+            OSError, ValueError: the other side has ended, or says something else than messages.
+        """
+        received = self.connection.recv(_CHUNK_BYTES)
+        if not received:
+            raise ConnectionResetError("the connection was closed")
+        self._buffer += received
+        while len(self._buffer) >= _LENGTH_BYTES:
+            length = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
+            if length > self.max_bytes:
+                raise ValueError(f"a message of {length} bytes")
+            if len(self._buffer) < _LENGTH_BYTES + length:
+                return
+            content = bytes(self._buffer[_LENGTH_BYTES : _LENGTH_BYTES + length])
+            del self._buffer[: _LENGTH_BYTES + length]
+            message = json.loads(content)
+            if not isinstance(message, dict):
+                raise ValueError("a message that is no JSON object")
+            yield message
+
+
+def _frame(message: Message) -> bytes:
+    content = json.dumps(message, separators=(",", ":")).encode("ascii")
+    return len(content).to_bytes(_LENGTH_BYTES, "big") + content

@@ -1,0 +1,81 @@
+"""What a transport does: bytes of buckets from one sender to all receivers, in order.
+
+What the bytes mean travels on the line; both sides know the size of the next bucket before they call. A transport
+serves sync after sync until one fails or another receiver joins; then it is closed and another one is made. Every
+wait has the line's deadline and ends with a TimeoutError or ConnectionError that names what it waited for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The transport of a sync, as the sender tells its receivers."""
+
+    name: str
+    """`collective` or `shared_memory`."""
+    made_in: int
+    """The attempt for which the transport was made: another number means another transport."""
+    path: str = ""
+    """The file of the shared memory."""
+    slot_bytes: int = 0
+    """Size of one of its slots."""
+    port: int = 0
+    """Where the process group meets, at the sender's address."""
+    size: int = 0
+    """Processes of the group."""
+    device: str = ""
+    """Device type the group works on."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return asdict(self)
+
+
+class SendingTransport(Protocol):
+    """The sender's side."""
+
+    plan: Plan
+
+    def begin(self) -> None:
+        """Get ready for a sync; all receivers do so at the same time."""
+        ...
+
+    def send(self, data: Tensor) -> None:
+        """Send bytes [n] uint8 to all receivers. They may still be read until the next call of any method."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until everything is on its way without this side."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back, whatever state the transfer is in."""
+        ...
+
+
+class ReceivingTransport(Protocol):
+    """The side of one receiver."""
+
+    plan: Plan
+
+    def begin(self) -> None:
+        """Get ready for a sync."""
+        ...
+
+    def receive(self, num_bytes: int) -> Tensor:
+        """The next bucket [num_bytes] uint8, in memory that is valid until the next call of any method."""
+        ...
+
+    def finish(self) -> None:
+        """Everything was read."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back, whatever state the transfer is in."""
+        ...

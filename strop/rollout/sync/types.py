@@ -1,0 +1,62 @@
+"""Where a sync takes place, what it reports, and how it fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+REFUSAL = "the rollout worker keeps refusing to generate until a complete sync arrives"
+"""How every failure of a sync ends: what it means for the rollout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """Where the receivers of one sender meet it; plain data that the controller hands on."""
+
+    host: str
+    """Address of the sender's node, as the receivers reach it."""
+    port: int
+    """Port the sender listens on, on that address only."""
+    session: str
+    """Secret of the sender's session: only who shows it may join."""
+    memory: str
+    """A file in shared memory by which a receiver finds out whether it is on the sender's node; "" for none."""
+    num_receivers: int
+    """Rollout workers that will join, numbered from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncReport:
+    """One complete, verified sync, as one process saw it."""
+
+    version: int
+    """Policy version of the weights."""
+    transport: str
+    """`collective` or `shared_memory`; `gather` on ranks that only took part in gathering the shards."""
+    num_tensors: int
+    """Tensors sent or loaded, tied ones counted once."""
+    num_bytes: int
+    """Bytes of these tensors."""
+    seconds: float
+    """From begin to verdict, in seconds, with the wait for the other side."""
+    digest: str
+    """`engines.weights.combine_digests` of what was sent and what is live; "" on ranks that only gathered."""
+
+
+class SyncError(RuntimeError):
+    """A sync that did not succeed; the rollout worker has no verified weights, unless the message says so."""
+
+
+class SyncIncomplete(SyncError):
+    """Not every tensor arrived."""
+
+
+class SyncCorrupted(SyncError):
+    """Something arrived that is not what was sent, or the engine does not hold what arrived."""
+
+
+class SyncRefused(SyncError):
+    """The receiver did not let the sync begin, so nothing was overwritten."""
+
+
+class UnverifiedWeights(RuntimeError):
+    """Tokens were asked of a rollout worker that holds no complete, verified version."""

@@ -1,0 +1,675 @@
+"""A sync between a sender and two receivers, over both transports, and everything that can go wrong with it."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import re
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from rollout.sync_cases import NUM_TENSORS, Net, Pair, bits, connected, net, side_by_side
+from torch import Tensor, nn
+
+from strop.engines.weights import Bucket, Weight, digest_weights
+from strop.rollout.sync import collective, sender, shared_memory
+from strop.rollout.sync.line import SenderLine
+from strop.rollout.sync.receiver import WeightReceiver
+from strop.rollout.sync.sender import WeightSender
+from strop.rollout.sync.target import ModuleTarget
+from strop.rollout.sync.types import (
+    Endpoint,
+    SyncCorrupted,
+    SyncError,
+    SyncIncomplete,
+    SyncRefused,
+    SyncReport,
+    UnverifiedWeights,
+)
+
+TRANSPORTS = ("shared_memory", "collective")
+REFUSAL = "; the rollout worker keeps refusing to generate until a complete sync arrives"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Shared files of a test lie in a folder of its own; any file system maps them."""
+    path = tmp_path / "memory"
+    path.mkdir()
+    monkeypatch.setattr(shared_memory, "FOLDER", path)
+    return path
+
+
+def use(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if transport == "collective":
+        monkeypatch.setattr(shared_memory, "FOLDER", Path("/no/such/folder"))
+
+
+@pytest.fixture(params=TRANSPORTS)
+def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Pair]:
+    use(request.param, monkeypatch)
+    yield from connected()
+
+
+@pytest.fixture
+def impatient() -> Iterator[Pair]:
+    """Waits of at most two seconds."""
+    yield from connected(timeout_s=2.0)
+
+
+def failures(results: Sequence[Any]) -> list[str]:
+    assert all(isinstance(result, SyncError) for result in results), results
+    return [str(result) for result in results]
+
+
+def assert_repaired_by(pair: Pair, version: int) -> None:
+    """A sync without faults succeeds now, and its weights are in force."""
+    results = pair.sync(version)
+    assert all(isinstance(result, SyncReport) for result in results), results
+    for receiver, copy in zip(pair.receivers, pair.copies, strict=True):
+        assert bits(copy) == bits(pair.model)
+        assert receiver.require_verified("x") == version
+
+
+def assert_unverified(pair: Pair, reason: str) -> None:
+    for receiver in pair.receivers:
+        assert receiver.version is None
+        with pytest.raises(UnverifiedWeights, match=f"^request 7 is refused, .*{re.escape(reason)}"):
+            receiver.require_verified("request 7")
+
+
+class Faults:
+    """What a test does to the buckets on their way; each fault happens once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._announce: Callable[[int, Bucket], list[Bucket]] = lambda number, bucket: [bucket]
+        self._data: Callable[[int, Tensor], Tensor] = lambda number, data: data
+        self._number = 0
+        self._pending: list[Callable[[], None]] = []
+        announce = sender._Session._announce
+        faults = self
+
+        def announced(session: sender._Session, bucket: Bucket) -> None:
+            changed = faults._announce(faults._number, bucket)
+            faults._pending = [partial(announce, session, one) for one in changed]
+
+        monkeypatch.setattr(sender._Session, "_announce", announced)
+        for kind in (shared_memory.SharedMemorySender, collective.CollectiveSender):
+            monkeypatch.setattr(kind, "send", self._sending(kind.send))
+
+    def _sending(self, send: Callable[[Any, Tensor], None]) -> Callable[[Any, Tensor], None]:
+        def sent(transport: Any, data: Tensor) -> None:
+            for announce in self._pending:
+                announce()
+                send(transport, self._data(self._number, data))
+            self._number += 1
+
+        return sent
+
+    def change_announcement(self, change: Callable[[int, Bucket], list[Bucket]]) -> None:
+        self._announce = change
+
+    def change_data(self, change: Callable[[int, Tensor], Tensor]) -> None:
+        self._data = change
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    return Faults(monkeypatch)
+
+
+def test_every_bit_arrives_in_two_syncs_in_a_row(pair: Pair, request: pytest.FixtureRequest) -> None:
+    for version in (3, 4):
+        results = pair.sync(version)
+        assert [bits(copy) for copy in pair.copies] == [bits(pair.model)] * 2
+        for report in results:
+            assert isinstance(report, SyncReport), report
+            assert (report.version, report.num_tensors) == (version, NUM_TENSORS)
+            assert report.num_bytes == sum(t.numel() * t.element_size() for t in stored(pair.model))
+            assert report.digest == digest_weights(pair.model)
+            assert report.transport == request.node.callspec.params["pair"]
+        with torch.no_grad():
+            pair.model.embed.weight.add_(1.0)
+    assert [receiver.version for receiver in pair.receivers] == [4, 4]
+
+
+def stored(model: Net) -> list[Tensor]:
+    """The tensors that are saved with a model, each once."""
+    return [*model.parameters(), model.steps]
+
+
+def test_parameters_stay_the_same_objects(pair: Pair) -> None:
+    before = [id(p) for copy in pair.copies for p in copy.parameters()]
+    pair.sync(1)
+    assert [id(p) for copy in pair.copies for p in copy.parameters()] == before
+    assert all(copy.head.weight is copy.embed.weight for copy in pair.copies)
+
+
+def test_nothing_is_verified_before_the_first_sync(pair: Pair) -> None:
+    assert_unverified(pair, "no weights have arrived yet")
+
+
+def test_a_dropped_bucket_is_named_and_a_later_sync_repairs_it(pair: Pair, faults: Faults) -> None:
+    # Bucket 0 holds norm, scale and steps, 1 the embedding (1472 bytes), 2 layers.0.weight (1024), 3 the rest.
+    faults.change_announcement(lambda number, bucket: [] if number == 2 else [bucket])
+    whole = f"sync 12 incomplete: 1 of {NUM_TENSORS} tensors missing (layers.0.weight){REFUSAL}"
+    first, *others = failures(pair.sync(12))
+    assert others == [whole, whole]
+    assert re.fullmatch(f"sync 12 failed at rollout worker [01]: {re.escape(whole)}", first)
+    assert_unverified(pair, whole)
+    assert_repaired_by(pair, 12)
+
+
+def test_missing_tensors_are_counted_and_the_first_ones_named(pair: Pair, faults: Faults) -> None:
+    def only_the_first(number: int, bucket: Bucket) -> list[Bucket]:
+        return [replace(bucket, entries=bucket.entries[:1])]
+
+    faults.change_announcement(only_the_first)
+    _, *results = pair.sync(12)
+    assert all(isinstance(result, SyncIncomplete) for result in results)
+    # Four buckets keep norm, embed, layers.0.weight and layers.0.bias.
+    whole = f"sync 12 incomplete: 6 of 10 tensors missing (scale, steps, layers.1.weight, …){REFUSAL}"
+    assert failures(results) == [whole, whole]
+
+
+def test_one_flipped_bit_is_found_and_named(pair: Pair, faults: Faults) -> None:
+    def flipped(number: int, data: Tensor) -> Tensor:
+        if number != 2:
+            return data
+        data = data.clone()
+        data[77] ^= 16
+        return data
+
+    faults.change_data(flipped)
+    _, *results = pair.sync(12)
+    assert all(isinstance(result, SyncCorrupted) for result in results)
+    whole = f"sync 12 corrupted: layers.0.weight differs from its digest{REFUSAL}"
+    assert failures(results) == [whole, whole]
+    assert_unverified(pair, whole)
+    assert_repaired_by(pair, 13)
+
+
+def renamed(bucket: Bucket, **changes: Any) -> Bucket:
+    (weight, offset), *others = bucket.entries
+    return replace(bucket, entries=((replace(weight, **changes), offset), *others))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda number, bucket: [bucket, bucket] if number == 2 else [bucket],
+            "sync 5 corrupted: layers.0.weight arrived twice, in buckets 2 and 3",
+        ),
+        (
+            lambda number, bucket: [renamed(bucket, name="layers.9.weight")] if number == 2 else [bucket],
+            "sync 5 corrupted: bucket 2 holds layers.9.weight, which the sync did not announce",
+        ),
+        (
+            lambda number, bucket: [renamed(bucket, shape=(8, 32))] if number == 2 else [bucket],
+            "sync 5 corrupted: layers.0.weight arrived as [8, 32] torch.float32, but [16, 16] torch.float32 was",
+        ),
+        (
+            lambda number, bucket: (
+                [replace(bucket, entries=((bucket.entries[0][0], 64),))] if number == 2 else [bucket]
+            ),
+            "sync 5 corrupted: layers.0.weight does not lie within bucket 2 of 1024 bytes",
+        ),
+    ],
+)
+def test_buckets_that_do_not_fit_the_announcement_are_refused(
+    pair: Pair, faults: Faults, change: Callable[[int, Bucket], list[Bucket]], message: str
+) -> None:
+    faults.change_announcement(change)
+    _, *results = pair.sync(5)
+    for failure in failures(results):
+        assert failure.startswith(message)
+        assert failure.endswith(REFUSAL)
+    assert_repaired_by(pair, 5)
+
+
+def test_versions_never_go_backwards_and_the_newer_one_stays_in_force(pair: Pair) -> None:
+    assert_repaired_by(pair, 7)
+    held = bits(pair.copies[0])
+    with torch.no_grad():
+        pair.model.embed.weight.add_(1.0)
+    messages = failures(pair.sync(6))
+    expected = "sync 6 refused: it goes backwards, the rollout worker has begun sync 7; versions only grow"
+    assert re.fullmatch(f"sync 6 failed at rollout worker [01]: {re.escape(expected)}", messages[0])
+    assert messages[1:] == [expected, expected]
+    assert [receiver.version for receiver in pair.receivers] == [7, 7]
+    assert bits(pair.copies[0]) == held
+    assert_repaired_by(pair, 7)  # the same version again is no step backwards
+
+
+def test_a_receiver_that_expects_another_version_refuses(pair: Pair) -> None:
+    results = pair.sync(3, expected=[3, 4])
+    assert "rollout worker 1: sync 3 refused: the rollout worker expects version 4" in str(results[0])
+    assert "the sender gave up: it failed at rollout worker 1: sync 3 refused" in str(results[1])
+    assert isinstance(results[2], SyncRefused)
+    assert_repaired_by(pair, 4)
+
+
+class Untied(Net):
+    """The same names, but the head is a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = nn.Parameter(torch.zeros(23, 16))
+
+
+def wider() -> Net:
+    model = net(5)
+    model.layers[1] = nn.Linear(16, 8)
+    return model
+
+
+def doubled() -> Net:
+    model = net(5)
+    model.layers[1].double()
+    return model
+
+
+def shorter() -> Net:
+    model = net(5)
+    del model.layers[2]
+    return model
+
+
+def longer() -> Net:
+    model = net(5)
+    model.layers.append(nn.Linear(16, 2))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("trained", "held", "message"),
+    [
+        (
+            net,
+            wider,
+            "sync 1 refused: layers.1.weight has shape [7, 16] in the trainer and [8, 16] in the rollout",
+        ),
+        (
+            net,
+            doubled,
+            "sync 1 refused: layers.1.weight has dtype torch.float32 in the trainer and torch.float64 in",
+        ),
+        (net, shorter, "sync 1 refused: the rollout worker's model has no layers.2.weight"),
+        (
+            net,
+            longer,
+            "sync 1 incomplete: 2 of 12 tensors missing (layers.3.weight, layers.3.bias) in the trainer's model; the",
+        ),
+        (
+            lambda seed: Untied(),
+            lambda: net(5),
+            "sync 1 refused: embed.weight and head.weight are two tensors in the trainer and one (tied) in the rollout",
+        ),
+    ],
+)
+def test_another_model_is_refused_before_anything_is_overwritten(
+    trained: Callable[[int], Net], held: Callable[[], Net], message: str
+) -> None:
+    copy = held()
+    before = bits(copy)
+    with_sender = WeightSender(trained(1), timeout_s=20.0)
+    endpoint = with_sender.open(num_receivers=1)
+    assert endpoint is not None
+    receiver = WeightReceiver(ModuleTarget(copy), timeout_s=20.0)
+    receiver.join(endpoint, index=0)
+    sent, received = side_by_side([lambda: with_sender.send(1), lambda: receiver.receive(1)])
+    with_sender.close()
+    assert message in str(received)
+    assert message in str(sent)
+    assert bits(copy) == before
+    assert receiver.version is None
+
+
+def one_sync(model: nn.Module, receiver: WeightReceiver, **options: Any) -> list[Any]:
+    """The report or error of each side of one sync to version 1."""
+    sending = WeightSender(model, timeout_s=20.0, **options)
+    endpoint = sending.open(num_receivers=1)
+    assert endpoint is not None
+    receiver.join(endpoint, index=0)
+    try:
+        return side_by_side([lambda: sending.send(1), lambda: receiver.receive(1)])
+    finally:
+        sending.close()
+
+
+def test_a_copy_that_is_not_tied_gets_the_tied_tensor_under_both_names() -> None:
+    copy = Untied()
+    results = one_sync(net(1), WeightReceiver(ModuleTarget(copy)))
+    assert all(isinstance(result, SyncReport) for result in results), results
+    assert bits(copy) == bits(net(1))
+    assert copy.head.weight is not copy.embed.weight
+
+
+class KeepsOldHead(ModuleTarget):
+    """An engine that ties the head by a copy made when it started, as one that was seen in use."""
+
+    def __init__(self, module: Net) -> None:
+        super().__init__(module)
+        self._old = module.head.weight.detach().clone()
+        self._module = module
+
+    def digests(self, names: Sequence[str]) -> dict[str, int]:
+        tied, self._module.head.weight = self._module.head.weight, nn.Parameter(self._old)
+        try:
+            return super().digests(names)
+        finally:
+            self._module.head.weight = tied
+
+
+def test_an_engine_that_keeps_an_old_copy_of_a_tied_head_is_found_out() -> None:
+    receiver = WeightReceiver(KeepsOldHead(net(2)))
+    _, error = one_sync(net(1), receiver)
+    assert isinstance(error, SyncCorrupted)
+    assert str(error) == (
+        f"sync 1 corrupted: head.weight (tied to embed.weight, of which the engine keeps another copy) differs from "
+        f"its digest{REFUSAL}"
+    )
+    assert receiver.version is None
+
+
+def test_weights_are_cast_for_a_copy_in_another_precision() -> None:
+    class Half(nn.Module):
+        def __init__(self, dtype: torch.dtype) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 3).to(dtype)
+            self.register_buffer("steps", torch.ones(2, dtype=torch.int64))
+
+    model, copy = Half(torch.float32), Half(torch.bfloat16)
+    results = one_sync(model, WeightReceiver(ModuleTarget(copy)), dtype=torch.bfloat16)
+    assert all(isinstance(result, SyncReport) for result in results), results
+    assert torch.equal(copy.linear.weight, model.linear.weight.bfloat16())
+
+
+def test_merged_weights_are_sent_in_place_of_the_models_own() -> None:
+    model, copy = net(1), net(2)
+    receiver = WeightReceiver(ModuleTarget(copy))
+    sending = WeightSender(model, timeout_s=20.0)
+    endpoint = sending.open(num_receivers=1)
+    assert endpoint is not None
+    receiver.join(endpoint, index=0)
+    names = [name for name in model.state_dict() if name != "head.weight"]
+    merged = ((name, model.state_dict()[name] + 1) for name in names)
+    results = side_by_side([lambda: sending.send(1, merged), lambda: receiver.receive(1)])
+    sending.close()
+    assert all(isinstance(result, SyncReport) for result in results), results
+    assert all(torch.equal(copy.state_dict()[name], model.state_dict()[name] + 1) for name in names)
+
+
+def test_an_error_of_the_sender_reaches_every_receiver_and_is_no_end(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = sender.parameter_stream
+
+    def breaking(*args: Any, **options: Any) -> Iterator[Bucket]:
+        monkeypatch.setattr(sender, "parameter_stream", stream)
+        for number, bucket in enumerate(stream(*args, **options)):
+            if number == 2:
+                raise RuntimeError("out of memory in the gather")
+            yield bucket
+
+    monkeypatch.setattr(sender, "parameter_stream", breaking)
+    first, *others = pair.sync(2)
+    assert str(first) == "out of memory in the gather"
+    for message in failures(others):
+        assert message.startswith(
+            "sync 2 incomplete: 6 of 10 tensors missing (layers.0.weight, layers.0.bias"
+        )
+        assert "when it ended (the sender gave up: out of memory in the gather)" in message
+    assert_repaired_by(pair, 2)
+
+
+def test_an_error_of_a_receiver_is_named_by_the_sender_and_is_no_end(pair: Pair) -> None:
+    target = pair.receivers[1]._target
+    load = target.load
+
+    def failing(tensors: Sequence[tuple[str, Tensor]]) -> None:
+        target.load = load  # type: ignore[method-assign]
+        raise RuntimeError("no device")
+
+    target.load = failing  # type: ignore[method-assign]
+    results = pair.sync(2)
+    assert "rollout worker 1: no device" in str(results[0])
+    assert isinstance(results[1], SyncIncomplete)
+    assert "the sender gave up: " in str(results[1])
+    assert "rollout worker 1: no device" in str(results[1])
+    assert str(results[2]) == "no device"
+    assert pair.receivers[1].version is None
+    assert_repaired_by(pair, 2)
+
+
+def test_a_worker_that_never_joins_is_named_after_the_deadline() -> None:
+    sending = WeightSender(net(1), timeout_s=0.5)
+    endpoint = sending.open(num_receivers=2)
+    assert endpoint is not None
+    receiver = WeightReceiver(ModuleTarget(net(2)), timeout_s=1.0)
+    receiver.join(endpoint, index=0)
+    with pytest.raises(
+        SyncError, match=r"^sync 1 stopped: waited 0.5 s for rollout worker 1 to join the weight sync$"
+    ):
+        sending.send(1)
+    sending.close()
+
+
+def test_a_worker_that_does_not_take_part_is_named_after_the_deadline(impatient: Pair) -> None:
+    first = impatient.receivers[0]
+    results = side_by_side([lambda: impatient.sender.send(1), lambda: first.receive(1)])
+    assert str(results[0]) == "sync 1 stopped: waited 2 s for rollout worker 1 to be ready for sync 1"
+    assert isinstance(results[1], SyncIncomplete)
+    assert_repaired_by(impatient, 1)  # the second one passes over what it missed
+
+
+def test_a_sync_that_never_begins_is_named_after_the_deadline(impatient: Pair) -> None:
+    receiver = impatient.receivers[0]
+    with pytest.raises(SyncIncomplete, match=r"^sync 4 did not begin: waited 2 s for sync 4 to begin$"):
+        receiver.receive(4)
+    assert_repaired_by(impatient, 4)
+
+
+def test_a_sender_that_has_closed_is_named(pair: Pair) -> None:
+    pair.sync(1)
+    pair.sender.close()
+    with pytest.raises(
+        SyncIncomplete, match="sync 2 did not begin: the weight sender at 127.0.0.1 port .* is gone"
+    ):
+        pair.receivers[0].receive(2)
+
+
+def test_a_worker_that_starts_again_takes_its_place(pair: Pair) -> None:
+    pair.sync(1)
+    assert pair.sender._session is not None
+    endpoint = pair.sender._session.endpoint
+    pair.receivers[1].close()
+    pair.copies[1] = net(55)
+    pair.receivers[1] = WeightReceiver(ModuleTarget(pair.copies[1]), timeout_s=20.0)
+    pair.receivers[1].join(endpoint, index=1)
+    assert pair.receivers[1].version is None
+    assert_repaired_by(pair, 2)
+
+
+def test_whoever_does_not_know_the_secret_is_cut_off(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    assert pair.sender._session is not None
+    endpoint = pair.sender._session.endpoint
+    stranger = WeightReceiver(ModuleTarget(net(3)), timeout_s=0.5)
+    stranger.join(replace(endpoint, session="0" * 32), index=0)
+    noise = socket.create_connection((endpoint.host, endpoint.port))
+    noise.sendall(b"\xff" * 100)
+    assert_repaired_by(pair, 1)
+    assert "without its secret was cut off" in caplog.text
+    with pytest.raises(SyncIncomplete, match="sync 1 did not begin: the weight sender .* is gone"):
+        stranger.receive(1)
+    assert noise.recv(10) == b""
+    noise.close()
+
+
+def test_calls_in_the_wrong_order_say_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"not open; call open\(num_receivers=\.\.\.\) first"):
+        WeightSender(net(1)).send(1)
+    with pytest.raises(ValueError, match=r"has not joined a weight sync; call join\(endpoint\) first"):
+        WeightReceiver(ModuleTarget(net(1))).receive(1)
+    with pytest.raises(ValueError, match="a weight sync to 0 rollout workers"):
+        WeightSender(net(1)).open(num_receivers=0)
+    with pytest.raises(
+        ValueError, match="cannot listen on 203.0.113.7 .*give an address of the actor's node"
+    ):
+        WeightSender(net(1)).open(num_receivers=1, host="203.0.113.7")
+    endpoint = Endpoint(host="127.0.0.1", port=1, session="x", memory="", num_receivers=2)
+    with pytest.raises(ValueError, match="rollout worker 2 joins a weight sync of 2, counted from 0"):
+        WeightReceiver(ModuleTarget(net(1))).join(endpoint, index=2)
+    with pytest.raises(ConnectionError, match="the weight sender at 127.0.0.1 port 1 does not answer"):
+        WeightReceiver(ModuleTarget(net(1)), timeout_s=1.0).join(endpoint, index=1)
+
+
+def test_ranks_that_only_gather_have_no_endpoint_and_no_digest() -> None:
+    gathering = WeightSender(net(1), rank=1)
+    assert gathering.open(num_receivers=1) is None
+    report = gathering.send(3)
+    assert (report.transport, report.digest, report.num_tensors) == ("gather", "", NUM_TENSORS)
+
+
+def test_the_sender_listens_on_its_address_only(pair: Pair) -> None:
+    assert pair.sender._session is not None
+    port = pair.sender._session.endpoint.port
+    listening = [c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert {address.ip for address in listening if address.port == port} == {"127.0.0.1"}
+    pair.sync(1)
+    listening = [c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert {address.ip for address in listening} == {"127.0.0.1"}, "the group listens there too"
+
+
+def test_the_shared_file_has_no_name_once_everybody_has_mapped_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = connected()
+    pair = next(pairs)
+    (file,) = folder.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    pair.sync(1)
+    assert list(folder.iterdir()) == []
+    assert_repaired_by(pair, 2)
+    pairs.close()
+
+
+def test_files_of_dead_senders_are_removed_and_those_of_living_ones_kept(folder: Path) -> None:
+    stale, living = folder / f"{shared_memory.PREFIX}stale", folder / f"{shared_memory.PREFIX}living"
+    other = folder / "other"
+    for path in (stale, living, other):
+        path.write_bytes(b"x")
+    with living.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        sending = WeightSender(net(1))
+        sending.open(num_receivers=1)
+        assert {living, other} < set(folder.iterdir())
+        assert stale not in set(folder.iterdir())
+        sending.close()
+        assert set(folder.iterdir()) == {living, other}
+
+
+def test_a_receiver_that_sees_another_memory_gets_its_weights_by_broadcast(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = shared_memory.shares_memory
+    answers = iter([True, False])
+    monkeypatch.setattr(
+        "strop.rollout.sync.receiver.shares_memory",
+        lambda path, session: seen(path, session) and next(answers),
+    )
+    pairs = connected()
+    pair = next(pairs)
+    results = pair.sync(1)
+    assert [result.transport for result in results if isinstance(result, SyncReport)] == ["collective"] * 3
+    assert list(folder.iterdir()) == []
+    pairs.close()
+
+
+def test_memory_without_room_is_reported_and_passed_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(file: int, start: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shared_memory.os, "posix_fallocate", full)
+    pairs = connected()
+    pair = next(pairs)
+    with caplog.at_level(logging.WARNING, logger="strop.rollout.sync.sender"):
+        results = pair.sync(1)
+    assert [result.transport for result in results if isinstance(result, SyncReport)] == ["collective"] * 3
+    assert "has no room for two buckets of 1024 bytes ([Errno 28] No space left on device)" in caplog.text
+    pairs.close()
+
+
+def test_a_file_of_another_session_is_not_mapped(folder: Path) -> None:
+    path = folder / "file"
+    path.write_bytes(b"another".ljust(4096, b"\0"))
+    assert not shared_memory.shares_memory(path, "this one")
+    assert shared_memory.shares_memory(path, "another")
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert not shared_memory.shares_memory(path, "another")
+
+
+def test_a_sharded_model_cannot_receive(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sharded(Tensor):
+        pass
+
+    monkeypatch.setattr("strop.rollout.sync.target.DTensor", Sharded)
+    module = nn.Linear(2, 2)
+    module.register_buffer("shard", torch.zeros(2).as_subclass(Sharded))
+    with pytest.raises(
+        ValueError, match="shard is sharded over ranks; weights are received by a model that is whole"
+    ):
+        ModuleTarget(module)
+
+
+def test_live_weights_are_read_again_after_loading() -> None:
+    """A target whose load does nothing is found out, whatever arrived."""
+
+    class Deaf(ModuleTarget):
+        def load(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+            pass
+
+    _, error = one_sync(net(1), WeightReceiver(Deaf(net(2))))
+    assert isinstance(error, SyncCorrupted)
+    assert re.match(
+        r"sync 1 corrupted: norm, scale, steps, … differ from their digests;",
+        str(error),
+    )
+
+
+def change_commit(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], None]) -> None:
+    tell = SenderLine.tell
+
+    def told(line: SenderLine, kind: str, **content: Any) -> None:
+        if kind == "commit":
+            change(content)
+        tell(line, kind, **content)
+
+    monkeypatch.setattr(SenderLine, "tell", told)
+
+
+def test_a_tensor_whose_digest_is_not_told_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    change_commit(monkeypatch, lambda content: content["digests"].pop("norm"))
+    _, error = one_sync(net(1), WeightReceiver(ModuleTarget(net(2))))
+    assert "sync 1 corrupted: norm differs from its digest" in str(error)
+
+
+def test_the_digest_of_all_weights_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    change_commit(monkeypatch, lambda content: content.update(digest="0" * 64))
+    _, error = one_sync(net(1), WeightReceiver(ModuleTarget(net(2))))
+    assert "sync 1 corrupted: the digest of all weights is" in str(error)
+
+
+def test_a_weight_knows_its_bytes() -> None:
+    assert Weight(name="w", shape=(3, 5), dtype=torch.bfloat16).num_bytes == 30
