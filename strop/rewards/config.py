@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,6 +16,9 @@ class RewardConfig:
     """Name of the function in that file."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Extra keyword arguments for the function, the same for every sample."""
+    weight: float = 1.0
+    """What the function's score is multiplied with in training. 0 leaves the reward to a reward model; pass
+    rates are still those of the function."""
     num_workers: int = 2
     """Processes that score at the same time."""
     timeout_s: float = 10.0
@@ -30,6 +34,8 @@ class RewardConfig:
     """Share of a step's samples that may fail to be scored; above it the run stops."""
 
     def __post_init__(self) -> None:
+        if not math.isfinite(self.weight):
+            raise ValueError(f"reward.weight is {self.weight}; use a finite number, 0 to leave the function out")
         if self.num_workers < 1:
             raise ValueError(
                 f"reward.num_workers is {self.num_workers}, but scoring needs a process: use at least 1"

@@ -1,29 +1,42 @@
-"""The policy: log-probs under its current weights, and policy updates."""
+"""The policy: log-probs under its current weights, policy updates, and the advantages of a batch.
+
+Concurrency: on several ranks every method but those of rank 0 alone is a collective, called on all ranks in the
+same order, each with its own rows, also with none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from strop.algorithms.aggregation import weighted_sum
+from strop.algorithms.aggregation import BatchTotals, weighted_sum
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.kl import kl_penalty
-from strop.algorithms.losses import policy_loss_terms
-from strop.algorithms.reduce import Max, Mean, Reduction
-from strop.controller import Dispatch, Worker, register
+from strop.algorithms.losses import PolicyLossTerms, policy_loss_terms
+from strop.algorithms.reduce import Mean, Reduction
+from strop.controller import Dispatch, Execute, register
 from strop.engines.config import ModelConfig
+from strop.engines.lora import adapter_off, has_adapter, merged_tensors
 from strop.engines.model import load_model
 from strop.engines.packing import Row
 from strop.engines.training import TrainEngine, make_rows
-from strop.protocol import DataProto, columns
+from strop.protocol import DataProto
+from strop.rollout.sync.sender import WeightSender
+from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.workers.config import ActorConfig
+from strop.workers.estimates import batch_advantages, shaping_metrics
+from strop.workers.joining import join
+from strop.workers.rows import data_rows, flat, loss_weights, response_columns, step_metrics
+from strop.workers.saving import TrainedWorker
+from strop.workers.summary import BatchSummary, summarize
 
 
-class ActorWorker(Worker):
-    """Holds the policy and its optimizer."""
+class ActorWorker(TrainedWorker):
+    """Holds the policy and its optimizer, or this rank's share of them."""
 
     def __init__(
         self,
@@ -35,81 +48,132 @@ class ActorWorker(Worker):
         num_updates: int | None,
         checkpoint: Path | None = None,
     ) -> None:
-        super().__init__()
-        self._algorithm = algorithm
-        self._share = 1 / self.dp_size  # losses of the ranks add up to that of the optimizer batch
-        weights = None if checkpoint is None else checkpoint / "model"
-        policy = load_model(model, device=device, weights_from=weights)
-        self.engine = TrainEngine(policy, actor.engine, actor.optim, total_steps=num_updates)
-        if checkpoint is not None:
-            self.engine.load_optimizer(checkpoint)
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Columns old_log_probs and entropys [B, R~] of the responses under the current weights."""
-        rows = data_rows(data)
-        log_probs, entropies = self.engine.log_probs(rows, temperature=data.meta_info["temperature"])
-        return DataProto.from_dict(
-            {
-                "old_log_probs": columns.jagged_like(data.tensors()["responses"], log_probs),
-                "entropys": columns.jagged_like(data.tensors()["responses"], entropies),
-            }
-        )
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def update_policy(self, data: DataProto) -> DataProto:
-        """One optimizer step on these rows: the whole of one optimizer batch.
+        """Load the policy.
 
         Args:
-            data: columns prompts, responses [B, P~], [B, R~]; advantages and loss_weights [B, R~], the weights
-                counted over the whole optimizer batch (algorithms.aggregation); old_log_probs [B, R~], or
-                none, in which case the log-probs of this very pass are the old ones (ratio 1 in value, not in
+            model, actor, algorithm: of the run.
+            device: `auto` or a device name.
+            num_updates: optimizer steps of the whole run, where a schedule needs to know.
+            checkpoint: folder that `save_checkpoint` wrote, to continue from.
+        """
+        super().__init__()
+        self._algorithm = algorithm
+        parallel = join(self.placement, actor.engine, device=device)
+        policy = load_model(model, parallel=parallel)
+        engine = TrainEngine(policy, actor.engine, actor.optim, total_steps=num_updates, parallel=parallel)
+        self._hold(engine, role="actor", checkpoint=checkpoint)
+        self._kept: DataProto | None = None
+        self._sender: WeightSender | None = None
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """Columns old_log_probs and entropys [B, R~] of the responses under the current weights."""
+        log_probs, entropies = self._log_probs(data)
+        return response_columns(data, {"old_log_probs": log_probs, "entropys": entropies})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """Column ref_log_prob [B, R~] of the responses under the policy without its adapter.
+
+        Raises:
+            ValueError: the policy has no adapter; a reference is then a model of its own.
+        """
+        if not has_adapter(self.engine.model):
+            raise ValueError(
+                "the policy has no adapter to switch off, so it cannot be its own reference: set model.lora.rank, "
+                "or use a ReferenceWorker"
+            )
+        with adapter_off(self.engine.model):
+            log_probs, _ = self._log_probs(data)
+        return response_columns(data, {"ref_log_prob": log_probs})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def update_policy(
+        self, data: DataProto, totals: BatchTotals, *, keep_log_probs: bool = False
+    ) -> DataProto:
+        """One optimizer step; these rows are this rank's share of its batch.
+
+        Args:
+            data: columns prompts [B, P~]; responses, response_mask and advantages [B, R~]; the denominator of the
+                ratio: rollout_log_probs [B, R~] with algorithm.old_log_probs=rollout, else old_log_probs [B, R~],
+                or none, in which case the log-probs of this very pass are the old ones (ratio 1 in value, not in
                 gradient); ref_log_prob [B, R~] when there is a KL loss.
+            totals: counts of the whole optimizer batch, over all ranks; the loss divides by them.
+            keep_log_probs: hold log-probs and entropies of this pass for `kept_log_probs`.
 
         Returns:
-            Columns log_probs and entropys [B, R~] of this pass, before the step; meta_info["metrics"].
+            No rows; meta_info["metrics"], and meta_info["skipped"]: why no step was taken, or "".
         """
         rows = data_rows(data)
-        loss = _PolicyLoss(data, self._algorithm)
+        loss = _PolicyLoss(data, totals, self._algorithm)
         temperature = data.meta_info["temperature"]
-        trained = [row for row, needed in zip(rows, loss.needs_gradient(rows), strict=True) if needed]
-        trained_ids = set(map(id, trained))
-        value = self.engine.accumulate(trained, loss, temperature=temperature)
-        self._measure([row for row in rows if id(row) not in trained_ids], loss, temperature)
+        needed = loss.needs_gradient(rows)
+        value = self.engine.accumulate(_chosen(rows, needed, True), loss, temperature=temperature)
+        self._measure(_chosen(rows, needed, False), loss, temperature)
         report = self.engine.step()
-        metrics = loss.metrics(self._share)
-        metrics["actor/loss"] = Mean(value, self._share)
-        metrics["actor/grad_norm"] = Mean(report.grad_norm, 1)
-        metrics["actor/lr"] = Mean(report.lr, 1)
-        metrics["actor/skipped_updates"] = Max(1.0 if report.skipped else 0.0)
-        result = DataProto.from_dict(
-            {
-                "log_probs": columns.jagged_like(data.tensors()["responses"], loss.log_probs),
-                "entropys": columns.jagged_like(data.tensors()["responses"], loss.entropies),
-            }
-        )
-        result.meta_info["metrics"] = metrics
-        result.meta_info["skipped"] = report.skipped
-        return result
+        share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
+        metrics = loss.metrics(share)
+        metrics["actor/loss"] = Mean(value, share)
+        metrics |= step_metrics("actor", report)
+        kept = {"log_probs": loss.log_probs, "entropys": loss.entropies}
+        self._kept = response_columns(data, kept) if keep_log_probs else None
+        return DataProto(meta_info={"metrics": metrics, "skipped": report.skipped})
 
     def _measure(self, rows: list[Row], loss: _PolicyLoss, temperature: float) -> None:
         """Rows that cannot move the policy (advantage 0, no other term) are measured without a gradient."""
+        packed = make_rows([row.prompt for row in rows], [row.response for row in rows])
+        log_probs, entropies = self.engine.log_probs(packed, temperature=temperature)
         if rows:
             index = torch.cat([torch.arange(r.first_token, r.first_token + len(r.response)) for r in rows])
-            packed = make_rows([row.prompt for row in rows], [row.response for row in rows])
-            log_probs, entropies = self.engine.log_probs(packed, temperature=temperature)
             with torch.no_grad():
                 loss(log_probs.to(self.engine.model.device), entropies.to(self.engine.model.device), index)
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, folder: Path) -> None:
-        """Weights and optimizer state into `folder`."""
-        self.engine.save(folder)
+    @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, blocking=False)
+    def kept_log_probs(self) -> DataProto:
+        """Columns log_probs and entropys [B, R~] of the last update's pass, before its step; each rank's rows."""
+        if self._kept is None:
+            raise ValueError("the last update kept no log-probs: call update_policy with keep_log_probs=True")
+        return self._kept
+
+    @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
+    def compute_advantages(self, data: DataProto, *, kl_coef: float = 0.0) -> DataProto:
+        """Columns advantages, returns and token_level_rewards [B, R~] of all rows of a step (`batch_advantages`)."""
+        return batch_advantages(data, self._algorithm, kl_coef=kl_coef)
+
+    @register(dispatch_mode=Dispatch.RANK_ZERO)
+    def summarize_batch(self, data: DataProto) -> BatchSummary:
+        """What the controller keeps of all rows of a step, with all their columns (`summarize`)."""
+        summary = summarize(data)
+        metrics = {**summary.metrics, **shaping_metrics(data, self._algorithm)}
+        return dataclasses.replace(summary, metrics=metrics)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def checksum(self) -> str:
-        """Digest of all weights."""
-        return self.engine.checksum()
+    def open_sync(self, num_receivers: int) -> Endpoint | None:
+        """Get ready to send weights to rollout workers in other processes; rank 0 says where they meet it."""
+        self._sender = WeightSender(self.engine.model.module, rank=self.rank)
+        return self._sender.open(num_receivers=num_receivers, host=self.master_addr)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def send_weights(self, version: int) -> SyncReport:
+        """Bring every rollout worker to this version, while they call `receive_weights`; an adapter is merged."""
+        model = self.engine.model
+        self.engine.onload()
+        if self._sender is None:
+            raise ValueError("the actor sends weights to nobody: call open_sync first")
+        return self._sender.send(version, merged_tensors(model) if has_adapter(model) else None)
+
+    def close(self) -> None:
+        """Leave the rollout workers, if there are any."""
+        if self._sender is not None:
+            self._sender.close()
+
+    def _log_probs(self, data: DataProto) -> tuple[Tensor, Tensor]:
+        return self.engine.log_probs(data_rows(data), temperature=data.meta_info["temperature"])
+
+
+def _chosen(rows: Sequence[Row], flags: Sequence[bool], wanted: bool) -> list[Row]:
+    """The rows whose flag is as wanted."""
+    return [row for row, flag in zip(rows, flags, strict=True) if flag is wanted]
 
 
 class _PolicyLoss:
@@ -118,13 +182,28 @@ class _PolicyLoss:
     L = sum_t w_t (policy_t - entropy_coeff * H_t + kl_loss_coef * kl_t), w_t fixed for the whole batch.
     """
 
-    def __init__(self, data: DataProto, algorithm: AlgorithmConfig) -> None:
+    def __init__(self, data: DataProto, totals: BatchTotals, algorithm: AlgorithmConfig) -> None:
         self._algorithm = algorithm
-        names = ["advantages", "loss_weights", "old_log_probs", "ref_log_prob"]
-        self._columns = {name: _flat(data, name) for name in names if name in data.tensors()}
-        weights = self._columns["loss_weights"]
-        self.log_probs, self.entropies = torch.zeros_like(weights), torch.zeros_like(weights)
-        self._num_tokens = int((weights != 0).sum())
+        old = "rollout_log_probs" if algorithm.old_log_probs == "rollout" else "old_log_probs"
+        if old == "rollout_log_probs" and old not in data.tensors():
+            raise ValueError(
+                f"algorithm.old_log_probs=rollout needs the column rollout_log_probs, but the batch has "
+                f"{', '.join(sorted(data.tensors()))}"
+            )
+        sources = {"advantages": "advantages", "old_log_probs": old, "ref_log_prob": "ref_log_prob"}
+        self._columns = {
+            name: flat(data, column) for name, column in sources.items() if column in data.tensors()
+        }
+        self._weights = loss_weights(
+            data,
+            totals,
+            mask="response_mask",
+            mode=algorithm.loss_agg_mode,
+            scale=algorithm.loss_scale_factor,
+            dtype=self._columns["advantages"].dtype,
+        )
+        self.log_probs, self.entropies = torch.zeros_like(self._weights), torch.zeros_like(self._weights)
+        self._num_tokens = int((self._weights != 0).sum())
         self._losses = {"pg_loss": 0.0}
         self._token_sums: dict[str, float] = {}
 
@@ -132,25 +211,16 @@ class _PolicyLoss:
         """Rows with a term that depends on the policy."""
         if self._algorithm.entropy_coeff != 0 or self._algorithm.use_kl_loss:
             return [True] * len(rows)
-        moving = (self._columns["advantages"] * self._columns["loss_weights"]) != 0
+        moving = (self._columns["advantages"] * self._weights) != 0
         return [bool(moving[r.first_token : r.first_token + len(r.response)].any()) for r in rows]
 
     def __call__(self, log_probs: Tensor, entropies: Tensor, token_index: Tensor) -> Tensor:
         algorithm = self._algorithm
         columns_here = {name: c[token_index].to(log_probs) for name, c in self._columns.items()}
-        weights = columns_here.pop("loss_weights")
+        weights = self._weights[token_index].to(log_probs)
         columns_here.setdefault("old_log_probs", log_probs.detach())
         sampled = weights != 0
-        policy = policy_loss_terms(
-            algorithm.policy_loss,
-            mask=sampled,
-            columns={**columns_here, "log_probs": log_probs},
-            settings={
-                "clip_low": algorithm.clip_low,
-                "clip_high": algorithm.clip_high,
-                "clip_c": algorithm.clip_ratio_c,
-            },
-        )
+        policy = self._policy_terms({**columns_here, "log_probs": log_probs}, sampled)
         loss = weighted_sum(policy.terms, weights)
         self._losses["pg_loss"] += float(loss.detach())
         seen = {**policy.statistics, "entropy": entropies}
@@ -162,6 +232,19 @@ class _PolicyLoss:
             seen["kl_loss"] = kl
         self._record(log_probs, entropies, token_index, seen, sampled)
         return loss
+
+    def _policy_terms(self, columns_here: Mapping[str, Tensor], mask: Tensor) -> PolicyLossTerms:
+        algorithm = self._algorithm
+        return policy_loss_terms(
+            algorithm.policy_loss,
+            mask=mask,
+            columns=columns_here,
+            settings={
+                "clip_low": algorithm.clip_low,
+                "clip_high": algorithm.clip_high,
+                "clip_c": algorithm.clip_ratio_c,
+            },
+        )
 
     @torch.no_grad()
     def _record(
@@ -181,16 +264,15 @@ class _PolicyLoss:
     def metrics(self, share: float) -> dict[str, Reduction]:
         """Metrics under the field's names; token means carry their count, losses this worker's share of 1."""
         metrics: dict[str, Reduction] = {f"actor/{name}": Mean(v, share) for name, v in self._losses.items()}
-        metrics |= {f"actor/{name}": Mean(v, self._num_tokens) for name, v in self._token_sums.items()}
+        sums = self._token_sums or dict.fromkeys(self._statistic_names(), 0.0)
+        metrics |= {f"actor/{name}": Mean(v, self._num_tokens) for name, v in sums.items()}
         if self._algorithm.use_kl_loss:
             metrics["actor/kl_coef"] = Mean(self._algorithm.kl_loss_coef, 1)
         return metrics
 
-
-def data_rows(data: DataProto) -> list[Row]:
-    """The rows of a batch for the engine."""
-    return make_rows(columns.rows(data.tensors()["prompts"]), columns.rows(data.tensors()["responses"]))
-
-
-def _flat(data: DataProto, name: str) -> Tensor:
-    return columns.flat(data.tensors()[name])
+    def _statistic_names(self) -> list[str]:
+        """What the tokens of a rank with rows are measured by, so that a rank without rows reports the same keys."""
+        nothing = torch.zeros(1, dtype=self._weights.dtype)  # one token outside the mask
+        names = [*self._columns, "old_log_probs", "log_probs"]
+        policy = self._policy_terms(dict.fromkeys(names, nothing), torch.zeros(1, dtype=torch.bool))
+        return [*policy.statistics, "entropy", *(["kl_loss"] if self._algorithm.use_kl_loss else [])]

@@ -2,8 +2,8 @@
 
 Concurrency: one asyncio loop. A sample is scored as soon as it ends, while others still generate. Results
 come back in the order of the prompts and sample numbers, never in the order of completion. This is the one
-place that may catch an agent's exception: the episode is recorded as failed with its reason, and too many
-of them end the run.
+place that may catch an agent's exception: the episode is recorded as failed with its reason, and the trainer
+ends the run when there are too many of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+
 from strop.agents.episodes import play_episode
+from strop.protocol import DataProto, columns
 from strop.rewards.outcome import Outcome
 from strop.rewards.pool import RewardPool
 from strop.rollout.client import GenerateClient
@@ -22,13 +26,6 @@ from strop.rollout.types import Sampling
 from strop.trajectory import Prompt, Trajectory
 
 logger = logging.getLogger(__name__)
-
-MAX_FAILED_SHARE = 0.2
-"""Share of a step's episodes that may fail before scoring; above it the run stops."""
-
-
-class EpisodesFailed(RuntimeError):
-    """Too many episodes failed; the message holds the first failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,18 +46,6 @@ class Episode:
     @property
     def id(self) -> str:
         return f"{self.prompt.uid}/{self.sample_index}"
-
-    @property
-    def score(self) -> float | None:
-        return None if self.outcome is None else self.outcome.score
-
-    @property
-    def accuracy(self) -> float | None:
-        """The scorer's `acc` where it gave a number, else its score; None when not scored."""
-        if self.outcome is None or self.outcome.score is None:
-            return None
-        given = self.outcome.parts.get("acc", self.outcome.score)
-        return self.outcome.score if isinstance(given, str) else float(given)
 
 
 class Rollouts:
@@ -83,7 +68,6 @@ class Rollouts:
         """All samples of all prompts, in order; `on_done` is called as each one ends.
 
         Raises:
-            EpisodesFailed: more than MAX_FAILED_SHARE of the agents failed.
             RewardError: the scorers cannot go on.
         """
 
@@ -101,14 +85,7 @@ class Rollouts:
                 ]
         except ExceptionGroup as errors:  # the first error ended the other tasks
             raise errors.exceptions[0] from None
-        episodes = [task.result() for task in tasks]
-        failures = [episode for episode in episodes if episode.trajectory is None]
-        if len(failures) > MAX_FAILED_SHARE * len(episodes):
-            raise EpisodesFailed(
-                f"{len(failures)} of {len(episodes)} episodes failed; the first one, {failures[0].id}: "
-                f"{failures[0].failure}"
-            )
-        return episodes
+        return [task.result() for task in tasks]
 
     async def _episode(self, prompt: Prompt, sample_index: int, sampling: Sampling) -> Episode:
         try:
@@ -124,3 +101,43 @@ class Rollouts:
         return Episode(
             prompt=prompt, sample_index=sample_index, trajectory=trajectory, text=text, outcome=outcome
         )
+
+
+def episode_rows(episodes: Sequence[Episode], rewards: Sequence[float], *, temperature: float) -> DataProto:
+    """One row per episode, in order; all have a trajectory with at least one response token.
+
+    Columns: prompts [B, P~], responses, response_mask, rollout_log_probs and token_level_scores [B, R~] (the
+    reward on the last response token); uid and id beside them. Without episodes, the same columns with no row.
+    """
+    trajectories = [episode.trajectory for episode in episodes if episode.trajectory is not None]
+    assert len(trajectories) == len(episodes) == len(rewards), "failed episodes were left out before"
+    prompt_lengths = torch.tensor([len(t.prompt_ids) for t in trajectories], dtype=torch.int64)
+    lengths = torch.tensor([len(t.response_ids) for t in trajectories], dtype=torch.int64)
+    scores = torch.zeros(int(lengths.sum()))
+    scores[lengths.cumsum(0) - 1] = torch.tensor(list(rewards))
+
+    def flat(values: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor([value for row in values for value in row], dtype=dtype)
+
+    responses = columns.from_flat(flat([t.response_ids for t in trajectories], torch.int64), lengths)
+    rows = DataProto.from_dict(
+        {
+            "prompts": columns.from_flat(
+                flat([t.prompt_ids for t in trajectories], torch.int64), prompt_lengths
+            ),
+            "responses": responses,
+            "response_mask": columns.jagged_like(
+                responses, flat([t.sampled for t in trajectories], torch.bool)
+            ),
+            "rollout_log_probs": columns.jagged_like(
+                responses, flat([t.log_probs for t in trajectories], torch.float32)
+            ),
+            "token_level_scores": columns.jagged_like(responses, scores),
+        },
+        non_tensors={
+            "uid": np.array([t.uid for t in trajectories], dtype=object),
+            "id": np.array([t.id for t in trajectories], dtype=object),
+        },
+    )
+    rows.meta_info["temperature"] = temperature
+    return rows

@@ -5,30 +5,39 @@ from __future__ import annotations
 import dataclasses
 
 from strop.controller import Dispatch, Worker, register
-from strop.engines.config import ModelConfig
+from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
-from strop.engines.training import forward_log_probs, make_rows
-from strop.protocol import DataProto, columns
+from strop.protocol import DataProto
 from strop.workers.config import ReferenceConfig
+from strop.workers.frozen import FrozenModel
+from strop.workers.joining import join
+from strop.workers.rows import data_rows, response_columns
 
 
 class ReferenceWorker(Worker):
-    """Holds the reference model; it is never trained."""
+    """Holds the reference model; it is never trained.
+
+    Concurrency: on several ranks every method is a collective, called on all of them in the same order.
+    """
 
     def __init__(self, model: ModelConfig, reference: ReferenceConfig, *, device: str) -> None:
         super().__init__()
-        frozen = dataclasses.replace(model, path=reference.path or model.path, gradient_checkpointing=False)
-        self._model = load_model(frozen, device=device)
-        self._model.module.requires_grad_(False)
-        self._max_tokens = reference.engine.max_tokens_per_device
+        frozen = dataclasses.replace(
+            model,
+            path=reference.path or model.path,
+            gradient_checkpointing=False,
+            lora=LoraConfig(),  # whatever is trained, the comparison is with the model as it stands
+        )
+        parallel = join(self.placement, reference.engine, device=device)
+        self._frozen = FrozenModel(load_model(frozen, parallel=parallel), reference.engine, parallel)
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Column ref_log_prob [B, R~] of the responses."""
-        rows = make_rows(columns.rows(data.tensors()["prompts"]), columns.rows(data.tensors()["responses"]))
-        log_probs, _ = forward_log_probs(
-            self._model, rows, temperature=data.meta_info["temperature"], max_tokens=self._max_tokens
-        )
-        return DataProto.from_dict(
-            {"ref_log_prob": columns.jagged_like(data.tensors()["responses"], log_probs)}
-        )
+        log_probs = self._frozen.log_probs(data_rows(data), temperature=data.meta_info["temperature"])
+        return response_columns(data, {"ref_log_prob": log_probs})
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def offload(self) -> None:
+        """The turn of the reference is over: it leaves the device until it is called again."""
+        self._frozen.offload()

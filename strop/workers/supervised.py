@@ -6,17 +6,23 @@ from pathlib import Path
 
 from torch import Tensor
 
-from strop.algorithms.aggregation import weighted_sum
-from strop.algorithms.reduce import Max, Mean, Reduction
-from strop.controller import Dispatch, Worker, register
+from strop.algorithms.aggregation import BatchTotals, weighted_sum
+from strop.algorithms.reduce import Mean, Reduction
+from strop.controller import Dispatch, register
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
-from strop.engines.training import TrainEngine, make_rows
-from strop.protocol import DataProto, columns
+from strop.engines.training import TrainEngine
+from strop.protocol import DataProto
+from strop.workers.joining import join
+from strop.workers.rows import data_rows, loss_weights, response_columns, step_metrics
+from strop.workers.saving import TrainedWorker
 
 
-class SupervisedWorker(Worker):
-    """Holds the model and its optimizer."""
+class SupervisedWorker(TrainedWorker):
+    """Holds the model and its optimizer, or this rank's share of them.
+
+    Concurrency: on several ranks every method is a collective, called on all of them in the same order.
+    """
 
     def __init__(
         self,
@@ -29,49 +35,37 @@ class SupervisedWorker(Worker):
         checkpoint: Path | None = None,
     ) -> None:
         super().__init__()
-        weights = None if checkpoint is None else checkpoint / "model"
-        policy = load_model(model, device=device, weights_from=weights)
-        self.engine = TrainEngine(policy, engine, optim, total_steps=num_updates)
-        if checkpoint is not None:
-            self.engine.load_optimizer(checkpoint)
+        parallel = join(self.placement, engine, device=device)
+        policy = load_model(model, parallel=parallel)
+        trained = TrainEngine(policy, engine, optim, total_steps=num_updates, parallel=parallel)
+        self._hold(trained, role="actor", checkpoint=checkpoint)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def update(self, data: DataProto) -> DataProto:
-        """One optimizer step on -sum_t w_t log p_t.
+    def update(self, data: DataProto, totals: BatchTotals) -> DataProto:
+        """One optimizer step on the mean of -log p over the trained tokens of its batch.
 
-        Columns prompts [B, P~], responses and loss_weights [B, R~]; returns meta_info["metrics"].
+        Args:
+            data: this rank's rows: columns prompts [B, P~]; responses and loss_mask [B, R~].
+            totals: counts of the whole optimizer batch, over all ranks.
+
+        Returns:
+            No rows; meta_info["metrics"], and meta_info["skipped"]: why no step was taken, or "".
         """
-        tensors = data.tensors()
-        weights = columns.flat(tensors["loss_weights"])
+        weights = loss_weights(data, totals, mask="loss_mask", mode="token-mean")
 
         def loss(log_probs: Tensor, _: Tensor, token_index: Tensor) -> Tensor:
             return -weighted_sum(log_probs, weights[token_index].to(log_probs))
 
-        rows = make_rows(columns.rows(tensors["prompts"]), columns.rows(tensors["responses"]))
-        value = self.engine.accumulate(rows, loss, temperature=1.0)
+        value = self.engine.accumulate(data_rows(data), loss, temperature=1.0)
         report = self.engine.step()
         metrics: dict[str, Reduction] = {
-            "train/loss": Mean(value, 1 / self.dp_size),  # losses of the ranks add up
-            "train/grad_norm": Mean(report.grad_norm, 1),
-            "train/lr": Mean(report.lr, 1),
-            "train/skipped_updates": Max(1.0 if report.skipped else 0.0),
+            "train/loss": Mean(value, 1 if self.dp_rank == 0 else 0),  # losses of the ranks add up
+            **step_metrics("train", report),
         }
         return DataProto(meta_info={"metrics": metrics, "skipped": report.skipped})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Column log_probs [B, R~] of the responses."""
-        tensors = data.tensors()
-        rows = make_rows(columns.rows(tensors["prompts"]), columns.rows(tensors["responses"]))
-        log_probs, _ = self.engine.log_probs(rows, temperature=1.0)
-        return DataProto.from_dict({"log_probs": columns.jagged_like(tensors["responses"], log_probs)})
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, folder: Path) -> None:
-        """Weights and optimizer state into `folder`."""
-        self.engine.save(folder)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def checksum(self) -> str:
-        """Digest of all weights."""
-        return self.engine.checksum()
+        log_probs, _ = self.engine.log_probs(data_rows(data), temperature=1.0)
+        return response_columns(data, {"log_probs": log_probs})

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
-from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.protocol import DataProto, columns
-from strop.trainer.experience import optimizer_batches
 from strop.workers.actor import ActorWorker
 from strop.workers.config import ActorConfig
 
@@ -30,14 +30,17 @@ def make_actor(
     *,
     max_tokens: int = 1000,
     dtype: str = "float64",
+    weight_decay: float = 0.01,
+    sequence_parallel: int = 1,
+    lora: LoraConfig | None = None,
     checkpoint: Path | None = None,
 ) -> ActorWorker:
     """A policy with a fresh optimizer, or that of a checkpoint."""
     return ActorWorker(
-        ModelConfig(path=str(model), dtype=dtype),  # type: ignore[arg-type]
+        ModelConfig(path=str(model), dtype=dtype, lora=lora or LoraConfig()),  # type: ignore[arg-type]
         ActorConfig(
-            optim=OptimizerConfig(lr=LR, max_grad_norm=0.5),
-            engine=EngineConfig(max_tokens_per_device=max_tokens),
+            optim=OptimizerConfig(lr=LR, max_grad_norm=0.5, weight_decay=weight_decay),
+            engine=EngineConfig(max_tokens_per_device=max_tokens, sequence_parallel=sequence_parallel),
         ),
         algorithm,
         device="cpu",
@@ -83,7 +86,7 @@ def random_batch(dtype: torch.dtype = torch.float64, *, zero_rows: tuple[int, ..
     return batch
 
 
-def weighted(batch: DataProto, algorithm: AlgorithmConfig) -> DataProto:
-    """The whole batch as one optimizer batch."""
-    (one,) = optimizer_batches(batch, algorithm, samples_per_update=len(batch), epochs=1)
-    return one
+def totals_of(batch: DataProto) -> BatchTotals:
+    """The counts of a whole optimizer batch, one token at a time."""
+    masks = [row.tolist() for row in columns.rows(batch.tensors()["response_mask"])]
+    return BatchTotals(num_tokens=sum(map(sum, masks)), num_samples=sum(any(mask) for mask in masks))

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from actor_batches import LR, MASKED, SCALE, make_actor, random_batch, weighted
+from actor_batches import LR, MASKED, SCALE, make_actor, random_batch, totals_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from references.losses import clipped_term, kl, reduce_terms
+from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AGGREGATION_MODES, AlgorithmConfig
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, register_policy_loss
 from strop.algorithms.reduce import merge_metrics, metric_values
+from strop.controller import Mesh, Placement
 from strop.engines.optimizer import StepReport
 from strop.protocol import DataProto, columns
 from strop.workers.actor import ActorWorker
@@ -44,12 +46,14 @@ def weights_of(actor: ActorWorker) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in actor.engine.model.named_parameters()}
 
 
-def update(actor: ActorWorker, batch: DataProto) -> Update:
-    result = actor.update_policy(batch)
+def update(actor: ActorWorker, batch: DataProto, totals: BatchTotals | None = None) -> Update:
+    """One update, of the whole batch where no totals are given."""
+    result = actor.update_policy(batch, totals or totals_of(batch), keep_log_probs=True)
+    assert len(result) == 0, "rows stay in the worker"
     return Update(
         metric_values(result.meta_info["metrics"]),
         weights_of(actor),
-        columns.rows(result.tensors()["log_probs"]),
+        columns.rows(actor.kept_log_probs().tensors()["log_probs"]),
     )
 
 
@@ -95,7 +99,7 @@ def reference_loss(log_probs: list[Tensor], batch: DataProto, mode: str) -> floa
 def test_the_loss_is_that_of_an_independent_reference(tiny_model: Path, mode: str) -> None:
     batch = random_batch()
     _, log_probs, _ = reference_log_probs(tiny_model, batch)
-    done = update(make_actor(tiny_model, settings(mode)), weighted(batch, settings(mode)))
+    done = update(make_actor(tiny_model, settings(mode)), batch)
     torch.testing.assert_close(done.log_probs, [row.detach() for row in log_probs], **EXACT)
     expected = reference_loss([row.detach() for row in log_probs], batch, mode)
     assert done.metrics["actor/loss"] == pytest.approx(expected, rel=1e-10)
@@ -126,7 +130,7 @@ def test_the_gradient_with_kl_and_entropy_terms_is_that_of_an_independent_refere
         kl_total += sum(kl(n, r, "k3") for n, r, m in values if m)
     loss.backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
-    done = update(make_actor(tiny_model, algorithm), weighted(batch, algorithm))
+    done = update(make_actor(tiny_model, algorithm), batch)
     num_tokens = sum(int(mask.sum()) for mask in masks)
     assert done.metrics["actor/loss"] == pytest.approx(loss.item(), rel=1e-10)
     assert done.metrics["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-10)
@@ -140,42 +144,44 @@ def test_an_update_does_not_depend_on_token_budget_and_row_order(
 ) -> None:
     algorithm = settings(mode, **terms)
     batch = random_batch()
-    whole = update(make_actor(tiny_model, algorithm), weighted(batch, algorithm))
+    whole = update(make_actor(tiny_model, algorithm), batch)
     # 15 = the longest row alone: 9 prompt tokens and all but the last of 7 response tokens.
     for budget in (15, 27):
         actor = make_actor(tiny_model, algorithm, max_tokens=budget)
-        assert_same(whole, update(actor, weighted(batch, algorithm)))
+        assert_same(whole, update(actor, batch))
     order = [5, 2, 0, 6, 3, 1, 4]
     shuffled = batch[torch.tensor(order)]
-    done = update(make_actor(tiny_model, algorithm, max_tokens=20), weighted(shuffled, algorithm))
+    done = update(make_actor(tiny_model, algorithm, max_tokens=20), shuffled)
     assert_same(whole, done, order=order)
 
 
 @pytest.mark.parametrize("mode", AGGREGATION_MODES)
-def test_chunks_with_global_weights_add_up_to_the_whole_update(
+def test_chunks_with_the_totals_of_all_add_up_to_the_whole_update(
     tiny_model: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What two data-parallel ranks do, one after another: gradients add up, then one step is taken.
     algorithm = settings(mode, **FULL)
-    batch = weighted(random_batch(), algorithm)
+    batch = random_batch()
+    totals = totals_of(batch)
     whole = update(make_actor(tiny_model, algorithm), batch)
     actor = make_actor(tiny_model, algorithm, max_tokens=20)
-    actor._share = 1 / 2  # of a group of two
-    parts = []
+    parts, rows = [], []
     with monkeypatch.context() as patch:
         patch.setattr(actor.engine, "step", lambda: StepReport(grad_norm=0.0, lr=LR))
-        parts.append(actor.update_policy(batch[:3]))
-    parts.append(actor.update_policy(batch[3:]))
+        parts.append(actor.update_policy(batch[:3], totals, keep_log_probs=True))
+        rows += columns.rows(actor.kept_log_probs().tensors()["log_probs"])
+    actor.placement = Placement(rank=1, mesh=Mesh(dp=2))
+    parts.append(actor.update_policy(batch[3:], totals, keep_log_probs=True))
+    rows += columns.rows(actor.kept_log_probs().tensors()["log_probs"])
     metrics = metric_values(merge_metrics(part.meta_info["metrics"] for part in parts))
     # The norm is known only after the sum: the first part's placeholder of 0 enters the mean.
     metrics["actor/grad_norm"] *= 2
-    rows = [row for part in parts for row in columns.rows(part.tensors()["log_probs"])]
     assert_same(whole, Update(metrics, weights_of(actor), rows))
 
 
 def test_float32_updates_agree_to_five_digits(tiny_model: Path) -> None:
     algorithm = settings("token-mean", **FULL)
-    batch = weighted(random_batch(torch.float32), algorithm)
+    batch = random_batch(torch.float32)
     whole = update(make_actor(tiny_model, algorithm, dtype="float32"), batch)
     cut = update(make_actor(tiny_model, algorithm, dtype="float32", max_tokens=15), batch)
     assert cut.metrics == pytest.approx(dict(whole.metrics), rel=1e-5, abs=1e-6)
@@ -186,7 +192,7 @@ def test_rows_without_advantage_change_nothing_but_are_measured(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm = settings("token-mean")
-    batch = weighted(random_batch(zero_rows=(0, 2, 4)), algorithm)
+    batch = random_batch(zero_rows=(0, 2, 4))
     rows_with_gradient: list[int] = []
     actor = make_actor(tiny_model, algorithm)
     accumulate = actor.engine.accumulate
@@ -205,9 +211,9 @@ def test_rows_without_advantage_change_nothing_but_are_measured(
 
 def test_a_batch_without_any_advantage_leaves_the_policy_alone(tiny_model: Path) -> None:
     algorithm = settings("token-mean")
-    actor = make_actor(tiny_model, algorithm)
+    actor = make_actor(tiny_model, algorithm, weight_decay=0.0)
     before = actor.checksum()
-    done = update(actor, weighted(random_batch(zero_rows=tuple(range(7))), algorithm))
+    done = update(actor, random_batch(zero_rows=tuple(range(7))))
     assert actor.checksum() == before
     assert (done.metrics["actor/loss"], done.metrics["actor/grad_norm"]) == (0.0, 0.0)
     assert done.metrics["actor/skipped_updates"] == 0.0
@@ -216,7 +222,7 @@ def test_a_batch_without_any_advantage_leaves_the_policy_alone(tiny_model: Path)
 def test_masked_tokens_get_no_gradient_and_no_place_in_the_metrics(tiny_model: Path) -> None:
     algorithm = settings("token-mean", **FULL)
     batch = random_batch()
-    clean = update(make_actor(tiny_model, algorithm), weighted(batch, algorithm))
+    clean = update(make_actor(tiny_model, algorithm), batch)
     for name in ("old_log_probs", "ref_log_prob", "advantages"):
         rows = [row.clone() for row in columns.rows(batch.tensors()[name])]
         for row, token in MASKED:
@@ -224,20 +230,19 @@ def test_masked_tokens_get_no_gradient_and_no_place_in_the_metrics(tiny_model: P
         batch = batch.select([n for n in batch.tensors() if n != name]).union(
             DataProto.from_dict({name: columns.jagged(rows)})
         )
-    assert_same(clean, update(make_actor(tiny_model, algorithm), weighted(batch, algorithm)))
+    assert_same(clean, update(make_actor(tiny_model, algorithm), batch))
 
 
 def test_without_old_log_probs_the_ratio_is_exactly_one(tiny_model: Path) -> None:
     algorithm = settings("token-mean")
-    batch = weighted(random_batch(torch.float32), algorithm)
+    batch = random_batch(torch.float32)
     on_policy = batch.select([name for name in batch.tensors() if name != "old_log_probs"])
     metrics = update(make_actor(tiny_model, algorithm, dtype="float32", max_tokens=20), on_policy).metrics
     assert metrics["actor/ratio"] == 1.0
     assert metrics["actor/ppo_kl"] == 0.0
     assert metrics["actor/pg_clipfrac"] == metrics["actor/pg_clipfrac_lower"] == 0.0
-    # L = -sum w A: the value of the loss at ratio 1, while its gradient is not zero.
-    tensors = batch.tensors()
-    expected = -(columns.flat(tensors["loss_weights"]) * columns.flat(tensors["advantages"])).sum()
+    # The mean of -A over the sampled tokens (A is 0 on others): the loss at ratio 1, while its gradient is not 0.
+    expected = -columns.flat(batch.tensors()["advantages"]).sum() / totals_of(batch).num_tokens
     assert metrics["actor/loss"] == pytest.approx(float(expected), rel=1e-5)
     assert metrics["actor/grad_norm"] > 0.01
 
@@ -245,10 +250,11 @@ def test_without_old_log_probs_the_ratio_is_exactly_one(tiny_model: Path) -> Non
 @pytest.mark.usefixtures("float64_norms")
 def test_compute_log_prob_gives_what_the_update_sees(tiny_model: Path) -> None:
     algorithm = settings("token-mean")
-    batch = weighted(random_batch(), algorithm)
+    batch = random_batch()
     actor = make_actor(tiny_model, algorithm, max_tokens=20)
     seen = actor.compute_log_prob(batch).tensors()
-    result = actor.update_policy(batch).tensors()
+    actor.update_policy(batch, totals_of(batch), keep_log_probs=True)
+    result = actor.kept_log_probs().tensors()
     torch.testing.assert_close(
         columns.rows(seen["old_log_probs"]), columns.rows(result["log_probs"]), **EXACT
     )
@@ -276,7 +282,8 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_named(tiny_model: Path) ->
     algorithm = settings("token-mean", policy_loss="poisoned")
     actor = make_actor(tiny_model, algorithm)
     before = actor.checksum()
-    result = actor.update_policy(weighted(random_batch(), algorithm))
+    batch = random_batch()
+    result = actor.update_policy(batch, totals_of(batch))
     assert actor.checksum() == before
     assert result.meta_info["skipped"].startswith(
         "gradient norm is nan (non-finite in model.embed_tokens.weight"
@@ -285,17 +292,55 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_named(tiny_model: Path) ->
     # The next step is not poisoned by what the skipped one left.
     healthy = settings("token-mean")
     actor._algorithm = healthy
-    assert not actor.update_policy(weighted(random_batch(), healthy)).meta_info["skipped"]
+    assert not actor.update_policy(batch, totals_of(batch)).meta_info["skipped"]
     assert actor.checksum() != before
 
 
 def test_a_saved_actor_continues_bit_for_bit(tiny_model: Path, tmp_path: Path) -> None:
     algorithm = settings("token-mean", **FULL)
-    batch = weighted(random_batch(torch.float32), algorithm)
+    batch = random_batch(torch.float32)
     actor = make_actor(tiny_model, algorithm, dtype="float32")
-    actor.update_policy(batch)
+    actor.update_policy(batch, totals_of(batch))
     actor.save_checkpoint(tmp_path)
     other = make_actor(tiny_model, algorithm, dtype="float32", checkpoint=tmp_path)
     assert other.checksum() == actor.checksum()
     assert update(other, batch).metrics == update(actor, batch).metrics
     assert other.checksum() == actor.checksum()
+
+
+def test_log_probs_that_were_not_kept_cannot_be_asked_for(tiny_model: Path) -> None:
+    actor, batch = make_actor(tiny_model, settings("token-mean")), random_batch()
+    actor.update_policy(batch, totals_of(batch), keep_log_probs=True)
+    assert len(actor.kept_log_probs()) == len(batch)
+    actor.update_policy(batch, totals_of(batch))
+    with pytest.raises(ValueError, match="the last update kept no log-probs: call update_policy with keep"):
+        actor.kept_log_probs()
+
+
+def test_a_batch_without_rows_is_legal(tiny_model: Path) -> None:
+    # A rank may get no rows of an optimizer batch that has some elsewhere.
+    actor = make_actor(tiny_model, settings("token-mean", **FULL), weight_decay=0.0)
+    batch = random_batch()
+    empty = batch[:0]
+    assert len(actor.compute_log_prob(empty)) == 0
+    before = actor.checksum()
+    done = update(actor, empty, totals_of(batch))
+    assert actor.checksum() == before
+    assert done.metrics["actor/loss"] == 0.0
+    assert done.log_probs == []
+    keys = [list(actor.update_policy(rows, totals_of(batch)).meta_info["metrics"]) for rows in (empty, batch)]
+    assert keys[0] == keys[1], "metrics of ranks are joined key by key"
+
+
+def test_the_ratio_can_be_that_to_the_policy_that_sampled(tiny_model: Path) -> None:
+    # With old_log_probs=rollout the log-probs recorded while sampling are the old ones, whatever else there is.
+    batch = random_batch()
+    expected = update(make_actor(tiny_model, settings("token-mean")), batch)
+    recorded = batch.tensors()["old_log_probs"]
+    rest = batch.select([name for name in batch.tensors() if name != "old_log_probs"])
+    moved = columns.jagged([row + 1.0 for row in columns.rows(recorded)])
+    both = rest.union(DataProto.from_dict({"rollout_log_probs": recorded, "old_log_probs": moved}))
+    actor = make_actor(tiny_model, settings("token-mean", old_log_probs="rollout"))
+    assert_same(update(actor, both), expected)
+    with pytest.raises(ValueError, match="old_log_probs=rollout needs the column rollout_log_probs, but the"):
+        actor.update_policy(batch, totals_of(batch))

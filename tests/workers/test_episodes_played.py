@@ -11,8 +11,9 @@ from strop.agents.registry import Agent, Generate, agents
 from strop.rewards import Outcome, RewardError
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trainer.records import untrained_fate
-from strop.trainer.rollouts import Episode, EpisodesFailed, Rollouts
 from strop.trajectory import Prompt, Trajectory
+from strop.workers.episodes import Episode, Rollouts
+from strop.workers.reports import EpisodesFailed, check_failed_episodes, report_of
 
 SAMPLING = Sampling(key=0, max_tokens=4)
 
@@ -86,7 +87,7 @@ def test_episodes_come_in_the_order_of_the_prompts_whatever_ends_first() -> None
     episodes = play([prompt("a"), prompt("b")], pool)
     assert [episode.id for episode in episodes] == ["a/0", "a/1", "a/2", "b/0", "b/1", "b/2"]
     assert [episode.text for episode in episodes] == ["1", "2", "3"] * 2
-    assert [episode.score for episode in episodes] == [1.0] * 6
+    assert [report_of(episode).score for episode in episodes] == [1.0] * 6
     assert pool.scored[0] == ("a/2", "3"), "the last sample ended first"
 
 
@@ -96,9 +97,10 @@ def test_a_failed_agent_is_a_failed_episode_with_its_reason() -> None:
     episodes = play([prompt("a", "fails_first")], pool, samples_per_prompt=5)
     assert [episode.trajectory is None for episode in episodes] == [True, False, False, False, False]
     assert episodes[0].failure == "RuntimeError: not this one"
-    assert (episodes[0].score, episodes[0].accuracy) == (None, None)
+    report = report_of(episodes[0])
+    assert (report.score, report.accuracy, report.reward(on_error="zero")) == (None, None, None)
     assert len(pool.scored) == 4
-    fate = untrained_fate(episodes[0], skipped="")
+    fate = untrained_fate(report, skipped="")
     assert (fate.name, fate.reason) == ("failed", "RuntimeError: not this one")
 
 
@@ -107,15 +109,18 @@ def test_too_many_failed_agents_end_the_run_with_the_first_reason() -> None:
     with pytest.raises(
         EpisodesFailed, match="3 of 9 episodes failed; the first one, b/0: RuntimeError: the tool"
     ):
-        play([prompt("a"), prompt("b", "always_fails"), prompt("c")], Pool())
+        check_failed_episodes(
+            [report_of(one) for one in play([prompt("a"), prompt("b", "always_fails"), prompt("c")], Pool())]
+        )
 
 
 def test_an_aborted_episode_is_not_scored() -> None:
     pool = Pool()
     (episode,) = play([prompt("a", token=66)], pool, samples_per_prompt=1)
     assert pool.scored == []
-    assert episode.score is None
-    fate = untrained_fate(episode, skipped="")
+    report = report_of(episode)
+    assert report.score is None
+    fate = untrained_fate(report, skipped="")
     assert (fate.name, fate.reason) == ("failed", "aborted")
 
 
@@ -129,8 +134,9 @@ def test_an_error_of_the_scorers_arrives_as_itself() -> None:
 )
 def test_accuracy_is_the_scorers_number_or_its_score(parts: dict[str, float | str], accuracy: float) -> None:
     outcome = Outcome(kind="score", score=0.25, parts=parts)
-    episode = Episode(prompt=prompt("a"), sample_index=0, trajectory=None, outcome=outcome)
-    assert episode.accuracy == accuracy
+    trajectory = Trajectory(uid="a", sample_index=0, prompt_ids=(1,)).finish("stop")
+    episode = Episode(prompt=prompt("a"), sample_index=0, trajectory=trajectory, outcome=outcome)
+    assert report_of(episode).accuracy == accuracy
 
 
 def test_fates_of_samples_that_were_not_trained() -> None:
@@ -140,7 +146,7 @@ def test_fates_of_samples_that_were_not_trained() -> None:
 
     def fate_of(trajectory: Trajectory, outcome: Outcome, skipped: str = "") -> tuple[str, str]:
         episode = Episode(prompt=prompt("a"), sample_index=0, trajectory=trajectory, outcome=outcome)
-        fate = untrained_fate(episode, skipped=skipped)
+        fate = untrained_fate(report_of(episode), skipped=skipped)
         return fate.name, fate.reason
 
     assert fate_of(trajectory, scored) == ("filtered", "no token of it was sampled")

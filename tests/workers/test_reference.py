@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from actor_batches import make_actor, random_batch, weighted
+from actor_batches import make_actor, random_batch, totals_of
 
 from strop.algorithms.config import AlgorithmConfig
 from strop.data.tiny import make_tiny_model
@@ -26,7 +26,7 @@ def reference(model: Path, path: str = "", max_tokens: int = 100) -> ReferenceWo
 
 def test_the_reference_is_the_policy_of_the_start_and_stays_it(tiny_model: Path) -> None:
     algorithm = AlgorithmConfig(use_kl_loss=True, kl_loss_type="k3", kl_loss_coef=0.1)
-    batch = weighted(random_batch(torch.float32), algorithm)
+    batch = random_batch(torch.float32)
     actor, frozen = make_actor(tiny_model, algorithm, dtype="float32"), reference(tiny_model)
 
     def differences() -> list[float]:
@@ -36,11 +36,11 @@ def test_the_reference_is_the_policy_of_the_start_and_stays_it(tiny_model: Path)
 
     before = columns.rows(frozen.compute_ref_log_prob(batch).tensors()["ref_log_prob"])
     assert max(differences()) == 0.0, "the same weights and the same cut"
-    actor.update_policy(batch)
+    actor.update_policy(batch, totals_of(batch))
     assert max(differences()) > 1e-3
     after = columns.rows(frozen.compute_ref_log_prob(batch).tensors()["ref_log_prob"])
     torch.testing.assert_close(after, before, rtol=0, atol=0)
-    assert not any(p.requires_grad for _, p in frozen._model.named_parameters())
+    assert not any(p.requires_grad for _, p in frozen._frozen.model.named_parameters())
 
 
 def test_log_probs_do_not_depend_on_the_token_budget(tiny_model: Path) -> None:

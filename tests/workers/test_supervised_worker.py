@@ -8,10 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from strop.algorithms.reduce import metric_values
+from strop.algorithms.aggregation import BatchTotals
+from strop.algorithms.reduce import merge_metrics, metric_values
 from strop.data.sft import SftExample
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.trainer.supervised import make_sft_batch
+from strop.trainer.supervised import make_sft_batch, sft_totals
 from strop.workers.supervised import SupervisedWorker
 
 
@@ -47,7 +48,9 @@ def test_the_loss_and_its_gradient_are_those_of_an_independent_reference(tiny_mo
     loss = torch.stack(terms).mean()
     loss.backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
-    result = worker(tiny_model).update(make_sft_batch(EXAMPLES))
+    batch = make_sft_batch(EXAMPLES)
+    assert sft_totals(batch) == BatchTotals(num_tokens=10, num_samples=3)
+    result = worker(tiny_model).update(batch, sft_totals(batch))
     metrics = metric_values(result.meta_info["metrics"])
     # The weights of the batch are in float32: 1/10 is off by 1.5e-8 of itself.
     assert metrics["train/loss"] == pytest.approx(loss.item(), rel=2e-8)
@@ -58,22 +61,36 @@ def test_an_update_does_not_depend_on_token_budget_and_row_order(tiny_model: Pat
     results = []
     for max_tokens, examples in ((100, EXAMPLES), (11, EXAMPLES), (16, EXAMPLES[::-1])):
         one = worker(tiny_model, max_tokens=max_tokens)
-        metrics = metric_values(one.update(make_sft_batch(examples)).meta_info["metrics"])
+        batch = make_sft_batch(examples)
+        metrics = metric_values(one.update(batch, sft_totals(batch)).meta_info["metrics"])
         results.append((metrics, dict(one.engine.model.named_parameters())))
     for metrics, weights in results[1:]:
         assert metrics == pytest.approx(results[0][0], rel=1e-10)
         torch.testing.assert_close(weights, results[0][1], rtol=1e-10, atol=1e-10)
 
 
+def test_parts_with_the_totals_of_all_add_up_to_the_whole_loss(tiny_model: Path) -> None:
+    batch = make_sft_batch(EXAMPLES)
+    totals = sft_totals(batch)
+    whole = metric_values(worker(tiny_model).update(batch, totals).meta_info["metrics"])
+    parts = [
+        worker(tiny_model).update(batch[rows], totals).meta_info["metrics"]
+        for rows in (slice(0, 1), slice(1, 3), slice(0, 0))
+    ]
+    losses = [metric_values(part)["train/loss"] for part in parts]
+    assert sum(losses) == pytest.approx(whole["train/loss"], rel=1e-7)
+    assert losses[2] == 0.0
+    assert merge_metrics(parts).keys() == parts[2].keys(), "every rank reports the same metrics"
+
+
 def test_the_prompt_of_a_row_ends_where_training_begins() -> None:
     batch = make_sft_batch(EXAMPLES[:2]).tensors()
-    prompts, responses, weights = (
-        [row.tolist() for row in batch[name].unbind()] for name in ("prompts", "responses", "loss_weights")
+    prompts, responses, masks = (
+        [row.tolist() for row in batch[name].unbind()] for name in ("prompts", "responses", "loss_mask")
     )
     assert prompts == [EXAMPLES[0].token_ids[:5], EXAMPLES[1].token_ids[:3]]
     assert responses == [EXAMPLES[0].token_ids[5:], EXAMPLES[1].token_ids[3:]]
-    quarter = pytest.approx(0.25)
-    assert weights == [[quarter, quarter, 0.0, quarter], [quarter]]
+    assert masks == [[True, True, False, True], [True]]
 
 
 def test_a_row_trained_from_its_first_token_is_named() -> None:

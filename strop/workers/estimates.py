@@ -1,0 +1,107 @@
+"""Advantages of a batch: from scores, log-probs and values of all its rows to the credit of each token.
+
+Needs all rows at once (groups, whitening) but no token ids: it runs in one worker, on light columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from strop.algorithms.advantages import adv_estimator_declaration, estimate_advantages, group_ids_of
+from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.kl_control import penalized_rewards, reward_kl
+from strop.algorithms.measures import spread
+from strop.protocol import DataProto, columns
+
+
+def batch_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: float) -> DataProto:
+    """Columns advantages, returns and token_level_rewards [B, R~] of all rows of a step.
+
+    token_level_rewards = token_level_scores + rm_scores on the last response token - kl_coef * KL, of which the
+    reward model's part and the penalty are there only if the run has them.
+
+    Args:
+        data: response_mask and token_level_scores [B, R~], and uid; rm_scores [B] with a reward model;
+            old_log_probs and ref_log_prob [B, R~] with KL in the reward; values [B, R~] and what else the
+            estimator declares.
+        algorithm: the estimator and its settings.
+        kl_coef: coefficient of the KL penalty in this step.
+
+    Raises:
+        ValueError: a column is missing, a number is not finite, or there are too few tokens to whiten.
+    """
+    tensors = data.tensors()
+    mask = _padded(data, "response_mask").bool()
+    lengths = columns.row_lengths(tensors["response_mask"])
+    rewards = _padded(data, "token_level_scores")
+    if "rm_scores" in tensors:
+        rewards = rewards + _on_last_token(tensors["rm_scores"].to(rewards.dtype), lengths, rewards.shape[1])
+    if algorithm.use_kl_in_reward:
+        kl, _ = _kl(data, algorithm, mask)
+        rewards = penalized_rewards(rewards, kl, mask, coef=kl_coef)
+    needed = adv_estimator_declaration(algorithm.adv_estimator).needs
+    advantages, returns = estimate_advantages(
+        algorithm.adv_estimator,
+        token_level_rewards=rewards,
+        response_mask=mask,
+        group_ids=group_ids_of(list(data.non_tensor_batch["uid"])),
+        settings={
+            "norm_by_std": algorithm.norm_adv_by_std,
+            "gamma": algorithm.gamma,
+            "lam": algorithm.lam,
+        },
+        columns={name: _padded(data, name) for name in needed if name in tensors},
+    )
+    inside = torch.arange(rewards.shape[1])[None] < lengths[:, None]
+    return DataProto.from_dict(
+        {
+            "advantages": columns.from_padded(advantages, inside),
+            "returns": columns.from_padded(returns, inside),
+            "token_level_rewards": columns.from_padded(rewards, inside),
+        }
+    )
+
+
+def shaping_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, float]:
+    """What went into the rewards beside the scorer's; empty where nothing did. Arguments as `batch_advantages`.
+
+    actor/reward_kl_penalty: the KL that the penalty was made of, mean over samples of their token means.
+    reward_model/score/{mean,max,min} over samples; reward_model/truncated: samples that it did not read to the
+    end (column rm_cut_tokens [B]).
+    """
+    tensors = data.tensors()
+    metrics: dict[str, float] = {}
+    if algorithm.use_kl_in_reward:
+        _, mean = _kl(data, algorithm, _padded(data, "response_mask").bool())
+        metrics["actor/reward_kl_penalty"] = float(mean)
+    if "rm_scores" in tensors:
+        metrics |= spread("reward_model/score", tensors["rm_scores"])
+    if "rm_cut_tokens" in tensors:
+        metrics["reward_model/truncated"] = float((tensors["rm_cut_tokens"] > 0).sum())
+    return metrics
+
+
+def _kl(data: DataProto, algorithm: AlgorithmConfig, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """KL per token [B, R], and its mean."""
+    missing = [name for name in ("old_log_probs", "ref_log_prob") if name not in data.tensors()]
+    if missing:
+        raise ValueError(
+            f"algorithm.use_kl_in_reward needs the columns {' and '.join(missing)}, but the batch has "
+            f"{', '.join(sorted(data.tensors()))}"
+        )
+    return reward_kl(
+        _padded(data, "old_log_probs"), _padded(data, "ref_log_prob"), mask, kind=algorithm.kl_penalty
+    )
+
+
+def _padded(data: DataProto, name: str) -> Tensor:
+    """[B, R], R the longest row; a column with one number per row as it is."""
+    column = data.tensors()[name]
+    return columns.to_padded(column, 0.0)
+
+
+def _on_last_token(per_row: Tensor, lengths: Tensor, width: int) -> Tensor:
+    """[B] to [B, R]: each row's number on its last response token, 0 elsewhere."""
+    is_last = torch.arange(width)[None] == lengths[:, None] - 1
+    return torch.where(is_last, per_row[:, None], torch.zeros_like(per_row[:, None]))

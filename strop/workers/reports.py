@@ -1,0 +1,157 @@
+"""What the controller learns of an episode: everything but its tokens, so a step costs it O(samples)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strop.rewards.outcome import Outcome
+from strop.workers.episodes import Episode
+
+MAX_FAILED_SHARE = 0.2
+"""Share of a step's episodes that may fail before scoring; above it the run stops."""
+
+
+class EpisodesFailed(RuntimeError):
+    """Too many episodes failed; the message holds the first failure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeReport:
+    """One sample without its tokens."""
+
+    uid: str
+    """Id of the prompt's visit; the group of the sample."""
+    sample_index: int
+    data_source: str
+    """Of the prompt."""
+    num_prompt_tokens: int
+    num_response_tokens: int = 0
+    """Tokens after the prompt, sampled or given."""
+    num_sampled_tokens: int = 0
+    """Response tokens that the policy chose."""
+    num_turns: int = 0
+    versions: tuple[int, int] = (0, 0)
+    """Oldest and newest policy version that sampled a token."""
+    stop_reason: str = ""
+    """Why it ended; empty when the agent failed."""
+    outcome: Outcome | None = None
+    """None when there was nothing to score."""
+    failure: str = ""
+    """Why there is no trajectory; empty when there is one."""
+
+    @property
+    def id(self) -> str:
+        """Name of the sample in the ledger: `<uid>/<sample_index>`."""
+        return f"{self.uid}/{self.sample_index}"
+
+    @property
+    def is_played(self) -> bool:
+        """True when the agent finished a trajectory."""
+        return not self.failure
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and response; 0 where the agent failed."""
+        return self.num_prompt_tokens + self.num_response_tokens if self.is_played else 0
+
+    @property
+    def score(self) -> float | None:
+        """What the scorer gave; None when it gave nothing."""
+        return None if self.outcome is None else self.outcome.score
+
+    @property
+    def accuracy(self) -> float | None:
+        """The scorer's `acc` where it gave a number, else its score; None when not scored."""
+        if self.outcome is None or self.outcome.score is None:
+            return None
+        given = self.outcome.parts.get("acc", self.outcome.score)
+        return self.outcome.score if isinstance(given, str) else float(given)
+
+    def reward(self, *, on_error: str) -> float | None:
+        """What the sample is trained with; None when it is left out of training.
+
+        Args:
+            on_error: `zero` trains a sample that could not be scored with reward 0; `drop` leaves it out.
+        """
+        if not self.is_played or self.outcome is None or self.num_sampled_tokens == 0:
+            return None
+        if self.score is None:
+            return 0.0 if on_error == "zero" else None
+        return self.score
+
+
+def report_of(episode: Episode) -> EpisodeReport:
+    """The report of an episode."""
+    prompt, trajectory = episode.prompt, episode.trajectory
+    if trajectory is None:
+        return EpisodeReport(
+            uid=prompt.uid,
+            sample_index=episode.sample_index,
+            data_source=prompt.data_source,
+            num_prompt_tokens=len(prompt.token_ids),
+            failure=episode.failure or "the agent failed",
+        )
+    versions = [v for v, chosen in zip(trajectory.versions, trajectory.sampled, strict=True) if chosen]
+    return EpisodeReport(
+        uid=prompt.uid,
+        sample_index=episode.sample_index,
+        data_source=prompt.data_source,
+        num_prompt_tokens=len(trajectory.prompt_ids),
+        num_response_tokens=len(trajectory.response_ids),
+        num_sampled_tokens=len(versions),
+        num_turns=trajectory.num_turns,
+        versions=(min(versions, default=0), max(versions, default=0)),
+        stop_reason=trajectory.stop_reason,
+        outcome=episode.outcome,
+    )
+
+
+def check_failed_episodes(reports: Sequence[EpisodeReport]) -> None:
+    """Refuse to go on when the agents of many samples failed.
+
+    Raises:
+        EpisodesFailed: more than MAX_FAILED_SHARE of them.
+    """
+    failures = [report for report in reports if not report.is_played]
+    if len(failures) > MAX_FAILED_SHARE * len(reports):
+        raise EpisodesFailed(
+            f"{len(failures)} of {len(reports)} episodes failed; the first one, {failures[0].id}: "
+            f"{failures[0].failure}"
+        )
+
+
+def sample_row(episode: Episode, *, prompt_text: str) -> dict[str, Any]:
+    """One sample as a row of the sample store, but for what the trainer decides: advantage and fate."""
+    trajectory, outcome = episode.trajectory, episode.outcome
+    row: dict[str, Any] = {
+        "id": episode.id,
+        "uid": episode.prompt.uid,
+        "sample_index": episode.sample_index,
+        "data_source": episode.prompt.data_source,
+        "prompt": prompt_text,
+        "response": episode.text,
+        "ground_truth": episode.prompt.ground_truth,
+        "prompt_ids": list(episode.prompt.token_ids),
+    }
+    if trajectory is not None:
+        row |= {
+            "response_ids": list(trajectory.response_ids),
+            "response_mask": list(trajectory.sampled),
+            "rollout_log_probs": list(trajectory.log_probs),
+            "versions": list(trajectory.versions),
+            "stop_reason": trajectory.stop_reason,
+            "num_turns": trajectory.num_turns,
+            "timings": dict(trajectory.timings),
+        }
+    if outcome is not None:
+        row |= {
+            "score": outcome.score,
+            "outcome": outcome.kind,
+            "error": outcome.error,
+            "reward_parts": dict(outcome.parts),
+        }
+    else:
+        row["error"] = episode.failure
+    return row

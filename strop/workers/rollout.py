@@ -1,0 +1,218 @@
+"""Generation as a role: agents, engine and scorers in one process, which plays its share of the prompts.
+
+Prompts go in, reports come out; the tokens stay here until the training roles fetch them (`rows`), so the
+controller never handles them. The policy is either that of a training role in the same process, whose own
+parameters are used (no copy), or a copy of the worker's own that `receive_weights` keeps up to date.
+
+Concurrency: the worker is called from one thread. Inside `play` an asyncio loop, kept over all calls, runs
+the agents, the engine and the reward pool; its waits have the deadlines rollout.timeout_s and
+reward.timeout_s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from strop.controller import Dispatch, Worker, register
+from strop.engines.config import LoraConfig, ModelConfig
+from strop.engines.model import load_model, load_tokenizer
+from strop.engines.training import TrainEngine
+from strop.protocol import DataProto
+from strop.rewards import RewardConfig, RewardPool
+from strop.rollout.client import RolloutClient
+from strop.rollout.config import RolloutConfig
+from strop.rollout.native.engine import NativeEngine
+from strop.rollout.sync.engine import VerifiedEngine
+from strop.rollout.sync.receiver import WeightReceiver
+from strop.rollout.sync.target import ModuleTarget
+from strop.rollout.sync.types import Endpoint, SyncReport
+from strop.rollout.types import Sampling
+from strop.trajectory import Prompt
+from strop.workers.episodes import Episode, Rollouts, episode_rows
+from strop.workers.reports import EpisodeReport, report_of, sample_row
+
+
+class RolloutWorker(Worker):
+    """Plays prompts and holds what was played until the next call of `play`."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        rollout: RolloutConfig,
+        reward: RewardConfig,
+        *,
+        device: str,
+        seed: int,
+        version: int = 0,
+        share_with: str | None = None,
+        keeps_text: bool = False,
+    ) -> None:
+        """Load tokenizer and policy.
+
+        Args:
+            model: the folder of the policy.
+            rollout, reward: how to generate and to score.
+            device: where the policy is, if it is the worker's own.
+            seed: of the run; with a prompt's uid and the sample's number it fixes every random number.
+            version: policy version that the weights hold.
+            share_with: role in this process whose model generates; None for a copy of the worker's own.
+            keeps_text: add columns raw_prompt and response_text to the rows, for a reward model.
+        """
+        super().__init__()
+        self._rollout, self._reward = rollout, reward
+        self._seed, self._keeps_text = seed, keeps_text
+        self._tokenizer = load_tokenizer(model)
+        self._trained: TrainEngine | None = None
+        self._receiver: WeightReceiver | None = None
+        self._engine: NativeEngine | VerifiedEngine
+        if share_with is None:
+            # Weights come with any adapter merged into them.
+            policy = load_model(dataclasses.replace(model, lora=LoraConfig()), device=device)
+            own = NativeEngine(policy, max_running=rollout.max_running, version=version)
+            self._receiver = WeightReceiver(ModuleTarget(policy.module), device=policy.device.type)
+            self._engine = VerifiedEngine(own, self._receiver)
+        else:
+            self._trained = trained_engine(self.colocated[share_with])
+            policy = self._trained.model
+            self._engine = NativeEngine(policy, max_running=rollout.max_running, version=version)
+        self._runner = asyncio.Runner()
+        self._pool = RewardPool(reward)
+        self._pool_runs = self._is_closed = False
+        self._episodes: list[Episode] = []
+        client = RolloutClient(self._engine, timeout_s=rollout.timeout_s)
+        self._rollouts = Rollouts(client, self._pool, self._tokenizer, seed=seed)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def play(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> DataProto:
+        """Every sample of these prompts, played and scored.
+
+        Args:
+            prompts: column `prompt` of Prompt objects.
+            samples_per_prompt: trajectories of each.
+            sampling: options of every sample; key and token budget are filled in per sample.
+
+        Returns:
+            Column `report` of EpisodeReport, one row per sample in the order of prompts and samples.
+        """
+        asked: list[Prompt] = list(prompts.non_tensor_batch["prompt"])
+        with contextlib.nullcontext() if self._trained is None else self._trained.full_parameters():
+            self._episodes = self._runner.run(self._play(asked, samples_per_prompt, sampling))
+        return reports_as_rows([report_of(episode) for episode in self._episodes])
+
+    async def _play(
+        self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling
+    ) -> list[Episode]:
+        if not self._pool_runs:
+            await self._pool.start()
+            self._pool_runs = True
+        return await self._rollouts.play(prompts, samples_per_prompt=samples_per_prompt, sampling=sampling)
+
+    @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, blocking=False)
+    def rows(self) -> DataProto:
+        """The samples of the last `play` that can be trained on, in order (see `episode_rows`)."""
+        on_error = self._reward.on_error
+        kept, rewards = [], []
+        for episode in self._episodes:
+            reward = report_of(episode).reward(on_error=on_error)
+            if reward is not None:
+                kept.append(episode)
+                rewards.append(self._reward.weight * reward)
+        rows = episode_rows(kept, rewards, temperature=self._rollout.temperature)
+        if self._keeps_text:
+            texts = {
+                "raw_prompt": _objects([list(episode.prompt.messages) for episode in kept]),
+                "response_text": _objects([episode.text for episode in kept]),
+            }
+            rows = rows.union(DataProto.from_dict({}, non_tensors=texts))
+        return rows
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sample_rows(self) -> list[dict[str, Any]]:
+        """The samples of the last `play` for the sample store, with all their tokens."""
+        texts: dict[str, str] = {}
+        for episode in self._episodes:
+            if episode.prompt.uid not in texts:
+                texts[episode.prompt.uid] = self._tokenizer.decode(episode.prompt.token_ids)
+        return [sample_row(episode, prompt_text=texts[episode.prompt.uid]) for episode in self._episodes]
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def publish(self, version: int) -> None:
+        """The shared parameters hold this policy version now."""
+        self._runner.run(self._engine.publish(version))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def join_sync(self, endpoint: Endpoint) -> None:
+        """Meet the actor that will send weights."""
+        self._own_receiver().join(endpoint, index=self.rank)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def receive_weights(self, version: int) -> SyncReport:
+        """Take part in the sync to this version, while the actor calls `send_weights`.
+
+        Raises:
+            SyncError: it was incomplete, corrupted or refused; nothing is generated until one succeeds.
+        """
+        self._own_receiver()
+        assert isinstance(self._engine, VerifiedEngine), "made together with the receiver"
+        return self._runner.run(self._engine.update_weights(version))
+
+    def _own_receiver(self) -> WeightReceiver:
+        if self._receiver is None:
+            raise ValueError(
+                "generation uses the actor's own weights in this process; there is nothing to receive"
+            )
+        return self._receiver
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sleep(self) -> None:
+        """Give the memory of the key-value cache back; the next `play` takes it again."""
+        self._runner.run(self._engine.sleep())
+
+    def close(self) -> None:
+        """End the scorers and the loop. A second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            if self._receiver is not None:
+                self._receiver.close()
+            self._runner.run(self._pool.close())
+            self._runner.close()
+
+
+def trained_engine(worker: Worker) -> TrainEngine:
+    """The engine of a training role.
+
+    Raises:
+        TypeError: the worker trains nothing.
+    """
+    engine = getattr(worker, "engine", None)
+    if not isinstance(engine, TrainEngine):
+        raise TypeError(f"{type(worker).__name__} has no training engine whose parameters could be shared")
+    return engine
+
+
+def prompts_as_rows(prompts: Sequence[Prompt]) -> DataProto:
+    """Column `prompt`: what `RolloutWorker.play` takes."""
+    return DataProto.from_dict({}, non_tensors={"prompt": _objects(prompts)})
+
+
+def reports_as_rows(reports: Sequence[EpisodeReport]) -> DataProto:
+    """Column `report`: what `RolloutWorker.play` returns."""
+    return DataProto.from_dict({}, non_tensors={"report": _objects(reports)})
+
+
+def reports_of(rows: DataProto) -> list[EpisodeReport]:
+    """The reports of such a batch."""
+    return list(rows.non_tensor_batch["report"])
+
+
+def _objects(values: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.object_]]:
+    column = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):  # one by one: numpy would look into lists of equal length
+        column[index] = value
+    return column

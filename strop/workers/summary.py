@@ -1,0 +1,99 @@
+"""What the controller keeps of a trained batch: numbers, one advantage per sample, and a digest per stage.
+
+Made where the rows are, so that the rows themselves never reach the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from strop.algorithms.advantages import group_ids_of
+from strop.algorithms.measures import critic_metrics, group_metrics, mismatch_metrics
+from strop.protocol import DataProto, columns
+from strop.run import digest
+
+STAGE_COLUMNS = {
+    "prompt_tokens": ("prompts",),
+    "sampled_tokens": ("responses", "response_mask"),
+    "log_probs": ("rollout_log_probs", "log_probs"),
+    "ref_log_probs": ("ref_log_prob",),
+    "values": ("values",),
+    "rewards": ("token_level_rewards",),
+    "advantages": ("advantages", "returns"),
+}
+"""Columns whose bits stand for a stage of the step, in the order in which the stages happen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSummary:
+    """A trained batch without its rows."""
+
+    advantages: dict[str, float]
+    """Sample id -> mean advantage over its sampled tokens."""
+    rewards: dict[str, float]
+    """Sample id -> reward that the algorithm saw, after a reward model and penalties."""
+    metrics: dict[str, float]
+    """Rewards, advantages, groups, values, and the mismatch of rollout and trainer."""
+    digests: dict[str, str]
+    """Stage -> digest of its columns; stages that the step did not have are left out."""
+
+
+def summarize(rows: DataProto) -> BatchSummary:
+    """The summary of rows with all their columns.
+
+    Args:
+        rows: columns prompts, responses, response_mask, rollout_log_probs, token_level_scores,
+            token_level_rewards, advantages, returns; the trainer's at the start of the step, as `log_probs` or
+            else `old_log_probs`; values and ref_log_prob where there are any.
+    """
+    tensors = rows.tensors()
+    if "log_probs" not in tensors:
+        tensors["log_probs"] = tensors["old_log_probs"]
+    ids = list(rows.non_tensor_batch["id"])
+    values, masks = columns.rows(tensors["advantages"]), columns.rows(tensors["response_mask"])
+    means = [float(v[m.bool()].mean()) for v, m in zip(values, masks, strict=True)]
+    rewards = _row_sums(tensors["token_level_rewards"])
+    return BatchSummary(
+        advantages=dict(zip(ids, means, strict=True)),
+        rewards=dict(zip(ids, rewards.tolist(), strict=True)),
+        metrics=_metrics(tensors, rewards, list(rows.non_tensor_batch["uid"])),
+        digests={
+            stage: digest(*(part for name in names if name in tensors for part in _bits(tensors[name])))
+            for stage, names in STAGE_COLUMNS.items()
+            if any(name in tensors for name in names)
+        },
+    )
+
+
+def _metrics(tensors: Mapping[str, Tensor], rewards: Tensor, uids: Sequence[str]) -> dict[str, float]:
+    mask = columns.flat(tensors["response_mask"])
+    return {
+        **critic_metrics(
+            scores=_row_sums(tensors["token_level_scores"]),
+            rewards=rewards,
+            advantages=columns.flat(tensors["advantages"]),
+            returns=columns.flat(tensors["returns"]),
+            response_mask=mask,
+        ),
+        **group_metrics(rewards, group_ids_of(uids)),
+        **mismatch_metrics(
+            columns.flat(tensors["log_probs"]),
+            columns.flat(tensors["rollout_log_probs"]),
+            mask,
+            row_lengths=columns.row_lengths(tensors["responses"]),
+        ),
+    }
+
+
+def _row_sums(column: Tensor) -> Tensor:
+    return torch.stack([row.sum() for row in columns.rows(column)])
+
+
+def _bits(column: Tensor) -> tuple[NDArray[Any], NDArray[Any]]:
+    return columns.row_lengths(column).numpy(), columns.flat(column).numpy()
