@@ -52,12 +52,12 @@ $(STAMPS)/torch: $(STAMPS)/venv $(if $(filter-out $(shell cat $(STAMPS)/torch 2>
 
 $(STAMPS)/run: $(STAMPS)/torch pyproject.toml constraints.txt
 	@echo "installing strop and what it needs"
-	$(PIP) --constraint constraints.txt --editable .
+	$(PIP) --constraint constraints.txt --editable ".[ray,lora]"
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/run
 	@echo "installing what the tests need"
-	$(PIP) --constraint constraints.txt --editable ".[test,reasoning-gym]"
+	$(PIP) --constraint constraints.txt --editable ".[ray,lora,test,reasoning-gym]"
 	@touch $@
 
 # The package that ships the model asks for a command-line program that is not needed to read the file in it.

@@ -46,7 +46,7 @@ def begin(args: argparse.Namespace, *, kind: str) -> Start:
     if args.resume is not None:
         _refuse_settings(args)
         _check_kind(args.resume, kind)
-        return resume_run(args.resume, say=say)
+        return resume_run(args.resume, overrides=args.overrides, say=say)
     config = load_settings(args)
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     start = start_run(folder, config, command=args.command_line)
@@ -72,7 +72,7 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
 
 def _refuse_settings(args: argparse.Namespace) -> None:
     given = [f"--{name}" for name in ("config", "out") if getattr(args, name) is not None]
-    given += args.overrides
+    given += [text for text in args.overrides if not text.startswith("resources.")]
     if given:
         raise UsageError(
             f"--resume continues a run with its own settings, so {' '.join(map(str, given))} has no place "

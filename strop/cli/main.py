@@ -56,8 +56,17 @@ COMMANDS = {
     "generate": Command(
         summary="answers to a file of prompts, or a chat", module="strop.cli.generate", loads_models=True
     ),
+    "export": Command(
+        summary="the model of a checkpoint as a Hugging Face folder, proved by its log-probs",
+        module="strop.cli.export",
+        loads_models=True,
+    ),
     "samples": Command(summary="what the model wrote during a run, with rewards", module="strop.cli.samples"),
     "diff": Command(summary="where two runs part: first step and stage", module="strop.cli.diff"),
+    "doctor": Command(
+        summary="whether the machines of a cluster fit together: versions, devices, ports, paths",
+        module="strop.cli.doctor",
+    ),
     "config": Command(summary="the settings of a run, with their meaning", module="strop.cli.config"),
 }
 
@@ -71,7 +80,9 @@ examples:
 
 _LATE_ERRORS = (
     ("strop.run.errors", "RunError"),
-    ("strop.trainer.rollouts", "EpisodesFailed"),
+    ("strop.workers.reports", "EpisodesFailed"),
+    ("strop.controller.errors", "WorkerFailed"),
+    ("strop.controller.errors", "CallTimeout"),
     ("strop.rollout.client", "RolloutTimeout"),
 )
 """Errors with a sentence for users, besides ValueError and OSError. Looked up among the modules already

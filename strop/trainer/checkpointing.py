@@ -2,45 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.controller import WorkerGroup, as_list
 from strop.data.sampler import PromptSampler
-from strop.run import Checkpoint, RunError, RunFolder
+from strop.engines.role_checkpoint import CONFIG_FOLDER
+from strop.run import Checkpoint, PendingCheckpoint, RunConfig, RunError, RunFolder
+
+MODEL_FOLDER = "model"
+"""Folder of a checkpoint with the policy as an ordinary Hugging Face model."""
 
 
-def save_checkpoint(
-    run: RunFolder,
-    step: int,
-    save_worker: Callable[[Path], object],
-    *,
-    tokenizer: Any,
-    source_model: Path,
-    sampler: PromptSampler,
-    score: float | None,
-) -> Checkpoint:
-    """Write a checkpoint: `model/` is an ordinary Hugging Face folder, the manifest holds the position in the data.
+class Saver:
+    """Checkpoints of a run: the sharded state of each trained role, the policy as a Hugging Face folder, and the
+    position in the data.
 
-    Raises:
-        CheckpointError: it could not be written; the one before stays valid.
-        LedgerError: the sample ledger contradicts itself.
+    With run.async_save the roles copy their state and go on; `poll` seals the checkpoint once all files are
+    there. Until then the checkpoint before is the newest one.
     """
-    run.ledger.check()
-    run.events.sync()
 
-    def write(folder: Path) -> None:
-        save_worker(folder)
-        tokenizer.save_pretrained(folder / "model")
-        settings = source_model / "generation_config.json"
+    def __init__(
+        self,
+        run: RunFolder,
+        trained: Mapping[str, WorkerGroup[Any]],
+        *,
+        settings: RunConfig,
+        tokenizer: Any,
+        source_model: Path,
+        sampler: PromptSampler,
+    ) -> None:
+        """Say what belongs into a checkpoint.
+
+        Args:
+            run: the folder of the run.
+            trained: the roles that learn, by name; the first one is the policy.
+            settings: how to save.
+            tokenizer: saved beside the policy.
+            source_model: where the policy came from; its generation settings are saved too.
+            sampler: its position is.
+        """
+        self._run, self._trained, self._settings = run, trained, settings
+        self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
+        self._writing: PendingCheckpoint | None = None
+        self._is_sealing = False
+
+    def save(self, step: int, score: float | None, *, facts: Mapping[str, Any], is_last: bool) -> None:
+        """Write a checkpoint, or begin to.
+
+        Args:
+            step: steps done.
+            score: decides which checkpoints are kept as the best.
+            facts: plain values that a continuation needs besides.
+            is_last: the run ends with this step.
+
+        Raises:
+            CheckpointError: it, or the one before, could not be written; the last good one stays valid.
+            LedgerError: the sample ledger contradicts itself.
+        """
+        self.finish()
+        run = self._run
+        run.ledger.check()
+        run.events.sync()
+        position = {
+            "sampler": self._sampler.state(),
+            "ledger": run.ledger.state(),
+            "chain": run.fingerprints.head,
+        }
+        pending = run.checkpoints.begin(step, score=score, facts={**facts, **position})
+        self._writing = pending
+        in_background = self._settings.async_save
+        with pending.writing():
+            for group in self._trained.values():
+                group.call.save_checkpoint(pending.folder, in_background=in_background)
+            # What `strop export` needs besides the weights.
+            self._tokenizer.save_pretrained(pending.folder / next(iter(self._trained)) / CONFIG_FOLDER)
+            if self._wants_model(is_last):
+                self._save_model(pending.folder / MODEL_FOLDER)
+        if not in_background:
+            self.finish()
+
+    def poll(self) -> None:
+        """Bring the checkpoint that is being written one stage on, if it can be; never waits for files."""
+        pending = self._writing
+        if pending is None:
+            return
+        if self._is_sealing:
+            if pending.done():
+                self.finish()
+        elif all(all(as_list(group.call.is_checkpoint_written())) for group in self._trained.values()):
+            self._finish_roles(pending)
+            pending.seal_after(lambda: None)
+            self._is_sealing = True
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written, until it is sealed.
+
+        Raises:
+            CheckpointError: it could not be written; the one before stays valid.
+        """
+        pending = self._writing
+        if pending is None:
+            return
+        if not self._is_sealing:
+            self._finish_roles(pending)
+        sealing, self._is_sealing, self._writing = self._is_sealing, False, None
+        checkpoint = pending.result() if sealing else pending.seal()
+        self._run.events.append(
+            "checkpoint", checkpoint.step, fsync=True, path=checkpoint.path.name, score=pending.score
+        )
+
+    def _finish_roles(self, pending: PendingCheckpoint) -> None:
+        """Every role has written its files, or the checkpoint is given up."""
+        with pending.writing():
+            for group in self._trained.values():
+                group.call.finish_checkpoint()
+
+    def _wants_model(self, is_last: bool) -> bool:
+        wanted = self._settings.hf_model
+        return wanted == "always" or (wanted == "last" and is_last)
+
+    def _save_model(self, folder: Path) -> None:
+        """The policy as an ordinary Hugging Face folder."""
+        policy = next(iter(self._trained.values()))
+        policy.call.save_model(folder)
+        self._tokenizer.save_pretrained(folder)
+        settings = self._source_model / "generation_config.json"
         if settings.is_file():  # save_pretrained writes only generation settings that it was given
-            (folder / "model" / settings.name).write_bytes(settings.read_bytes())
-
-    facts = {"sampler": sampler.state(), "ledger": run.ledger.state(), "chain": run.fingerprints.head}
-    checkpoint = run.checkpoints.save(step, write, score=score, facts=facts)
-    run.events.append("checkpoint", step, fsync=True, path=checkpoint.path.name, score=score)
-    return checkpoint
+            (folder / settings.name).write_bytes(settings.read_bytes())
 
 
 def restore_position(run: RunFolder, checkpoint: Checkpoint, sampler: PromptSampler) -> None:

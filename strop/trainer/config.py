@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Literal
 
-from strop.algorithms.advantages import check_estimator
+from strop.algorithms.advantages import adv_estimator_declaration, check_estimator
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.losses import get_policy_loss_fn
 from strop.data.config import DataConfig, SftDataConfig
@@ -12,7 +14,10 @@ from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.rewards.config import RewardConfig
 from strop.rollout.config import RolloutConfig
 from strop.run.config import RunConfig
-from strop.workers.config import ActorConfig, ReferenceConfig
+from strop.workers.config import ActorConfig, CriticConfig, ReferenceConfig, RewardModelConfig
+
+APART_ROLES = ("rollout", "critic", "reference", "reward_model")
+"""Roles that can have processes of their own; the actor is always in the main pool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +28,8 @@ class TrainerConfig:
     """Visits of each prompt."""
     max_steps: int | None = None
     """Stop after this many steps, if the epochs are not over before."""
+    critic_warmup: int = 0
+    """Steps at the start in which only the critic is trained; 0: the actor is trained from the first step."""
     trackers: tuple[str, ...] = ("console", "jsonl", "tensorboard")
     """Where metrics go."""
 
@@ -31,6 +38,8 @@ class TrainerConfig:
             raise ValueError(f"trainer.num_epochs is {self.num_epochs}; use at least 1")
         if self.max_steps is not None and self.max_steps < 1:
             raise ValueError(f"trainer.max_steps is {self.max_steps}; use at least 1, or null for no limit")
+        if self.critic_warmup < 0:
+            raise ValueError(f"trainer.critic_warmup is {self.critic_warmup}; it counts steps, from 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +98,58 @@ class ResourcesConfig:
     device: str = "auto"
     """auto, cpu, cuda, npu: auto takes an accelerator if there is one."""
     num_threads: int = 0
-    """Threads for tensor operations on a CPU; 0: all cores. Another number may change the last bits."""
+    """Threads for tensor operations on a CPU, per process; 0: all cores, shared by the processes of a node.
+    Another number may change the last bits."""
+    runtime: Literal["inline", "ray"] = "inline"
+    """inline: everything in this process. ray: the roles in processes of their own."""
+    ranks: int = 1
+    """Processes of the main pool, over all nodes; the model is sharded over them."""
+    nodes: int = 1
+    """Machines that the main pool is spread over, evenly."""
+    apart: dict[str, int] = field(default_factory=dict)
+    """Roles with processes of their own, and how many: {rollout: 2, critic: 1}. All other roles share the
+    processes of the main pool."""
+    address: str = ""
+    """Ray cluster to use, `auto` or host:port; empty: a private one on this machine."""
+    cpus_per_rank: float = 1.0
+    """CPU cores that one process occupies for Ray's accounting; a fraction lets more processes share a core."""
+    call_timeout_s: float = 3600.0
+    """Limit of one call of a role's workers, in seconds; above it the run ends and names who did not answer."""
+    start_timeout_s: float = 300.0
+    """Limit for starting processes and loading models, in seconds."""
+    offload_idle: bool = False
+    """Move a role's model and optimizer from the accelerator to host memory while other roles work."""
 
     def __post_init__(self) -> None:
         if self.num_threads < 0:
             raise ValueError(f"resources.num_threads is {self.num_threads}; use 0 for all cores")
+        if self.runtime not in ("inline", "ray"):
+            raise ValueError(f"resources.runtime is {self.runtime!r}; use inline or ray")
+        for name, count in (("ranks", self.ranks), ("nodes", self.nodes)):
+            if count < 1:
+                raise ValueError(f"resources.{name} is {count}; use at least 1")
+        if self.ranks % self.nodes:
+            raise ValueError(
+                f"resources.ranks is {self.ranks}, which {self.nodes} nodes cannot share evenly; use a multiple of "
+                f"resources.nodes"
+            )
+        for role, count in self.apart.items():
+            if role not in APART_ROLES:
+                raise ValueError(
+                    f"resources.apart names {role!r}, which is no role that can be apart: {', '.join(APART_ROLES)}"
+                )
+            given: object = count  # free dictionaries are taken as they are
+            if not isinstance(given, int) or given < 1:
+                raise ValueError(f"resources.apart.{role} is {count}; it counts processes, from 1")
+        if self.runtime == "inline" and (self.ranks > 1 or self.apart):
+            asked = f"resources.ranks is {self.ranks}" if self.ranks > 1 else "resources.apart is set"
+            raise ValueError(
+                f"{asked}, but resources.runtime=inline is one process: set resources.runtime=ray"
+            )
+        for key in ("cpus_per_rank", "call_timeout_s", "start_timeout_s"):
+            value = getattr(self, key)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"resources.{key} is {value}; use a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +172,10 @@ class Config:
     """The policy."""
     reference: ReferenceConfig = field(default_factory=ReferenceConfig)
     """The frozen model of a KL term; loaded only when there is one."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    """The value model; loaded only when the advantage estimator needs values (gae)."""
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    """A model that scores answers; loaded only when reward_model.path is set."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     """The loop."""
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -132,8 +192,18 @@ class Config:
             norm_by_std=self.algorithm.norm_adv_by_std,
         )
         get_policy_loss_fn(self.algorithm.policy_loss)
+        self._check_budgets()
+        self._check_roles()
+        self._check_ranks()
+
+    def _check_budgets(self) -> None:
         longest = self.data.max_prompt_tokens + self.data.max_response_tokens
-        for name, engine in (("actor", self.actor.engine), ("reference", self.reference.engine)):
+        engines = {"actor": self.actor.engine}
+        if self.uses_reference:
+            engines["reference"] = self.reference.engine
+        if self.uses_critic:
+            engines["critic"] = self.critic.engine
+        for name, engine in engines.items():
             if engine.max_tokens_per_device < longest:
                 raise ValueError(
                     f"{name}.engine.max_tokens_per_device is {engine.max_tokens_per_device}, but one sample may have "
@@ -147,11 +217,73 @@ class Config:
                 f"may have {self.sft.data.max_tokens} tokens (sft.data.max_tokens): raise the first to at least that, "
                 f"or lower the second"
             )
-        if self.reference.path and not self.algorithm.use_kl_loss:
+
+    def _check_roles(self) -> None:
+        if self.reference.path and not self.uses_reference:
             raise ValueError(
                 f"reference.path is {self.reference.path!r}, but nothing uses a reference model: set "
-                f"algorithm.use_kl_loss=true, or remove it"
+                f"algorithm.use_kl_loss=true or algorithm.use_kl_in_reward=true, or remove it"
             )
+        if self.critic.path and not self.uses_critic:
+            raise ValueError(
+                f"critic.path is {self.critic.path!r}, but algorithm.adv_estimator={self.algorithm.adv_estimator} "
+                f"uses no values: set algorithm.adv_estimator=gae, or remove it"
+            )
+        if self.trainer.critic_warmup and not self.uses_critic:
+            raise ValueError(
+                f"trainer.critic_warmup is {self.trainer.critic_warmup}, but algorithm.adv_estimator="
+                f"{self.algorithm.adv_estimator} uses no critic: set algorithm.adv_estimator=gae, or remove it"
+            )
+        if self.model.lora.rank > 0 and self.reference.path:
+            raise ValueError(
+                f"reference.path is {self.reference.path!r}, but with model.lora the reference is the model without "
+                f"its adapter: remove one of the two"
+            )
+        if self.reward.weight == 0 and not self.uses_reward_model:
+            raise ValueError(
+                "reward.weight is 0 and there is no reward model, so every reward would be 0: set reward_model.path, "
+                "or another weight"
+            )
+        used = {
+            "rollout": True,
+            "critic": self.uses_critic,
+            "reference": self.uses_reference and self.model.lora.rank == 0,
+            "reward_model": self.uses_reward_model,
+        }
+        for role in self.resources.apart:
+            if not used[role]:
+                raise ValueError(f"resources.apart names {role}, but this run has no such role: remove it")
+
+    def _check_ranks(self) -> None:
+        for role, engine in (
+            ("actor", self.actor.engine), ("reference", self.reference.engine), ("critic", self.critic.engine)
+        ):  # fmt: skip
+            ranks = self.resources.apart.get(role, self.resources.ranks)
+            for key, size in (
+                ("sequence_parallel", engine.sequence_parallel),
+                ("shard_size", engine.shard_size),
+            ):
+                if size > 1 and ranks % size:
+                    raise ValueError(
+                        f"{role}.engine.{key} is {size}, which does not divide the {ranks} ranks of the {role}: "
+                        f"change it, or the number of ranks"
+                    )
+
+    @property
+    def uses_critic(self) -> bool:
+        """The advantage estimator needs values."""
+        return "values" in adv_estimator_declaration(self.algorithm.adv_estimator).needs
+
+    @property
+    def uses_reference(self) -> bool:
+        """Something compares the policy with a frozen reference."""
+        needs = adv_estimator_declaration(self.algorithm.adv_estimator).needs
+        return self.algorithm.use_kl_loss or self.algorithm.use_kl_in_reward or "ref_log_prob" in needs
+
+    @property
+    def uses_reward_model(self) -> bool:
+        """A reward model scores the answers."""
+        return bool(self.reward_model.path)
 
     @property
     def samples_per_step(self) -> int:
@@ -166,8 +298,19 @@ class Config:
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer steps of a full step."""
+        """Optimizer steps of the actor in a full step."""
         return -(-self.samples_per_step // self.samples_per_update) * self.actor.epochs
+
+    @property
+    def critic_samples_per_update(self) -> int:
+        """Samples of one optimizer step of the critic."""
+        wanted = self.critic.samples_per_update
+        return self.samples_per_step if wanted == "all" else min(int(wanted), self.samples_per_step)
+
+    @property
+    def critic_updates_per_step(self) -> int:
+        """Optimizer steps of the critic in a full step."""
+        return -(-self.samples_per_step // self.critic_samples_per_update) * self.critic.epochs
 
     def arithmetic(self) -> str:
         """The batch sizes in one line: `32 prompts x 8 samples = 256 samples/step -> 1 optimizer step of 256`."""

@@ -19,10 +19,11 @@ from strop.rollout.client import RolloutClient
 from strop.rollout.native.engine import NativeEngine
 from strop.trainer.config import Config
 from strop.trainer.reporting import Say
-from strop.trainer.rollouts import Episode, Rollouts
 from strop.trainer.setup import eval_sampling, load_val_prompts, set_threads
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
+from strop.workers.episodes import Episode, Rollouts
+from strop.workers.reports import check_failed_episodes, report_of
 
 NUM_PROBES = 2
 """Prompts on which the reward function is tried before the model is loaded."""
@@ -67,11 +68,13 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
         f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature {config.eval.temperature}"
     )
     episodes = asyncio.run(_play(config, tokenizer, prompts, say=say, on_progress=on_progress))
+    reports = [report_of(episode) for episode in episodes]
+    check_failed_episodes(reports)
     sources = dict.fromkeys(prompt.data_source for prompt in prompts)
     return Evaluation(
-        total=summarize_validation(episodes),
+        total=summarize_validation(reports),
         by_source={
-            source: summarize_validation([e for e in episodes if e.prompt.data_source == source])
+            source: summarize_validation([report for report in reports if report.data_source == source])
             for source in sources
         },
         seconds=time.perf_counter() - start,

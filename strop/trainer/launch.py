@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.config import read_config, save_config, to_dict
+from strop.config import ConfigError, load_config, read_config, save_config, to_dict
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 from strop.trainer.checkpointing import find_continuation
 from strop.trainer.config import Config
@@ -44,17 +44,29 @@ def start_run(folder: Path, config: Config, *, command: Sequence[str]) -> Start:
     return Start(run=run, config=config, checkpoint=None, is_finished=False)
 
 
-def resume_run(folder: Path, *, say: Say) -> Start:
+def resume_run(folder: Path, *, overrides: Sequence[str] = (), say: Say) -> Start:
     """The run in `folder`, rolled back to its last valid checkpoint, with its own configuration.
 
+    Args:
+        folder: of the run.
+        overrides: other `resources`, which say where a run happens and not what it does.
+        say: takes lines for the person who watches.
+
     Raises:
+        ConfigError: an override of something else than resources.
         RunError: there is no run, another process writes it, or no checkpoint is valid.
     """
+    for text in overrides:
+        if not text.startswith("resources."):
+            raise ConfigError(
+                f"{text} changes what the run in {folder} does; a run is continued with its own settings, and only "
+                f"resources.… may be given anew"
+            )
     path = folder / CONFIG_FILE
     if is_run(folder) and not path.is_file():
         raise RunError(f"{folder} has no {CONFIG_FILE}, so it never began; remove the folder and start again")
     RunFolder.open(folder, read_only=True).close()
-    config = read_config(Config, path)
+    config = load_config(Config, source=path, overrides=overrides) if overrides else read_config(Config, path)
     run = RunFolder.open(folder, settings=config.run)
     try:
         continuation = find_continuation(run)

@@ -84,7 +84,9 @@ class ConsoleTracker:
             self._bar.show(step, numbers, eta)
             return
         line = f"{self._label} step {step}/{self._total}  {numbers}  eta {eta}".replace("    ", "  ")
-        self._pending = line if line != self._printed else ""  # a late number of the step may change nothing here
+        self._pending = (
+            line if line != self._printed else ""
+        )  # a late number of the step may change nothing here
         if now - self._printed_at >= PERIOD_S or step >= self._total:
             self._print_pending()
 

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-from torch import Tensor
-
-from strop.algorithms.advantages import group_ids_of
 from strop.algorithms.reduce import Reduction, merge_metrics
-from strop.protocol import DataProto, columns
 from strop.trainer import metrics as measure
 from strop.trainer.config import Config
-from strop.trainer.rollouts import Episode
+from strop.workers.reports import EpisodeReport
 
 Say = Callable[[str], None]
 """Takes one line for the person who watches."""
@@ -25,59 +20,30 @@ def merge_ranks(metrics: Mapping[str, Sequence[Reduction]]) -> dict[str, Reducti
     )
 
 
-def num_response_tokens(episodes: Sequence[Episode]) -> int:
+def num_response_tokens(reports: Sequence[EpisodeReport]) -> int:
     """Tokens of all responses."""
-    return sum(len(e.trajectory.response_ids) for e in episodes if e.trajectory is not None)
+    return sum(report.num_response_tokens for report in reports)
 
 
-def num_tokens(episodes: Sequence[Episode]) -> int:
+def num_tokens(reports: Sequence[EpisodeReport]) -> int:
     """Tokens of all prompts and responses."""
-    return sum(len(e.trajectory.token_ids) for e in episodes if e.trajectory is not None)
+    return sum(report.num_tokens for report in reports)
 
 
-def episode_metrics(episodes: Sequence[Episode], config: Config) -> dict[str, float]:
+def episode_metrics(reports: Sequence[EpisodeReport], config: Config) -> dict[str, float]:
     """Lengths, turns and outcomes of the played episodes."""
-    trajectories = [e.trajectory for e in episodes if e.trajectory is not None]
+    played = [report for report in reports if report.is_played]
     return {
         **measure.length_metrics(
-            prompt_lengths=[len(t.prompt_ids) for t in trajectories],
-            response_lengths=[len(t.response_ids) for t in trajectories],
-            is_aborted=[t.stop_reason == "aborted" for t in trajectories],
+            prompt_lengths=[report.num_prompt_tokens for report in played],
+            response_lengths=[report.num_response_tokens for report in played],
+            is_aborted=[report.stop_reason == "aborted" for report in played],
             max_prompt_tokens=config.data.max_prompt_tokens,
             max_response_tokens=config.data.max_response_tokens,
         ),
-        **measure.turn_metrics([t.num_turns for t in trajectories]),
-        **measure.reward_outcome_metrics([e.outcome.kind for e in episodes if e.outcome is not None]),
-        "rollout/failed": float(len(episodes) - len(trajectories)),
-    }
-
-
-def batch_metrics(batch: DataProto, log_probs: Tensor) -> dict[str, float]:
-    """Rewards, advantages, groups, and the mismatch of rollout and trainer, of the trained rows.
-
-    Args:
-        batch: with its advantages.
-        log_probs: [N] the trainer's log-probs at the start of the step, flat.
-    """
-    tensors = batch.tensors()
-    mask = columns.flat(tensors["response_mask"])
-    scores = torch.stack([row.sum() for row in columns.rows(tensors["token_level_scores"])])
-    rewards = torch.stack([row.sum() for row in columns.rows(tensors["token_level_rewards"])])
-    return {
-        **measure.critic_metrics(
-            scores=scores,
-            rewards=rewards,
-            advantages=columns.flat(tensors["advantages"]),
-            returns=columns.flat(tensors["returns"]),
-            response_mask=mask,
-        ),
-        **measure.group_metrics(rewards, group_ids_of(list(batch.non_tensor_batch["uid"]))),
-        **measure.mismatch_metrics(
-            log_probs,
-            columns.flat(tensors["rollout_log_probs"]),
-            mask,
-            row_lengths=columns.row_lengths(tensors["responses"]),
-        ),
+        **measure.turn_metrics([report.num_turns for report in played]),
+        **measure.reward_outcome_metrics([r.outcome.kind for r in reports if r.outcome is not None]),
+        "rollout/failed": float(len(reports) - len(played)),
     }
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from strop.algorithms.aggregation import batch_totals, token_weights
+from strop.algorithms.aggregation import BatchTotals, batch_totals
 from strop.algorithms.reduce import merge_metrics, metric_values
-from strop.controller import InlineWorkerGroup
+from strop.controller import WorkerGroup, as_list, role
 from strop.data.config import SftDataConfig
 from strop.data.readers import read_rows
 from strop.data.sampler import PromptSampler, visit_uid
@@ -21,10 +22,11 @@ from strop.engines.model import load_tokenizer
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
 from strop.run.jsonable import as_number
-from strop.trainer.checkpointing import restore_position, save_checkpoint
+from strop.trainer.checkpointing import Saver, restore_position
 from strop.trainer.config import Config
 from strop.trainer.phases import Phases
 from strop.trainer.reporting import Say, merge_ranks
+from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.setup import set_threads
 from strop.trainer.trackers import TrackerGroup, TrackerSetup
 from strop.workers.supervised import SupervisedWorker
@@ -49,7 +51,7 @@ class SftResult:
 
 
 class SupervisedTrainer:
-    """One fine-tuning in one process."""
+    """One fine-tuning."""
 
     def __init__(self, config: Config, run: RunFolder, *, checkpoint: Checkpoint | None, say: Say) -> None:
         self._config, self._run, self._say = config, run, say
@@ -73,16 +75,7 @@ class SupervisedTrainer:
         if checkpoint is not None:
             self._start_step = checkpoint.step
             restore_position(run, checkpoint, self._sampler)
-        self._worker = InlineWorkerGroup(
-            lambda: SupervisedWorker(
-                config.model,
-                sft.engine,
-                sft.optim,
-                device=device_name(config.resources.device),
-                num_updates=self._num_steps,
-                checkpoint=None if checkpoint is None else checkpoint.path,
-            )
-        )
+        self._checkpoint = None if checkpoint is None else checkpoint.path
 
     def _load(self, data: SftDataConfig, files: Sequence[str], split: str) -> SftDataset:
         dataset = SftDataset(
@@ -104,7 +97,9 @@ class SupervisedTrainer:
         setup = TrackerSetup(
             folder=self._run.path, total_steps=self._num_steps, resume_step=self._start_step, label="sft"
         )
-        with TrackerGroup(self._config.trainer.trackers, setup) as trackers:
+        with ExitStack() as stack:
+            self._start_worker(stack)
+            trackers = stack.enter_context(TrackerGroup(self._config.trainer.trackers, setup))
             for step in range(self._start_step + 1, self._num_steps + 1):
                 numbers = self._step(step)
                 is_last = step == self._num_steps
@@ -114,7 +109,9 @@ class SupervisedTrainer:
                 trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
                 every = self._config.run.save_every
                 if is_last or (every > 0 and step % every == 0):
-                    self._save(step)
+                    self._saver.save(step, None, facts={}, is_last=is_last)
+                self._saver.poll()
+            self._saver.finish()
         seconds = time.perf_counter() - start
         loss, val_loss = self._last_losses()
         self._run.events.append(
@@ -122,6 +119,28 @@ class SupervisedTrainer:
         )
         return SftResult(
             run=self._run.path, steps=self._num_steps, seconds=seconds, loss=loss, val_loss=val_loss
+        )
+
+    def _start_worker(self, stack: ExitStack) -> None:
+        config, sft = self._config, self._config.sft
+        runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
+        spec = role(
+            SupervisedWorker,
+            config.model,
+            sft.engine,
+            sft.optim,
+            device=device_name(config.resources.device),
+            num_updates=self._num_steps,
+            checkpoint=self._checkpoint,
+        ).on(role_mesh(config, "actor", sft.engine))
+        self._worker: WorkerGroup[SupervisedWorker] = runtime.groups({"actor": spec})["actor"]
+        self._saver = Saver(
+            self._run,
+            {"actor": self._worker},
+            settings=config.run,
+            tokenizer=self._tokenizer,
+            source_model=Path(config.model.path),
+            sampler=self._sampler,
         )
 
     def _last_losses(self) -> tuple[float, float | None]:
@@ -136,7 +155,7 @@ class SupervisedTrainer:
         self._run.ledger.issue(step, ids)
         batch = make_sft_batch([self._examples[row] for _, row in visits])
         with phases.phase("update"):
-            result = self._worker.call.update(batch)
+            result = self._worker.call.update(batch, sft_totals(batch))
         seen = merge_ranks(result.meta_info["metrics"])
         skipped = result.meta_info["skipped"]
         if skipped:
@@ -153,7 +172,7 @@ class SupervisedTrainer:
                 columns.flat(tensors["prompts"]).numpy(), columns.flat(tensors["responses"]).numpy()
             ),
             loss=digest([numbers["train/loss"].hex(), numbers["train/grad_norm"].hex()]),
-            weights=self._worker.workers[0].checksum(),
+            weights=as_list(self._worker.call.checksum())[0],
         )
         num_tokens = int(
             columns.row_lengths(tensors["prompts"]).sum() + columns.row_lengths(tensors["responses"]).sum()
@@ -173,28 +192,16 @@ class SupervisedTrainer:
             examples = [dataset[index] for index in range(start, min(start + size, len(dataset)))]
             batch = make_sft_batch(examples)
             log_probs = columns.flat(self._worker.call.compute_log_prob(batch).tensors()["log_probs"])
-            mask = columns.flat(batch.tensors()["loss_weights"]) != 0
+            mask = columns.flat(batch.tensors()["loss_mask"])
             total -= float(log_probs[mask].sum())
             count += float(mask.sum())
         return total / count
-
-    def _save(self, step: int) -> None:
-        save_checkpoint(
-            self._run,
-            step,
-            self._worker.call.save_checkpoint,
-            tokenizer=self._tokenizer,
-            source_model=Path(self._config.model.path),
-            sampler=self._sampler,
-            score=None,
-        )
 
 
 def make_sft_batch(examples: Sequence[SftExample]) -> DataProto:
     """One optimizer batch: each conversation as prompt (up to the first trained token) and response.
 
-    Columns prompts [B, P~], responses and loss_weights [B, R~]; a weight is 1 / trained tokens of the batch on
-    trained tokens, 0 elsewhere.
+    Columns prompts [B, P~], responses and loss_mask [B, R~], true on trained tokens.
     """
     prompts, responses, masks = [], [], []
     for example in examples:
@@ -207,21 +214,21 @@ def make_sft_batch(examples: Sequence[SftExample]) -> DataProto:
         prompts.append(torch.tensor(example.token_ids[:cut]))
         responses.append(torch.tensor(example.token_ids[cut:]))
         masks.append(torch.tensor(example.loss_mask[cut:]))
-    lengths = torch.tensor([len(row) for row in responses])
-    mask = torch.cat(masks)
-    totals = batch_totals(mask, lengths)
-    weights = token_weights(
-        "token-mean", mask, num_tokens=totals.num_tokens, num_samples=totals.num_samples, row_lengths=lengths
-    )
     return DataProto.from_dict(
         {
             "prompts": columns.jagged(prompts),
             "responses": columns.jagged(responses),
-            "loss_weights": columns.from_flat(weights, lengths),
+            "loss_mask": columns.jagged(masks),
         }
     )
 
 
+def sft_totals(batch: DataProto) -> BatchTotals:
+    """What the loss of an optimizer batch divides by."""
+    mask = batch.tensors()["loss_mask"]
+    return batch_totals(columns.flat(mask), columns.row_lengths(mask))
+
+
 def fine_tune(config: Config, run: RunFolder, *, checkpoint: Checkpoint | None = None, say: Say) -> SftResult:
-    """Run a fine-tuning to its end in this process; arguments as those of `strop.trainer.loop.train`."""
+    """Run a fine-tuning to its end; arguments as those of `strop.trainer.loop.train`."""
     return SupervisedTrainer(config, run, checkpoint=checkpoint, say=say).fit()

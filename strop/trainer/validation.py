@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strop.algorithms.evaluation import wilson_interval
-from strop.rollout.types import Sampling
-from strop.trainer.config import EvalConfig
-from strop.trainer.rollouts import Episode, Rollouts
 from strop.trainer.validation_metrics import validation_metrics
-from strop.trajectory import Prompt
+from strop.workers.reports import EpisodeReport
 
 PASS_THRESHOLD = 0.5
 """An answer passes when its accuracy (the scorer's `acc`, else its score) is above this."""
@@ -20,7 +17,7 @@ PASS_THRESHOLD = 0.5
 class Validation:
     """The result of one pass over validation prompts."""
 
-    episodes: list[Episode]
+    reports: list[EpisodeReport]
     metrics: dict[str, float]
     """val-core/... and val-aux/... by data source."""
     num_answers: int
@@ -49,34 +46,26 @@ class Validation:
         return line
 
 
-async def validate(
-    rollouts: Rollouts, prompts: Sequence[Prompt], config: EvalConfig, sampling: Sampling
-) -> Validation:
-    """Answer every prompt `config.samples_per_prompt` times and score the answers."""
-    episodes = await rollouts.play(prompts, samples_per_prompt=config.samples_per_prompt, sampling=sampling)
-    return summarize_validation(episodes)
-
-
-def summarize_validation(episodes: Sequence[Episode]) -> Validation:
-    """Pass rate and metrics of scored episodes."""
-    names = {"reward", *(name for e in episodes if e.outcome is not None for name in e.outcome.parts)}
+def summarize_validation(reports: Sequence[EpisodeReport]) -> Validation:
+    """Pass rate and metrics of scored answers."""
+    names = {"reward", *(name for r in reports if r.outcome is not None for name in r.outcome.parts)}
     metrics = validation_metrics(
-        data_sources=[episode.prompt.data_source for episode in episodes],
-        uids=[episode.prompt.uid for episode in episodes],
-        variables={name: [_variable(episode, name) for episode in episodes] for name in sorted(names)},
-        num_turns=[e.trajectory.num_turns for e in episodes if e.trajectory is not None],
+        data_sources=[report.data_source for report in reports],
+        uids=[report.uid for report in reports],
+        variables={name: [_variable(report, name) for report in reports] for name in sorted(names)},
+        num_turns=[report.num_turns for report in reports if report.is_played],
     )
-    accuracies = [episode.accuracy for episode in episodes]
+    accuracies = [report.accuracy for report in reports]
     return Validation(
-        episodes=list(episodes),
+        reports=list(reports),
         metrics=metrics,
-        num_answers=len(episodes),
+        num_answers=len(reports),
         num_passed=sum(a is not None and a > PASS_THRESHOLD for a in accuracies),
         num_unscored=sum(a is None for a in accuracies),
     )
 
 
-def _variable(episode: Episode, name: str) -> float | str | bool | None:
-    if episode.outcome is None:
+def _variable(report: EpisodeReport, name: str) -> float | str | bool | None:
+    if report.outcome is None:
         return None
-    return episode.score if name == "reward" else episode.outcome.parts.get(name)
+    return report.score if name == "reward" else report.outcome.parts.get(name)

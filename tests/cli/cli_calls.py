@@ -66,14 +66,15 @@ def cli(*words: object) -> Result:
 @contextlib.contextmanager
 def interrupted_after(*, step: int) -> Iterator[None]:
     """Ctrl-C arrives when the step after `step` begins."""
-    from strop.trainer.loop import StepRecord, Trainer
+    from strop.trainer.learning import StepRecord
+    from strop.trainer.loop import Trainer
 
     original = Trainer.step
 
-    async def step_or_stop(self: Trainer, record: StepRecord) -> None:
+    def step_or_stop(self: Trainer, record: StepRecord) -> None:
         if record.step > step:
             raise KeyboardInterrupt
-        await original(self, record)
+        original(self, record)
 
     with patch.object(Trainer, "step", step_or_stop):
         yield

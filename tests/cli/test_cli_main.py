@@ -18,7 +18,7 @@ from strop.cli.main import COMMANDS, Command
 from strop.cli.output import Interrupted
 from strop.rollout.client import RolloutTimeout
 from strop.run import CheckpointError, RunError
-from strop.trainer.rollouts import EpisodesFailed
+from strop.workers.reports import EpisodesFailed
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -16,6 +16,7 @@ from strop.config import load_config
 from strop.data.sampler import PromptSampler
 from strop.engines.config import EngineConfig
 from strop.run import RunFolder, compare
+from strop.trainer.checkpointing import Saver
 from strop.trainer.config import Config, SftConfig
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.supervised import SftResult, SupervisedTrainer, fine_tune
@@ -139,14 +140,14 @@ def test_an_interrupted_fine_tuning_continues_bit_for_bit(
             step = SupervisedTrainer._step
             patch.setattr(SupervisedTrainer, "_step", lambda self, n: _killed_if(n == 8) or step(self, n))
         else:
-            save = SupervisedTrainer._save
+            save = Saver.save
 
-            def save_or_die(self: SupervisedTrainer, n: int) -> None:
+            def save_or_die(self: Saver, n: int, *args: object, **kwargs: object) -> None:
                 _killed_if(n == 8 and where == "in the checkpoint")
-                save(self, n)
+                save(self, n, *args, **kwargs)  # type: ignore[arg-type]
                 _killed_if(n == 8)
 
-            patch.setattr(SupervisedTrainer, "_save", save_or_die)
+            patch.setattr(Saver, "save", save_or_die)
         with pytest.raises(Killed):
             tune(folder, sft_config)
     result, said = resume(folder)

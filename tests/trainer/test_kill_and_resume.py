@@ -19,7 +19,7 @@ from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_i
 
 from strop.config import save_config
 from strop.run import CheckpointError, RunError, RunFolder
-from strop.trainer import loop
+from strop.trainer.checkpointing import Saver
 from strop.trainer.config import Config
 from strop.trainer.launch import start_or_resume, start_run
 from strop.trainer.supervised import fine_tune
@@ -244,7 +244,7 @@ def unfinished_copy(run: Path, folder: Path) -> Path:
 
 def test_a_corrupt_checkpoint_is_passed_over_for_the_one_before(uninterrupted: Done, tmp_path: Path) -> None:
     run = unfinished_copy(uninterrupted.folder, tmp_path / "run")
-    damaged = run / "checkpoints" / "global_step_12" / "optimizer.safetensors"
+    damaged = run / "checkpoints" / "global_step_12" / "actor" / "shard-00001-of-00001.safetensors"
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
@@ -252,7 +252,8 @@ def test_a_corrupt_checkpoint_is_passed_over_for_the_one_before(uninterrupted: D
     truncated.write_bytes(truncated.read_bytes()[:-100])
     done = resume_in(run)
     assert any(
-        "ckpt 12" in line and "optimizer.safetensors" in line and "using 8" in line for line in done.said
+        "ckpt 12" in line and "actor/shard-00001-of-00001.safetensors" in line and "using 8" in line
+        for line in done.said
     )
     assert any("ckpt 10" in line and "model.safetensors" in line for line in done.said)
     assert any(line.startswith("resumed at step 8: 128 samples trained, 64 after") for line in done.said)
@@ -273,19 +274,19 @@ def test_a_resume_at_the_last_step_has_nothing_to_do_but_to_finish(
 def test_a_full_disk_ends_a_run_with_a_sentence_and_the_checkpoint_before_goes_on(
     config: Config, uninterrupted: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = loop.save_checkpoint
+    save = Saver.save
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def save_on_a_small_disk(run: RunFolder, step: int, *args: object, **kwargs: object) -> object:
+    def save_on_a_small_disk(saver: Saver, step: int, *args: object, **kwargs: object) -> object:
         if step == 6:
             resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))
         try:
-            return save(run, step, *args, **kwargs)  # type: ignore[arg-type]
+            return save(saver, step, *args, **kwargs)  # type: ignore[arg-type]
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", save_on_a_small_disk)
+        patch.setattr(Saver, "save", save_on_a_small_disk)
         with pytest.raises(CheckpointError) as caught:
             train_in(tmp_path / "run", config)
     sentence = str(caught.value)

@@ -12,11 +12,10 @@ from tiny_runs import Project, check_records, train_in, with_reward
 
 from strop.agents.registry import Agent, Generate, agents
 from strop.rewards import RewardError
-from strop.run import Checkpoint, RunFolder
-from strop.trainer import loop
+from strop.run import Checkpoint, PendingCheckpoint, RunFolder
 from strop.trainer.config import Config
-from strop.trainer.rollouts import EpisodesFailed
 from strop.trajectory import Prompt, Trajectory
+from strop.workers.reports import EpisodesFailed
 
 
 @pytest.fixture
@@ -104,8 +103,8 @@ def test_a_step_without_any_sample_is_no_crash(project: Project, tmp_path: Path)
     assert all("actor/loss" not in numbers for numbers in done.steps)
     check_records(done.folder, num_steps=3)
     # The version is the step all the same, as it would be after a resume.
-    versions = [{v for e in record.episodes for v in e.trajectory.versions} for record in done.records]
-    assert versions == [{0}, {1}, {2}]
+    versions = [{report.versions for report in record.reports} for record in done.records]
+    assert versions == [{(0, 0)}, {(1, 1)}, {(2, 2)}]
 
 
 @pytest.mark.usefixtures("registered")
@@ -177,14 +176,14 @@ def test_at_every_checkpoint_issued_is_the_sum_of_fates(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    save = loop.save_checkpoint
+    seal = PendingCheckpoint.seal
 
-    def save_and_look(run: RunFolder, step: int, *args: object, **kwargs: object) -> Checkpoint:
-        checkpoint = save(run, step, *args, **kwargs)  # type: ignore[arg-type]
+    def seal_and_look(pending: PendingCheckpoint) -> Checkpoint:
+        checkpoint = seal(pending)
         seen.append(checkpoint.manifest.facts["ledger"]["counts"])
         return checkpoint
 
-    monkeypatch.setattr(loop, "save_checkpoint", save_and_look)
+    monkeypatch.setattr(PendingCheckpoint, "seal", seal_and_look)
     train_in(tmp_path / "run", picky(project, "run.save_every=1"))
     assert [counts["issued"] for counts in seen] == [16, 32, 48]
     for counts in seen:

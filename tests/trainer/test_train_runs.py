@@ -39,14 +39,13 @@ def test_rollout_and_trainer_agree_at_every_step(on_policy: Done) -> None:
     assert max(differences) <= 1e-4
     # The policy does move meanwhile, so log-probs of a step ago would not agree.
     a, b = (columns.flat(record.batch.tensors()["ref_log_prob"]) for record in on_policy.records[1:])
-    c, d = (record.log_probs for record in on_policy.records[1:])
+    c, d = (columns.flat(record.batch.tensors()["log_probs"]) for record in on_policy.records[1:])
     assert min(float((a - c).abs().max()), float((b - d).abs().max())) > 1e-2
 
 
 def test_every_sampled_token_carries_the_version_of_its_step(on_policy: Done) -> None:
     for record in on_policy.records:
-        versions = {v for e in record.episodes for v in e.trajectory.versions}
-        assert versions == {record.step - 1}
+        assert {report.versions for report in record.reports} == {(record.step - 1, record.step - 1)}
 
 
 def test_with_several_updates_the_first_one_starts_at_ratio_one(project: Project, tmp_path: Path) -> None:
@@ -69,10 +68,10 @@ def test_with_the_rollouts_log_probs_the_first_update_starts_near_ratio_one(
         "trainer.max_steps=2",
     )
     for record in train_in(tmp_path / "run", config).records:
-        old = columns.flat(record.batch.tensors()["old_log_probs"])
-        recorded = columns.flat(record.batch.tensors()["rollout_log_probs"])
-        assert torch.equal(old, recorded)
-        assert not torch.equal(record.log_probs, recorded), "the trainer's are measured all the same"
+        tensors = record.batch.tensors()
+        recorded = columns.flat(tensors["rollout_log_probs"])
+        ours = columns.flat(tensors["log_probs" if samples_per_update == "all" else "old_log_probs"])
+        assert not torch.equal(ours, recorded), "the trainer's are measured all the same"
         first = metric_values(record.metrics[0])
         assert first["actor/ratio"] == pytest.approx(1.0, abs=1e-4)
         assert abs(first["actor/ppo_kl"]) <= 1e-4
@@ -210,10 +209,11 @@ def test_what_the_model_wrote_is_kept(on_policy: Done) -> None:
     assert len(rows) == 16
     assert len(answers) == 16
     record = on_policy.records[1]
-    for row, episode in zip(rows, record.episodes, strict=True):
-        assert row["id"] == episode.id
-        assert row["response_ids"] == list(episode.trajectory.response_ids)
-        assert row["score"] == episode.score
+    responses = columns.rows(record.batch.tensors()["responses"])
+    for row, report, response in zip(rows, record.reports, responses, strict=True):
+        assert row["id"] == report.id
+        assert row["response_ids"] == response.tolist()
+        assert row["score"] == report.score
         assert (row["fate"], row["outcome"]) == ("trained", "score")
         assert set(row["versions"]) == {1}
     assert any(row["advantage"] for row in rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -11,10 +10,12 @@ from pathlib import Path
 
 from strop.config import load_config
 from strop.data.tasks import TaskFiles
+from strop.protocol import DataProto
 from strop.run import Fingerprint, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
-from strop.trainer.loop import StepRecord, Trainer, TrainResult
+from strop.trainer.learning import StepRecord
+from strop.trainer.loop import Trainer, TrainResult
 from strop.trainer.trackers import read_metrics
 
 REWARD = '''\
@@ -87,16 +88,26 @@ def make_project(folder: Path, model: Path, task: TaskFiles) -> Project:
     return Project(folder, model, task)
 
 
+@dataclass(kw_only=True)
+class SeenStep(StepRecord):
+    """A step with its rows fetched, which the controller itself never does."""
+
+    batch: DataProto | None = None
+
+
 class RecordingTrainer(Trainer):
     """Keeps the record of every step."""
 
-    def keep(self, records: list[StepRecord]) -> RecordingTrainer:
+    def keep(self, records: list[SeenStep]) -> RecordingTrainer:
         self.records = records
         return self
 
-    async def step(self, record: StepRecord) -> None:
-        await super().step(record)
-        self.records.append(record)
+    def step(self, record: StepRecord) -> None:
+        super().step(record)
+        seen = SeenStep(**{field.name: getattr(record, field.name) for field in dataclasses.fields(record)})
+        if record.experience is not None:
+            seen.batch = record.experience.rows.get()
+        self.records.append(seen)
 
 
 @dataclass
@@ -105,7 +116,7 @@ class Done:
 
     folder: Path
     result: TrainResult
-    records: list[StepRecord]
+    records: list[SeenStep]
     said: list[str]
     metrics: list[dict[str, float]] = field(init=False)
     """By step, from metrics.jsonl; the first is the validation before training."""
@@ -126,22 +137,22 @@ class Done:
 def train_in(folder: Path, config: Config) -> Done:
     """Train in a fresh folder in this process."""
     said: list[str] = []
-    records: list[StepRecord] = []
+    records: list[SeenStep] = []
     start = start_run(folder, config, command=["strop", "train"])
     with start.run as run:
         trainer = RecordingTrainer(config, run, checkpoint=None, say=said.append)
-        result = asyncio.run(trainer.keep(records).fit())
+        result = trainer.keep(records).fit()
     return Done(folder, result, records, said)
 
 
-def resume_in(folder: Path) -> Done:
-    """Continue a run in this process."""
+def resume_in(folder: Path, *overrides: str) -> Done:
+    """Continue a run with this process as its controller, perhaps on other resources."""
     said: list[str] = []
-    records: list[StepRecord] = []
-    start = resume_run(folder, say=said.append)
+    records: list[SeenStep] = []
+    start = resume_run(folder, overrides=overrides, say=said.append)
     with start.run as run:
         trainer = RecordingTrainer(start.config, run, checkpoint=start.checkpoint, say=said.append)
-        result = asyncio.run(trainer.keep(records).fit())
+        result = trainer.keep(records).fit()
     return Done(folder, result, records, said)
 
 

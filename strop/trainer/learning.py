@@ -1,0 +1,179 @@
+"""From scored samples to new weights: one line per arrow of the data-flow figure.
+
+Every call hands references from role to role; nothing here looks at a token. A phase ends when its workers
+have computed, so its time is theirs, whether or not they are in this process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strop.algorithms.kl_control import KlController
+from strop.algorithms.reduce import Reduction
+from strop.controller import Cut, WorkerGroup, as_batch, as_future
+from strop.protocol import DataProto, DataProtoFuture
+from strop.trainer.config import Config
+from strop.trainer.experience import Experience, optimizer_batches
+from strop.trainer.phases import Phases
+from strop.trainer.reporting import merge_ranks
+from strop.trainer.roles import Roles
+from strop.trajectory import Prompt
+from strop.workers.actor import ActorWorker
+from strop.workers.critic import CriticWorker
+from strop.workers.reports import EpisodeReport
+from strop.workers.summary import BatchSummary
+
+
+@dataclass(kw_only=True)
+class StepRecord:
+    """What one step produced, collected while it ran."""
+
+    step: int
+    phases: Phases = field(default_factory=Phases)
+    prompts: list[Prompt] = field(default_factory=list)
+    reports: list[EpisodeReport] = field(default_factory=list)
+    experience: Experience | None = None
+    """The trained rows with all their columns; None when no sample was left."""
+    summary: BatchSummary | None = None
+    """Of those rows."""
+    sample_rows: list[dict[str, Any]] = field(default_factory=list)
+    """The samples with their tokens, for the sample store; empty where it is switched off."""
+    losses: list[float] = field(default_factory=list)
+    """Loss and gradient norm of each optimizer step, the critic's first."""
+    metrics: list[dict[str, Reduction]] = field(default_factory=list)
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Metrics that are numbers already."""
+    skipped: list[str] = field(default_factory=list)
+    """Optimizer steps that were not taken, with the reason."""
+    trained: set[str] = field(default_factory=set)
+    """Ids of the samples of the optimizer steps that were taken."""
+
+
+class Learner:
+    """Updates critic and policy; holds what the algorithm carries from step to step."""
+
+    def __init__(self, config: Config, roles: Roles, kl: KlController) -> None:
+        self._config = config
+        self._roles = roles
+        self.kl = kl
+        """Coefficient of the KL penalty in the reward."""
+
+    def learn(self, experience: Experience, record: StepRecord) -> None:
+        """One step of the algorithm on these samples; `record` gets everything that came of it."""
+        config, roles, phase = self._config, self._roles, record.phases.phase
+        actor, critic = roles.actor, roles.critic
+        if roles.reward_model is not None:
+            with phase("reward_model"), roles.turn("reward_model"):
+                scores = roles.reward_model.call.compute_rm_score(rows(experience, roles.reward_model))
+                experience = experience.union(done(scores), "rm_scores")
+        has_log_probs = self._needs_old_log_probs(len(experience))
+        if has_log_probs:
+            with phase("old_log_prob"):
+                log_probs = actor.call.compute_log_prob(rows(experience, actor))
+                experience = experience.union(done(log_probs), "old_log_probs", "entropys")
+        if config.uses_reference:
+            with phase("ref"), roles.turn("reference"):
+                experience = experience.union(done(self._reference_log_probs(experience)), "ref_log_prob")
+        if critic is not None:
+            with phase("values"), roles.turn("critic"):
+                values = critic.call.compute_values(rows(experience, critic))
+                experience = experience.union(done(values), "values")
+        with phase("adv"):
+            advantages = actor.call.compute_advantages(as_batch(experience.light()), kl_coef=self.kl.value)
+            experience = experience.union(done(advantages), "advantages", "returns", "token_level_rewards")
+        if critic is not None:
+            with phase("update_critic"), roles.turn("critic"):
+                self._update_critic(critic, experience, record)
+        if record.step > config.trainer.critic_warmup:
+            with phase("update_actor"):
+                experience = self._update_actor(actor, experience, record, keeps=not has_log_probs)
+        with phase("summary"):
+            record.summary = actor.call.summarize_batch(as_batch(experience.rows))
+        record.experience = experience
+        self._control_kl(record)
+
+    def _reference_log_probs(self, experience: Experience) -> DataProto:
+        """By the frozen model, or by the policy without its adapter."""
+        reference, actor = self._roles.reference, self._roles.actor
+        if reference is None:
+            return actor.call.compute_ref_log_prob(rows(experience, actor))
+        return reference.call.compute_ref_log_prob(rows(experience, reference))
+
+    def _needs_old_log_probs(self, num_samples: int) -> bool:
+        """With one optimizer step on the whole batch, the log-probs of that very pass are the old ones."""
+        config = self._config
+        return (
+            config.samples_per_update < num_samples
+            or config.actor.epochs > 1
+            or config.algorithm.use_kl_in_reward
+            or config.trainer.critic_warmup > 0
+        )
+
+    def _update_critic(
+        self, critic: WorkerGroup[CriticWorker], experience: Experience, record: StepRecord
+    ) -> None:
+        """Every optimizer step of the critic."""
+        config = self._config
+        for part in optimizer_batches(
+            experience, samples_per_update=config.critic_samples_per_update, epochs=config.critic.epochs
+        ):
+            result = critic.call.update_critic(rows(part, critic), part.totals())
+            self._take_note(result, part, record, role="critic")
+
+    def _update_actor(
+        self, actor: WorkerGroup[ActorWorker], experience: Experience, record: StepRecord, *, keeps: bool
+    ) -> Experience:
+        """Every optimizer step of the policy.
+
+        With `keeps`, the rows come back with the log-probs of the (only) pass over them, before its step.
+        """
+        config = self._config
+        kept: list[DataProtoFuture] = []
+        for part in optimizer_batches(
+            experience, samples_per_update=config.samples_per_update, epochs=config.actor.epochs
+        ):
+            cut = part.cut(actor.mesh)
+            result = actor.call.update_policy(as_batch(cut), part.totals(), keep_log_probs=keeps)
+            self._take_note(result, part, record, role="actor")
+            if keeps:
+                own = done(actor.call.kept_log_probs())
+                kept.append(own.take(_callers_order(cut)) if isinstance(cut, Cut) else own)
+        return experience.union(DataProtoFuture.concat(kept), "log_probs") if kept else experience
+
+    def _take_note(self, result: DataProto, part: Experience, record: StepRecord, *, role: str) -> None:
+        """Metrics of one optimizer step, and whose samples it was."""
+        seen = merge_ranks(result.meta_info["metrics"])
+        record.metrics.append(seen)
+        values = {key: reduction.value for key, reduction in seen.items()}
+        record.losses += [values[f"{role}/loss"], values[f"{role}/grad_norm"]]
+        if result.meta_info["skipped"]:
+            record.skipped.append(result.meta_info["skipped"])
+        else:
+            record.trained.update(report.id for report in part.reports)
+
+    def _control_kl(self, record: StepRecord) -> None:
+        """Move the coefficient of the KL penalty towards its target."""
+        assert record.summary is not None, "made after the batch was summarized"
+        if self._config.algorithm.use_kl_in_reward:
+            record.numbers["actor/reward_kl_penalty_coeff"] = self.kl.value
+            kl = record.summary.metrics["actor/reward_kl_penalty"]
+            self.kl.update(kl, len(record.summary.advantages))
+
+
+def _callers_order(cut: Cut) -> NDArray[np.int64]:
+    """Where each row of the batch lies among the rows of the parts, one after another."""
+    return np.argsort(np.concatenate(cut.parts))
+
+
+def rows(experience: Experience, group: WorkerGroup[Any]) -> DataProto:
+    """The rows as an argument for this group."""
+    return as_batch(experience.cut(group.mesh))
+
+
+def done(result: DataProto) -> DataProtoFuture:
+    """The result of a non-blocking call, computed but not fetched."""
+    return as_future(result).wait()

@@ -1,0 +1,197 @@
+"""From the configuration to the roles of a run: which there are, in which processes, on which mesh.
+
+Placement is configuration: a role named in `resources.apart` has processes of its own, all others share
+those of the main pool. Generation that shares processes with the actor uses the actor's own parameters;
+apart, it has a copy that every publication of weights brings up to date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strop.controller import InlineRuntime, Mesh, ResultFuture, RoleSpec, Runtime, WorkerGroup, as_list, role
+from strop.controller.ray import RayRuntime
+from strop.device import device_name
+from strop.engines.config import EngineConfig
+from strop.trainer.config import Config
+from strop.workers.actor import ActorWorker
+from strop.workers.critic import CriticWorker
+from strop.workers.reference import ReferenceWorker
+from strop.workers.reward_model import RewardModelWorker
+from strop.workers.rollout import RolloutWorker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """The worker groups of a run."""
+
+    actor: WorkerGroup[ActorWorker]
+    rollout: WorkerGroup[RolloutWorker]
+    reference: WorkerGroup[ReferenceWorker] | None = None
+    """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
+    critic: WorkerGroup[CriticWorker] | None = None
+    reward_model: WorkerGroup[RewardModelWorker] | None = None
+    shares_weights: bool = True
+    """Generation uses the actor's own parameters."""
+    offloads_idle: bool = False
+    """A role's model and optimizer leave the device when its turn is over."""
+
+    def trained(self) -> dict[str, WorkerGroup[Any]]:
+        """The roles that learn, by name."""
+        return {"actor": self.actor} | ({} if self.critic is None else {"critic": self.critic})
+
+    def checksums(self) -> dict[str, str]:
+        """Digest of the weights of each role that learns."""
+        return {name: as_list(group.call.checksum())[0] for name, group in self.trained().items()}
+
+    @contextlib.contextmanager
+    def turn(self, name: str) -> Iterator[None]:
+        """While a role works; with resources.offload_idle it leaves its device afterwards.
+
+        A role that is not there (a reference that is the actor) has no turn of its own.
+        """
+        yield
+        group: WorkerGroup[Any] | None = getattr(self, name)
+        if self.offloads_idle and group is not None:
+            group.call.offload()
+
+    def publish(self, version: int) -> None:
+        """Let generation use the actor's weights, which hold this policy version now.
+
+        Raises:
+            SyncError, WorkerFailed: rollout workers apart could not be brought to it, verified.
+        """
+        if self.shares_weights:
+            self.rollout.call.publish(version)
+            return
+        sent: object = self.actor.call.send_weights(version)
+        received: object = self.rollout.call.receive_weights(version)
+        for started in (sent, received):
+            assert isinstance(started, ResultFuture), "both are registered with blocking=False"
+            started.get()
+
+    def _connect(self, version: int) -> None:
+        """Bring rollout workers that are apart to the actor's weights."""
+        endpoint = as_list(self.actor.call.open_sync(self.rollout.world_size))[0]
+        assert endpoint is not None, "rank 0 listens"
+        self.rollout.call.join_sync(endpoint)
+        self.publish(version)
+
+
+def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
+    """The runtime that `resources` asks for.
+
+    Args:
+        config: its `resources` say where.
+        log_dir: where worker processes write what they print.
+    """
+    resources = config.resources
+    if resources.runtime == "inline":
+        return InlineRuntime()
+    threads = {"OMP_NUM_THREADS": str(resources.num_threads)} if resources.num_threads else {}
+    return RayRuntime(
+        ranks=resources.ranks,
+        nodes=resources.nodes,
+        device=device_name(resources.device),
+        address=resources.address or None,
+        cpus_per_rank=resources.cpus_per_rank,
+        apart=resources.apart,
+        call_timeout_s=resources.call_timeout_s,
+        start_timeout_s=resources.start_timeout_s,
+        log_dir=log_dir,
+        env=threads,
+    )
+
+
+def make_roles(
+    config: Config, runtime: Runtime, *, num_steps: int, checkpoint: Path | None, version: int
+) -> Roles:
+    """Start every role of a run.
+
+    Args:
+        config: of the run.
+        runtime: where the roles go.
+        num_steps: training steps of the whole run; learning-rate schedules end with it.
+        checkpoint: folder to continue from.
+        version: policy version that the weights hold: the steps done so far.
+    """
+    specs = _specs(config, num_steps=num_steps, checkpoint=checkpoint, version=version)
+    apart = config.resources.apart
+    groups: dict[str, WorkerGroup[Any]] = runtime.groups(
+        {name: spec for name, spec in specs.items() if name not in apart}
+    )
+    for name in apart:
+        groups |= runtime.groups({name: specs[name]}, pool=name)
+    roles = Roles(
+        **groups, shares_weights="rollout" not in apart, offloads_idle=config.resources.offload_idle
+    )
+    if not roles.shares_weights:
+        roles._connect(version)
+    return roles
+
+
+def _specs(
+    config: Config, *, num_steps: int, checkpoint: Path | None, version: int
+) -> Mapping[str, RoleSpec[Any]]:
+    """What to make, in the order in which roles of one process are made."""
+    device = device_name(config.resources.device)
+    specs: dict[str, RoleSpec[Any]] = {
+        "actor": role(
+            ActorWorker,
+            config.model,
+            config.actor,
+            config.algorithm,
+            device=device,
+            num_updates=num_steps * config.updates_per_step,
+            checkpoint=checkpoint,
+        ).on(role_mesh(config, "actor", config.actor.engine))
+    }
+    if config.uses_critic:
+        specs["critic"] = role(
+            CriticWorker,
+            config.model,
+            config.critic,
+            config.algorithm,
+            device=device,
+            num_updates=num_steps * config.critic_updates_per_step,
+            checkpoint=checkpoint,
+        ).on(role_mesh(config, "critic", config.critic.engine))
+    if config.uses_reference and config.model.lora.rank == 0:
+        specs["reference"] = role(
+            ReferenceWorker,
+            config.model,
+            config.reference,
+            device=device,
+        ).on(role_mesh(config, "reference", config.reference.engine))
+    if config.uses_reward_model:
+        specs["reward_model"] = role(
+            RewardModelWorker,
+            config.reward_model,
+            device=device,
+        ).on(Mesh(dp=_num_ranks(config, "reward_model")))
+    specs["rollout"] = role(
+        RolloutWorker,
+        config.model,
+        config.rollout,
+        config.reward,
+        device=device,
+        seed=config.trainer.seed,
+        version=version,
+        share_with=None if "rollout" in config.resources.apart else "actor",
+        keeps_text=config.uses_reward_model,
+    ).on(Mesh(dp=_num_ranks(config, "rollout")))
+    return specs
+
+
+def _num_ranks(config: Config, name: str) -> int:
+    return config.resources.apart.get(name, config.resources.ranks)
+
+
+def role_mesh(config: Config, name: str, engine: EngineConfig) -> Mesh:
+    """The parallel axes of a training role."""
+    ranks = _num_ranks(config, name)
+    return Mesh(dp=ranks // engine.sequence_parallel, sp=engine.sequence_parallel)
