@@ -91,7 +91,8 @@ async def _native(model: CausalLM, prompts: np.ndarray, lengths: np.ndarray) -> 
     return await asyncio.gather(
         *(
             engine.generate(
-                str(i), prompts[i // GROUP].tolist(),
+                str(i),
+                prompts[i // GROUP].tolist(),
                 Sampling(key=random_key(0, "bench", i), max_tokens=int(length)),
             )
             for i, length in enumerate(lengths)
@@ -106,12 +107,18 @@ def _generate(plain: torch.nn.Module, prompts: np.ndarray, lengths: np.ndarray, 
         ids = torch.from_numpy(prompts[rows // GROUP])
         longest = int(lengths[rows].max())
         plain.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=longest, min_new_tokens=longest,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            max_new_tokens=longest,
+            min_new_tokens=longest,
             pad_token_id=0,
         )
 
 
-def _train(model: CausalLM, prompts: np.ndarray, outputs: list[TokenOutput], repeats: int) -> tuple[float, int]:
+def _train(
+    model: CausalLM, prompts: np.ndarray, outputs: list[TokenOutput], repeats: int
+) -> tuple[float, int]:
     """Seconds of one forward, backward and optimizer step over all samples, and their prompt + response tokens."""
     engine = TrainEngine(model, EngineConfig(), OptimizerConfig(lr=1e-6), total_steps=None)
     rows = make_rows(

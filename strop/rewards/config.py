@@ -35,7 +35,9 @@ class RewardConfig:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight):
-            raise ValueError(f"reward.weight is {self.weight}; use a finite number, 0 to leave the function out")
+            raise ValueError(
+                f"reward.weight is {self.weight}; use a finite number, 0 to leave the function out"
+            )
         if self.num_workers < 1:
             raise ValueError(
                 f"reward.num_workers is {self.num_workers}, but scoring needs a process: use at least 1"

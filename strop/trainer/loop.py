@@ -166,10 +166,10 @@ class Trainer:
     def _start_roles(self, stack: ExitStack) -> None:
         config = self.config
         checkpoint = None if self._checkpoint is None else self._checkpoint.path
-        runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
+        self.runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
         self.roles: Roles = make_roles(
             config,
-            runtime,
+            self.runtime,
             num_steps=self.data.num_steps,
             checkpoint=checkpoint,
             version=self._start_step,

@@ -39,6 +39,14 @@ def test_only_the_heavy_prompt_is_split() -> None:
     assert num_split(groups, parts) == 1
 
 
+def test_a_prompt_that_is_split_stays_in_large_pieces() -> None:
+    # Two prompts over four ranks: half of one prompt each, so that a prompt is computed twice, not four times.
+    groups = [0] * 8 + [1] * 8
+    parts = balance_parts([5] * 16, groups, 4)
+    assert [len(part) for part in parts] == [4, 4, 4, 4]
+    assert all(len({groups[row] for row in part}) == 1 for part in parts)
+
+
 def test_more_parts_than_rows_leave_parts_empty() -> None:
     assert balance_parts([3, 7], [0, 0], 4) == [[0], [1], [], []]
     assert balance_parts([], [], 2) == [[], []]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cli_calls import Project, cli
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from strop.config import load_config
 from strop.engines import export
@@ -92,6 +93,23 @@ def test_a_critic_is_exported_by_its_role(run_with_critic: Path, tmp_path: Path)
     assert result.code == 0, result.err
     assert "probe value diff 0.0000" in result.out
     assert '"Qwen3ForSequenceClassification"' in (tmp_path / "critic" / "config.json").read_text()
+
+
+def test_a_critic_with_adapters_of_its_own_is_merged(project: Project, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    config = load_config(Config, source=project.config, overrides=["critic.lora.rank=2"])
+    model = dataclasses.replace(config.model, lora=config.critic.lora)
+    with RunFolder.create(path, config={}, command=["strop", "train"]) as run:
+        text = project.config.read_text() + "critic: {lora: {rank: 2}}\n"
+        (path / "config.yaml").write_text(text)
+        pending = run.checkpoints.begin(1, facts={})
+        save_role(pending.folder / "critic", after_one_step(load_value_model(model), seed=0))
+        pending.seal()
+    result = cli("export", path, tmp_path / "critic", "--role", "critic")
+    assert result.code == 0, result.err
+    module = AutoModelForSequenceClassification.from_pretrained(tmp_path / "critic", dtype="auto")
+    assert not any("lora" in name for name, _ in module.named_parameters())
+    assert float(module.score.weight.abs().max()) > 0, "the head was trained too"
 
 
 def test_what_cannot_be_exported_is_said_in_a_sentence(run_with_critic: Path, tmp_path: Path) -> None:

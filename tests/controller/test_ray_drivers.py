@@ -35,22 +35,30 @@ def tell(**facts):
     print(json.dumps(facts), flush=True)
 """
 
-DRIVER = GROUP + """
+DRIVER = (
+    GROUP
+    + """
 runtime = RayRuntime(ranks=2, cpus_per_rank=0.1, log_dir=Path(sys.argv[1]))
 actor = runtime.groups({"actor": role(Faulty)})["actor"]
 tell(pids=actor.call.pid())
 actor.call.go_wrong("sleep")
 """
+)
 
-HOST = GROUP + """
+HOST = (
+    GROUP
+    + """
 import ray
 cluster = Cluster()
 tell(address=ray.get_runtime_context().gcs_address)
 sys.stdin.read()
 cluster.close()
 """
+)
 
-MAKER = GROUP + """
+MAKER = (
+    GROUP
+    + """
 pool = RayResourcePool([2], name_prefix="keepers", cpus_per_process=0.1)
 group = RayWorkerGroup(
     pool, RayClassWithInitArgs(Doubler, factor=3), detached=True, name="kept", address=sys.argv[1]
@@ -59,8 +67,11 @@ assert len(group.call.double(batch(5))) == 5
 tell(places=[{key: place[key] for key in ("pid", "seen", "rank")} for place in group.call.where()])
 group.close()
 """
+)
 
-FINDER = GROUP + """
+FINDER = (
+    GROUP
+    + """
 try:
     RayWorkerGroup.attach("lost", Doubler, address=sys.argv[1])
 except ValueError as error:
@@ -71,8 +82,11 @@ tell(doubled=group.call.double(batch(2)).tensors()["doubled"].values().tolist())
 group.destroy()
 tell(gone=True)
 """
+)
 
-NODES = GROUP + """
+NODES = (
+    GROUP
+    + """
 import ray
 from ray.cluster_utils import Cluster as SeveralNodes
 nodes = SeveralNodes(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
@@ -100,6 +114,7 @@ runtime.close()
 ray.shutdown()
 nodes.shutdown()
 """
+)
 
 
 @contextlib.contextmanager
@@ -194,6 +209,7 @@ def test_a_detached_group_outlives_its_controller_and_is_found_by_another(tmp_pa
 def test_workers_are_in_the_order_of_their_nodes(tmp_path: Path) -> None:
     facts = run(NODES, str(tmp_path))
     assert len(facts["addresses"]) == 2
+    assert sorted(facts["is_here"]) == [False, True], "one node is asked through Ray, as another machine is"
     assert facts["members"] == [facts["addresses"][0]] * 2 + [facts["addresses"][1]]
     assert facts["places"] == [[0, 0, 2], [1, 1, 2], [2, 0, 1]]
     assert facts["master"] == [facts["addresses"][0]]

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @contextmanager
-def two_workers(folder: Path, call_timeout_s: float = 120.0, **arguments: Any) -> Iterator[tuple[RayRuntime, Any]]:
+def two_workers(
+    folder: Path, call_timeout_s: float = 120.0, **arguments: Any
+) -> Iterator[tuple[RayRuntime, Any]]:
     """A runtime with two workers of role "actor"; after it none of its processes is left."""
     shared_cluster()
     before = worker_pids()
@@ -120,9 +122,9 @@ def test_a_worker_that_dies_in_its_constructor_is_named(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_writes_into_its_batch_is_found_out(tmp_path: Path) -> None:
-    with two_workers(tmp_path) as (_, actor):
-        with pytest.raises(WorkerFailed, match="Faulty.write_ids wrote into column 'scores' of the batch"):
-            actor.call.write_ids(batch(4))
+    sentence = "Faulty.write_ids wrote into column 'scores' of the batch it was given"
+    with two_workers(tmp_path) as (_, actor), pytest.raises(WorkerFailed, match=sentence):
+        actor.call.write_ids(batch(4))
 
 
 def test_more_than_there_is_is_refused_at_once() -> None:
@@ -146,7 +148,9 @@ def test_more_than_there_is_is_refused_at_once() -> None:
         RayRuntime(ranks=2, cpus_per_rank=0)
 
 
-def failed(at: float, rank: int, kind: str = "", message: str = "", *, is_consequence: bool = False) -> Observed:
+def failed(
+    at: float, rank: int, kind: str = "", message: str = "", *, is_consequence: bool = False
+) -> Observed:
     failure = Failure(
         role="actor", rank=rank, node="n", pid=rank, method="m", exception_type=kind, message=message, at=at
     )
@@ -154,12 +158,20 @@ def failed(at: float, rank: int, kind: str = "", message: str = "", *, is_conseq
 
 
 def test_the_cause_is_reported_and_not_what_followed_from_it() -> None:
-    lost = failed(1.0, 0, "RuntimeError", "[enforce fail] gloo/transport/tcp/pair.cc: Connection closed by peer")
+    lost = failed(
+        1.0, 0, "RuntimeError", "[enforce fail] gloo/transport/tcp/pair.cc: Connection closed by peer"
+    )
     nccl = failed(0.5, 1, "torch.distributed.DistBackendError", "remote process exited")
     lacks = failed(0.4, 2, "ray.Error", "no argument", is_consequence=True)
     died = failed(2.0, 3)
     raised = failed(3.0, 4, "ValueError", "gloo is a kind of light")
-    assert [is_secondary(one) for one in (lost, nccl, lacks, died, raised)] == [True, True, True, False, False]
+    assert [is_secondary(one) for one in (lost, nccl, lacks, died, raised)] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
     assert first_failure([lacks, nccl, lost, raised, died]).rank == 3
     assert first_failure([lacks, nccl, lost, raised]).rank == 4
     assert first_failure([lacks, nccl, lost]).rank == 1

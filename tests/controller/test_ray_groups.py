@@ -9,11 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 from ray_workers import CPUS, Doubler, batch, shared_cluster
 
 from strop.controller import Cut, Mesh, as_batch, as_future, as_list, role
-from strop.controller.ray import RayPending, RayRuntime, Traffic
+from strop.controller.ray import (
+    RayClassWithInitArgs,
+    RayPending,
+    RayResourcePool,
+    RayRuntime,
+    RayWorkerGroup,
+    Traffic,
+    create_colocated_worker_cls,
+)
 from strop.protocol import DataProto, DataProtoFuture, future_of, rows
 
 pytestmark = pytest.mark.timeout(180)
@@ -99,7 +108,9 @@ def test_ranks_of_one_data_parallel_group_get_the_same_rows_and_one_reports(stag
     result = wide.call.double(batch(5))
     assert result.non_tensor_batch["rank"].tolist() == [0] * 5
     assert [place["seen"] for place in as_list(wide.call.where())] == [[5]] * 3
-    with pytest.raises(ValueError, match="role 'odd' has a mesh of 2 workers, but pool 'main' has 3 processes"):
+    with pytest.raises(
+        ValueError, match="role 'odd' has a mesh of 2 workers, but pool 'main' has 3 processes"
+    ):
         stage.runtime.groups({"odd": role(Doubler).on(Mesh(dp=2))})
     with pytest.raises(ValueError, match="there is no pool 'elsewhere'; pools: main, aside"):
         stage.runtime.groups({"odd": role(Doubler)}, pool="elsewhere")
@@ -206,3 +217,35 @@ def test_results_are_waited_for_one_by_one_and_in_any_order(stage: Stage) -> Non
 def test_what_a_worker_does_not_have_is_said_without_asking_it(stage: Stage) -> None:
     with pytest.raises(AttributeError, match="Doubler.close is not marked with @register"):
         stage["actor"].bound("close")
+
+
+def test_groups_under_the_names_of_the_field(tmp_path: Path) -> None:
+    shared_cluster()
+    pool = RayResourcePool(
+        [1], use_gpu=False, name_prefix="pool", max_colocate_count=2, cpus_per_process=CPUS
+    )
+    wrapped = ray.remote(Doubler)
+    fused = create_colocated_worker_cls(
+        {"left": RayClassWithInitArgs(cls=Doubler, factor=3), "right": RayClassWithInitArgs(wrapped, 4)}
+    )
+    with (
+        RayWorkerGroup(pool, RayClassWithInitArgs(wrapped, factor=6), "alone", log_dir=tmp_path) as alone,
+        RayWorkerGroup(pool, fused, name_prefix="fused", log_dir=tmp_path) as both,
+    ):
+        assert len(pool.get_placement_groups()) == 1
+        assert ids(alone.double(batch(3)), "doubled") == [[0], [6, 6], [12, 12, 12]]
+        place = alone.where()[0]
+        assert (place["environment"]["WG_PREFIX"], place["roles"]) == ("alone", ["alone"])
+        assert (tmp_path / "alone-0.log").is_file()
+        groups = both.spawn(prefix_set={"right", "left"})
+        assert list(groups) == ["left", "right"]
+        assert [ids(group.double(batch(2)), "doubled")[1] for group in groups.values()] == [[3, 3], [4, 4]]
+        assert groups["left"].where()[0]["pid"] == groups["right"].where()[0]["pid"] != place["pid"]
+        with pytest.raises(ValueError, match="no role 'middle' in this group; its roles: left, right"):
+            both.spawn({"middle"})
+        with pytest.raises(AttributeError, match="several roles, so double has to be called on one of them"):
+            both.double(batch(1))
+    with pytest.raises(RuntimeError, match="the places of pool 'pool' are not taken"):
+        pool.get_placement_groups()
+    with pytest.raises(ValueError, match="a detached group needs a name"):
+        RayWorkerGroup(pool, RayClassWithInitArgs(Doubler), detached=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fsdp_cases import ALONE, OPTIM, Case, Outcome, accumulate, engine_of, rows, train
+from fsdp_cases import ALONE, OPTIM, Case, Outcome, accumulate, engine_of, pairs, rows, train
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -17,7 +17,7 @@ from strop.engines import fsdp
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.gradients import local
 from strop.engines.model import load_model
-from strop.engines.training import TrainEngine
+from strop.engines.training import TrainEngine, make_rows
 
 Folder = Callable[[str], Path]
 UNEVEN = ((0, 3, 6, 7, 1), (4, 2, 5))
@@ -147,7 +147,8 @@ def shards(ranks: Ranks, case: Case) -> tuple[list[str], list[int], list[int], b
     named = list(engine.model.named_parameters())
     assert all(isinstance(p, DTensor) for _, p in named)
     accumulate(engine, case, rows(0, case.assignment[ranks.rank]))
-    engine.log_probs([], temperature=1.0)
+    prompt, response = pairs(0)[0]
+    engine.log_probs(make_rows([prompt], [response]), temperature=1.0)
     again = [id(p) for _, p in engine.model.named_parameters()]
     return (
         [name for name, _ in named],

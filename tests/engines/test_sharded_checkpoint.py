@@ -304,3 +304,17 @@ def test_a_tensor_of_another_form_than_announced_is_not_written(tmp_path: Path) 
     layout = {"a": tensor_files.TensorInfo(torch.float32, (2,))}
     with pytest.raises(ValueError, match="a was announced as"):
         tensor_files.write_tensors(tmp_path / "x", layout, [torch.zeros(3)], metadata={})
+
+
+def test_each_tensor_of_a_file_starts_at_a_multiple_of_its_element_size(tmp_path: Path) -> None:
+    save_sharded(tmp_path, whole_tensors(), NUMBERS, parallel=ALONE)
+    content = (tmp_path / "shard-00001-of-00001.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    del header["__metadata__"]
+    assert header.keys() == whole_tensors().keys()
+    for name, entry in header.items():
+        assert (8 + length + entry["data_offsets"][0]) % whole_tensors()[name].element_size() == 0, name
+    layout = {"a": tensor_files.TensorInfo(torch.int8, (1,)), "b": tensor_files.TensorInfo(torch.int64, (1,))}
+    with pytest.raises(ValueError, match="tensors with larger elements come first"):
+        tensor_files.write_tensors(tmp_path / "x", layout, [], metadata={})

@@ -21,10 +21,21 @@ def test_smollm2_gains_twenty_points_in_six_steps(tmp_path: Path) -> None:
     subprocess.run(prepare, check=True, timeout=300)
     data = tmp_path / "data"
     command = [
-        sys.executable, "-m", "strop.cli.main", "train", "--json",
-        "--config", str(ROOT / "examples/smollm2/config.yaml"), "--out", str(tmp_path / "run"),
-        f"model.path={data / 'model'}", f"data.train_files=[{data / 'train.parquet'}]",
-        f"data.val_files=[{data / 'val.parquet'}]", "data.max_val_prompts=100", "eval.every=0", "run.save_every=0",
+        sys.executable,
+        "-m",
+        "strop.cli.main",
+        "train",
+        "--json",
+        "--config",
+        str(ROOT / "examples/smollm2/config.yaml"),
+        "--out",
+        str(tmp_path / "run"),
+        f"model.path={data / 'model'}",
+        f"data.train_files=[{data / 'train.parquet'}]",
+        f"data.val_files=[{data / 'val.parquet'}]",
+        "data.max_val_prompts=100",
+        "eval.every=0",
+        "run.save_every=0",
         f"trainer.max_steps={STEPS}",
     ]
     done = subprocess.run(command, check=True, timeout=1200, stdout=subprocess.PIPE, text=True)

@@ -204,6 +204,7 @@ def test_rows_are_chosen_from_chosen_rows() -> None:
     assert answers(gaps.take([4, 0]).take([1])) == ["a"]
     assert [answers(piece) for piece in gaps.slice(1, 4).split(2)] == [["c", "d"], ["f"]]
     assert answers(future.slice(2, 7).take([3, 0])) == ["f", "c"]
+    assert answers(future_of(letters).take([3, 3, 5])) == ["d", "d", "f"]  # first and last span three rows
     assert answers(DataProtoFuture.concat([gaps, gaps]).take([9, 1])) == ["h", "c"]
 
 

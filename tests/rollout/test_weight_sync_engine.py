@@ -20,7 +20,7 @@ from strop.rollout.sync.engine import VerifiedEngine
 from strop.rollout.sync.receiver import WeightReceiver
 from strop.rollout.sync.sender import WeightSender
 from strop.rollout.sync.target import ModuleTarget
-from strop.rollout.sync.types import SyncError, SyncReport, UnverifiedWeights
+from strop.rollout.sync.types import SyncError, SyncRefused, SyncReport, UnverifiedWeights
 from strop.rollout.types import Sampling
 
 PROMPT = tokens(9, seed=1)
@@ -187,11 +187,9 @@ def test_a_sync_does_not_begin_while_a_request_runs(rollout: Rollout) -> None:
         await rollout.sync(1)
         request = asyncio.create_task(rollout.generate("slow"))
         await turns(3)
-        with pytest.raises(
-            ValueError, match="sync 2 would overwrite the weights of 1 running requests; wait for"
-        ):
-            await rollout.engine.update_weights(2)
-        await request
+        with pytest.raises(SyncRefused, match="^sync 2 refused: it would overwrite the weights of 1 running"):
+            await rollout.sync(2)
+        assert await request == await rollout.generate()
         await rollout.sync(2)
 
     run(scenario())

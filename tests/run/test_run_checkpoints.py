@@ -397,7 +397,9 @@ def test_an_errno_of_another_process_is_found_if_disks_have_it(tmp_path: Path) -
         CheckpointError, match="40 could not .*: No space left on device; checkpoint 20 stays"
     ):
         store.save(40, lambda _: fail("[Errno 28] No space left on device: 'shard'"), facts={})
-    with pytest.raises(RuntimeError, match="Connection refused"):
+    with pytest.raises(
+        RuntimeError, match="^actor rank 1 on node-7: OSError: .Errno 111. Connection refused$"
+    ):
         store.save(40, lambda _: fail("[Errno 111] Connection refused"), facts={})
 
 

@@ -2,8 +2,9 @@
 
 A private cluster is started by the first user in this process and shared by all; it listens on loopback only,
 has no dashboard, reports nothing, and ends with its last user. When this process dies, even by `kill -9`,
-the kernel ends the cluster's processes with it, provided that the thread which started it lives as long as
-the process: start the first runtime in the main thread.
+the kernel ends Ray's servers with it, workers notice, and a guard ends what is left within seconds. (The
+kernel asks for more than is needed: the servers also end with the thread that started them, so the first
+runtime is to be made in a thread that lives on, such as the main one.)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ray._private import worker as ray_worker
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import RayError
 
+from strop.controller.ray.guard import MARK, Guard, new_mark
 from strop.controller.ray.transport import register_serializers
 from strop.device import visibility_variable
 
@@ -150,6 +152,7 @@ class _Connection:
         self.is_ours = False
         """True where we connected, so that we also disconnect."""
         self.is_private = False
+        self._guard: Guard | None = None
 
     def open(self, address: str | None, namespace: str) -> None:
         started = time.monotonic()
@@ -157,8 +160,11 @@ class _Connection:
         if address is None:
             options.update(include_dashboard=False, object_store_memory=_store_bytes())
         on_loopback = address is None or _is_on_loopback(address)
-        with _quiet(on_loopback=on_loopback):
-            if on_loopback and address is not None:  # for other addresses, Ray wants RAY_AUTH_MODE from the user
+        mark = new_mark()
+        with _quiet({MARK: mark} if address is None else {}, on_loopback=on_loopback):
+            if (
+                on_loopback and address is not None
+            ):  # for other addresses, Ray wants RAY_AUTH_MODE from the user
                 maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
             try:
                 ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **options)
@@ -168,11 +174,17 @@ class _Connection:
                     f"{error}. A cluster with tokens needs RAY_AUTH_MODE=token here, and the same version of Ray"
                 ) from error
         self.is_ours, self.is_private = True, address is None
+        if self.is_private:
+            node: Any = ray_worker.global_worker.node
+            self._guard = Guard(mark, node.get_session_dir_path())
         log.info("Ray cluster ready after %.1f s (%s)", time.monotonic() - started, address or "private")
 
     def shut(self) -> None:
         if self.is_ours:
             ray.shutdown()
+        if self._guard is not None:
+            self._guard.stop()
+            self._guard = None
         self.is_ours = self.is_private = False
 
 
@@ -181,8 +193,8 @@ _CONNECTION = _Connection()
 
 
 @contextmanager
-def _quiet(*, on_loopback: bool) -> Iterator[None]:
-    """Ray starts, or is reached, without statistics and without words.
+def _quiet(extra: Mapping[str, str], *, on_loopback: bool) -> Iterator[None]:
+    """Ray starts, or is reached, without statistics and without words, and with `extra` in its environment.
 
     Ray replaces a loopback address by one that other machines can reach, except where it takes itself to be
     on a system without clusters (its ENABLE_RAY_CLUSTER); there all its servers listen on loopback only. What
@@ -190,7 +202,7 @@ def _quiet(*, on_loopback: bool) -> Iterator[None]:
     """
     ray_worker.print_to_stdstream = _to_log
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it announces its defaults
-    variables = {"RAY_USAGE_STATS_ENABLED": "0"}
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", **extra}
     if on_loopback:
         variables[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     before = {name: os.environ.get(name) for name in variables}
@@ -224,7 +236,8 @@ def _is_on_loopback(address: str) -> bool:
         )
     if host not in ("localhost", "::1") and not host.startswith("127."):
         return False
-    return not _answers(services.get_node_ip_address(), int(port))
+    outward: Any = services.get_node_ip_address  # the address that Ray would put in its place
+    return not _answers(outward(), int(port))
 
 
 def _answers(host: str, port: int) -> bool:

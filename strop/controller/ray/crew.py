@@ -132,6 +132,11 @@ class Crew:
         self._pinged_at = 0.0
         self._lock = threading.RLock()
 
+    @property
+    def has_failed(self) -> bool:
+        """True where a process failed or did not answer in time."""
+        return self._failure is not None
+
     # ---------------------------------------------------------------- calls
 
     def next_call(self) -> int:

@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 
 import ray
 from ray.exceptions import RayError
+from torch import Tensor
 
 from strop.controller.ray.cluster import this_address
 from strop.controller.ray.messages import Answer, GroupCard, MethodRaised, Order, Presence, RaisedReport
@@ -184,24 +185,21 @@ def _here(arg: Any, materialize: bool, wait_s: float) -> Any:
     return arg
 
 
-def _write_counts(args: Sequence[Any]) -> list[tuple[Any, str, int]]:
-    """The tensor columns among the arguments, their names, and how often each was written to."""
-    return [
-        (column, name, column._version)
-        for arg in args
-        if isinstance(arg, DataProto)
-        for name, column in arg.tensors().items()
-        if not column.is_inference()
-    ]
+def _write_counts(args: Sequence[Any]) -> list[tuple[Tensor, str, int]]:
+    """The tensors among the arguments and in their columns, what they are, and how often each was written to."""
+    named = [(arg, "a tensor") for arg in args if isinstance(arg, Tensor)]
+    for arg in args:
+        if isinstance(arg, DataProto):
+            named += [(column, f"column {name!r} of the batch") for name, column in arg.tensors().items()]
+    return [(tensor, what, tensor._version) for tensor, what in named if not tensor.is_inference()]
 
 
-def _check_nothing_written(method: str, watched: Sequence[tuple[Any, str, int]]) -> None:
-    """Other workers on the node read the same memory, so a write would change their batches too."""
-    for column, name, count in watched:
-        if column._version != count:
+def _check_nothing_written(method: str, watched: Sequence[tuple[Tensor, str, int]]) -> None:
+    """Other workers on the node read the same memory, so a write would change their arguments too."""
+    for tensor, what, count in watched:
+        if tensor._version != count:
             raise RuntimeError(
-                f"{method} wrote into column {name!r} of the batch it was given; clone the column before "
-                f"writing, or return a new one"
+                f"{method} wrote into {what} it was given; clone it before writing, or return a new one"
             )
 
 

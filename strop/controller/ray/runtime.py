@@ -137,7 +137,7 @@ class RayRuntime:
     def close(self) -> None:
         """Close all workers, last made first, and end their processes; more than once does no harm."""
         self._crew.close(_CLOSE_S)
-        if self._temporary and self._log_dir is not None:
+        if self._temporary and self._log_dir is not None and not self._crew.has_failed:
             shutil.rmtree(self._log_dir, ignore_errors=True)
 
     def __enter__(self) -> Self:

@@ -141,7 +141,13 @@ def _start_one(pool: RayResourcePool, rank: int, node: Node, command: str, optio
         max_restarts=0,
         max_task_retries=0,
     )
-    return Member(handle=actor.remote(str(log_path), os.getcwd()), pool=pool.name, rank=rank, node=node, log_path=log_path)
+    return Member(
+        handle=actor.remote(str(log_path), str(Path.cwd())),
+        pool=pool.name,
+        rank=rank,
+        node=node,
+        log_path=log_path,
+    )
 
 
 def _environment(pool: RayResourcePool, rank: int, options: StartOptions) -> dict[str, str]:
@@ -157,9 +163,13 @@ def _environment(pool: RayResourcePool, rank: int, options: StartOptions) -> dic
         "LOCAL_RANK": str(pool.local_rank(rank)),
         "WG_PREFIX": options.name,
         "WG_BACKEND": "ray",
-        "PYTHONPATH": os.pathsep.join(_own_import_folders()),
         **options.env,
+        "PYTHONPATH": os.pathsep.join([*_folders(options.env.get("PYTHONPATH", "")), *_own_import_folders()]),
     }
+
+
+def _folders(variable: str) -> list[str]:
+    return [folder for folder in variable.split(os.pathsep) if folder]
 
 
 def _own_import_folders() -> list[str]:

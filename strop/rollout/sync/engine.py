@@ -26,14 +26,15 @@ class VerifiedEngine:
         """Take part in the sync to this version; the engine's cache is flushed once, after the verification.
 
         Raises:
-            ValueError: a request is running.
+            SyncRefused: a request is running; its weights stay, and the sender is told.
             SyncError: the sync failed; generation is refused until a later one succeeds.
         """
         if self._num_running:
-            raise ValueError(
-                f"sync {version} would overwrite the weights of {self._num_running} running requests; wait for them or "
-                f"abort them first"
+            reason = (
+                f"it would overwrite the weights of {self._num_running} running requests; wait for them or abort them "
+                f"first"
             )
+            await asyncio.to_thread(self._receiver.refuse, version, reason)
         report = await asyncio.to_thread(self._receiver.receive, version)
         await self._engine.publish(version)
         return report

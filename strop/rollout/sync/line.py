@@ -75,6 +75,8 @@ class SenderLine:
         self._peers: dict[int, _Peer] = {}
         self._joined: dict[int, Message] = {}
         self._answers: set[tuple[str, int, int]] = set()
+        self._lost: dict[int, str] = {}
+        """What became of receivers that are gone since the sync began."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
 
@@ -95,6 +97,7 @@ class SenderLine:
         """From now on only answers to this attempt count."""
         self._attempt = attempt
         self._answers.clear()
+        self._lost.clear()
 
     def tell(self, kind: str, **content: Any) -> None:
         """Send a message to every receiver.
@@ -103,15 +106,13 @@ class SenderLine:
             ConnectionError: a receiver is gone, or takes no messages.
         """
         frame = _frame({"attempt": self._attempt, "kind": kind, **content})
-        lost = None
-        for index, peer in list(self._peers.items()):
+        for peer in list(self._peers.values()):
             try:
                 peer.send(frame, self.timeout_s)
             except OSError as error:
-                self._drop(peer)
-                lost = lost or f"rollout worker {index} is gone ({error})"
-        if lost:
-            raise ConnectionError(lost)
+                self._lose(peer, error)
+        if self._lost:
+            raise ConnectionError(next(iter(self._lost.values())))
 
     def hear(self, kind: str, number: int, doing: str) -> None:
         """Wait until every receiver has answered `kind` with this number.
@@ -122,9 +123,12 @@ class SenderLine:
             TimeoutError: an answer did not come within the deadline; `doing` says which one.
         """
         deadline = time.monotonic() + self.timeout_s
-        for index in range(self.num_receivers):
-            while (kind, number, index) not in self._answers:
-                self._pump_until(deadline, f"rollout worker {index} {doing}")
+        receivers = range(self.num_receivers)
+        while waiting := [index for index in receivers if (kind, number, index) not in self._answers]:
+            for index in waiting:  # one that has answered may leave
+                if index in self._lost:
+                    raise ConnectionError(self._lost[index])
+            self._pump_until(deadline, f"rollout worker {waiting[0]} {doing}")
 
     def failure_of_receiver(self) -> str:
         """The first failure that a receiver reports within a moment; "" if none does."""
@@ -134,8 +138,6 @@ class SenderLine:
                 self._pump(deadline - time.monotonic())
         except ReceiverFailed as error:
             return str(error)
-        except ConnectionError:
-            pass
         return ""
 
     def close(self) -> None:
@@ -164,9 +166,7 @@ class SenderLine:
             try:
                 messages = list(peer.take_in())
             except (OSError, ValueError) as error:
-                self._drop(peer)
-                if peer.index is not None and self._attempt:
-                    raise ConnectionError(f"rollout worker {peer.index} is gone ({error})") from error
+                self._lose(peer, error)
                 continue
             for message in messages:
                 self._take(peer, message)
@@ -189,15 +189,18 @@ class SenderLine:
         elif not isinstance(index, int) or not 0 <= index < self.num_receivers:
             self._drop(peer)
         else:
-            was_there = self._peers.get(index)
-            if was_there is not None:
-                self._drop(was_there)
+            if index in self._peers:
+                self._drop(self._peers[index])
             peer.index, peer.max_bytes = index, MAX_MESSAGE_BYTES
             self._peers[index] = peer
             self._joined[index] = message
             self.num_joins += 1
-            if was_there is not None and self._attempt:
-                raise ConnectionError(f"rollout worker {index} joined anew")
+            self._lost[index] = f"rollout worker {index} started again"
+
+    def _lose(self, peer: _Peer, error: Exception) -> None:
+        if peer.index is not None:
+            self._lost[peer.index] = f"rollout worker {peer.index} is gone ({error})"
+        self._drop(peer)
 
     def _drop(self, peer: _Peer) -> None:
         with suppress(KeyError, ValueError):
@@ -232,23 +235,27 @@ class ReceiverLine:
         self._attempt = 0
         self._send({"session": endpoint.session, "index": index, **content})
 
-    def next_begin(self, waiting_for: str) -> Message:
-        """The sender's next `begin` that it has not given up already.
+    def next_begin(self, version: int) -> Message:
+        """The sender's next `begin`; one of another version that it has given up already is passed over.
 
         Raises:
             TimeoutError: none came within the deadline.
+            SenderGaveUp: the sender has given this version up already.
             ConnectionError: the sender is gone.
         """
         deadline = time.monotonic() + self._begin_timeout_s
         while True:
-            message = self._next(deadline, f"{self._begin_timeout_s:g} s for {waiting_for}")
+            message = self._next(deadline, f"{self._begin_timeout_s:g} s for sync {version} to begin")
             if message["kind"] != "begin":
                 continue
             self._attempt = message["attempt"]
             with suppress(TimeoutError):
                 self._take_in(0.0, "the rest")
-            if not any(m["kind"] == "abort" and m["attempt"] == self._attempt for m in self._queue):
+            ended = [m for m in self._queue if m["kind"] == "abort" and m["attempt"] == self._attempt]
+            if not ended:
                 return message
+            if message["version"] == version:
+                raise _gave_up(ended[0])
 
     def next(self, waiting_for: str) -> Message:
         """The next message of the sync that has begun.
@@ -264,7 +271,7 @@ class ReceiverLine:
             if message["attempt"] != self._attempt:
                 continue
             if message["kind"] == "abort":
-                raise SenderGaveUp(f"the sender gave up: {message['reason']}")
+                raise _gave_up(message)
             return message
 
     def cause(self, error: ConnectionError) -> str:
@@ -276,7 +283,7 @@ class ReceiverLine:
             except (TimeoutError, ConnectionError):
                 break
             if message["kind"] == "abort" and message["attempt"] == self._attempt:
-                return f"the sender gave up: {message['reason']}"
+                return str(_gave_up(message))
         return str(error)
 
     def tell(self, kind: str, *, number: int = 0, reason: str = "") -> None:
@@ -354,6 +361,10 @@ class _Peer:
             if not isinstance(message, dict):
                 raise ValueError("a message that is no JSON object")
             yield message
+
+
+def _gave_up(abort: Message) -> SenderGaveUp:
+    return SenderGaveUp(f"the sender gave up: {abort['reason']}")
 
 
 def _frame(message: Message) -> bytes:

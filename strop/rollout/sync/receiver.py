@@ -1,7 +1,8 @@
 """The side of a rollout worker: weights arrive, are loaded into the live parameters and verified there.
 
 Concurrency: `receive` is called while the sender calls `send`, from one thread; nothing may generate meanwhile
-(sync/engine.py sees to it). Every wait has a deadline; the messages are listed in sender.py.
+(sync/engine.py sees to it). Each `send` of the sender has one `receive` or `refuse` of every receiver. Every wait has
+a deadline; the messages are listed in sender.py.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from strop.engines.weights import Inventory, Weight, combine_digests
 from strop.rollout.sync.accounting import Reception
@@ -90,28 +92,46 @@ class WeightReceiver:
                 before it in force.
             ValueError: no sender was joined.
         """
-        if self._connection is None:
-            raise ValueError("the rollout worker has not joined a weight sync; call join(endpoint) first")
+        connection = self._joined()
         started = time.monotonic()
-        begin = self._connection.wait_for(version)
+        begin = connection.wait_for(version)
         try:
             self._check_order(begin, version)
             self._version, self._begun = None, version
             self._reason = f"sync {version} is under way"
-            report = _IncomingSync(self._connection, begin, version).run(self._target, started)
+            report = _IncomingSync(connection, begin, version).run(self._target, started)
         except BaseException as error:
             reason = str(error) or type(error).__name__
             self._reason = reason if self._version is None else self._reason
-            self._connection.give_up(reason)
+            connection.give_up(reason)
             raise
         self._version = version
         return report
+
+    def refuse(self, version: int, reason: str) -> NoReturn:
+        """Take part in the sync to this version by refusing it, so that nobody waits for this receiver.
+
+        Raises:
+            SyncRefused: always; what the parameters hold stays in force.
+            SyncIncomplete: the sync did not begin.
+            ValueError: no sender was joined.
+        """
+        connection = self._joined()
+        connection.wait_for(version)
+        error = SyncRefused(f"sync {version} refused: {reason}")
+        connection.give_up(str(error))
+        raise error
 
     def close(self) -> None:
         """Leave the sender; what is verified stays so. Harmless when nothing was joined."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def _joined(self) -> _Connection:
+        if self._connection is None:
+            raise ValueError("the rollout worker has not joined a weight sync; call join(endpoint) first")
+        return self._connection
 
     def _check_order(self, begin: Message, version: int) -> None:
         announced = begin["version"]
@@ -140,10 +160,11 @@ class _Connection:
         """The next `begin`.
 
         Raises:
-            SyncIncomplete: none came within the deadline, or the sender is gone. Nothing was overwritten.
+            SyncIncomplete: none came within the deadline, the sender is gone, or it has given up this version before
+                this receiver heard of it. Nothing was overwritten.
         """
         try:
-            return self.line.next_begin(f"sync {version} to begin")
+            return self.line.next_begin(version)
         except (TimeoutError, ConnectionError) as error:
             raise SyncIncomplete(f"sync {version} did not begin: {error}") from error
 

@@ -1,0 +1,138 @@
+"""Weights from one process to another beside a plain copy of the same bytes.
+
+    make bench BENCH=weight_sync ARGS="--megabytes 256"
+
+prints one JSON line. One sender and one receiver on this machine, float32 tensors of a transformer's shapes; per
+transport the shortest of several syncs, from begin to verdict: with the digests of every tensor on both sides. The
+peer is a copy of the same bytes within one process, the floor of any transfer through memory. The digest is measured
+alone too, beside SHA-256.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from machine import machine
+from torch import nn
+
+from strop.engines.digest import digest_tensor
+from strop.rollout.sync import shared_memory
+from strop.rollout.sync.receiver import WeightReceiver
+from strop.rollout.sync.sender import WeightSender
+from strop.rollout.sync.target import ModuleTarget
+
+WIDTH = 1024
+TRANSPORTS = ("shared_memory", "collective")
+
+
+class Layer(nn.Module):
+    """The tensors of a decoder layer: 12 * WIDTH**2 weights in matrices, two norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+        self.norms = nn.Parameter(torch.ones(2, WIDTH))
+
+
+def model(num_bytes: int) -> nn.Module:
+    """About so many bytes of layers."""
+    layer_bytes = 4 * 12 * WIDTH**2
+    return nn.ModuleList(Layer() for _ in range(max(1, round(num_bytes / layer_bytes))))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=192)
+    parser.add_argument("--bucket-megabytes", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    where = machine()
+    torch.manual_seed(0)
+    trained = model(arguments.megabytes << 20)
+    bucket_bytes = arguments.bucket_megabytes << 20
+    num_bytes = sum(p.numel() * p.element_size() for p in trained.parameters())
+    copy_s = _best(arguments.repeats, _copier(trained))
+    digest_s = _best(arguments.repeats, lambda: [digest_tensor(p) for p in trained.parameters()])
+    sha_s = _best(arguments.repeats, lambda: [_sha256(p) for p in trained.parameters()])
+    seconds = {name: _sync(name, trained, bucket_bytes, arguments.repeats) for name in TRANSPORTS}
+    print(
+        json.dumps(
+            {
+                "name": "weight_sync",
+                "bytes": num_bytes,
+                "tensors": sum(1 for _ in trained.parameters()),
+                "bucket_bytes": bucket_bytes,
+                "seconds": {name: round(value, 3) for name, value in seconds.items()},
+                "gb_per_s": {name: round(num_bytes / value / 1e9, 2) for name, value in seconds.items()},
+                "gb_per_s_copy": round(num_bytes / copy_s / 1e9, 2),
+                "gb_per_s_digest": round(num_bytes / digest_s / 1e9, 2),
+                "gb_per_s_sha256": round(num_bytes / sha_s / 1e9, 2),
+                "ratio_copy": {name: round(value / copy_s, 1) for name, value in seconds.items()},
+                "threads": torch.get_num_threads(),
+                **where,
+            }
+        )
+    )
+
+
+def _best(repeats: int, work: Callable[[], object]) -> float:
+    """Shortest time of several tries, after one that is not counted."""
+    work()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def _copier(trained: nn.Module) -> Callable[[], object]:
+    sources = [p.detach() for p in trained.parameters()]
+    targets = [torch.empty_like(p) for p in sources]
+    return lambda: [target.copy_(source) for target, source in zip(targets, sources, strict=True)]
+
+
+def _sha256(parameter: torch.Tensor) -> bytes:
+    return hashlib.sha256(parameter.detach().view(-1).view(torch.uint8).numpy().data).digest()
+
+
+def _sync(transport: str, trained: nn.Module, bucket_bytes: int, repeats: int) -> float:
+    if transport == "collective":
+        shared_memory.FOLDER = Path("/no/such/folder")
+    sender = WeightSender(trained, bucket_bytes=bucket_bytes)
+    endpoint = sender.open(num_receivers=1)
+    assert endpoint is not None
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    num_bytes = sum(p.numel() * p.element_size() for p in trained.parameters())
+    process = context.Process(target=_receive, args=(theirs, num_bytes, repeats + 1), daemon=True)
+    process.start()
+    ours.send(endpoint)
+    reports = [sender.send(version) for version in range(repeats + 1)]
+    assert ours.recv() == [report.digest for report in reports]
+    assert {report.transport for report in reports} == {transport}
+    process.join()
+    sender.close()
+    return min(report.seconds for report in reports[1:])
+
+
+def _receive(connection: Connection, num_bytes: int, count: int) -> None:
+    receiver = WeightReceiver(ModuleTarget(model(num_bytes)))
+    receiver.join(connection.recv(), index=0)
+    connection.send([receiver.receive(version).digest for version in range(count)])
+    receiver.close()
+
+
+if __name__ == "__main__":
+    main()
