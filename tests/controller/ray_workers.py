@@ -179,6 +179,10 @@ class Faulty(Worker):
         data.tensors()["scores"].add_(1)
         return data
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def add_one(self, numbers: torch.Tensor) -> None:
+        numbers += 1
+
     def _go_wrong(self, how: str) -> None:
         if how == "raise":
             raise ValueError("the moon is in the wrong place")

@@ -12,13 +12,16 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from ray_workers import CPUS, Doubler, Faulty, batch, shared_cluster
 
-from strop.controller import role
+from strop.controller import Returns, role
 from strop.controller.errors import CallTimeout, Failure, GroupStopped, NotEnoughDevices, WorkerFailed
-from strop.controller.ray import RayRuntime
+from strop.controller.ray import RayRuntime, crew
 from strop.controller.ray.failures import Observed, first_failure, is_secondary
 from strop.controller.ray.launcher import End, end_of
+from strop.controller.ray.messages import MethodRaised, Order
+from strop.controller.ray.process import WorkerProcess
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -87,7 +90,11 @@ def test_an_error_is_reported_with_its_traceback_while_the_peer_waits_in_a_colle
         assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_a_worker_that_never_answers_hits_the_deadline_and_says_where_it_is(tmp_path: Path) -> None:
+def test_a_worker_that_never_answers_hits_the_deadline_and_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its idle peer is asked for a sign of life all the time, which must not put off the deadline.
+    monkeypatch.setattr(crew, "_PING_S", 0.1)
     with two_workers(tmp_path) as (_, actor):
         pids = actor.call.pid()
         actor.call_timeout_s = 1.5
@@ -121,10 +128,22 @@ def test_a_worker_that_dies_in_its_constructor_is_named(tmp_path: Path) -> None:
     assert worker_pids() == set()
 
 
-def test_a_worker_that_writes_into_its_batch_is_found_out(tmp_path: Path) -> None:
-    sentence = "Faulty.write_ids wrote into column 'scores' of the batch it was given"
-    with two_workers(tmp_path) as (_, actor), pytest.raises(WorkerFailed, match=sentence):
-        actor.call.write_ids(batch(4))
+def test_a_worker_that_writes_into_its_arguments_is_found_out() -> None:
+    # The process as it is inside its actor, without the start of one.
+    process = WorkerProcess.__new__(WorkerProcess)
+    process._workers = {"actor": Faulty(), "critic": Doubler()}
+
+    def order(role: str, method: str, *args: Any) -> Order:
+        return Order(role=role, method=method, args=args, kwargs={}, materialize=True, returns=Returns.VALUE)
+
+    with pytest.raises(MethodRaised) as raised:
+        process.call(order("actor", "write_ids", batch(4)), wait_s=1)
+    report = raised.value.report
+    assert report.message.startswith("Faulty.write_ids wrote into column 'scores' of the batch it was given")
+    with pytest.raises(MethodRaised) as raised:
+        process.call(order("actor", "add_one", torch.zeros(2)), wait_s=1)
+    assert raised.value.report.message.startswith("Faulty.add_one wrote into a tensor it was given")
+    assert process.call(order("critic", "size_of", torch.ones(2)), wait_s=1).value == (2.0, False)
 
 
 def test_more_than_there_is_is_refused_at_once() -> None:

@@ -451,6 +451,20 @@ def test_an_error_of_a_receiver_is_named_by_the_sender_and_is_no_end(pair: Pair)
     assert_repaired_by(pair, 2)
 
 
+def test_after_a_failure_the_actors_ranks_stay_in_step(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 goes on gathering after a receiver has refused, because the other ranks do."""
+    stream, gathered = sender.parameter_stream, []
+
+    def counted(*args: Any, **options: Any) -> Iterator[Bucket]:
+        for bucket in stream(*args, **options):
+            gathered.append(len(bucket.entries))
+            yield bucket
+
+    monkeypatch.setattr(sender, "parameter_stream", counted)
+    side_by_side([lambda: pair.sender.send(2), *(lambda r=r: r.refuse(2, "busy") for r in pair.receivers)])
+    assert sum(gathered) == NUM_TENSORS
+
+
 def test_a_worker_that_never_joins_is_named_after_the_deadline() -> None:
     sending = WeightSender(net(1), timeout_s=0.5)
     endpoint = sending.open(num_receivers=2)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
+from learning_task import LearningTask
 from tiny_runs import Done, check_records, train_in
 
-from strop.config import load_config
-from strop.data.tasks import write_task
-from strop.data.tiny import make_tiny_model
-from strop.trainer.config import Config
-from strop.trainer.launch import start_run
-from strop.trainer.supervised import SftResult, fine_tune
+from strop.trainer.supervised import SftResult
 
 
 @dataclass(frozen=True)
@@ -28,55 +23,8 @@ class Learned:
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     """58 steps of SFT, then 40 of GRPO with a KL term: about ten seconds on one core."""
     folder = tmp_path_factory.mktemp("learning")
-    make_tiny_model(
-        folder / "model",
-        seed=0,
-        hidden_size=64,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        intermediate_size=192,
-        max_position_embeddings=64,
-    )
-    task = write_task(
-        folder / "data",
-        seed=0,
-        num_train=500,
-        num_val=100,
-        num_sft=700,
-        min_letters=3,
-        max_letters=3,
-        alphabet="abcdefghijkl",
-    )
-    settings = [
-        f"data.train_files=['{task.train}']",
-        f"data.val_files=['{task.val}']",
-        f"sft.data.train_files=['{task.sft}']",
-        "sft.examples_per_update=32",
-        "sft.num_epochs=3",
-        "sft.max_steps=58",
-        "sft.optim.lr=4e-3",
-        "data.prompts_per_step=16",
-        "rollout.samples_per_prompt=16",
-        "actor.optim.lr=1e-3",
-        "algorithm.use_kl_loss=true",
-        "trainer.num_epochs=2",
-        "trainer.max_steps=40",
-        "trainer.trackers=[jsonl]",
-        "eval.every=0",
-        "run.save_every=0",
-        "reward.num_workers=1",
-        "resources.num_threads=1",
-    ]
-
-    def config(model: Path) -> Config:
-        return load_config(Config, source="quickstart", overrides=[f"model.path='{model}'", *settings])
-
-    start = start_run(folder / "sft", config(folder / "model"), command=["strop", "sft"])
-    with start.run:
-        sft = fine_tune(start.config, start.run, say=lambda line: None)
-    return Learned(sft, train_in(folder / "train", config(sft.model)))
+    task = LearningTask(folder)
+    return Learned(task.sft, train_in(folder / "train", task.config(None, "algorithm.use_kl_loss=true")))
 
 
 def test_the_pass_rate_rises_by_twenty_points_and_more(learned: Learned) -> None:

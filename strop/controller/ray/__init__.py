@@ -6,6 +6,8 @@ transport   batches and tensors in the object store
 messages    what controller and processes say to each other
 process     a worker process (an actor): the workers of its roles
 launcher    the parent of a worker process, which sees how it ends
+guard       a process that ends what a private cluster leaves behind
+members     worker processes and their calls, as the controller keeps them
 crew        the processes that stand and fall together; the only place where the controller waits
 failures    which failure came first
 start       processes and workers are made
@@ -14,6 +16,7 @@ group       the workers of a role as a worker group
 runtime     RayRuntime: pools and their groups
 assembly    the processes of a group of its own, made or found
 standalone  RayWorkerGroup and its company, under the field's names
+survey      what the machines of a cluster are like
 """
 
 from __future__ import annotations

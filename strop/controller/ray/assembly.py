@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from ray.util.placement_group import get_placement_group, remove_placement_group
 
 from strop.controller.mesh import Mesh
 from strop.controller.ray.cluster import Cluster
-from strop.controller.ray.crew import Crew, Member
+from strop.controller.ray.crew import Crew
+from strop.controller.ray.members import Member
 from strop.controller.ray.messages import GroupCard
 from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.start import StartOptions, make_workers, start_processes
@@ -39,15 +41,19 @@ def assemble(
     """Start processes on a pool and make the workers of all roles in each."""
     meshes = meshes_on(pool, roles)
     cluster = Cluster(address, options.namespace)
+    name = options.detached_name
+    try:
+        pool.take(cluster, timeout_s=options.timeout_s, detached_name=_places(name) if name else "")
+    except BaseException:
+        cluster.close()
+        raise
 
     def give_back() -> None:
         pool.close()
         cluster.close()
 
     crew = Crew(on_stop=give_back, on_leave=cluster.close)
-    name = options.detached_name
     try:
-        pool.take(cluster, timeout_s=options.timeout_s, detached_name=_places(name) if name else "")
         members = start_processes(crew, pool, options)
         make_workers(crew, members, pool, roles, meshes, options.timeout_s)
         card = GroupCard(
@@ -69,7 +75,8 @@ def find(name: str, namespace: str, address: str | None, timeout_s: float) -> As
     cluster = Cluster(address, namespace)
 
     def give_back() -> None:
-        remove_placement_group(get_placement_group(_places(name)))
+        with contextlib.suppress(ValueError):  # the places are gone already
+            remove_placement_group(get_placement_group(_places(name)))
         cluster.close()
 
     crew = Crew(on_stop=give_back, on_leave=cluster.close)

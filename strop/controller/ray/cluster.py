@@ -177,7 +177,7 @@ class _Connection:
         if self.is_private:
             node: Any = ray_worker.global_worker.node
             self._guard = Guard(mark, node.get_session_dir_path())
-        log.info("Ray cluster ready after %.1f s (%s)", time.monotonic() - started, address or "private")
+        log.debug("Ray cluster ready after %.1f s (%s)", time.monotonic() - started, address or "private")
 
     def shut(self) -> None:
         if self.is_ours:
@@ -250,7 +250,7 @@ def _answers(host: str, port: int) -> bool:
 
 def _to_log(data: Mapping[str, Any], ignore_prefix: bool) -> None:
     for line in data["lines"]:
-        log.info("%s: %s", data.get("pid"), line)
+        log.debug("%s: %s", data.get("pid"), line)
 
 
 def _store_bytes() -> int:

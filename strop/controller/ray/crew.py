@@ -11,24 +11,23 @@ The first failure stops the crew: all processes are killed, and whoever uses it 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from strop.controller.errors import CallTimeout, GroupStopped, WorkerFailed
-from strop.controller.ray.cluster import Node
 from strop.controller.ray.failures import Observed, first_failure, is_secondary, observed, stacks_of
-from strop.controller.ray.messages import Answer, Presence
+from strop.controller.ray.members import Member, Ticket
+from strop.controller.ray.messages import Answer
 
 log = logging.getLogger(__name__)
 
@@ -36,77 +35,14 @@ _LOOK_S = 0.2
 """How often a wait looks at all processes of the crew."""
 _PING_S = 5.0
 """How often a wait asks processes without a call whether they live."""
-_GRACE_S = 3.0
+_PONG_S = 120.0
+"""How long such a process may take to answer; a machine out of memory can be very slow."""
+_GRACE_S = 10.0
 """How long to look for the cause after an error that looks like the consequence of another one."""
 _CAUSE_GRACE_S = 0.3
 """How long to wait for earlier failures that are still on their way, once a cause is known."""
 _KILL_S = 10.0
 """How long killed processes have to disappear."""
-
-
-@dataclass(kw_only=True, eq=False)
-class Member:
-    """One worker process, seen from the controller."""
-
-    handle: Any
-    """Ray's handle of the actor."""
-    pool: str
-    """Its pool."""
-    rank: int
-    """Its number there."""
-    node: Node
-    """Where it runs."""
-    log_path: Path
-    """Its output, on its node."""
-    presence: Presence | None = None
-    """What it said when it had started."""
-    roles: list[str] = field(default_factory=list)
-    """The roles it holds."""
-    queue: deque[Ticket] = field(default_factory=deque)
-    """Its open calls, in the order in which it runs them."""
-    last_call: Ticket | None = None
-    """The last call that it answered."""
-    peak_memory_bytes: int = 0
-    """Most memory it said to have held."""
-
-    @property
-    def pid(self) -> int:
-        """Its process id; 0 before it has started."""
-        return 0 if self.presence is None else self.presence.pid
-
-    @property
-    def where(self) -> str:
-        """Node and process, for messages."""
-        return f"node {self.node.address}, pid {self.pid or 'unknown: it has not started'}"
-
-
-@dataclass(kw_only=True, eq=False)
-class Ticket:
-    """One call given to one process."""
-
-    member: Member
-    role: str
-    """Role of the worker; empty for the process itself."""
-    method: str
-    """Its method, or a phase of the start."""
-    call: int
-    """Tickets of one group call have one number."""
-    reference: Any
-    """Ray's reference to the answer."""
-    timeout_s: float
-    """Deadline."""
-    given_at: float
-    """When the process got it, by the monotonic clock."""
-    answer: Any = None
-    """What it answered."""
-    error: Exception | None = None
-    """Why there is no answer."""
-    is_settled: bool = False
-
-    @property
-    def label(self) -> str:
-        """`critic.compute_values`."""
-        return f"{self.role}.{self.method}" if self.role else self.method
 
 
 class Crew:
@@ -230,7 +166,8 @@ class Crew:
         except Exception as error:  # noqa: BLE001  whatever it is, it is the report of a failure
             ticket.error = error
         ticket.is_settled = True
-        self._progress_at = time.monotonic()
+        if ticket.method:  # a sign of life of an idle process says nothing about the others
+            self._progress_at = time.monotonic()
         if isinstance(ticket.answer, Answer):
             member.peak_memory_bytes = max(member.peak_memory_bytes, ticket.answer.peak_memory_bytes)
         if all(other.is_settled for other in self._calls[ticket.call]):
@@ -250,7 +187,7 @@ class Crew:
         self._pinged_at = now
         for member in self.members:
             if not member.queue:
-                self.give(member, lambda handle: handle.presence.remote(), method="", timeout_s=_PING_S * 6)
+                self.give(member, lambda handle: handle.presence.remote(), method="", timeout_s=_PONG_S)
 
     # ---------------------------------------------------------------- failures
 
@@ -268,15 +205,11 @@ class Crew:
         answered = sorted(one.member.rank for one in self._calls[first.call] if one.is_settled)
         what = first.label or "a sign of life"
         text = (
-            f"{what}: "
-            + ", ".join(f"rank {rank} ({one.where})" for rank, one in sorted(missing.items()))
-            + f" {'has' if len(missing) == 1 else 'have'} not answered within {first.timeout_s:g} s"
-            + (
-                f"; rank{'s' * (len(answered) > 1)} {', '.join(map(str, answered))} answered"
-                if answered
-                else ""
-            )
+            f"{what}: {', '.join(f'rank {rank} ({one.where})' for rank, one in sorted(missing.items()))} "
+            f"{'has' if len(missing) == 1 else 'have'} not answered within {first.timeout_s:g} s"
         )
+        if answered:
+            text += f"; rank{'s' * (len(answered) > 1)} {', '.join(map(str, answered))} answered"
         tails = [f"end of {m.log_path}:\n{tail}" for m in missing.values() if (tail := stacks_of(m))]
         note = "all workers of the runtime were stopped"
         error = CallTimeout("\n".join([f"{text}; {note}", *tails]), method=what, missing=sorted(missing))
@@ -362,13 +295,17 @@ def _wait_until_gone(members: Sequence[Member]) -> None:
                 return
             is_insisting, end = True, time.monotonic() + _KILL_S
             for pid in alive:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
 
 
 def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except OSError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except ProcessLookupError:
         return False
-    return True
+    except OSError:  # no /proc, or the process ended in between
+        return not Path("/proc").is_dir()
+    return state != "Z"  # a zombie has ended and waits for its parent

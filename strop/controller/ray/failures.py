@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -21,11 +21,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from strop.controller.errors import Failure
 from strop.controller.ray.launcher import End, end_of
+from strop.controller.ray.members import Member, Ticket
 from strop.controller.ray.messages import MethodRaised
 from strop.controller.ray.process import DUMP_SIGNAL
-
-if TYPE_CHECKING:
-    from strop.controller.ray.crew import Member, Ticket
 
 _TAIL_LINES = 30
 _TAIL_BYTES = 16 * 1024

@@ -10,7 +10,8 @@ import ray
 
 from strop.controller.group import Returns, WorkerGroup
 from strop.controller.mesh import Mesh
-from strop.controller.ray.crew import Crew, Member
+from strop.controller.ray.crew import Crew
+from strop.controller.ray.members import Member
 from strop.controller.ray.messages import Order
 from strop.controller.ray.pending import RayPending, Traffic
 from strop.controller.ray.process import Shared

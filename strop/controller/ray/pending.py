@@ -10,7 +10,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from strop.controller.errors import CallTimeout
-from strop.controller.ray.crew import Crew, Ticket
+from strop.controller.ray.crew import Crew
+from strop.controller.ray.members import Ticket
 from strop.controller.ray.messages import Answer
 from strop.controller.ray.process import fetch
 from strop.controller.ray.transport import detached_from_store, payload_bytes

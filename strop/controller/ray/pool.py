@@ -98,8 +98,8 @@ class RayResourcePool(ResourcePool):
                 f"pool {self.name!r} is in use by a group that ends with this process; make a pool of its own "
                 f"for a detached group"
             )
-        self._num_users += 1
         if self._group is not None:
+            self._num_users += 1
             return
         chosen = list(nodes) or choose_nodes(cluster, [self])
         bundles = [self.place for _ in range(self.world_size)]
@@ -117,7 +117,7 @@ class RayResourcePool(ResourcePool):
                 f"the places of pool {self.name!r} ({self.world_size} x {_in_words(self.place)}) were not free "
                 f"within {timeout_s:g} s; there is: {_listed(cluster.nodes())}; end what holds the rest"
             )
-        self._nodes, self._group = chosen, group
+        self._nodes, self._group, self._num_users = chosen, group, 1
 
     def close(self) -> None:
         """One user less, whose processes have ended; the last one gives the places back."""

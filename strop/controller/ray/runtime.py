@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -12,12 +11,13 @@ from typing import Any, Self
 
 from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import WorkerGroup
-from strop.controller.ray.cluster import Cluster, Node
-from strop.controller.ray.crew import Crew, Member
+from strop.controller.ray.cluster import Cluster
+from strop.controller.ray.crew import Crew
 from strop.controller.ray.group import RoleGroup
+from strop.controller.ray.members import Member
 from strop.controller.ray.pending import Traffic
 from strop.controller.ray.pool import RayResourcePool, choose_nodes
-from strop.controller.ray.start import StartOptions, make_workers, start_processes
+from strop.controller.ray.start import StartOptions, make_workers, start_processes, threads_per_process
 from strop.controller.roles import RoleSpec, meshes_on
 
 _CLOSE_S = 60.0
@@ -161,18 +161,15 @@ class RayRuntime:
                 timeout_s=self._start_timeout_s,
                 log_dir=self._log_dir,
                 env=self._env,
-                num_threads=self._threads_per_process(),
+                num_threads=threads_per_process(self._nodes, self._processes_on_nodes()),
             )
             self._members[pool] = start_processes(self._crew, places, options)
         return self._members[pool]
 
-    def _threads_per_process(self) -> int:
-        """Cores of the fullest node over the processes of all pools there."""
-        shares = [
-            _cores(node) // sum(places.process_on_nodes[number] for places in self._pools.values())
-            for number, node in enumerate(self._nodes)
-        ]
-        return max(int(min(shares)), 1)
+    def _processes_on_nodes(self) -> list[int]:
+        """Processes of all pools on each node."""
+        counts = [places.process_on_nodes for places in self._pools.values()]
+        return [sum(on_node) for on_node in zip(*counts, strict=True)]
 
     def _give_back(self) -> None:
         for places in self._pools.values():
@@ -190,7 +187,3 @@ def _spread(pool: str, size: int, nodes: int) -> list[int]:
             f"resources.nodes to {max(size, 1)} or raise the number of processes"
         )
     return [size // nodes + (number < size % nodes) for number in range(nodes)]
-
-
-def _cores(node: Node) -> int:
-    return (os.cpu_count() or 1) if node.is_here else int(node.total.get("CPU", 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -78,7 +79,8 @@ class RayWorkerGroup(RoleGroup[W]):
             namespace: where the name of a detached group lives.
             call_timeout_s: deadline of a call, unless the group's own `call_timeout_s` is set.
             start_timeout_s: deadline of each phase of the start.
-            log_dir: folder for the output of the processes, `<name_prefix>-<rank>.log`; None: a temporary one.
+            log_dir: folder for the output of the processes, `<name_prefix>-<rank>.log`; None: a temporary one,
+                kept after a failure and by detached groups.
             env: environment variables of these processes alone.
 
         Raises:
@@ -94,16 +96,18 @@ class RayWorkerGroup(RoleGroup[W]):
             if isinstance(ray_cls_with_init, ColocatedClass)
             else {label: _spec(ray_cls_with_init)}
         )
+        folder = log_dir or Path(tempfile.mkdtemp(prefix="strop-workers-"))
         options = StartOptions(
             name=label,
             timeout_s=start_timeout_s,
-            log_dir=log_dir or Path(tempfile.mkdtemp(prefix="strop-workers-")),
+            log_dir=folder,
             env=dict(env or {}),
             detached_name=name if detached else "",
             namespace=namespace,
         )
         made = assemble(resource_pool, roles, options, address)
-        self._hold(made, {role: spec.worker_class for role, spec in roles.items()}, call_timeout_s)
+        classes = {role: spec.worker_class for role, spec in roles.items()}
+        self._hold(made, classes, call_timeout_s, temporary=folder if log_dir is None else None)
 
     @classmethod
     def attach(
@@ -175,8 +179,10 @@ class RayWorkerGroup(RoleGroup[W]):
         """Close the workers and end their processes; a detached group goes on without this controller."""
         if self._made.is_detached:
             self._made.crew.leave()
-        else:
-            self._made.crew.close(_CLOSE_S)
+            return
+        self._made.crew.close(_CLOSE_S)
+        if self._temporary is not None and not self._made.crew.has_failed:
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def destroy(self) -> None:
         """Close the workers and end their processes, also those of a detached group."""
@@ -193,7 +199,14 @@ class RayWorkerGroup(RoleGroup[W]):
     ) -> None:
         self.close()
 
-    def _hold(self, made: Assembly, classes: Mapping[str, type[Any]], call_timeout_s: float) -> None:
+    def _hold(
+        self,
+        made: Assembly,
+        classes: Mapping[str, type[Any]],
+        call_timeout_s: float,
+        *,
+        temporary: Path | None = None,
+    ) -> None:
         role = next(iter(classes))
         super().__init__(
             classes[role],
@@ -205,6 +218,7 @@ class RayWorkerGroup(RoleGroup[W]):
         )
         self._made = made
         self._classes = dict(classes)
+        self._temporary = temporary
 
 
 def _spec(one: RayClassWithInitArgs[Any] | RoleSpec[Any]) -> RoleSpec[Any]:

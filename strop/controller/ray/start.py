@@ -23,7 +23,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from strop.controller.mesh import Mesh
 from strop.controller.ray import launcher
 from strop.controller.ray.cluster import Node, visibility_variables
-from strop.controller.ray.crew import Crew, Member
+from strop.controller.ray.crew import Crew
+from strop.controller.ray.members import Member
 from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.process import WorkerProcess
 from strop.controller.roles import RoleSpec
@@ -42,8 +43,9 @@ class StartOptions:
     """Folder for the output of the processes, on each node."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the user; they win over ours."""
-    num_threads: int = 1
-    """OMP_NUM_THREADS of each process, where neither `env` nor the environment of this process sets it."""
+    num_threads: int = 0
+    """OMP_NUM_THREADS of each process, where neither `env` nor the environment of this process sets it; 0: cores
+    of the node over processes of the pool there."""
     detached_name: str = ""
     """Name under which the processes outlive this one; empty: they end with it."""
     namespace: str = ""
@@ -153,9 +155,10 @@ def _start_one(pool: RayResourcePool, rank: int, node: Node, command: str, optio
 def _environment(pool: RayResourcePool, rank: int, options: StartOptions) -> dict[str, str]:
     """Environment variables of a process; the address of rank 0 follows when that has started."""
     local = pool.local_world_size(rank)
+    threads = options.num_threads or threads_per_process([pool.nodes[rank]], [local])
     on_cpu = dict.fromkeys(visibility_variables(), "") if pool.device == "cpu" else {}
     return {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(options.num_threads)),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         **on_cpu,
         "WORLD_SIZE": str(pool.world_size),
         "RANK": str(rank),
@@ -179,6 +182,17 @@ def _own_import_folders() -> list[str]:
     installed = [Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     own = [str(folder) for folder in folders if not any(folder.is_relative_to(root) for root in installed)]
     return list(dict.fromkeys(own))
+
+
+def threads_per_process(nodes: Sequence[Node], processes: Sequence[int]) -> int:
+    """Cores over processes of the node where that is least, at least 1.
+
+    Args:
+        nodes: the nodes in use.
+        processes: how many processes share each.
+    """
+    cores = [(os.cpu_count() or 1) if node.is_here else int(node.total.get("CPU", 1)) for node in nodes]
+    return max(min(own // count for own, count in zip(cores, processes, strict=True)), 1)
 
 
 def launch_command() -> str:

@@ -34,6 +34,8 @@ HEAVY_BYTES = 64 * 1024
 """Columns and arguments of this size get an object of their own: below it, an object costs more time (about
 0.3 ms) than the bytes do."""
 _NUMBER_BYTES = 8
+_LONG = 64
+"""Of a list this long, every 64th part is looked at: where these are numbers, all are taken for numbers."""
 
 _TensorState = tuple[NDArray[np.uint8], str, tuple[int, ...]]
 
@@ -124,6 +126,12 @@ def payload_bytes(value: Any) -> int:
         return sum(map(payload_bytes, columns))
     if isinstance(value, Mapping):
         return sum(payload_bytes(key) + payload_bytes(item) for key, item in value.items())
+    if (
+        isinstance(value, list | tuple)
+        and len(value) >= _LONG
+        and _are_numbers(value[:: len(value) // _LONG])
+    ):
+        return _NUMBER_BYTES * len(value)
     if isinstance(value, list | tuple | set | frozenset):
         return sum(map(payload_bytes, value))
     if isinstance(value, Stored) and isinstance(value.source, Done) and value.rows is not None:
@@ -132,6 +140,10 @@ def payload_bytes(value: Any) -> int:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return sum(payload_bytes(getattr(value, each.name)) for each in dataclasses.fields(value))
     return 0
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) for value in values)
 
 
 def detached_from_store(data: DataProto) -> DataProto:

@@ -1,0 +1,78 @@
+"""Worker processes and their calls, as the controller keeps them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from strop.controller.ray.cluster import Node
+from strop.controller.ray.messages import Presence
+
+
+@dataclass(kw_only=True, eq=False)
+class Member:
+    """One worker process, seen from the controller."""
+
+    handle: Any
+    """Ray's handle of the actor."""
+    pool: str
+    """Its pool."""
+    rank: int
+    """Its number there."""
+    node: Node
+    """Where it runs."""
+    log_path: Path
+    """Its output, on its node."""
+    presence: Presence | None = None
+    """What it said when it had started."""
+    roles: list[str] = field(default_factory=list)
+    """The roles it holds."""
+    queue: deque[Ticket] = field(default_factory=deque)
+    """Its open calls, in the order in which it runs them."""
+    last_call: Ticket | None = None
+    """The last call that it answered."""
+    peak_memory_bytes: int = 0
+    """Most memory it said to have held."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 before it has started."""
+        return 0 if self.presence is None else self.presence.pid
+
+    @property
+    def where(self) -> str:
+        """Node and process, for messages."""
+        return f"node {self.node.address}, pid {self.pid or 'unknown: it has not started'}"
+
+
+@dataclass(kw_only=True, eq=False)
+class Ticket:
+    """One call given to one process."""
+
+    member: Member
+    """The process."""
+    role: str
+    """Role of the worker; empty for the process itself."""
+    method: str
+    """Its method, or a phase of the start."""
+    call: int
+    """Tickets of one group call have one number."""
+    reference: Any
+    """Ray's reference to the answer."""
+    timeout_s: float
+    """Deadline."""
+    given_at: float
+    """When the process got it, by the monotonic clock."""
+    answer: Any = None
+    """What it answered."""
+    error: Exception | None = None
+    """Why there is no answer."""
+    is_settled: bool = False
+    """True once there is an answer or an error."""
+
+    @property
+    def label(self) -> str:
+        """`critic.compute_values`."""
+        return f"{self.role}.{self.method}" if self.role else self.method

@@ -1,0 +1,119 @@
+"""Which roles a configuration has, where they go, and what is refused before a device is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_runs import Project
+
+from strop.config import ConfigError, load_config
+from strop.controller import Mesh, RoleSpec
+from strop.trainer.config import Config
+from strop.trainer.launch import resume_run, start_run
+from strop.trainer.roles import _specs
+
+
+def config(*overrides: str) -> Config:
+    return load_config(Config, overrides=["model.path=somewhere", *overrides])
+
+
+def roles(*overrides: str) -> dict[str, RoleSpec]:  # type: ignore[type-arg]
+    return dict(_specs(config(*overrides), num_steps=10, checkpoint=None, version=0))
+
+
+def test_grpo_has_an_actor_and_a_rollout() -> None:
+    assert list(roles()) == ["actor", "rollout"]
+
+
+def test_ppo_has_a_critic_and_a_reference_too() -> None:
+    assert list(roles("algorithm=ppo")) == ["actor", "critic", "reference", "rollout"]
+
+
+def test_with_lora_the_actor_is_its_own_reference() -> None:
+    assert list(roles("algorithm.use_kl_loss=true", "model.lora.rank=4")) == ["actor", "rollout"]
+
+
+def test_a_reward_model_is_a_role_and_lets_the_rollout_keep_texts() -> None:
+    specs = roles("reward_model.path=judge")
+    assert list(specs) == ["actor", "reward_model", "rollout"]
+    assert specs["rollout"].kwargs["keeps_text"]
+    assert not roles()["rollout"].kwargs["keeps_text"]
+
+
+def test_meshes_follow_ranks_apart_and_sequence_parallelism() -> None:
+    specs = roles(
+        "algorithm=ppo", "resources.runtime=ray", "resources.ranks=8", "resources.apart={critic: 4, rollout: 3}",
+        "actor.engine.sequence_parallel=2", "critic.engine.sequence_parallel=4",
+    )  # fmt: skip
+    assert {name: spec.mesh for name, spec in specs.items()} == {
+        "actor": Mesh(dp=4, sp=2),
+        "critic": Mesh(dp=1, sp=4),
+        "reference": Mesh(dp=8),
+        "rollout": Mesh(dp=3),
+    }
+    assert specs["rollout"].kwargs["share_with"] is None
+    assert roles()["rollout"].kwargs["share_with"] == "actor"
+
+
+def test_schedules_end_with_the_last_update_of_their_own_role() -> None:
+    specs = roles(
+        "algorithm=ppo", "data.prompts_per_step=10", "rollout.samples_per_prompt=2", "actor.samples_per_update=8",
+        "critic.samples_per_update=5", "critic.epochs=3",
+    )  # fmt: skip
+    assert specs["actor"].kwargs["num_updates"] == 10 * 3, "20 samples in parts of 8, 8 and 4"
+    assert specs["critic"].kwargs["num_updates"] == 10 * 4 * 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["resources.ranks=2"], "resources.runtime=inline is one process: set resources.runtime=ray"),
+        (["resources.apart={rollout: 1}"], "resources.apart is set, but resources.runtime=inline"),
+        (
+            ["resources.runtime=ray", "resources.apart={actor: 2}"],
+            "'actor', which is no role that can be apart",
+        ),
+        (
+            ["resources.runtime=ray", "resources.apart={critic: 2}"],
+            "names critic, but this run has no such role",
+        ),
+        (["resources.runtime=ray", "resources.apart={rollout: 0}"], "resources.apart.rollout is 0"),
+        (
+            ["resources.runtime=ray", "resources.ranks=3", "resources.nodes=2"],
+            "which 2 nodes cannot share evenly",
+        ),
+        (
+            ["resources.runtime=ray", "resources.ranks=3", "actor.engine.sequence_parallel=2"],
+            "actor.engine.sequence_parallel is 2, which does not divide the 3 ranks",
+        ),
+        (["critic.path=x"], "critic.path is 'x', but algorithm.adv_estimator=grpo uses no values"),
+        (["reference.path=x"], "but nothing uses a reference model"),
+        (["trainer.critic_warmup=3"], "trainer.critic_warmup is 3, but algorithm.adv_estimator=grpo"),
+        (["reward.weight=0"], "every reward would be 0: set reward_model.path"),
+        (
+            ["algorithm=ppo", "critic.engine.max_tokens_per_device=10"],
+            "critic.engine.max_tokens_per_device is 10",
+        ),
+        (
+            ["algorithm.use_kl_loss=true", "model.lora.rank=4", "reference.path=x"],
+            "with model.lora the reference is the model without its adapter",
+        ),
+        (["run.hf_model=sometimes"], "run.hf_model"),
+        (["resources.call_timeout_s=0"], "resources.call_timeout_s is 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(*overrides)
+    assert sentence in str(caught.value)
+
+
+def test_a_run_is_continued_on_other_resources_only(project: Project, tmp_path: Path) -> None:
+    start_run(tmp_path / "run", project.config(), command=["strop", "train"]).run.close()
+    start = resume_run(tmp_path / "run", overrides=["resources.call_timeout_s=7"], say=lambda line: None)
+    start.run.close()
+    assert start.config.resources.call_timeout_s == 7
+    assert start.config.actor == project.config().actor
+    with pytest.raises(ConfigError, match=r"actor.optim.lr=1 changes what the run in .* does"):
+        resume_run(tmp_path / "run", overrides=["actor.optim.lr=1"], say=lambda line: None)
