@@ -107,6 +107,8 @@ def _link_model(run: RunFolder) -> None:
     steps = run.checkpoints.steps()
     target = Path("checkpoints") / f"global_step_{steps[-1]}" / "model"
     link = run.path / MODEL_LINK
+    if not (run.path / target).is_dir():  # run.hf_model=never
+        return
     try:
         link.unlink(missing_ok=True)
         link.symlink_to(target)

@@ -56,7 +56,7 @@ def _of_run(path: Path) -> ModelSource:
         reasons = f": {'; '.join(lines)}" if lines else " yet"
         raise RunError(f"{path} has no valid checkpoint{reasons}; name a model folder, or continue the run")
     said = (*lines, f"model: checkpoint {checkpoint.step} of {path}")
-    return ModelSource(folder=checkpoint.path / "model", config=_run_config(checkpoint.path), lines=said)
+    return ModelSource(folder=_model_of(checkpoint.path), config=_run_config(checkpoint.path), lines=said)
 
 
 def _of_checkpoint(path: Path) -> ModelSource:
@@ -64,7 +64,22 @@ def _of_checkpoint(path: Path) -> ModelSource:
         check_files(path, read_manifest(path), hashes=True)
     except CheckpointError as error:
         raise CheckpointError(f"checkpoint {path} {error}; give another one, or the run folder") from error
-    return ModelSource(folder=path / "model", config=_run_config(path))
+    return ModelSource(folder=_model_of(path), config=_run_config(path))
+
+
+def _model_of(checkpoint: Path) -> Path:
+    """The Hugging Face folder of a checkpoint.
+
+    Raises:
+        ValueError: it has none.
+    """
+    folder = checkpoint / "model"
+    if not folder.is_dir():
+        run = checkpoint.resolve().parent.parent
+        raise ValueError(
+            f"{checkpoint} has no model folder (run.hf_model): write one with `strop export {run} OUT`, and give OUT"
+        )
+    return folder
 
 
 def _run_config(checkpoint: Path) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 from strop.controller import WorkerGroup, as_list
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
-from strop.run import Checkpoint, PendingCheckpoint, RunConfig, RunError, RunFolder
+from strop.run import Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunError, RunFolder
 
 MODEL_FOLDER = "model"
 """Folder of a checkpoint with the policy as an ordinary Hugging Face model."""
+SETTLE_S = 600.0
+"""Longest wait for a checkpoint that is being sealed when a run fails."""
 
 
 class Saver:
@@ -113,6 +116,12 @@ class Saver:
         self._run.events.append(
             "checkpoint", checkpoint.step, fsync=True, path=checkpoint.path.name, score=pending.score
         )
+
+    def settle(self) -> None:
+        """Let a seal that runs in the background end, well or not; for the end of a run that failed."""
+        if self._is_sealing and self._writing is not None:
+            with contextlib.suppress(CheckpointError):
+                self._writing.result(SETTLE_S)
 
     def _finish_roles(self, pending: PendingCheckpoint) -> None:
         """Every role has written its files, or the checkpoint is given up."""

@@ -186,6 +186,7 @@ class Trainer:
             source_model=Path(config.model.path),
             sampler=self.data.sampler,
         )
+        stack.callback(self._saver.settle)
         self._sampling = training_sampling(config, self.data.tokenizer)
 
     def _run_step(self, step: int, trackers: TrackerGroup) -> None:

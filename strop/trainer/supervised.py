@@ -142,6 +142,7 @@ class SupervisedTrainer:
             source_model=Path(config.model.path),
             sampler=self._sampler,
         )
+        stack.callback(self._saver.settle)
 
     def _last_losses(self) -> tuple[float, float | None]:
         """Training and validation loss from the records: a resume may have had no step left to do."""

@@ -150,9 +150,10 @@ def test_floating_point_weights_come_in_the_dtype_that_was_asked_for() -> None:
     model = Odd()
     held = inventory(model, dtype=torch.bfloat16)
     assert {w.dtype for w in held} == {torch.bfloat16, torch.int64}
-    got = delivered(parameter_stream(model, dtype=torch.bfloat16))
-    assert {name: t.dtype for name, t in got.items()} == {w.name: w.dtype for w in held}
-    assert torch.equal(got["embed.weight"], model.embed.weight.bfloat16())
+    for bucket_bytes in (1, 1 << 20):
+        got = delivered(parameter_stream(model, dtype=torch.bfloat16, bucket_bytes=bucket_bytes))
+        assert {name: t.dtype for name, t in got.items()} == {w.name: w.dtype for w in held}
+        assert torch.equal(got["embed.weight"], model.embed.weight.bfloat16())
     assert model.embed.weight.dtype == torch.float32
 
 

@@ -202,7 +202,8 @@ def _quiet(extra: Mapping[str, str], *, on_loopback: bool) -> Iterator[None]:
     """
     ray_worker.print_to_stdstream = _to_log
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it announces its defaults
-    variables = {"RAY_USAGE_STATS_ENABLED": "0", **extra}
+    # Ray runs workers at niceness 15, where anything else on the machine would starve a training.
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", **extra}
     if on_loopback:
         variables[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     before = {name: os.environ.get(name) for name in variables}

@@ -36,7 +36,7 @@ _DUMP_S = 0.5
 _PEER_CLASSES = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "ConnectionResetError",
                  "BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError")  # fmt: skip
 _PEER_WORDS = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket closed",
-               "connectfullmesh", "gloo", "nccl", "hccl", "remote process exited", "heartbeat")  # fmt: skip
+               "connectfullmesh", "gloo", "remote process exited", "heartbeat")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
