@@ -8,14 +8,15 @@ is gathered. engines/weights.py combines the digests of all parameters into one 
     mix(x, k) = y ^ (y >>> 32)  with  y = k * (x ^ (x >>> 32))  mod 2^64
 
 Collisions. Every step is a bijection of a word and the multipliers are odd, so a change inside one word changes the
-sum for certain. For changes in several words, also in the sign bits alone, the multipliers (taken from SHAKE-256,
-different for every place up to 2^64 / 4096 rows) and the folded high bits make each difference behave like a random
-64-bit number, so that they cancel with a probability of about 2^-64; swapped or shifted words meet other
-multipliers. That is for faults, which do not know the multipliers. It is no protection against somebody who builds
-a collision on purpose: for that there is SHA-256.
+sum for certain. For changes in several words, also of sign bits alone, the multipliers (drawn from SHAKE-256, one for
+each column and each row of words) and the folded high bits make each difference behave like a random 64-bit number, so
+that they cancel with a probability of about 2^-64; swapped or shifted words meet other multipliers. That is for
+faults, which do not know the multipliers. It is no protection against somebody who builds a collision on purpose: for
+that there is SHA-256.
 
-Measured: 2.9 GB/s on one core without 64-bit vector products, where SHA-256 (with processor support) reaches 1.6
-and a copy 8; it uses further cores, and on an accelerator it runs at the speed of memory. Not yet run on a GPU.
+Seen on one core of a shared machine (AVX2, which has no product of 64-bit words): 2.9 GB/s, where SHA-256 with the
+processor's own instructions had 1.6 and a copy 8. It uses further cores, and reads device memory where it lies. Not
+yet run on a GPU.
 """
 
 from __future__ import annotations

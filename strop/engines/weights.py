@@ -155,14 +155,19 @@ def hugging_face_name(name: str) -> str | None:
     return _WRAPPERS.sub("", name.removeprefix(_PEFT_PREFIX))
 
 
-def named_weights(module: nn.Module) -> dict[str, Tensor]:
+def named_weights(module: nn.Module, *, with_adapter: bool = False) -> dict[str, Tensor]:
     """All parameters and persistent buffers by Hugging Face name, tied ones under each of their names.
 
-    The tensors are the live ones: shards (DTensor) of a sharded model. Parameters of adapters are left out.
+    The tensors are the live ones: shards (DTensor) of a sharded model. Parameters of adapters are left out, or
+    follow under their own names.
     """
     state = module.state_dict(keep_vars=True)
-    named = ((hugging_face_name(name), tensor) for name, tensor in state.items())
-    return {name: tensor for name, tensor in named if name is not None and isinstance(tensor, Tensor)}
+    tensors = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
+    names = {name: hugging_face_name(name) for name in tensors}
+    held = {plain: tensors[name] for name, plain in names.items() if plain is not None}
+    if with_adapter:
+        held |= {name: tensors[name] for name, plain in names.items() if plain is None}
+    return held
 
 
 def _check_present(name: str, tensor: Tensor) -> None:
@@ -171,15 +176,18 @@ def _check_present(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} is offloaded; bring the weights back to the device before they are read")
 
 
-def inventory(module: nn.Module, *, dtype: torch.dtype | None = None) -> Inventory:
+def inventory(
+    module: nn.Module, *, dtype: torch.dtype | None = None, with_adapter: bool = False
+) -> Inventory:
     """The weights of a model, in the order of its `state_dict`; tied ones once, with their aliases.
 
     Args:
         module: plain or sharded; of a sharded model the shapes are the full ones.
         dtype: what floating-point weights are delivered in, instead of the dtype they are held in.
+        with_adapter: list an adapter's parameters too, under their own names, after all others.
     """
     names: dict[int, list[str]] = {}
-    tensors = named_weights(module)
+    tensors = named_weights(module, with_adapter=with_adapter)
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)
     return Inventory(
@@ -247,13 +255,13 @@ def parameter_stream(
 
 
 def weight_digests(module: nn.Module) -> dict[str, int]:
-    """`digest_tensor` of every full weight by name (tied ones once), without gathering the weights.
+    """`digest_tensor` of every full weight by name (tied ones once, an adapter's too), without gathering them.
 
     Each rank reads its own shards and the sums are added up in one small reduction per mesh axis. All ranks of a
     sharded model call this and get the same numbers.
     """
-    tensors = named_weights(module)
-    held = inventory(module)
+    tensors = named_weights(module, with_adapter=True)
+    held = inventory(module, with_adapter=True)
     totals: dict[str, Tensor] = {}
     shared: dict[dist.ProcessGroup, list[str]] = {}
     for weight in held:
@@ -289,8 +297,11 @@ def combine_digests(held: Inventory, digests: Mapping[str, int]) -> str:
 
 
 def digest_weights(module: nn.Module) -> str:
-    """`combine_digests` of a model's weights: equal for a sharded and an unsharded model with the same bits."""
-    return combine_digests(inventory(module), weight_digests(module))
+    """`combine_digests` of a model's weights: equal for a sharded and an unsharded model with the same bits.
+
+    An adapter's parameters enter beside the weights it is added to, so every optimizer step shows.
+    """
+    return combine_digests(inventory(module, with_adapter=True), weight_digests(module))
 
 
 def _own_weights(module: nn.Module, held: Inventory) -> Iterator[tuple[str, Tensor]]:

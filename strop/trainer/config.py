@@ -190,6 +190,8 @@ class Config:
             self.algorithm.adv_estimator,
             samples_per_prompt=self.rollout.samples_per_prompt,
             norm_by_std=self.algorithm.norm_adv_by_std,
+            gamma=self.algorithm.gamma,
+            lam=self.algorithm.lam,
         )
         get_policy_loss_fn(self.algorithm.policy_loss)
         self._check_budgets()

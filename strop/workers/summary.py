@@ -80,8 +80,9 @@ def _metrics(tensors: Mapping[str, Tensor], rewards: Tensor, uids: Sequence[str]
             advantages=columns.flat(tensors["advantages"]),
             returns=columns.flat(tensors["returns"]),
             response_mask=mask,
+            values=columns.flat(tensors["values"]) if "values" in tensors else None,
         ),
-        **group_metrics(rewards, group_ids_of(uids)),
+        **group_metrics(_outcomes(tensors), group_ids_of(uids)),
         **mismatch_metrics(
             columns.flat(tensors["log_probs"]),
             columns.flat(tensors["rollout_log_probs"]),
@@ -89,6 +90,12 @@ def _metrics(tensors: Mapping[str, Tensor], rewards: Tensor, uids: Sequence[str]
             row_lengths=columns.row_lengths(tensors["responses"]),
         ),
     }
+
+
+def _outcomes(tensors: Mapping[str, Tensor]) -> Tensor:
+    """What each sample was given for its answer, before penalties: a KL term makes every group look mixed."""
+    scores = _row_sums(tensors["token_level_scores"])
+    return scores + tensors["rm_scores"].to(scores) if "rm_scores" in tensors else scores
 
 
 def _row_sums(column: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ NODES = (
     + """
 import ray
 from ray.cluster_utils import Cluster as SeveralNodes
-nodes = SeveralNodes(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+nodes = SeveralNodes(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 2, "include_dashboard": False})
 nodes.add_node(num_cpus=2, node_ip_address="127.0.0.2")
 runtime = RayRuntime(ranks=3, nodes=2, address=nodes.address, log_dir=Path(sys.argv[1]), call_timeout_s=60)
 actor = runtime.groups({"actor": role(Doubler)})["actor"]
@@ -111,6 +111,13 @@ try:
 except Exception as error:
     tell(failure=str(error))
 runtime.close()
+assert not ray.is_initialized(), "the last runtime leaves the cluster that it joined"
+ray.init(address=nodes.address, log_to_driver=False, configure_logging=False)
+runtime = RayRuntime(ranks=2, device="cuda", cpus_per_rank=0.5, call_timeout_s=60)
+places = runtime.groups({"actor": role(Doubler)})["actor"].call.where()
+tell(devices=[place["environment"]["CUDA_VISIBLE_DEVICES"] for place in places])
+runtime.close()
+assert ray.is_initialized(), "a connection that is not the runtime's stays"
 ray.shutdown()
 nodes.shutdown()
 """
@@ -215,5 +222,6 @@ def test_workers_are_in_the_order_of_their_nodes(tmp_path: Path) -> None:
     assert facts["master"] == [facts["addresses"][0]]
     assert facts["doubled"] == [2 * number for number in range(7) for _ in range(number % 3 + 1)]
     assert "3 CPU on node 1; 3 CPU on node 2" in facts["error"]
+    assert facts["devices"] == ["0", "1"]
     assert "actor rank 1" in facts["failure"]
     assert "was killed by SIGKILL during go_wrong" in facts["failure"]

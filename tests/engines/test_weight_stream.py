@@ -187,9 +187,17 @@ def test_wrappers_and_adapters_do_not_change_the_names() -> None:
     with pytest.raises(ValueError, match=r"the model has an adapter \(.*lora_A.*; give the merged weights"):
         list(parameter_stream(adapted))
     assert same_bits(delivered(parameter_stream(adapted, weights=bits.items())), bits)
+    before = digest_weights(adapted)
+    with torch.no_grad():
+        next(p for name, p in adapted.named_parameters() if "lora_B" in name).add_(1)
+    assert digest_weights(adapted) != before, "a step that changes the adapter only is seen"
     assert hugging_face_name("base_model.model.model.layers.0.mlp.up_proj.base_layer.weight") == (
         "model.layers.0.mlp.up_proj.weight"
     )
+    before = digest_weights(adapted)
+    with torch.no_grad():
+        next(p for name, p in adapted.named_parameters() if "lora_B" in name).add_(1)
+    assert digest_weights(adapted) != before, "a step that changes the adapter only is seen"
     assert hugging_face_name("base_model.model.model.layers.0.mlp.up_proj.lora_B.default.weight") is None
 
 
