@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from strop.controller import InlineRuntime, Mesh, ResultFuture, RoleSpec, Runtime, WorkerGroup, as_list, role
-from strop.controller.ray import RayRuntime
 from strop.device import device_name
 from strop.engines.config import EngineConfig
 from strop.trainer.config import Config
@@ -92,6 +91,8 @@ def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
     resources = config.resources
     if resources.runtime == "inline":
         return InlineRuntime()
+    from strop.controller.ray import RayRuntime  # an optional package, which takes half a second to load
+
     threads = {"OMP_NUM_THREADS": str(resources.num_threads)} if resources.num_threads else {}
     return RayRuntime(
         ranks=resources.ranks,

@@ -31,8 +31,8 @@ PAGES = markdown_files()
 SECTIONS = {field.name for field in fields(Config)}
 KEYS = {doc.key: doc for doc in describe(Config)}
 
-NOT_OURS = {"data.train_batch_size", "rollout.temperatur"}
-"""Keys on the pages that are none of strop's: a name of verl's, and the typing error that is explained."""
+NOT_OURS = {"data.train_batch_size", "rollout.temperatur", "reward_model.ground_truth"}
+"""Keys on the pages that are none of strop's: a name of verl's, the typing error that is explained, a column."""
 FILE_ENDINGS = {"py", "yaml", "json", "jsonl", "parquet", "md", "png", "txt"}
 
 
@@ -116,7 +116,8 @@ def test_named_presets_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
 def test_shown_configurations_load(path: Path, tmp_path: Path) -> None:
-    for number, block in enumerate(one for one in blocks(path) if one.language == "yaml"):
+    shown = [one for one in blocks(path) if one.language == "yaml" and "not run" not in one.notes]
+    for number, block in enumerate(shown):
         file = tmp_path / f"{number}.yaml"
         file.write_text(block.text)
         load_config(Config, source=file)

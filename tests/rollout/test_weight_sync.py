@@ -618,6 +618,21 @@ def test_the_shared_file_has_no_name_once_everybody_has_mapped_it(
     pairs.close()
 
 
+def test_shared_memory_is_no_larger_than_the_model_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved = []
+    reserve = shared_memory.os.posix_fallocate
+
+    def recorded(file: int, start: int, size: int) -> None:
+        reserved.append(size)
+        reserve(file, start, size)
+
+    monkeypatch.setattr(shared_memory.os, "posix_fallocate", recorded)
+    results = one_sync(net(1), WeightReceiver(ModuleTarget(net(2))))  # buckets of 256 MiB
+    assert all(isinstance(result, SyncReport) for result in results), results
+    assert len(reserved) == 1
+    assert reserved[0] < 20_000
+
+
 def test_files_of_dead_senders_are_removed_and_those_of_living_ones_kept(folder: Path) -> None:
     stale, living = folder / f"{shared_memory.PREFIX}stale", folder / f"{shared_memory.PREFIX}living"
     other = folder / "other"

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from strop.engines.digest import finish, word_sum
 from strop.engines.weights import (
+    ALIGNMENT,
     BUCKET_BYTES,
     Bucket,
     Inventory,
@@ -89,7 +90,7 @@ class WeightSender:
             return None
         line = SenderLine(host, num_receivers=num_receivers, timeout_s=self._timeout_s)
         device = next(self._module.parameters()).device.type
-        self._session = _Session(line, slot_bytes=self._bucket_bytes, device=device)
+        self._session = _Session(line, bucket_bytes=self._bucket_bytes, device=device)
         return self._session.endpoint
 
     def send(self, version: int, weights: Iterable[tuple[str, Tensor]] | None = None) -> SyncReport:
@@ -144,9 +145,9 @@ class WeightSender:
 class _Session:
     """Rank 0's connection with its receivers."""
 
-    def __init__(self, line: SenderLine, *, slot_bytes: int, device: str) -> None:
+    def __init__(self, line: SenderLine, *, bucket_bytes: int, device: str) -> None:
         self._line = line
-        self._slot_bytes = slot_bytes
+        self._bucket_bytes = bucket_bytes
         self._device = device
         self._attempt = 0
         self._transport: SendingTransport | None = None
@@ -164,7 +165,7 @@ class _Session:
         """One sync; the digest of what was sent, and the name of the transport."""
         self._attempt += 1
         try:
-            transport = self._transport_for(self._line.wait_for_receivers())
+            transport = self._transport_for(self._line.wait_for_receivers(), held)
             self._line.begin(self._attempt)
             self._line.tell("begin", version=version, weights=held.to_json(), plan=transport.plan.to_json())
             self._line.hear("ready", 0, f"to be ready for sync {version}")
@@ -218,16 +219,16 @@ class _Session:
             self._line.tell("abort", reason=reason)
         self._drop_transport()
 
-    def _transport_for(self, joined: list[Message]) -> SendingTransport:
+    def _transport_for(self, joined: list[Message], held: Inventory) -> SendingTransport:
         """The transport of the syncs before, unless one failed or somebody joined."""
         if self._num_joins != self._line.num_joins:
             self._drop_transport()
         if self._transport is None:
-            self._transport = self._over_memory(joined) or self._over_network(joined)
+            self._transport = self._over_memory(joined, held) or self._over_network(joined)
             self._num_joins = self._line.num_joins
         return self._transport
 
-    def _over_memory(self, joined: list[Message]) -> SendingTransport | None:
+    def _over_memory(self, joined: list[Message], held: Inventory) -> SendingTransport | None:
         """Shared memory, if every receiver sees this node's and there is room."""
         file, self._file = self._file, None
         if not all(answer.get("shares_memory") is True for answer in joined):
@@ -237,15 +238,17 @@ class _Session:
         file = file or self._make_file()
         if file is None:
             return None
+        # A small model needs no large slots: what is reserved is taken from the node's memory.
+        slot_bytes = min(self._bucket_bytes, max(1, held.num_bytes + ALIGNMENT * len(held)))
         try:
-            return SharedMemorySender(self._line, file, made_in=self._attempt, slot_bytes=self._slot_bytes)
+            return SharedMemorySender(self._line, file, made_in=self._attempt, slot_bytes=slot_bytes)
         except OSError as error:
             file.remove()
             logger.warning(
                 "%s has no room for two buckets of %d bytes (%s); the weights go over the network instead: enlarge "
                 "it or make the buckets smaller",
                 shared_memory.FOLDER,
-                self._slot_bytes,
+                slot_bytes,
                 error,
             )
             return None
