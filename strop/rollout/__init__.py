@@ -4,4 +4,5 @@ config.py   RolloutConfig
 types.py    Sampling, TokenOutput, RolloutEngine: the contract every engine keeps
 client.py   RolloutClient: what agents talk to
 native/     the in-process engine over any Hugging Face causal language model
+sync/       weights from the actor's ranks to rollout workers with a copy of their own
 """

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from strop.rewards import Outcome, RewardConfig, RewardPool
 from strop.trajectory import Prompt, Trajectory
 
@@ -70,3 +72,8 @@ def compute_score(solution_str, **_):
         case "text": return "1.0"
     return int(solution_str) / 7
 """
+
+
+def reward_processes() -> list[psutil.Process]:
+    """The scoring processes that this process has started; other tests may have others."""
+    return [one for one in psutil.Process().children() if "strop.rewards" in " ".join(one.cmdline())]

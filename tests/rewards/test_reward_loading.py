@@ -6,9 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from reward_cases import DEADLINE_S, FAULTS, make_prompt, write_reward
+from reward_cases import DEADLINE_S, FAULTS, make_prompt, reward_processes, write_reward
 
 from strop.rewards import RewardConfig, RewardError, RewardPool
 from strop.trajectory import Prompt
@@ -25,7 +24,7 @@ def load_error(folder: Path, source: str, **fields: Any) -> str:
 
     with pytest.raises(RewardError) as caught:
         asyncio.run(run())
-    assert psutil.Process().children() == []
+    assert reward_processes() == []
     return str(caught.value)
 
 

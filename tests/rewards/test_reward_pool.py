@@ -6,9 +6,17 @@ import asyncio
 import time
 from pathlib import Path
 
-import psutil
 import pytest
-from reward_cases import DEADLINE_S, FAULTS, make_prompt, make_trajectory, score_all, score_one, write_reward
+from reward_cases import (
+    DEADLINE_S,
+    FAULTS,
+    make_prompt,
+    make_trajectory,
+    reward_processes,
+    score_all,
+    score_one,
+    write_reward,
+)
 
 from strop.rewards import Outcome, RewardConfig, RewardPool
 
@@ -149,9 +157,9 @@ def test_deadline_holds_while_the_event_loop_is_busy(tmp_path: Path) -> None:
         async with RewardPool(config) as pool:
             waiting = asyncio.ensure_future(pool.score(make_prompt(), make_trajectory(), "sleep"))
             await asyncio.sleep(0)
-            pids = {child.pid for child in psutil.Process().children()}
+            pids = {child.pid for child in reward_processes()}
             time.sleep(1.5)  # a training step in the same thread
-            replaced = {child.pid for child in psutil.Process().children()} - pids
+            replaced = {child.pid for child in reward_processes()} - pids
             return await waiting, len(replaced)
 
     outcome, replaced = asyncio.run(run())
@@ -195,7 +203,7 @@ def test_close_answers_what_is_still_waiting_and_leaves_no_process(tmp_path: Pat
 
     outcome = asyncio.run(run())
     assert (outcome.kind, outcome.error) == ("error", "not scored: the reward pool was closed")
-    assert psutil.Process().children() == []
+    assert reward_processes() == []
 
 
 def test_replaced_worker_runs_the_code_that_was_read_at_start(tmp_path: Path) -> None:
@@ -245,7 +253,7 @@ def test_worker_that_dies_while_idle_is_replaced(tmp_path: Path) -> None:
     async def run() -> Outcome:
         async with RewardPool(config) as pool:
             await pool.score(make_prompt(), make_trajectory(), "1")
-            for child in psutil.Process().children():
+            for child in reward_processes():
                 child.kill()
             return await pool.score(make_prompt(), make_trajectory(), "7")
 
