@@ -56,8 +56,15 @@ class CausalLM:
 
     @property
     def max_positions(self) -> int | None:
-        """Longest sequence that the model's positions are made for; None when the configuration names none."""
+        """Longest sequence that the model's positions are made for; None when the configuration names none.
+
+        Rotary embeddings of type longrope change all frequencies beyond their original length, for every sequence
+        of a pack, so that a token's log-prob would depend on its neighbours: they end there.
+        """
         limit: int | None = getattr(self.config, "max_position_embeddings", None)
+        rope = getattr(self.config.get_text_config(), "rope_parameters", None) or {}
+        if limit is not None and rope.get("rope_type") == "longrope":
+            limit = min(limit, int(rope.get("original_max_position_embeddings") or limit))
         return limit
 
     @property

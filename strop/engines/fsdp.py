@@ -165,8 +165,8 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def offload(model: CausalLM, optimizer: Optimizer | None) -> HostCopies:
-    """Move a model's parameters, gradients and optimizer state to host memory; `onload` brings them back.
+def offload(model: CausalLM) -> HostCopies:
+    """Move a model's parameters and gradients to host memory; `onload` brings them back.
 
     On a CPU nothing moves: it is host memory already.
     """
@@ -174,8 +174,6 @@ def offload(model: CausalLM, optimizer: Optimizer | None) -> HostCopies:
     copies = HostCopies()
     copies.put(_on_device(p.detach() for p in parameters))
     copies.put(_on_device(p.grad for p in parameters if p.grad is not None))
-    if optimizer is not None:
-        copies.put(_on_device(optimizer.memory()))
     if model.device.type != "cpu":
         torch.accelerator.empty_cache()  # another process may use the memory
     return copies

@@ -90,8 +90,9 @@ class _TokenLogProbs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         # Chunks are added in at least float32, also when sharding has cast the weight to bfloat16.
         wide = torch.promote_types(weight.dtype, torch.float32)
-        grad_weight = torch.zeros_like(weight, dtype=wide)
-        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
+        _, trains_weight, trains_bias, *_ = ctx.needs_input_grad  # neither in a frozen head
+        grad_weight = torch.zeros_like(weight, dtype=wide) if trains_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=wide) if trains_bias else None
         for start in range(0, len(targets), step):
             rows = slice(start, start + step)
             logits = scaled_logits(hidden[rows], weight, bias, ctx.temperature)
@@ -107,13 +108,16 @@ class _TokenLogProbs(torch.autograd.Function):
                 grad.div_(ctx.temperature)
             grad = grad.to(hidden.dtype)
             grad_hidden[rows] = grad @ weight.to(hidden.dtype)
-            if weight.dtype == wide:
+            if grad_weight is not None and weight.dtype == wide:
                 grad_weight.addmm_(grad.T.to(wide), hidden[rows].to(wide))
-            else:
+            elif grad_weight is not None:
                 grad_weight.add_(grad.T.to(weight.dtype) @ hidden[rows].to(weight.dtype))
             if grad_bias is not None:
                 grad_bias.add_(grad.sum(0))
-        grad_weight = grad_weight.to(weight.dtype)
-        if bias is not None and grad_bias is not None:
-            grad_bias = grad_bias.to(bias.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+        )

@@ -11,14 +11,11 @@ its own rows, also with none. Ranks with fewer micro-batches than others run emp
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from strop.engines import fsdp, gradients
@@ -28,6 +25,7 @@ from strop.engines.forward import token_outputs, value_outputs
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import MicroBatch, Row, pack, split_rows
 from strop.engines.parallel import Parallel, alone
+from strop.engines.weights import digest_weights
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(log_probs [M], entropies [M], token_index [M]) -> scalar: the sum of these tokens' weighted terms.
@@ -164,25 +162,13 @@ class TrainEngine:
 
         Every other method brings back what it needs.
         """
-        self._away.append(fsdp.offload(self.model, self._optimizer))
+        self._state_away.append(fsdp.offload_optimizer(self._optimizer))
+        self._away.append(fsdp.offload(self.model))
 
     def onload(self) -> None:
-        """Bring back what `offload` moved."""
+        """Bring back the model; the optimizer's state comes when a step needs it."""
         while self._away:
             fsdp.onload(self._away.pop())
-
-    def save(self, folder: Path) -> None:
-        """Weights as a Hugging Face folder `model/`, optimizer state as safetensors + JSON, whole tensors.
-
-        Rank 0 writes and holds all of it in host memory; engines.checkpoint writes sharded files.
-        """
-        self.save_model(folder / "model")
-        tensors, numbers = self.optimizer.state()
-        whole = {name: self._on_rank_0(tensor) for name, tensor in tensors.items()}
-        if self.parallel.rank == 0:
-            save_file(whole, folder / "optimizer.safetensors")
-            (folder / "optimizer.json").write_text(json.dumps(numbers))
-        self.parallel.barrier(f"the optimizer state in {folder.name}")
 
     def save_model(self, folder: Path) -> None:
         """Weights and configuration as an ordinary Hugging Face folder, written by rank 0.
@@ -204,22 +190,10 @@ class TrainEngine:
             module.save_pretrained(folder, state_dict=state)
         self.parallel.barrier(f"the model in {folder.name}")
 
-    def load_optimizer(self, folder: Path) -> None:
-        """Continue with the optimizer state that `save` wrote."""
-        numbers = json.loads((folder / "optimizer.json").read_text())
-        self.optimizer.load_state(load_file(folder / "optimizer.safetensors"), numbers)
-
     def checksum(self) -> str:
-        """SHA-256 over names and bits of all parameters; the same for any number of ranks, on each of them."""
+        """`digest_weights` of the model, an adapter included; the same for any number of ranks, on each of them."""
         self.onload()
-        state = hashlib.sha256()
-        for name, parameter in self.model.named_parameters():
-            whole = gradients.full(parameter.detach())
-            if self.parallel.rank == 0:
-                state.update(name.encode())
-                state.update(whole.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        digest = torch.frombuffer(bytearray(state.digest()), dtype=torch.uint8)
-        return bytes(self.parallel.sum(digest * (self.parallel.rank == 0)).tolist()).hex()
+        return digest_weights(self.model.module)
 
     def _on_rank_0(self, tensor: Tensor) -> Tensor:
         """The whole tensor in host memory; nothing on other ranks."""

@@ -1,7 +1,8 @@
-"""The sample store: what the model wrote, one Parquet file per step.
+"""The sample store: what the model wrote, one Parquet file per step, or one of each rollout worker.
 
 Every column has one type in every file, so any reader of Parquet (DuckDB, pandas, a notebook) opens the
-folder as one table. pyarrow is imported where it is used: processes without samples start without it.
+folder as one table. Workers write their own files, so that no process handles all samples of a step.
+pyarrow is imported where it is used: processes without samples start without it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strop.run.durable import fsync_path
 from strop.run.errors import RunError
@@ -52,30 +54,47 @@ REQUIRED = ("id", "uid", "sample_index")
 """Columns that every row must bring; `step` comes from the call."""
 
 _JSON_COLUMNS = tuple(name for name, kind in COLUMNS.items() if kind == "json")
-_FILE = re.compile(r"(?P<split>[a-z]+)?-?step-(?P<step>\d{6,})\.parquet")
+_FILE = re.compile(
+    r"(?P<split>[a-z]+)?-?step-(?P<step>\d{6,})(-(?P<part>\d{5})-of-(?P<parts>\d{5}))?\.parquet"
+)
 _SPLIT = re.compile(r"[a-z]+")
 
 
 class SampleStore:
-    """Rows of samples by step, in one folder. A step that is written again replaces its file."""
+    """Rows of samples by step, in one folder. A step that is written again replaces its files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def path(self, step: int, *, split: str = "train") -> Path:
-        """File of a step: `step-000012.parquet`, or `val-step-000012.parquet` for another split."""
+    def path(self, step: int, *, split: str = "train", part: int = 0, parts: int = 1) -> Path:
+        """File of a step: `step-000012.parquet`, or `val-step-000012.parquet` for another split.
+
+        One of several writers has `step-000012-00000-of-00002.parquet`.
+        """
         if not _SPLIT.fullmatch(split):
             raise ValueError(f"split {split!r} becomes part of a file name; use lower-case letters only")
+        if not 0 <= part < parts:
+            raise ValueError(f"part {part} of {parts} does not exist; parts are counted from 0")
         prefix = "" if split == "train" else f"{split}-"
-        return self.folder / f"{prefix}step-{step:06d}.parquet"
+        suffix = "" if parts == 1 else f"-{part:05d}-of-{parts:05d}"
+        return self.folder / f"{prefix}step-{step:06d}{suffix}.parquet"
 
-    def write(self, step: int, rows: Sequence[Mapping[str, Any]], *, split: str = "train") -> Path:
-        """Write all samples of a step; the file appears whole or not at all.
+    def write(
+        self,
+        step: int,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        split: str = "train",
+        part: int = 0,
+        parts: int = 1,
+    ) -> Path:
+        """Write all samples of a step, or one writer's part of them; the file appears whole or not at all.
 
         Args:
             step: training step, also the value of the column `step`.
             rows: one mapping per sample with keys of `COLUMNS`; what is left out is null.
             split: "train", or the name of an evaluation whose samples go to files of their own.
+            part, parts: which of how many writers this is; the step can be read when all have written.
 
         Raises:
             ValueError: an unknown column, or a required one that is missing.
@@ -85,13 +104,16 @@ class SampleStore:
         import pyarrow.parquet as pq
 
         table = _table(step, rows)
-        path = self.path(step, split=split)
+        path = self.path(step, split=split, part=part, parts=parts)
         temporary = path.with_name(f".{path.name}.tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             pq.write_table(table, temporary, compression="zstd")
             fsync_path(temporary)
             temporary.replace(path)
+            for other in self._files(split=split, step=step):
+                if other.parts != parts:  # of a run with another number of writers that did this step before
+                    other.path.unlink(missing_ok=True)
         except OSError as error:
             with suppress(OSError):  # the first error is the one to tell
                 temporary.unlink()
@@ -120,24 +142,45 @@ class SampleStore:
             raise RunError(f"step {step} has no {split} samples in {self.folder}; {have} some")
         rows: list[dict[str, Any]] = []
         for one in steps if step is None else [step]:
-            rows.extend(_read_rows(self.path(one, split=split), ids))
+            for file in sorted(self._files(split=split, step=one)):
+                rows.extend(_read_rows(file.path, ids))
         return rows
 
     def steps(self, *, split: str = "train") -> list[int]:
-        """Steps that have samples, in order."""
-        if not self.folder.is_dir():
-            return []
-        matches = (_FILE.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted(int(one["step"]) for one in matches if one and (one["split"] or "train") == split)
+        """Steps whose samples are all written, in order."""
+        written = Counter((file.step, file.parts) for file in self._files(split=split))
+        return sorted({step for (step, parts), count in written.items() if count == parts})
 
     def discard_after(self, step: int) -> None:
         """Remove the samples of later steps, of every split: a resume makes these steps again."""
+        for file in self._files():
+            if file.step > step:
+                file.path.unlink()
+
+    def _files(self, *, split: str | None = None, step: int | None = None) -> list[_File]:
+        """The files of this split (None: of all) and step, in no order."""
         if not self.folder.is_dir():
-            return
-        for path in list(self.folder.iterdir()):
+            return []
+        found = []
+        for path in self.folder.iterdir():
             match = _FILE.fullmatch(path.name)
-            if match and int(match["step"]) > step:
-                path.unlink()
+            if (
+                match
+                and (split is None or (match["split"] or "train") == split)
+                and (step is None or int(match["step"]) == step)
+            ):
+                file = _File(int(match["step"]), int(match["part"] or 0), int(match["parts"] or 1), path)
+                found.append(file)
+        return found
+
+
+class _File(NamedTuple):
+    """One file of the store; files sort by step, then by part."""
+
+    step: int
+    part: int
+    parts: int
+    path: Path
 
 
 def _table(step: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:

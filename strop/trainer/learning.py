@@ -40,8 +40,6 @@ class StepRecord:
     """The trained rows with all their columns; None when no sample was left."""
     summary: BatchSummary | None = None
     """Of those rows."""
-    sample_rows: list[dict[str, Any]] = field(default_factory=list)
-    """The samples with their tokens, for the sample store; empty where it is switched off."""
     losses: list[float] = field(default_factory=list)
     """Loss and gradient norm of each optimizer step, the critic's first."""
     metrics: list[dict[str, Reduction]] = field(default_factory=list)
@@ -72,7 +70,7 @@ class Learner:
                 experience = experience.union(done(scores), "rm_scores")
         has_log_probs = self._needs_old_log_probs(len(experience))
         if has_log_probs:
-            with phase("old_log_prob"):
+            with phase("old_log_prob"), roles.turn("actor"):
                 log_probs = actor.call.compute_log_prob(rows(experience, actor))
                 experience = experience.union(done(log_probs), "old_log_probs", "entropys")
         if config.uses_reference:
@@ -89,7 +87,7 @@ class Learner:
             with phase("update_critic"), roles.turn("critic"):
                 self._update_critic(critic, experience, record)
         if record.step > config.trainer.critic_warmup:
-            with phase("update_actor"):
+            with phase("update_actor"), roles.turn("actor"):
                 experience = self._update_actor(actor, experience, record, keeps=not has_log_probs)
         with phase("summary"):
             record.summary = actor.call.summarize_batch(as_batch(experience.rows))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from strop.algorithms.kl_control import make_kl_controller
 from strop.algorithms.reduce import merge_metrics, metric_values
-from strop.controller import as_future, as_list
+from strop.controller import as_future
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
 from strop.rewards import Outcome, RewardPool, check_failed_share, summarize
@@ -43,7 +43,7 @@ from strop.trainer.setup import (
 from strop.trainer.trackers import TrackerGroup, TrackerSetup
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
-from strop.workers.reports import EpisodeReport, check_failed_episodes
+from strop.workers.reports import Decided, EpisodeReport, check_failed_episodes
 from strop.workers.rollout import prompts_as_rows, reports_of
 
 
@@ -115,8 +115,6 @@ class Trainer:
             self._check_scores(record.reports)
             rollout.sleep()
             rows = as_future(rollout.rows())
-            if config.run.save_samples:
-                record.sample_rows = [row for part in as_list(rollout.sample_rows()) for row in part]
         experience = experience_of(rows, record.reports, on_error=config.reward.on_error)
         if experience.reports:
             self.learner.learn(experience, record)
@@ -135,9 +133,10 @@ class Trainer:
         self, prompts: list[Prompt], samples_per_prompt: int, sampling: Sampling
     ) -> list[EpisodeReport]:
         """Every sample of these prompts, in order."""
-        return reports_of(
-            self.roles.rollout.call.play(prompts_as_rows(prompts), samples_per_prompt, sampling)
-        )
+        with self.roles.turn("rollout"):
+            return reports_of(
+                self.roles.rollout.call.play(prompts_as_rows(prompts), samples_per_prompt, sampling)
+            )
 
     def _check_scores(self, reports: list[EpisodeReport]) -> None:
         """Too many samples that could not be scored end the run."""
@@ -173,6 +172,7 @@ class Trainer:
             num_steps=self.data.num_steps,
             checkpoint=checkpoint,
             version=self._start_step,
+            samples=self._run.samples.folder if config.run.save_samples else None,
         )
         kl = make_kl_controller(config.algorithm.kl_ctrl)
         if self._checkpoint is not None:
@@ -234,9 +234,8 @@ class Trainer:
         check_failed_episodes(reports)
         validation = summarize_validation(reports)
         if self.config.run.save_samples:
-            decided = {"advantage": None, "fate": "filtered", "fate_reason": "validation"}
-            parts = as_list(self.roles.rollout.call.sample_rows())
-            self._run.samples.write(step, [row | decided for part in parts for row in part], split="val")
+            decided = dict.fromkeys((r.id for r in reports), Decided(None, "filtered", "validation"))
+            self.roles.rollout.call.write_samples(step, decided, split="val")
         low, high = validation.interval()
         self._run.events.append(  # last: what it stands for was written
             "validation",
@@ -263,13 +262,10 @@ class Trainer:
         }
         self._run.ledger.settle(record.step, fates)
         if self.config.run.save_samples:
-            rows = [
-                row
-                | {"advantage": advantages.get(row["id"])}
-                | {"fate": fates[row["id"]].name, "fate_reason": fates[row["id"]].reason}
-                for row in record.sample_rows
-            ]
-            self._run.samples.write(record.step, rows)
+            decided = {
+                name: Decided(advantages.get(name), fate.name, fate.reason) for name, fate in fates.items()
+            }
+            self.roles.rollout.call.write_samples(record.step, decided, split="train")
         digests = step_digests(
             [prompt.uid for prompt in record.prompts],
             {} if record.summary is None else record.summary.digests,

@@ -109,7 +109,13 @@ def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
 
 
 def make_roles(
-    config: Config, runtime: Runtime, *, num_steps: int, checkpoint: Path | None, version: int
+    config: Config,
+    runtime: Runtime,
+    *,
+    num_steps: int,
+    checkpoint: Path | None,
+    version: int,
+    samples: Path | None,
 ) -> Roles:
     """Start every role of a run.
 
@@ -119,8 +125,9 @@ def make_roles(
         num_steps: training steps of the whole run; learning-rate schedules end with it.
         checkpoint: folder to continue from.
         version: policy version that the weights hold: the steps done so far.
+        samples: folder of the sample store, which rollout workers write to; None for no samples.
     """
-    specs = _specs(config, num_steps=num_steps, checkpoint=checkpoint, version=version)
+    specs = _specs(config, num_steps=num_steps, checkpoint=checkpoint, version=version, samples=samples)
     apart = config.resources.apart
     groups: dict[str, WorkerGroup[Any]] = runtime.groups(
         {name: spec for name, spec in specs.items() if name not in apart}
@@ -136,7 +143,7 @@ def make_roles(
 
 
 def _specs(
-    config: Config, *, num_steps: int, checkpoint: Path | None, version: int
+    config: Config, *, num_steps: int, checkpoint: Path | None, version: int, samples: Path | None
 ) -> Mapping[str, RoleSpec[Any]]:
     """What to make, in the order in which roles of one process are made."""
     device = device_name(config.resources.device)
@@ -184,6 +191,7 @@ def _specs(
         version=version,
         share_with=None if "rollout" in config.resources.apart else "actor",
         keeps_text=config.uses_reward_model,
+        samples=None if samples is None else samples.absolute(),
     ).on(Mesh(dp=_num_ranks(config, "rollout")))
     return specs
 

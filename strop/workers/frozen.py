@@ -51,7 +51,7 @@ class FrozenModel:
     def offload(self) -> None:
         """Leave the device, if it is not a CPU, until the next forward pass."""
         if self._on_host is None:
-            self._on_host = fsdp.offload(self.model, None)
+            self._on_host = fsdp.offload(self.model)
 
     def _onload(self) -> None:
         if self._on_host is not None:

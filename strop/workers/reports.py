@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from strop.rewards.outcome import Outcome
 from strop.workers.episodes import Episode
@@ -122,8 +122,18 @@ def check_failed_episodes(reports: Sequence[EpisodeReport]) -> None:
         )
 
 
-def sample_row(episode: Episode, *, prompt_text: str) -> dict[str, Any]:
-    """One sample as a row of the sample store, but for what the trainer decides: advantage and fate."""
+class Decided(NamedTuple):
+    """What the controller decided about one sample."""
+
+    advantage: float | None
+    """Mean over its sampled tokens; None when it was not trained on."""
+    fate: str
+    reason: str
+    """Of the fate; see `strop.run.Fate`."""
+
+
+def sample_row(episode: Episode, decided: Decided, *, prompt_text: str) -> dict[str, Any]:
+    """One sample as a row of the sample store."""
     trajectory, outcome = episode.trajectory, episode.outcome
     row: dict[str, Any] = {
         "id": episode.id,
@@ -134,6 +144,9 @@ def sample_row(episode: Episode, *, prompt_text: str) -> dict[str, Any]:
         "response": episode.text,
         "ground_truth": episode.prompt.ground_truth,
         "prompt_ids": list(episode.prompt.token_ids),
+        "advantage": decided.advantage,
+        "fate": decided.fate,
+        "fate_reason": decided.reason,
     }
     if trajectory is not None:
         row |= {

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,10 @@ from strop.rollout.sync.receiver import WeightReceiver
 from strop.rollout.sync.target import ModuleTarget
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.rollout.types import Sampling
+from strop.run import SampleStore
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode, Rollouts, episode_rows
-from strop.workers.reports import EpisodeReport, report_of, sample_row
+from strop.workers.reports import Decided, EpisodeReport, report_of, sample_row
 
 
 class RolloutWorker(Worker):
@@ -52,6 +54,7 @@ class RolloutWorker(Worker):
         version: int = 0,
         share_with: str | None = None,
         keeps_text: bool = False,
+        samples: Path | None = None,
     ) -> None:
         """Load tokenizer and policy.
 
@@ -63,10 +66,12 @@ class RolloutWorker(Worker):
             version: policy version that the weights hold.
             share_with: role in this process whose model generates; None for a copy of the worker's own.
             keeps_text: add columns raw_prompt and response_text to the rows, for a reward model.
+            samples: folder of the sample store that `write_samples` writes to.
         """
         super().__init__()
         self._rollout, self._reward = rollout, reward
         self._seed, self._keeps_text = seed, keeps_text
+        self._samples = None if samples is None else SampleStore(samples)
         self._tokenizer = load_tokenizer(model)
         self._trained: TrainEngine | None = None
         self._receiver: WeightReceiver | None = None
@@ -133,13 +138,26 @@ class RolloutWorker(Worker):
         return rows
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def sample_rows(self) -> list[dict[str, Any]]:
-        """The samples of the last `play` for the sample store, with all their tokens."""
+    def write_samples(self, step: int, decided: Mapping[str, Decided], *, split: str) -> None:
+        """The samples of the last `play`, with all their tokens, into the sample store; each rank writes its own.
+
+        Args:
+            step, split: of the file.
+            decided: by sample id, what came of it.
+
+        Raises:
+            RunError: the disk refused.
+        """
+        assert self._samples is not None, "the role was made without a sample store"
         texts: dict[str, str] = {}
         for episode in self._episodes:
             if episode.prompt.uid not in texts:
                 texts[episode.prompt.uid] = self._tokenizer.decode(episode.prompt.token_ids)
-        return [sample_row(episode, prompt_text=texts[episode.prompt.uid]) for episode in self._episodes]
+        rows = [
+            sample_row(episode, decided[episode.id], prompt_text=texts[episode.prompt.uid])
+            for episode in self._episodes
+        ]
+        self._samples.write(step, rows, split=split, part=self.rank, parts=self.world_size)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def publish(self, version: int) -> None:
@@ -173,6 +191,12 @@ class RolloutWorker(Worker):
     def sleep(self) -> None:
         """Give the memory of the key-value cache back; the next `play` takes it again."""
         self._runner.run(self._engine.sleep())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def offload(self) -> None:
+        """The turn is over: the shared model leaves the device until it is called again; an own one stays."""
+        if self._trained is not None:
+            self._trained.offload()
 
     def close(self) -> None:
         """End the scorers and the loop. A second call does nothing."""

@@ -12,6 +12,8 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +22,14 @@ from doc_pages import ROOT, Session, blocks, code_spans, markdown_files, matches
 from strop.cli.main import COMMANDS, command_parser, main
 from strop.config import describe, load_config
 from strop.config.sources import preset_names
+from strop.controller import NotEnoughDevices, WorkerFailed
+from strop.controller.errors import Failure
+from strop.controller.ray.cluster import Node
+from strop.controller.ray.pool import RayResourcePool, choose_nodes
+from strop.engines.weights import Inventory, Weight
 from strop.rewards import Outcome, RewardError, check_failed_share
+from strop.rollout.sync.accounting import Reception
+from strop.rollout.sync.types import SyncIncomplete
 from strop.run import CheckpointError, RunFolder
 from strop.run.checkpoints import CheckpointStore
 from strop.run.samples import COLUMNS
@@ -187,6 +196,7 @@ def test_every_sentence_of_troubleshooting_is_said(own_task: Session, tmp_path: 
     said = "\n".join([
         *own_task.transcript, *bad_settings(own_task.folder), *bad_rewards(own_task.folder),
         *bad_folders(own_task.folder), *bad_checkpoints(own_task.folder, tmp_path), *bad_steps(),
+        *bad_processes(own_task.folder),
     ])  # fmt: skip
     unsaid = [heading for heading in headings if not matches(heading, said)]
     assert not unsaid, said
@@ -274,3 +284,23 @@ def bad_steps() -> Iterator[str]:
     # No gradient of the pages is infinite; the sentence is made in one place.
     assert 'f"step {record.step} skipped an update: {reason}"' in (ROOT / "strop/trainer/loop.py").read_text()
     yield "step 1 skipped an update: the gradient is not finite"
+
+
+def bad_processes(folder: Path) -> Iterator[str]:
+    for words in (["resources.ranks=2"], ["resources.runtime=ray", "resources.address=127.0.0.1:1"]):
+        yield refused(folder, "--config", "config.yaml", "--out", "runs/bad", *words)
+    has = {"CPU": 2.0}
+    node = Node(node_id="a", address="10.0.0.1", total=has, free=has, is_here=True)
+    small: Any = SimpleNamespace(nodes=lambda: [node], is_private=True)
+    with pytest.raises(NotEnoughDevices) as too_little:
+        choose_nodes(small, [RayResourcePool([4])])
+    yield str(too_little.value)
+    yield str(
+        WorkerFailed(
+            Failure(role="actor", rank=1, node="a", pid=7, method="update_policy", exit_signal="SIGKILL")
+        )
+    )
+    weight = Weight(name="w", shape=(1,), dtype=torch.float32, aliases=())
+    with pytest.raises(SyncIncomplete) as half:
+        Reception(12, Inventory((weight,)), Inventory((weight,))).check_complete()
+    yield str(half.value)

@@ -88,7 +88,8 @@ def test_on_a_cpu_nothing_moves_and_nothing_changes(tiny_folder: Folder) -> None
     engine = engine_of(case, None)
     engine.offload()
     assert all(tensor.untyped_storage().nbytes() for tensor in everything(engine))
-    assert fsdp.offload(engine.model, engine.optimizer).num_bytes == 0
+    assert fsdp.offload(engine.model).num_bytes == 0
+    assert fsdp.offload_optimizer(engine.optimizer).num_bytes == 0
     engine.offload()
     assert_bitwise(train(engine, case, 0), plain)
     engine.offload()
@@ -123,6 +124,7 @@ def test_a_role_leaves_and_comes_back_when_it_is_used(tiny_folder: Folder, what:
         engine.offload()
         engine.log_probs(rows(step, ()), temperature=1.0)
         assert bytes_of(parameters) == whole
+        assert bytes_of(engine._optimizer.memory()) == 0  # log-probs need the model alone
         assert plain.step() == engine.step()
         # Between steps the state alone is away, also while the model computes.
         accumulate(engine, case, rows(step, ()))

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fsdp_cases import Case, accumulate, engine_of, rows, train
-from safetensors.torch import load_file
+from fsdp_cases import Case, accumulate, engine_of, rows
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from references.rank_processes import Ranks, run_ranks
@@ -49,32 +48,6 @@ def test_a_sharded_model_saves_the_files_of_one_process(
     original = read.from_pretrained(case.folder)
     for name, parameter in read.from_pretrained(tmp_path / "sharded").named_parameters():
         assert torch.equal(parameter, original.get_parameter(name)), name
-
-
-def save_and_go_on(ranks: Ranks, case: Case, folder: str) -> list[str]:
-    engine = engine_of(case, ranks.join())
-    first = train(engine, case, ranks.rank)
-    engine.save(Path(folder))
-    return [first.checksums[1], train(engine, case, ranks.rank).checksums[1]]
-
-
-def continue_from(ranks: Ranks, case: Case, folder: str) -> list[str]:
-    engine = engine_of(case, ranks.join() if ranks.world_size > 1 else None)
-    engine.load_optimizer(Path(folder))
-    return train(engine, case, ranks.rank).checksums
-
-
-def test_a_saved_sharded_engine_continues_bit_for_bit(tiny_folder: Folder, tmp_path: Path) -> None:
-    case = Case(folder=str(tiny_folder("qwen3")), dtype="float32", assignment=UNEVEN)
-    saved = run_ranks(save_and_go_on, 2, case, str(tmp_path))
-    again = Case(folder=str(tmp_path / "model"), dtype="float32", assignment=UNEVEN)
-    assert run_ranks(continue_from, 2, again, str(tmp_path)) == saved
-    state = load_file(tmp_path / "optimizer.safetensors")
-    whole = load_file(tmp_path / "model" / "model.safetensors")
-    assert all(state[f"exp_avg/{name}"].shape == tensor.shape for name, tensor in whole.items())
-    # One process reads the same files.
-    one = Case(folder=str(tmp_path / "model"), dtype="float32")
-    assert continue_from(Ranks(0, 1, 0), one, str(tmp_path))[0] == saved[0][0]
 
 
 def checksum_of_bits(ranks: Ranks, case: Case) -> list[str]:

@@ -60,6 +60,20 @@ def test_values_and_gradients_equal_log_softmax(
         torch.testing.assert_close(grads, wanted_grads, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_frozen_head_gets_no_gradient_and_changes_that_of_nothing_else(dtype: torch.dtype) -> None:
+    trained, frozen = inputs(bias=True, dtype=dtype), inputs(bias=True, dtype=dtype)
+    for leaf in frozen[1:]:
+        leaf.requires_grad_(False)
+    for leaves in (trained, frozen):
+        log_probs, entropies = ours(leaves, 0.7)
+        (log_probs.sum() + entropies.sum()).backward()  # type: ignore[no-untyped-call]
+    assert frozen[1].grad is None
+    assert frozen[2].grad is None
+    assert trained[0].grad is not None
+    assert torch.equal(trained[0].grad, frozen[0].grad)  # type: ignore[arg-type]
+
+
 def test_float32_is_near_float64() -> None:
     exact, rough = inputs(bias=True), inputs(bias=True, dtype=torch.float32)
     for value, wanted in zip(ours(rough, 0.7), reference(exact, 0.7), strict=True):

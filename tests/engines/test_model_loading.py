@@ -123,6 +123,16 @@ def test_a_window_that_never_reaches_the_attention_is_refused(copied: Folder) ->
         load(folder)
 
 
+def test_long_rotary_embeddings_end_where_they_would_change_for_all_sequences_of_a_pack(
+    tiny_folder: Folder,
+) -> None:
+    model = load(tiny_folder("llama"))
+    model.config.rope_parameters = {"rope_type": "longrope", "original_max_position_embeddings": 40}
+    assert model.max_positions == 40
+    model.config.rope_parameters = {"rope_type": "yarn", "original_max_position_embeddings": 40}
+    assert model.max_positions == 64
+
+
 @pytest.mark.parametrize("kind", SUPPORTED)
 def test_supported_architectures_load_without_dropout(tiny_folder: Folder, kind: str) -> None:
     model = load(tiny_folder(kind), gradient_checkpointing=True)

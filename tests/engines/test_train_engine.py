@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import CausalLM, load_model
+from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.engines.model import CausalLM
 from strop.engines.packing import Row
+from strop.engines.role_checkpoint import load_role, save_role
 from strop.engines.training import TrainEngine, make_rows
 
 Tiny = Callable[..., CausalLM]
@@ -63,10 +64,9 @@ def test_checksum_sees_a_single_bit(tiny: Tiny) -> None:
 def test_a_saved_engine_continues_bit_for_bit(tiny: Tiny, tmp_path: Path, kind: str, dtype: str) -> None:
     engine = engine_of(tiny(kind, dtype=dtype))
     train(engine, range(4))
-    engine.save(tmp_path)
-    config = ModelConfig(path=str(tmp_path / "model"), dtype=dtype)  # type: ignore[arg-type]
-    again = engine_of(load_model(config, device="cpu"))
-    again.load_optimizer(tmp_path)
+    save_role(tmp_path, engine)
+    again = engine_of(tiny(kind, dtype=dtype))
+    load_role(tmp_path, again)
     assert again.checksum() == engine.checksum()
     assert train(again, range(4, 8)) == train(engine, range(4, 8))
     assert again.checksum() == engine.checksum()
@@ -74,9 +74,9 @@ def test_a_saved_engine_continues_bit_for_bit(tiny: Tiny, tmp_path: Path, kind: 
 
 def test_an_engine_saved_before_its_first_step_continues(tiny: Tiny, tmp_path: Path) -> None:
     engine = engine_of(tiny("qwen3", dtype="float32"))
-    engine.save(tmp_path)
-    again = engine_of(load_model(ModelConfig(path=str(tmp_path / "model")), device="cpu"))
-    again.load_optimizer(tmp_path)
+    save_role(tmp_path, engine)
+    again = engine_of(tiny("qwen3", dtype="float32"))
+    load_role(tmp_path, again)
     assert train(again, range(3)) == train(engine, range(3))
 
 

@@ -604,9 +604,7 @@ def others_listening() -> list[tuple[str, int]]:
     return listening()
 
 
-def test_the_sender_listens_on_its_address_only(
-    others_listening: list[tuple[str, int]], pair: Pair
-) -> None:
+def test_the_sender_listens_on_its_address_only(others_listening: list[tuple[str, int]], pair: Pair) -> None:
     assert pair.sender._session is not None
     assert ("127.0.0.1", pair.sender._session.endpoint.port) in listening()
     assert_repaired_by(pair, 1)

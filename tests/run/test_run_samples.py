@@ -84,6 +84,37 @@ def test_writing_a_step_again_replaces_it_and_discard_removes_later_steps(tmp_pa
     assert store.steps(split="val") == []
 
 
+def test_several_writers_make_one_step(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    second = store.write(7, [row("b/0")], part=1, parts=2)
+    assert second.name == "step-000007-00001-of-00002.parquet"
+    assert store.steps() == []
+    with pytest.raises(RunError, match="step 7 has no train samples"):
+        store.read(7)
+    store.write(7, [row("a/0"), row("a/1")], part=0, parts=2)
+    store.write(7, [row("v/0")], split="val")
+    assert store.steps() == [7]
+    assert [one["id"] for one in store.read(7)] == ["a/0", "a/1", "b/0"]
+    assert [one["id"] for one in store.read(ids=["b/0"])] == ["b/0"]
+    store.discard_after(6)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="part 2 of 2 does not exist"):
+        store.write(7, [], part=2, parts=2)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2)])
+def test_a_step_written_by_another_number_of_writers_replaces_it(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    store = SampleStore(tmp_path)
+    for count, name in ((before, "old"), (after, "new")):
+        store.write(0, [row("v/0")], split="val")
+        for part in range(count):
+            store.write(0, [row(f"{name}{part}/0")], part=part, parts=count)
+    assert [one["id"] for one in store.read()] == [f"new{part}/0" for part in range(after)]
+    assert len(list(tmp_path.iterdir())) == after + 1
+
+
 def test_bad_rows_name_sample_and_column(tmp_path: Path) -> None:
     store = SampleStore(tmp_path)
     with pytest.raises(

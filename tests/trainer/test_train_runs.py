@@ -13,6 +13,9 @@ from torch import Tensor
 
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, register_policy_loss
 from strop.algorithms.reduce import metric_values
+from strop.engines import fsdp
+from strop.engines.causal_lm import CausalLM
+from strop.engines.model import _Loading
 from strop.protocol import columns
 from strop.run import RunFolder, compare
 
@@ -298,3 +301,36 @@ def test_a_skipped_update_does_not_hide_why_other_samples_failed(
     with RunFolder.open(done.folder, read_only=True) as run:
         fates = {(row["outcome"], row["fate"]) for row in run.samples.read(1)}
     assert fates == {("error", "failed"), ("score", "filtered")}
+
+
+def test_roles_that_leave_the_device_between_their_turns_change_no_bit(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors of the CPU move as those of an accelerator do."""
+    settings = [
+        "algorithm.adv_estimator=gae",
+        "algorithm.use_kl_in_reward=true",
+        "actor.samples_per_update=8",
+    ]
+    stays = train_in(tmp_path / "stays", project.config(*settings))
+    offload, moved = fsdp.offload, []
+
+    def counted(model: CausalLM) -> fsdp.HostCopies:
+        copies = offload(model)
+        moved.append(copies.num_bytes > 0)
+        return copies
+
+    finish = _Loading.finish
+
+    def in_own_memory(loading: _Loading, module: torch.nn.Module) -> CausalLM:
+        for parameter in module.parameters():
+            parameter.data = parameter.data.clone()  # that of a mapped file cannot be freed
+        return finish(loading, module)
+
+    monkeypatch.setattr(_Loading, "finish", in_own_memory)
+    monkeypatch.setattr(fsdp, "_on_device", iter)
+    monkeypatch.setattr(fsdp, "offload", counted)
+    leaves = train_in(tmp_path / "leaves", project.config(*settings, "resources.offload_idle=true"))
+    assert [one.chain for one in leaves.chain] == [one.chain for one in stays.chain]
+    # Both validations, and per step: generation, old log-probs, reference, values, critic, actor.
+    assert moved == [True] * (2 + 3 * 6)
