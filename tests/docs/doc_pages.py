@@ -115,9 +115,9 @@ class Session:
     transcript: list[str] = field(default_factory=list)
     """All output so far."""
 
-    def follow(self, path: Path) -> None:
-        """Do what a page says, and compare what it shows."""
-        has_run = False
+    def follow(self, path: Path) -> int:
+        """Do what a page says, and compare what it shows; how many blocks of commands and programs were run."""
+        has_run, count = False, 0
         for block in blocks(path):
             if "not run" in block.notes or ("slow" in block.notes and not self.is_patient):
                 has_run = False
@@ -125,12 +125,14 @@ class Session:
                 (self.folder / block.notes["file"]).write_text(block.text, encoding="utf-8")
             elif block.language == "bash":
                 self._run(block)
-                has_run = True
+                has_run, count = True, count + 1
             elif block.language == "python":
                 with contextlib.chdir(self.folder), contextlib.redirect_stdout(io.StringIO()):
                     exec(compile(block.text, block.where, "exec"), {"__name__": "page"})
+                count += 1
             elif "output" in block.notes and has_run:
                 self._compare(block)
+        return count
 
     def _run(self, block: Block) -> None:
         wanted = int(block.notes.get("exit code", 0))

@@ -254,13 +254,13 @@ def test_what_the_format_cannot_hold_leaves_no_file(tmp_path: Path) -> None:
 def sum_to_be(ranks: Ranks, folder: Path) -> str:
     parallel = ranks.join()
     unreduced = DTensor.from_local(torch.ones(2), parallel.mesh, [Partial()])
-    with pytest.raises(ValueError, match="partial placements") as refused:
+    with pytest.raises(ValueError) as refused:
         save_sharded(folder, {"a": unreduced}, {}, parallel=parallel)
     return str(refused.value)
 
 
 def test_a_sum_that_is_not_taken_yet_is_refused(tmp_path: Path) -> None:
-    run_ranks(sum_to_be, 2, tmp_path)
+    assert all("partial placements" in said for said in run_ranks(sum_to_be, 2, tmp_path))
 
 
 def test_the_background_write_is_of_the_moment_of_the_call(

@@ -155,6 +155,11 @@ class _Connection:
         self._guard: Guard | None = None
 
     def open(self, address: str | None, namespace: str) -> None:
+        """Connect this process: to the cluster at `address`, or to a private one that it starts.
+
+        Raises:
+            ConnectionError: nothing answers there, or Ray refuses.
+        """
         started = time.monotonic()
         options: dict[str, Any] = {"address": address or "local"}
         if address is None:
