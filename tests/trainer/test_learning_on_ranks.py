@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from learning_task import ALPHABET, LearningTask
 from tiny_runs import check_records, train_in
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from strop.data.tiny import CHARACTERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -44,49 +47,63 @@ def test_grpo_with_kl_in_the_reward_learns(task: LearningTask, tmp_path: Path) -
 
 
 def test_a_reward_model_teaches_without_the_reward_function(task: LearningTask, tmp_path: Path) -> None:
-    judge = train_judge(tmp_path / "judge", task.folder / "model")
-    check_learned(tmp_path / "run", task, f"reward_model.path='{judge}'", "reward.weight=0")
+    judge = train_judge(tmp_path / "judge", task.sft.model)
+    check_learned(
+        tmp_path / "run", task, f"reward_model.path='{judge}'", "reward.weight=0",
+        "algorithm.use_kl_loss=true", "algorithm.kl_loss_coef=0.05",
+    )  # fmt: skip
 
 
 def train_judge(folder: Path, policy: Path) -> Path:
-    """A classifier that says which share of the letters stand where they should; a minute of plain transformers."""
+    """A classifier that says which share of the letters stand where they should; plain transformers.
+
+    It begins as the policy that it will judge, which knows the task half.
+    """
     tokenizer = AutoTokenizer.from_pretrained(policy)
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=24, intermediate_size=256, max_position_embeddings=64, num_labels=1,
-        pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    model = Qwen3ForSequenceClassification(config)
+    model = AutoModelForSequenceClassification.from_pretrained(policy, num_labels=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     generator = random.Random(0)
-    for step in range(500):
+    for step in range(600):
         for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1.0, (step + 1) / 20) * (1 - step / 500)
-        texts, targets = zip(*(example(generator, tokenizer) for _ in range(64)), strict=True)
-        batch = tokenizer(list(texts), return_tensors="pt", padding=True, add_special_tokens=False)
-        scores = model(**batch).logits[:, 0]
-        loss = torch.nn.functional.mse_loss(scores, torch.tensor(targets))
+            group["lr"] = 2e-3 * min(1.0, (step + 1) / 20) * (1 - step / 600)
+        loss = judge_loss(model, tokenizer, generator)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    assert float(loss) < 0.05, "the judge must know the task before it judges"
+    with torch.no_grad():
+        left = sum(float(judge_loss(model, tokenizer, generator)) for _ in range(10)) / 10
+    assert left < 0.01, "the judge must know the task before it judges"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def example(generator: random.Random, tokenizer: object) -> tuple[str, float]:
-    """A conversation with a right, an almost right or a wrong answer, and the share of right letters."""
+def judge_loss(model: Any, tokenizer: Any, generator: random.Random) -> torch.Tensor:
+    """Mean squared error on 64 conversations."""
+    texts, targets = zip(*(example(generator, tokenizer) for _ in range(64)), strict=True)
+    batch = tokenizer(list(texts), return_tensors="pt", padding=True, add_special_tokens=False)
+    return torch.nn.functional.mse_loss(model(**batch).logits[:, 0], torch.tensor(targets))
+
+
+def example(generator: random.Random, tokenizer: Any) -> tuple[str, float]:
+    """A conversation with a right, an almost right or a wrong answer, and the share of right letters.
+
+    Wrong ones are of every kind that a policy may come upon: letters of the word in other places, other letters,
+    other characters, too many, too few.
+    """
     word = "".join(generator.choice(ALPHABET) for _ in range(3))
     right = list(word[::-1])
-    answer = [c if generator.random() < 0.6 else generator.choice(ALPHABET) for c in right]
-    answer = answer[: generator.choice([3, 3, 3, 2])] + [generator.choice(ALPHABET)] * (
-        generator.random() < 0.1
-    )
+    others = generator.choice([word, word, ALPHABET, CHARACTERS])
+    answer = [c if generator.random() < 0.6 else generator.choice(others) for c in right]
+    match generator.randrange(5):
+        case 0:
+            answer = answer[: generator.randrange(3)]
+        case 1:
+            answer += [generator.choice(others) for _ in range(generator.randint(1, 9))]
     share = sum(a == b for a, b in zip(answer, right, strict=False)) / max(3, len(answer))
     messages = [
         {"role": "user", "content": f"reverse: {word}"},
         {"role": "assistant", "content": "".join(answer)},
     ]
-    return tokenizer.apply_chat_template(messages, tokenize=False), share  # type: ignore[attr-defined]
+    return tokenizer.apply_chat_template(messages, tokenize=False), share

@@ -52,23 +52,28 @@ def test_a_worker_in_another_process_does_the_same_to_the_bit(
 
 @pytest.mark.dist
 def test_ppo_on_two_ranks_is_ppo_on_one(project: Project, tmp_path: Path) -> None:
-    """Sums over two ranks are added in another order, so bits part after the first forward pass; numbers do not."""
-    one = train_in(tmp_path / "one", project.config(*PPO))
-    two = train_in(tmp_path / "two", project.config(*PPO, *RAY, "resources.ranks=2"))
+    """Sums over two ranks are added in another order, so bits part after the first forward pass; numbers do not.
+
+    In float64: AdamW's first steps are nearly the signs of gradients, and make much of float32's rounding.
+    """
+    settings = [*PPO, "model.dtype=float64"]
+    one = train_in(tmp_path / "one", project.config(*settings))
+    two = train_in(tmp_path / "two", project.config(*settings, *RAY, "resources.ranks=2"))
     differing = stages_that_differ(one.chain, two.chain)
     assert not {"data", "prompt_tokens", "sampled_tokens"} & set(differing), (
         "the same samples in the first step"
     )
-    for ours, theirs in zip(log_prob_columns(two, 1), log_prob_columns(one, 1), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    for name in (
-        "actor/pg_loss",
-        "actor/grad_norm",
-        "critic/vf_loss",
-        "critic/grad_norm",
-        "actor/reward_kl_penalty",
-    ):
-        assert two.steps[0][name] == pytest.approx(one.steps[0][name], rel=1e-4, abs=1e-6), name
+    for step in (1, 2, 3):
+        for ours, theirs in zip(log_prob_columns(two, step), log_prob_columns(one, step), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+        for name in (
+            "actor/pg_loss",
+            "actor/grad_norm",
+            "critic/vf_loss",
+            "critic/grad_norm",
+            "actor/reward_kl_penalty",
+        ):
+            assert two.steps[step - 1][name] == pytest.approx(one.steps[step - 1][name], abs=1e-6), name
     check_records(two.folder, num_steps=3)
 
 
