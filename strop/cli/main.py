@@ -56,6 +56,10 @@ COMMANDS = {
     "generate": Command(
         summary="answers to a file of prompts, or a chat", module="strop.cli.generate", loads_models=True
     ),
+    "migrate": Command(
+        summary="the settings of a verl or TRL training as a configuration of strop",
+        module="strop.cli.migrate",
+    ),
     "export": Command(
         summary="the model of a checkpoint as a Hugging Face folder, proved by its log-probs",
         module="strop.cli.export",

@@ -1,0 +1,207 @@
+"""Settings as they were found in launch scripts and YAML files, before anything is made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from strop.config.migration.shell import Command, Word, read_commands
+from strop.config.overrides import parse_override
+from strop.config.yaml_text import parse
+
+PROGRAM = re.compile(r"(?:^|[./])(main_\w+|\w*sft_trainer\w*)(?:\.py)?$")
+"""Programs that take the settings: verl.trainer.main_ppo, recipe.dapo.main_dapo, verl.trainer.fsdp_sft_trainer."""
+
+GIVEN = " (given)"
+"""Mark of a configuration file that is read along with the script that names it."""
+
+_OVERRIDE = re.compile(r"^(\+\+|\+|~)?([A-Za-z_][\w./@\-]*)(=.*)?$", re.DOTALL)
+_INTERPOLATION = re.compile(r"\$\{[^}]*\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """One setting."""
+
+    key: str
+    """Full key, with dots."""
+    value: Any
+    """Plain value; as text where it could not be read or filled in."""
+    place: str
+    """`run.sh, line 12` or the name of a YAML file."""
+    kind: Literal["set", "reset"] = "set"
+    unresolved: tuple[str, ...] = ()
+    """Names in the value that nothing says what they stand for."""
+    way_out: str = ""
+    """What a user can do about them."""
+    problem: str = ""
+    """Why the setting could not be read at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """All settings of the given files, and which program they are for."""
+
+    found: tuple[Found, ...]
+    is_sft: bool = False
+    """Supervised fine-tuning rather than reinforcement learning."""
+
+
+def read_verl(files: Sequence[Path], variables: Mapping[str, str]) -> Source:
+    """The settings of launch scripts and YAML files; those of a later file come after.
+
+    Args:
+        files: .yaml and .yml are configuration trees, all others shell scripts.
+        variables: values of shell variables, under those that the scripts assign themselves.
+
+    Raises:
+        ValueError: a file is no YAML or shell script, or starts no training, or more than one.
+        OSError: a file cannot be read.
+    """
+    found: list[Found] = []
+    is_sft = False
+    for path in files:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+        if path.suffix in (".yaml", ".yml"):
+            tree = _tree(text, path)
+            is_sft = is_sft or (
+                "actor_rollout_ref" not in tree and "partial_pretrain" in (tree.get("model") or {})
+            )
+            found.extend(_leaves(tree, "", path.name))
+        else:
+            command, start = _training(text, path, variables)
+            is_sft = is_sft or "sft" in command.words[start].text
+            found.extend(_settings(command, start, path.name))
+    trees = {path.stem for path in files if path.suffix in (".yaml", ".yml")}
+    return Source(found=tuple(_with_given(one, trees) for one in found), is_sft=is_sft)
+
+
+def _with_given(one: Found, trees: Collection[str]) -> Found:
+    """The name of a configuration file with a mark, where that file is among those that are read."""
+    is_given = one.key == "--config-name" and str(one.value).removesuffix(".yaml") in trees
+    return dataclasses.replace(one, value=f"{one.value}{GIVEN}") if is_given else one
+
+
+def _tree(text: str, path: Path) -> dict[str, Any]:
+    tree = parse(text, str(path))
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path} holds {tree!r:.60}, but a configuration is a mapping of keys to values")
+    return tree
+
+
+def _leaves(tree: Mapping[Any, Any], prefix: str, place: str) -> Iterator[Found]:
+    """Each value of a nested tree under its full key; an empty mapping is a value."""
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{key}.", place)
+            continue
+        names = tuple(_INTERPOLATION.findall(str(value))) if "${" in str(value) else ()
+        yield Found(
+            key=key,
+            value=value,
+            place=place,
+            unresolved=names,
+            way_out="write the value itself into the file",
+        )
+
+
+def _training(text: str, path: Path, variables: Mapping[str, str]) -> tuple[Command, int]:
+    """The one command that starts a training, and the position of the program among its words."""
+    starts = []
+    for command in read_commands(text, variables):
+        position = _program(command)
+        if position is not None:
+            starts.append((command, position))
+    if not starts:
+        raise ValueError(
+            f"{path} has no command that starts a training of verl, such as `python -m verl.trainer.main_ppo "
+            f"key=value ...`; give the script with that command, or a YAML file (.yaml)"
+        )
+    if len(starts) > 1:
+        lines = ", ".join(str(command.line) for command, _ in starts)
+        raise ValueError(
+            f"{path} starts {len(starts)} trainings, in lines {lines}: copy the one to migrate, with the "
+            f"variables it uses, into a file of its own"
+        )
+    return starts[0]
+
+
+def _program(command: Command) -> int | None:
+    """The position of the word that names the training program; None in other commands."""
+    texts = [word.text for word in command.words]
+    if not any(
+        re.search(r"(?:^|/)(?:python[\d.]*|torchrun|accelerate|deepspeed|uv|ray|srun)$", text)
+        for text in texts
+    ):
+        return None
+    for index, text in enumerate(texts):
+        is_module = index > 0 and texts[index - 1] == "-m"
+        if (is_module or text.endswith(".py")) and PROGRAM.search(text):
+            return index
+    return None
+
+
+def _settings(command: Command, start: int, name: str) -> Iterator[Found]:
+    place = f"{name}, line {command.line}"
+    for word in command.words[:start]:
+        option = re.match(r"^--(nproc[-_]per[-_]node|nnodes|num[-_]processes)=(\d+)$", word.text)
+        if option:
+            yield Found(key=f"torchrun.{option[1].replace('-', '_')}", value=int(option[2]), place=place)
+    words = iter(command.words[start + 1 :])
+    for word in words:
+        here = f"{name}, line {word.line}"
+        if word.text in ("--config-path", "--config-name", "--config-dir", "-cp", "-cn", "-cd"):
+            value = next(words, None)
+            yield Found(key=_option_name(word.text), value=value.text if value else "", place=here)
+        elif word.text.startswith("--config-"):
+            option_name, _, text = word.text.partition("=")
+            yield Found(key=_option_name(option_name), value=text, place=here)
+        else:
+            yield _setting(word, here)
+
+
+def _option_name(text: str) -> str:
+    return {"-cp": "--config-path", "-cn": "--config-name", "-cd": "--config-dir"}.get(text, text)
+
+
+def _setting(word: Word, place: str) -> Found:
+    """One word of the command line: key=value, +key=value, ~key, or something else."""
+    if word.text in ("$@", "$*", "${@}"):
+        return Found(key="$@", value="", place=place)
+    read = _OVERRIDE.match(word.text)
+    if read is None or (read[3] is None and read[1] != "~"):
+        problem = "it is no key=value, so nothing is known about it"
+        if word.unresolved:
+            problem = f"nothing says what {', '.join(word.unresolved)} stands for; write --set NAME=VALUE"
+        return Found(key=word.text, value="", place=place, problem=problem)
+    sign, key, rest = read[1], read[2], read[3] or ""
+    key = key.replace("/", ".")
+    if sign == "~":
+        return Found(key=key, value=rest[1:], place=place, kind="reset")
+    text = rest[1:]
+    if word.unresolved:
+        names = ", ".join(word.unresolved)
+        return Found(
+            key=key, value=text, place=place, unresolved=word.unresolved,
+            way_out=f"give it with --set, for example --set {_plain_name(names)}=VALUE",
+        )  # fmt: skip
+    try:
+        value = parse_override(f"key={text}").value
+    except ValueError as error:
+        return Found(key=key, value=text, place=place, problem=f"the value cannot be read: {error}")
+    names_left = tuple(_INTERPOLATION.findall(text))
+    return Found(key=key, value=value, place=place, unresolved=names_left, way_out="write the value itself")
+
+
+def _plain_name(text: str) -> str:
+    """The variable's name in an expression such as ${NAME}; NAME where there is none."""
+    read = re.match(r"^\$\{?([A-Za-z_]\w*)", text)
+    return read[1] if read else "NAME"

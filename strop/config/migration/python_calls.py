@@ -1,0 +1,239 @@
+"""The settings in a Python script that trains with TRL: keyword arguments, read from its syntax and never executed.
+
+Read are literal values, and names that the script gives one literal value. What else stands there (a call, a
+computation, an argument of the command line) is reported as it is written.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strop.config.migration.found import Found
+
+CONFIGS = ("GRPOConfig", "RLOOConfig", "SFTConfig")
+TRAINERS = {
+    "GRPOTrainer": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
+    "RLOOTrainer": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
+    "SFTTrainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
+}
+"""Trainers, and the names of their arguments by position."""
+OTHER_TRAINERS = (
+    "DPOTrainer",
+    "KTOTrainer",
+    "ORPOTrainer",
+    "PPOTrainer",
+    "RewardTrainer",
+    "OnlineDPOTrainer",
+)
+
+_LONGEST_CHAIN = 50
+"""Steps that are followed from a data set back to where it is loaded; a name may be defined by itself."""
+_WAY_OUT = "it is no literal value: write the number or text itself, or set our key afterwards"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What a script sets."""
+
+    found: tuple[Found, ...]
+    kind: str
+    """GRPO, RLOO or SFT."""
+
+
+def read_calls(path: Path) -> Script:
+    """The settings of the one training in a script.
+
+    Raises:
+        ValueError: it is no Python, or trains nothing that strop knows, or several things.
+        OSError: it cannot be read.
+    """
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise ValueError(f"{path}{line} is not Python: {getattr(error, 'msg', error)}") from error
+    reader = _Reader(tree, path)
+    kinds = {name.removesuffix("Trainer").removesuffix("Config") for name, _ in reader.calls}
+    others = sorted(
+        {_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)} & set(OTHER_TRAINERS)
+    )
+    if not kinds:
+        known = ", ".join(TRAINERS)
+        instead = f"it uses {others[0]}, which has no counterpart here; " if others else ""
+        raise ValueError(f"{path} makes no trainer that strop knows: {instead}known are {known}")
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{path} trains in several ways ({', '.join(sorted(kinds))}): copy the one to migrate into a file of "
+            f"its own"
+        )
+    return Script(found=tuple(reader.settings()), kind=kinds.pop())
+
+
+class _Reader:
+    """A parsed script and the names in it."""
+
+    def __init__(self, tree: ast.Module, path: Path) -> None:
+        self.tree, self.path = tree, path
+        self.assigned: dict[str, list[ast.expr]] = {}
+        self.imported: dict[str, tuple[str, str]] = {}
+        self.functions = {
+            node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        for node in ast.walk(tree):
+            self._note(node)
+        self.calls = [
+            (_name(node.func), node)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and _name(node.func) in (*CONFIGS, *TRAINERS)
+        ]
+
+    def settings(self) -> Iterator[Found]:
+        """Every argument of the configuration, of the trainer and of an adapter, in the order of their lines."""
+        adapters = [
+            ("LoraConfig", node)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Call) and _name(node.func) == "LoraConfig"
+        ]
+        for name, call in sorted((*self.calls, *adapters), key=lambda pair: pair[1].lineno):
+            for position, node in enumerate(call.args):
+                names = TRAINERS.get(name, ())
+                argument = names[position] if position < len(names) else f"argument {position + 1}"
+                yield self._setting(name, argument, node)
+            for keyword in call.keywords:
+                if keyword.arg is None:
+                    yield Found(
+                        key=f"{name}.**", value=ast.unparse(keyword.value), place=self._place(keyword.value),
+                        problem="settings from a dictionary cannot be read: write them as keyword arguments",
+                    )  # fmt: skip
+                else:
+                    yield self._setting(name, keyword.arg, keyword.value)
+
+    def _note(self, node: ast.AST) -> None:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                self.assigned.setdefault(name, []).append(value)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                self.assigned.setdefault(name, []).append(value)
+            case ast.ImportFrom(module=str(module), names=names):
+                for alias in names:
+                    self.imported[alias.asname or alias.name] = (module, alias.name)
+
+    def _setting(self, name: str, argument: str, node: ast.expr) -> Found:
+        key, place = f"{name}.{argument}", self._place(node)
+        if argument == "reward_funcs":
+            return Found(key=key, value=self._rewards(node), place=place)
+        node = self._followed(node)
+        if argument in ("args", "peft_config") and isinstance(node, ast.Call | ast.Name):
+            return Found(key=key, value=ast.unparse(node), place=place)
+        if argument in ("train_dataset", "eval_dataset"):
+            dataset = self._dataset(node)
+            if dataset is not None:
+                return Found(key=key, value=dataset, place=place)
+        if (
+            argument == "model"
+            and isinstance(node, ast.Call)
+            and _name(node.func) == "from_pretrained"
+            and node.args
+        ):
+            node = self._followed(node.args[0])
+        try:
+            return Found(key=key, value=ast.literal_eval(node), place=place)
+        except (ValueError, TypeError, SyntaxError):
+            text = ast.unparse(node)
+            return Found(key=key, value=text, place=place, unresolved=(text,), way_out=_WAY_OUT)
+
+    def _followed(self, node: ast.expr) -> ast.expr:
+        """What a name stands for, where the script gives it one value."""
+        for _ in range(5):
+            if not isinstance(node, ast.Name) or len(self.assigned.get(node.id, ())) != 1:
+                break
+            node = self.assigned[node.id][0]
+        return node
+
+    def _dataset(self, node: ast.expr) -> dict[str, Any] | None:
+        """The literal arguments of load_dataset(...), and what is done to its rows afterwards; None for others."""
+        steps: list[str] = []
+        for _ in range(_LONGEST_CHAIN):
+            node = self._followed(node)
+            match node:
+                case ast.Subscript(value=inner):
+                    node = inner
+                case ast.Call(func=ast.Attribute(value=inner, attr=method)) if method != "load_dataset":
+                    steps.insert(0, method)
+                    node = inner
+                case ast.Call() if _name(node.func) == "load_dataset":
+                    break
+                case _:
+                    return None
+        if not isinstance(node, ast.Call):
+            return None
+        try:
+            arguments = [ast.literal_eval(self._followed(argument)) for argument in node.args]
+            named = {
+                keyword.arg: ast.literal_eval(self._followed(keyword.value))
+                for keyword in node.keywords
+                if keyword.arg in ("path", "name", "data_files", "split")
+            }
+        except (ValueError, TypeError, SyntaxError):
+            return None
+        path = named.get("path", arguments[0] if arguments else None)
+        return {
+            "path": path,
+            "data_files": named.get("data_files"),
+            "split": named.get("split"),
+            "steps": steps,
+        }
+
+    def _rewards(self, node: ast.expr) -> list[dict[str, Any]]:
+        node = self._followed(node)
+        return [
+            self._reward(item) for item in (node.elts if isinstance(node, ast.List | ast.Tuple) else [node])
+        ]
+
+    def _reward(self, node: ast.expr) -> dict[str, Any]:
+        """Where a reward comes from."""
+        if isinstance(node, ast.Name) and node.id in self.imported:
+            module, name = self.imported[node.id]
+            return {"from": "module", "module": module, "name": name, "folder": str(self.path.parent)}
+        if isinstance(node, ast.Name) and node.id in self.functions:
+            return {
+                "from": "script",
+                "path": str(self.path),
+                "name": node.id,
+                "is_safe": self._trains_only_as_main(),
+            }
+        followed = self._followed(node)
+        if isinstance(followed, ast.Constant) and isinstance(followed.value, str):
+            return {"from": "model", "path": followed.value}
+        return {"from": "expression", "text": ast.unparse(node)}
+
+    def _trains_only_as_main(self) -> bool:
+        """Importing the script trains nothing: its trainers are under the main guard, or in functions not called."""
+        unguarded = [
+            node
+            for node in self.tree.body
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            and not _is_main_guard(node)
+        ]
+        called = {
+            _name(inner.func) for node in unguarded for inner in ast.walk(node) if isinstance(inner, ast.Call)
+        }
+        return not called & {*TRAINERS, *self.functions, "train"}
+
+    def _place(self, node: ast.AST) -> str:
+        return f"{self.path.name}, line {getattr(node, 'lineno', 0)}"
+
+
+def _name(node: ast.expr) -> str:
+    """The last part of a dotted name; "" for other expressions."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_main_guard(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)

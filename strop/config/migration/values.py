@@ -1,0 +1,101 @@
+"""Conversions of values that several tables use; each takes the value and all facts, and may answer an outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.config.migration.rules import Convert, Facts, Outcome, Rule, UnreadableError, many, refuse, skip
+
+
+def integer(value: Any, facts: Facts) -> int:
+    """A whole number; 1e3 and 3.0 are whole.
+
+    Raises:
+        UnreadableError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise UnreadableError(f"{value!r} would have to be a whole number")
+    return int(value)
+
+
+def number(value: Any, facts: Facts) -> float:
+    """A number.
+
+    Raises:
+        UnreadableError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnreadableError(f"{value!r} would have to be a number")
+    return value
+
+
+def one_or_more(value: Any, facts: Facts) -> list[Any] | Outcome:
+    """A list; a value alone becomes a list of one, nothing is left out."""
+    if value is None:
+        return skip("empty there too")
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def pair(value: Any, facts: Facts) -> list[Any]:
+    """Two numbers.
+
+    Raises:
+        UnreadableError: they are none.
+    """
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise UnreadableError(f"{value!r} would have to be two numbers")
+    return list(value)
+
+
+def never_below_zero(value: Any, facts: Facts) -> int:
+    """Their -1 for off as our 0."""
+    return max(0, integer(value, facts))
+
+
+def if_set(convert: Convert | None = None) -> Convert:
+    """Null and empty text mean that nothing was set."""
+
+    def rule(value: Any, facts: Facts) -> Any:
+        if value is None or value == "":
+            return skip("not set")
+        return value if convert is None else convert(value, facts)
+
+    return rule
+
+
+def choice(ours: Mapping[Any, Any], *, instead: str) -> Convert:
+    """A value by its name; an outcome in the mapping is the answer, and other names are refused."""
+
+    def rule(value: Any, facts: Facts) -> Any:
+        if value is None:
+            return skip("not set")
+        known = ours.get(value) if isinstance(value, str | bool | int) else None
+        return refuse(f"strop does not have it; {instead}") if known is None else known
+
+    return rule
+
+
+def when_true(ours: Mapping[str, Any], *, otherwise: str, note: str = "") -> Rule:
+    """Our keys where theirs is true; not needed where it is false."""
+    return lambda key, value, facts: many(ours, note) if value is True else skip(otherwise)
+
+
+def below(prefix: str, ours: str) -> Rule:
+    """Every key below a section of theirs, under its own name below one of ours."""
+    return lambda key, value, facts: many({f"{ours}.{key.removeprefix(prefix + '.')}": value})
+
+
+def model_path(ours: str) -> Rule:
+    """A model folder; a hub id is translated, with the word that it must be downloaded."""
+
+    def rule(key: str, value: Any, facts: Facts) -> Outcome:
+        if not isinstance(value, str) or not value:
+            return skip("not set")
+        is_local = value.startswith(("/", ".", "~"))
+        note = (
+            "" if is_local else "strop reads a folder: if this is the name of a model on a hub, download it"
+        )
+        return many({ours: value}, note)
+
+    return rule

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strop.config.migration import Migration, migrate_trl, read_calls
+from strop.config.migration.found import Found
+from strop.config.migration.rules import ACCOUNTED
+from strop.config.migration.trl import tables
+from strop.config.schema import locate
+from strop.trainer.config import Config
+
+SCRIPT = """
+import torch
+from datasets import load_dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+from my_rewards import accuracy
+
+MODEL = "/models/qwen"
+dataset = load_dataset("json", data_files="train.jsonl", split="train")
+
+args = GRPOConfig({arguments})
+trainer = GRPOTrainer({trainer})
+trainer.train()
+"""
+TRAINER = "model=MODEL, reward_funcs=accuracy, args=args, train_dataset=dataset"
+
+
+def migrate(tmp_path: Path, arguments: str, trainer: str = TRAINER, *, processes: int = 1) -> Migration:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.format(arguments=arguments, trainer=trainer))
+    script = read_calls(path)
+    return migrate_trl(script.found, script.kind, processes=processes)
+
+
+def ours(migration: Migration) -> dict[str, Any]:
+    return {key: value for row in migration.rows for key, value in row.outcome.ours.items()}
+
+
+def status(migration: Migration, key: str) -> tuple[str, str]:
+    (row,) = [row for row in migration.rows if row.key == key]
+    return row.outcome.status, row.outcome.note
+
+
+@pytest.mark.parametrize(
+    ("arguments", "processes", "expected"),
+    [
+        # 16 samples x 4 accumulated on 2 processes = 128 samples, 8 of each of 16 prompts, one optimizer step.
+        (
+            "per_device_train_batch_size=16, gradient_accumulation_steps=4, num_generations=8",
+            2,
+            {"data.prompts_per_step": 16, "actor.samples_per_update": 128, "rollout.samples_per_prompt": 8,
+             "resources.ranks": 2},
+        ),
+        # 8 samples x 4 generated at once, in optimizer steps of 8: four of them, twice over.
+        (
+            "steps_per_generation=4, num_generations=4, num_iterations=2, max_steps=80, save_steps=16",
+            1,
+            {"data.prompts_per_step": 8, "actor.samples_per_update": 8, "actor.epochs": 2,
+             "trainer.max_steps": 10, "run.save_every": 2},
+        ),
+        ("learning_rate=2e-6, max_steps=100, warmup_ratio=0.1, lr_scheduler_type='cosine'", 1,
+         {"actor.optim.lr": 2e-6, "actor.optim.warmup_steps": 10, "actor.optim.schedule": "cosine"}),
+        ("", 1, {"actor.optim.schedule": "linear", "actor.optim.weight_decay": 0.0, "trainer.num_epochs": 3,
+                 "data.max_response_tokens": 256, "algorithm.clip_ratio_c": float("inf"), "eval.every": 0}),
+        ("loss_type='dr_grpo', max_completion_length=300, scale_rewards='none'", 1,
+         {"algorithm.loss_agg_mode": "seq-mean-token-sum-norm", "algorithm.loss_scale_factor": 300,
+          "algorithm.norm_adv_by_std": False}),
+        ("loss_type='cispo', epsilon_high=5.0", 1,
+         {"algorithm.policy_loss": "cispo", "algorithm.clip_ratio_high": 5.0}),
+        ("importance_sampling_level='sequence', epsilon=3e-4, delta=4.0", 1,
+         {"algorithm.policy_loss": "gspo", "algorithm.clip_ratio": 3e-4, "algorithm.clip_ratio_c": 4.0}),
+        ("beta=0.04", 1, {"algorithm.use_kl_loss": True, "algorithm.kl_loss_coef": 0.04}),
+        ("bf16=True, seed=7, report_to=['wandb', 'tensorboard']", 1,
+         {"model.dtype": "bfloat16", "trainer.seed": 7, "trainer.trackers": ["console", "jsonl", "tensorboard"]}),
+    ],
+)  # fmt: skip
+def test_what_arguments_become(
+    tmp_path: Path, arguments: str, processes: int, expected: dict[str, Any]
+) -> None:
+    found = ours(migrate(tmp_path, arguments, processes=processes))
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_the_trainers_own_arguments(tmp_path: Path) -> None:
+    found = ours(
+        migrate(
+            tmp_path,
+            "num_generations=8",
+            TRAINER + ", peft_config=LoraConfig(r=16, lora_alpha=32, target_modules='all-linear')",
+        )
+    )
+    assert found["model.path"] == "/models/qwen"
+    assert found["data.train_files"] == ["train.jsonl"]
+    assert found["reward.path"] == str(tmp_path / "my_rewards.py")
+    assert found["reward.name"] == "accuracy"
+    assert found["data.ground_truth_key"] is None
+    assert found["model.lora.rank"] == 16
+    assert found["model.lora.target_modules"] == ["all-linear"]
+
+
+def test_arguments_by_position(tmp_path: Path) -> None:
+    found = ours(migrate(tmp_path, "", "MODEL, accuracy, args, dataset"))
+    assert (found["model.path"], found["reward.name"]) == ("/models/qwen", "accuracy")
+
+
+def test_a_dataset_that_is_changed_or_lies_on_a_hub_is_said(tmp_path: Path) -> None:
+    changed = migrate(
+        tmp_path, "", TRAINER.replace("train_dataset=dataset", "train_dataset=dataset.map(f).shuffle()")
+    )
+    assert "its rows go through map, shuffle there" in status(changed, "GRPOTrainer.train_dataset")[1]
+    hub = migrate(
+        tmp_path, "", TRAINER.replace("dataset=dataset", "dataset=load_dataset('a/b', split='train')")
+    )
+    assert status(hub, "GRPOTrainer.train_dataset") == (
+        "refused", "a/b, split train: write it to a file (.parquet) and set data.train_files",
+    )  # fmt: skip
+
+
+def test_what_is_no_literal_is_reported_as_it_is_written(tmp_path: Path) -> None:
+    migration = migrate(tmp_path, "learning_rate=compute(), bf16=torch.cuda.is_available(), **more")
+    assert [(row.key, row.value) for row in migration.open_rows] == [
+        ("GRPOConfig.learning_rate", "compute()"),
+        ("GRPOConfig.bf16", "torch.cuda.is_available()"),
+        ("GRPOConfig.**", "more"),
+    ]
+
+
+def test_an_unknown_argument_names_the_nearest_one(tmp_path: Path) -> None:
+    migration = migrate(tmp_path, "learning_rat=1e-6")
+    assert status(migration, "GRPOConfig.learning_rat") == (
+        "unknown", "the nearest known key is GRPOConfig.learning_rate",
+    )  # fmt: skip
+
+
+def test_a_reward_in_the_script_itself_is_taken_only_where_loading_it_trains_nothing(tmp_path: Path) -> None:
+    body = "from trl import GRPOConfig, GRPOTrainer\ndef score(completions, **kwargs):\n    return [1.0]\n"
+    train = "GRPOTrainer(model='m', reward_funcs=[score], args=GRPOConfig()).train()"
+    for text, expected in (
+        (f"{body}{train}\n", "refused"),
+        (f"{body}if __name__ == '__main__':\n    {train}\n", "translated"),
+        (f"{body}def main():\n    {train}\nmain()\n", "refused"),
+        (f"{body}def main():\n    {train}\nif __name__ == '__main__':\n    main()\n", "translated"),
+    ):
+        path = tmp_path / "own.py"
+        path.write_text(text)
+        script = read_calls(path)
+        migration = migrate_trl(script.found, script.kind)
+        assert status(migration, "GRPOTrainer.reward_funcs")[0] == expected, text
+
+
+def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"open({str(witness)!r}, 'w')\nfrom trl import SFTConfig, SFTTrainer\n"
+        "SFTTrainer(model='m', args=SFTConfig(max_length=900, packing=True))\n"
+    )
+    script = read_calls(path)
+    assert script.kind == "SFT"
+    found = ours(migrate_trl(script.found, script.kind))
+    assert found["sft.data.max_tokens"] == 900
+    assert found["sft.examples_per_update"] == 8
+    assert found["sft.optim.lr"] == 2e-5
+    assert not witness.exists()
+
+
+def test_rloo_takes_its_kl_off_the_reward(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "from trl import RLOOConfig, RLOOTrainer\nfrom r import f\n"
+        "RLOOTrainer(model='m', reward_funcs=f, args=RLOOConfig(num_generations=4))\n"
+    )
+    script = read_calls(path)
+    found = ours(migrate_trl(script.found, script.kind))
+    assert found["algorithm.adv_estimator"] == "rloo"
+    assert found["algorithm.use_kl_in_reward"] is True
+    assert found["algorithm.kl_ctrl.kl_coef"] == 0.05
+    assert found["data.prompts_per_step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("def f(:\n", "line 1 is not Python"),
+        ("print(1)\n", "makes no trainer that strop knows: known are GRPOTrainer"),
+        ("from trl import DPOTrainer\nDPOTrainer()\n", "it uses DPOTrainer, which has no counterpart here"),
+        ("SFTConfig()\nGRPOConfig()\n", "trains in several ways (GRPO, SFT)"),
+    ],
+)
+def test_a_script_that_cannot_be_migrated_has_its_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    with pytest.raises(ValueError) as error:
+        read_calls(path)
+    assert sentence in str(error.value)
+
+
+SAMPLES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    1,
+    2,
+    0.5,
+    "x",
+    "no",
+    "steps",
+    "token",
+    ["a"],
+    {},
+    "sequence",
+    "linear",
+)
+
+
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO", "SFT"])
+def test_every_row_answers_with_keys_of_ours_or_a_reason(kind: str) -> None:
+    for key in tables(kind):
+        if key.endswith(("reward_funcs", "processes")):
+            continue
+        for value in SAMPLES:
+            row = migrate_trl([Found(key=key, value=value, place="here")], kind).rows[-1]
+            assert row.key == key
+            assert row.outcome.status in ACCOUNTED | {"unresolved"}
+            assert row.outcome.ours or row.outcome.note
+            for name in row.outcome.ours:
+                locate(Config, name)

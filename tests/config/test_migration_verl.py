@@ -1,0 +1,527 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strop.config.migration import Migration, migrate_verl, read_verl
+from strop.config.migration.rules import ACCOUNTED
+from strop.config.migration.verl import TABLE
+from strop.config.schema import locate
+from strop.trainer.config import Config
+
+A, R, M, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
+
+
+def migrate(tmp_path: Path, *settings: str, before: str = "", **variables: str) -> Migration:
+    script = tmp_path / "run.sh"
+    script.write_text(before + "\npython3 -m verl.trainer.main_ppo " + " \\\n    ".join(settings) + "\n")
+    return migrate_verl(read_verl([script], variables).found)
+
+
+def ours(migration: Migration) -> dict[str, Any]:
+    return {key: value for row in migration.rows for key, value in row.outcome.ours.items()}
+
+
+def status(migration: Migration, key: str) -> tuple[str, str]:
+    (row,) = [row for row in migration.rows if row.key == key]
+    return row.outcome.status, row.outcome.note
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        # Batches: 1024 prompts, 256 prompts per optimizer step, 5 samples of each.
+        (
+            ["data.train_batch_size=1024", f"{A}.ppo_mini_batch_size=256", f"{R}.n=5", f"{A}.ppo_epochs=2"],
+            {
+                "data.prompts_per_step": 1024,
+                "actor.samples_per_update": 1280,
+                "rollout.samples_per_prompt": 5,
+                "actor.epochs": 2,
+            },
+        ),
+        # 32 samples of at most 512 + 1024 tokens.
+        (
+            ["data.max_response_length=1024", f"{A}.ppo_micro_batch_size_per_gpu=32"],
+            {"data.max_response_tokens": 1024, "actor.engine.max_tokens_per_device": 49152},
+        ),
+        (
+            [f"{A}.use_dynamic_bsz=True", f"{A}.ppo_max_token_len_per_gpu=24000", f"{A}.use_kl_loss=True"],
+            {"actor.engine.max_tokens_per_device": 24000, "reference.engine.max_tokens_per_device": 24000},
+        ),
+        (
+            [f"{A}.ppo_micro_batch_size=64", "trainer.n_gpus_per_node=4", "trainer.nnodes=2"],
+            {
+                "actor.engine.max_tokens_per_device": 8192,
+                "resources.ranks": 8,
+                "resources.nodes": 2,
+                "resources.runtime": "ray",
+            },
+        ),
+        (["trainer.n_gpus_per_node=1"], {"resources.ranks": 1}),
+        # 10 steps of 1024 / 256 = 4 mini-batches, each visited twice.
+        (
+            [f"{A}.optim.lr_warmup_steps=10", f"{A}.ppo_epochs=2", f"{A}.optim.warmup_style=cosine"],
+            {"actor.optim.warmup_steps": 80, "actor.optim.schedule": "cosine"},
+        ),
+        (
+            [f"{A}.optim.lr_warmup_steps_ratio=0.1", "trainer.total_training_steps=50"],
+            {"actor.optim.warmup_steps": 20, "trainer.max_steps": 50},
+        ),
+        (["algorithm.adv_estimator=rloo_vectorized"], {"algorithm.adv_estimator": "rloo"}),
+        (["algorithm.adv_estimator=grpo", "algorithm.norm_adv_by_std_in_grpo=False"],
+         {"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std": False}),
+        ([f"{A}.policy_loss.loss_mode=geo_mean"], {"algorithm.policy_loss": "gmpo"}),
+        (
+            [f"{A}.policy_loss.loss_mode=clip_cov", f"{A}.policy_loss.clip_cov_ub=4.0"],
+            {"algorithm.policy_loss": "clip_cov", "algorithm.loss_settings.clip_cov_ub": 4.0},
+        ),
+        ([f"{A}.policy_loss.loss_mode=dppo_tv"], {"algorithm.loss_settings.truncation": 3.0}),
+        ([f"{A}.policy_loss.loss_mode=sapo", f"{A}.tau_neg=1.1"], {"algorithm.loss_settings.tau_neg": 1.1}),
+        ([f"{A}.clip_ratio_low=0.2", f"{A}.clip_ratio_high=0.28"],
+         {"algorithm.clip_ratio_low": 0.2, "algorithm.clip_ratio_high": 0.28}),
+        (
+            [f"{A}.loss_agg_mode=seq-mean-token-sum-norm", "data.max_response_length=700"],
+            {"algorithm.loss_agg_mode": "seq-mean-token-sum-norm", "algorithm.loss_scale_factor": 700},
+        ),
+        (["trainer.logger=['console','file','wandb']"],
+         {"trainer.trackers": ["console", "jsonl", "tensorboard"]}),
+        (["trainer.save_freq=-1", "trainer.test_freq=5"], {"run.save_every": 0, "eval.every": 5}),
+        (
+            ["custom_reward_function.path=r.py", "custom_reward_function.name=score",
+             "+custom_reward_function.reward_kwargs.strict=true"],
+            {"reward.path": "r.py", "reward.name": "score", "reward.kwargs.strict": True},
+        ),
+        (
+            ["reward_model.enable=True", "reward_model.model.path=/m/rm", "reward_model.max_length=900"],
+            {"reward_model.path": "/m/rm", "reward_model.max_tokens": 900, "reward.weight": 0.0},
+        ),
+        (
+            [f"{M}.lora_rank=32", f"{M}.lora_alpha=16", f"{M}.target_modules=all-linear"],
+            {"model.lora.rank": 32, "model.lora.alpha": 16, "model.lora.target_modules": ["all-linear"]},
+        ),
+        (["algorithm.adv_estimator=gae", "critic.model.path=/m/c", "critic.optim.lr=1e-5"],
+         {"critic.path": "/m/c", "critic.optim.lr": 1e-5, "critic.samples_per_update": 256}),
+        # A range masks; one number truncates.
+        (
+            ["algorithm.rollout_correction.rollout_is=token",
+             "algorithm.rollout_correction.rollout_is_threshold=0.5_5.0"],
+            {"algorithm.correction.weights": "token", "algorithm.correction.mode": "mask",
+             "algorithm.correction.lower": 0.5, "algorithm.correction.upper": 5.0},
+        ),
+        (
+            ["algorithm.rollout_correction.rollout_is=sequence",
+             "algorithm.rollout_correction.rollout_is_threshold=2.0",
+             "algorithm.rollout_correction.rollout_is_batch_normalize=True"],
+            {"algorithm.correction.weights": "sequence", "algorithm.correction.upper": 2.0,
+             "algorithm.correction.normalize": True},
+        ),
+        (
+            ["algorithm.rollout_correction.rollout_rs=\"'seq_mean_k1,seq_mean_k3'\"",
+             "algorithm.rollout_correction.rollout_rs_threshold=\"'0.999_1.001,0.01'\""],
+            {"algorithm.correction.reject": {"seq_mean_k1": [0.999, 1.001], "seq_mean_k3": 0.01}},
+        ),
+        (["algorithm.rollout_correction.bypass_mode=True",
+          "algorithm.rollout_correction.loss_type=reinforce"],
+         {"algorithm.old_log_probs": "rollout", "algorithm.policy_loss": "reinforce"}),
+        ([f"{A}.tis_imp_ratio_cap=2.0"],
+         {"algorithm.correction.weights": "token", "algorithm.correction.upper": 2.0}),
+        ([f"{A}.fsdp_config.param_offload=True", f"{A}.fsdp_config.optimizer_offload=True"],
+         {"resources.offload_idle": True, "actor.engine.offload": "optimizer"}),
+        ([f"{A}.fsdp_config.fsdp_size=-1", f"{A}.ulysses_sequence_parallel_size=2"],
+         {"actor.engine.shard_size": 0, "actor.engine.sequence_parallel": 2}),
+        ([f"{R}.top_k=-1", f"{R}.val_kwargs.n=4", f"{R}.val_kwargs.temperature=0.6"],
+         {"rollout.top_k": 0, "eval.samples_per_prompt": 4, "eval.temperature": 0.6}),
+    ],
+)  # fmt: skip
+def test_what_settings_become(tmp_path: Path, settings: list[str], expected: dict[str, Any]) -> None:
+    found = ours(migrate(tmp_path, *settings))
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_a_bound_that_acts_on_the_inverse_ratio_is_named(tmp_path: Path) -> None:
+    migration = migrate(
+        tmp_path,
+        "algorithm.rollout_correction.rollout_rs=seq_sum_k1",
+        "algorithm.rollout_correction.rollout_rs_threshold=0.5_4.0",
+    )
+    assert ours(migration)["algorithm.correction.reject"] == {"seq_sum_k1": [0.5, 4.0]}
+    assert (
+        "to reject what it did: seq_sum_k1 [0.25, 2]"
+        in status(migration, "algorithm.rollout_correction.rollout_rs")[1]
+    )
+
+
+def test_defaults_that_differ_from_ours_are_written_out(tmp_path: Path) -> None:
+    migration = migrate(tmp_path, "trainer.nnodes=1")
+    found = ours(migration)
+    assert found["algorithm.adv_estimator"] == "gae"
+    assert found["data.prompts_per_step"] == 1024
+    assert found["rollout.samples_per_prompt"] == 1
+    assert found["actor.samples_per_update"] == 256
+    assert found["trainer.num_epochs"] == 30
+    assert found["resources.ranks"] == 8
+    assert found["data.filter_overlong_prompts"] is False
+    assert {row.place for row in migration.rows if row.key == "trainer.total_epochs"} == {"default"}
+
+
+def test_keys_of_absent_roles_are_not_needed(tmp_path: Path) -> None:
+    migration = migrate(
+        tmp_path,
+        "algorithm.adv_estimator=grpo",
+        "critic.optim.lr=1e-5",
+        f"{REF}.log_prob_micro_batch_size_per_gpu=8",
+    )
+    assert status(migration, "critic.optim.lr") == (
+        "not needed", "no critic is loaded with this algorithm.adv_estimator",
+    )  # fmt: skip
+    assert status(migration, f"{REF}.log_prob_micro_batch_size_per_gpu")[0] == "not needed"
+    assert not any(key.startswith(("critic.", "reference.")) for key in ours(migration))
+
+
+def test_an_unknown_key_names_the_nearest_one(tmp_path: Path) -> None:
+    migration = migrate(tmp_path, f"{A}.optim.lrr=1e-6", "zzz.qqq=1")
+    assert status(migration, f"{A}.optim.lrr") == ("unknown", f"the nearest known key is {A}.optim.lr")
+    assert status(migration, "zzz.qqq")[0] == "unknown"
+    assert [row.key for row in migration.open_rows] == [f"{A}.optim.lrr", "zzz.qqq"]
+
+
+def test_variables_arrays_and_signs_of_a_script(tmp_path: Path) -> None:
+    before = (
+        "bs=64\nmodel=${MODEL:-/m/qwen}\nDATA=(\n  data.train_batch_size=$bs\n"
+        "  data.train_files=\"['a.parquet','b.parquet']\"\n)"
+    )
+    migration = migrate(
+        tmp_path,
+        '"${DATA[@]}"',
+        f"{M}.path=$model",
+        "++data.seed=3",
+        "~data.val_files",
+        '"$@"',
+        before=before,
+    )
+    found = ours(migration)
+    assert found["data.prompts_per_step"] == 64
+    assert found["data.train_files"] == ["a.parquet", "b.parquet"]
+    assert found["model.path"] == "/m/qwen"
+    assert found["trainer.seed"] == 3
+    assert status(migration, "data.val_files")[0] == "not needed"
+    assert status(migration, "$@")[0] == "not needed"
+    assert migration.open_rows == ()
+
+
+def test_an_unset_variable_is_left_out_and_said(tmp_path: Path) -> None:
+    migration = migrate(tmp_path, f"{M}.path=$MODEL", "trainer.project_name=$PROJECT")
+    assert status(migration, f"{M}.path") == (
+        "unresolved",
+        (
+            "$MODEL is not set in what was given, so model.path is left out: give it with --set, for example "
+            "--set MODEL=VALUE"
+        ),
+    )
+    assert status(migration, "trainer.project_name")[0] == "not needed"
+    assert "model.path" not in ours(migration)
+    assert ours(migrate(tmp_path, f"{M}.path=$MODEL", MODEL="/m/q"))["model.path"] == "/m/q"
+
+
+def test_what_depends_on_an_unset_variable_is_left_out_with_it(tmp_path: Path) -> None:
+    migration = migrate(tmp_path, f"{R}.n=$N", f"{A}.ppo_mini_batch_size=64")
+    assert status(migration, f"{A}.ppo_mini_batch_size") == (
+        "unresolved",
+        f"depends on {R}.n, which could not be read",
+    )
+    assert "rollout.samples_per_prompt is left out" in status(migration, f"{R}.n")[1]
+    assert not {"actor.samples_per_update", "rollout.samples_per_prompt"} & set(ours(migration))
+
+
+def test_a_configuration_file_that_a_script_names_must_be_given(tmp_path: Path) -> None:
+    script, tree = tmp_path / "run.sh", tmp_path / "multiturn.yaml"
+    script.write_text("python -m verl.trainer.main_ppo --config-name=multiturn trainer.nnodes=1\n")
+    tree.write_text("data: {train_batch_size: 7}\n")
+    (alone,) = migrate_verl(read_verl([script], {}).found).open_rows
+    assert "strop migrate verl multiturn.yaml SCRIPT" in alone.outcome.note
+    together = migrate_verl(read_verl([tree, script], {}).found)
+    assert together.open_rows == ()
+    assert ours(together)["data.prompts_per_step"] == 7
+
+
+def test_a_key_that_is_set_twice_counts_once_and_both_are_listed(tmp_path: Path) -> None:
+    migration = migrate(tmp_path, f"{R}.n=4", f"{R}.n=6")
+    rows = [row for row in migration.rows if row.key == f"{R}.n"]
+    assert [(row.value, row.outcome.status) for row in rows] == [(4, "not needed"), (6, "translated")]
+
+
+def test_a_tree_of_yaml_is_read_with_its_interpolations_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "grpo.yaml"
+    file.write_text(
+        "algorithm: {adv_estimator: grpo}\n"
+        "data: {train_batch_size: 32, max_prompt_length: 100}\n"
+        "actor_rollout_ref:\n"
+        "  rollout: {n: 4, prompt_length: '${data.max_prompt_length}'}\n"
+        "  actor: {ppo_epochs: '${oc.select:epochs,1}', policy_loss: {}}\n"
+        "ray_kwargs: {ray_init: {num_cpus: 4}}\n"
+    )
+    migration = migrate_verl(read_verl([file], {}).found)
+    assert ours(migration)["data.prompts_per_step"] == 32
+    assert status(migration, f"{R}.prompt_length")[0] == "not needed"
+    assert status(migration, f"{A}.ppo_epochs")[0] == "unresolved"
+    assert status(migration, "ray_kwargs.ray_init.num_cpus")[0] == "not needed"
+
+
+def test_later_files_win(tmp_path: Path) -> None:
+    file = tmp_path / "base.yaml"
+    file.write_text("actor_rollout_ref: {rollout: {n: 4}}\ndata: {train_batch_size: 32}\n")
+    script = tmp_path / "run.sh"
+    script.write_text(f"python -m verl.trainer.main_ppo {R}.n=6\n")
+    found = ours(migrate_verl(read_verl([file, script], {}).found))
+    assert (found["rollout.samples_per_prompt"], found["data.prompts_per_step"]) == (6, 32)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("echo hello\n", "has no command that starts a training of verl"),
+        (
+            "python -m verl.trainer.main_ppo a=1\npython -m verl.trainer.main_ppo a=2\n",
+            "starts 2 trainings, in lines 1, 2",
+        ),
+    ],
+)
+def test_a_script_without_one_training_is_an_error(tmp_path: Path, text: str, sentence: str) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        read_verl([script], {})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 -m verl.trainer.main_ppo",
+        "python -u -m recipe.dapo.main_dapo",
+        "PYTHONUNBUFFERED=1 python3 verl/trainer/main_ppo.py",
+        "ray job submit --address=x -- python3 -m verl.trainer.main_ppo",
+    ],
+)
+def test_the_ways_to_start_a_training(tmp_path: Path, command: str) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"set -x\n{command} {R}.n=6 2>&1 | tee log\n")
+    assert ours(migrate_verl(read_verl([script], {}).found))["rollout.samples_per_prompt"] == 6
+
+
+def test_fine_tuning_has_its_own_keys(tmp_path: Path) -> None:
+    from strop.config.migration.verl_sft import migrate_verl_sft
+
+    script = tmp_path / "sft.sh"
+    script.write_text(
+        "torchrun --standalone --nnodes=1 --nproc_per_node=4 -m verl.trainer.fsdp_sft_trainer "
+        "data.train_files=t.parquet data.train_batch_size=64 data.prompt_key=question data.response_key=answer "
+        "optim.lr=2e-5 model.partial_pretrain=/m/q trainer.total_epochs=3 data.max_length=700\n"
+    )
+    source = read_verl([script], {})
+    assert source.is_sft
+    migration = migrate_verl_sft(source.found)
+    assert migration.open_rows == ()
+    found = ours(migration)
+    assert found["sft.examples_per_update"] == 64
+    assert found["sft.data.completion_key"] == "answer"
+    assert found["sft.num_epochs"] == 3
+    assert found["resources.ranks"] == 4
+
+
+# Keys of COMPAT's sections 6 and 7, and those its other sections name.
+DO_NOTHING = [
+    f"{A}.grad_clip", f"{A}.freeze_vision_tower", f"{A}.use_rollout_log_probs", f"{A}.router_replay.record_file",
+    f"{A}.router_replay.replay_file", "actor_rollout_ref.nccl_timeout", f"{R}.over_sample_rate",
+    f"{R}.multi_stage_wake_up", f"{R}.do_sample", f"{R}.repetition_penalty", f"{R}.val_kwargs.do_sample",
+    f"{R}.multi_turn.enable", f"{R}.multi_turn.use_inference_chat_template",
+    f"{R}.multi_turn.tokenization_sanity_check_mode", f"{R}.multi_turn.num_repeat_rollouts", "data.truncation",
+    "data.return_raw_chat", "data.return_raw_input_ids", "data.return_full_prompt",
+    "data.return_multi_modal_inputs", "data.chat_template_func", "data.filter_prompts", "data.reward_fn_key",
+    "algorithm.filter_groups.max_num_gen_batches", "trainer.esi_redundant_time",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", DO_NOTHING)
+def test_a_key_that_does_nothing_is_said_to_do_nothing(tmp_path: Path, key: str) -> None:
+    kind, note = status(migrate(tmp_path, f"{key}=1"), key)
+    assert kind == "not needed"
+    assert "does nothing" in note
+
+
+@pytest.mark.parametrize("name", ["forward_micro_batch_size", "forward_max_token_len_per_gpu"])
+def test_a_critic_key_that_does_nothing_is_said_to_do_nothing(tmp_path: Path, name: str) -> None:
+    migration = migrate(tmp_path, "algorithm.adv_estimator=gae", f"critic.{name}=1")
+    assert status(migration, f"critic.{name}") == ("not needed", "does nothing in verl either")
+
+
+ESTIMATORS = [
+    "gae",
+    "grpo",
+    "grpo_vectorized",
+    "gdpo",
+    "grpo_passk",
+    "reinforce_plus_plus_baseline",
+    "rloo",
+    "rloo_vectorized",
+    "opo",
+    "reinforce_plus_plus",
+    "remax",
+    "gpg",
+    "optimal_token_baseline",
+    "tir_optimal_token_baseline",
+]
+LOSSES = [
+    "vanilla",
+    "dppo_tv",
+    "dppo_kl",
+    "gspo",
+    "sapo",
+    "gpg",
+    "clip_cov",
+    "kl_cov",
+    "geo_mean",
+    "dro",
+    "cispo",
+    "bypass_mode",
+]
+MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
+KL = ["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k3+"]
+NAMED = [
+    *(("algorithm.adv_estimator", name) for name in ESTIMATORS),
+    *((f"{A}.policy_loss.loss_mode", name) for name in LOSSES),
+    *((f"{A}.loss_agg_mode", name) for name in MODES),
+    *((f"{A}.kl_loss_type", name) for name in KL),
+    *(("algorithm.kl_penalty", name) for name in KL if not name.endswith("+")),
+]
+
+
+@pytest.mark.parametrize(("key", "name"), NAMED)
+def test_every_name_of_an_algorithm_is_translated(tmp_path: Path, key: str, name: str) -> None:
+    kind, note = status(migrate(tmp_path, f"{key}={name}"), key)
+    assert kind == ("not needed" if name == "bypass_mode" else "translated")
+    assert "must be registered" not in note
+
+
+EVERYTHING_ELSE = f"""
+data.prompt_key=prompt
+data.reward_fn_key=data_source
+data.image_key=images
+data.filter_overlong_prompts=False
+reward.custom_reward_function.path=reward.py
+reward.custom_reward_function.name=compute_score
+reward.custom_reward_function.reward_kwargs.alpha=0.5
+reward.num_workers=4
+reward.reward_manager.name=naive
+reward.sandbox_fusion.url=null
+reward.sandbox_fusion.max_concurrent=64
+reward.reward_model.enable=False
+reward.reward_model.model_path=null
+{R}.multi_turn.tool_config_path=tools.yaml
+{R}.multi_turn.function_tool_path=tools.py
+{R}.multi_turn.interaction_config_path=null
+{R}.multi_turn.max_assistant_turns=4
+{R}.multi_turn.max_user_turns=4
+{R}.multi_turn.max_parallel_calls=1
+{R}.multi_turn.max_tool_response_length=256
+{R}.multi_turn.tool_response_truncate_side=middle
+{R}.multi_turn.format=hermes
+{R}.agent.default_agent_loop=tool_agent
+{R}.agent.agent_loop_config_path=loops.yaml
+{R}.agent.num_workers=8
+{R}.calculate_log_probs=True
+{R}.ignore_eos=False
+algorithm.gamma=1.0
+algorithm.lam=0.95
+algorithm.norm_adv_by_std_in_grpo=True
+algorithm.kl_ctrl.type=adaptive
+algorithm.kl_ctrl.kl_coef=0.001
+algorithm.kl_ctrl.horizon=10000
+algorithm.kl_ctrl.target_kl=0.1
+algorithm.use_pf_ppo=False
+algorithm.pf_ppo.reweight_method=pow
+algorithm.pf_ppo.weight_pow=2.0
+algorithm.filter_groups.enable=True
+algorithm.filter_groups.metric=acc
+algorithm.gdpo_reward_keys=[acc,format]
+algorithm.gdpo_reward_weights=[1.0,0.5]
+algorithm.rollout_correction.rollout_is=null
+algorithm.rollout_correction.rollout_is_threshold=2.0
+algorithm.rollout_correction.rollout_rs=null
+algorithm.rollout_correction.rollout_rs_threshold=null
+algorithm.rollout_correction.rollout_is_batch_normalize=False
+algorithm.rollout_correction.bypass_mode=False
+algorithm.rollout_correction.loss_type=ppo_clip
+{A}.clip_ratio=0.2
+{A}.clip_ratio_c=3.0
+{A}.entropy_coeff=0.01
+{A}.loss_scale_factor=null
+{A}.optim.weight_decay=0.01
+{A}.optim.betas=[0.9,0.999]
+{A}.optim.clip_grad=1.0
+{A}.optim.lr_warmup_steps=-1
+{A}.policy_loss.ppo_kl_coef=0.1
+{A}.dro_beta=0.1
+critic.cliprange_value=0.5
+critic.optim.lr=1e-5
+critic.ppo_max_token_len_per_gpu=32768
+trainer.resume_mode=auto
+trainer.val_before_train=True
+trainer.default_local_dir=ckpt
+"""
+
+
+def test_every_key_that_users_know_is_accounted_for(tmp_path: Path) -> None:
+    settings = EVERYTHING_ELSE.split()
+    migration = migrate(tmp_path, *settings)
+    assert {row.key for row in migration.rows if row.place != "default"} == {
+        text.split("=")[0] for text in settings
+    }
+    assert migration.open_rows == ()
+    refused = {row.key for row in migration.rows if row.outcome.status == "refused"}
+    assert refused == {
+        f"{R}.multi_turn.tool_config_path",
+        f"{R}.multi_turn.function_tool_path",
+        f"{R}.agent.default_agent_loop",
+        f"{R}.agent.agent_loop_config_path",
+    }
+
+
+SAMPLES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    1,
+    2,
+    0.5,
+    "x",
+    "token",
+    "adamw",
+    ["a"],
+    {},
+    "0.5_2.0",
+    "grpo",
+    "gae",
+)
+
+
+@pytest.mark.parametrize("key", [key for key in TABLE if not key.endswith(".*")])
+def test_every_row_answers_with_keys_of_ours_or_a_reason(key: str, tmp_path: Path) -> None:
+    from strop.config.migration.found import Found
+
+    for estimator in ("grpo", "gae"):
+        for value in SAMPLES:
+            found = [
+                Found(key="algorithm.adv_estimator", value=estimator, place="here"),
+                Found(key=f"{A}.use_kl_loss", value=True, place="here"),
+                Found(key="reward_model.enable", value=True, place="here"),
+                Found(key=key, value=value, place="here"),
+            ]
+            row = migrate_verl(found).rows[-1]
+            assert row.key == key
+            assert row.outcome.status in ACCOUNTED | {"unresolved"}
+            assert row.outcome.ours or row.outcome.note
+            for name in row.outcome.ours:
+                locate(Config, name)
