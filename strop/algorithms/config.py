@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+from strop.algorithms.correction_config import CorrectionConfig
 
 AggregationMode = Literal[
     "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
@@ -66,6 +68,47 @@ class KlControlConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilterGroupsConfig:
+    """DAPO's dynamic sampling: ask for prompts until enough groups of samples can teach."""
+
+    enable: bool = False
+    """Leave out groups whose samples all got the same, and sample others in their place."""
+    metric: Literal["score", "acc"] = "acc"
+    """What is compared within a group: the score, or the scorer's `acc` where it gives one."""
+    lowest_mean: float | None = None
+    """Leave out groups with a mean below this too: harder than the band of difficulty."""
+    highest_mean: float | None = None
+    """Leave out groups with a mean above this too: easier than the band."""
+    max_rounds: int = 10
+    """Rounds of sampling in one step, each with at most data.prompts_per_step prompts."""
+    at_limit: Literal["train", "stop"] = "train"
+    """After the last round with too few groups: train on those there are, or end the run."""
+    retire_solved: bool = False
+    """Do not visit a prompt again once every sample of a group solved it."""
+    defer_failed: int = 0
+    """Epochs for which a prompt rests after no sample solved it."""
+
+    def __post_init__(self) -> None:
+        key = "algorithm.filter_groups"
+        if self.metric not in ("score", "acc"):
+            raise ValueError(f"{key}.metric is {self.metric!r}; use score or acc")
+        if self.at_limit not in ("train", "stop"):
+            raise ValueError(f"{key}.at_limit is {self.at_limit!r}; use train or stop")
+        if self.max_rounds < 1:
+            raise ValueError(f"{key}.max_rounds is {self.max_rounds}; a step needs at least 1")
+        if self.defer_failed < 0:
+            raise ValueError(f"{key}.defer_failed is {self.defer_failed} epochs; use 0 for no rest")
+        low, high = self.lowest_mean, self.highest_mean
+        if low is not None and high is not None and low > high:
+            raise ValueError(
+                f"{key}.lowest_mean is {low}, above highest_mean, which is {high}: no group is between"
+            )
+        changed = low is not None or high is not None or self.retire_solved or self.defer_failed
+        if changed and not self.enable:
+            raise ValueError(f"{key} has settings, but {key}.enable is false: set it to true, or remove them")
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     """How rewards become advantages, and advantages a loss."""
 
@@ -78,8 +121,23 @@ class AlgorithmConfig:
     """Discount of later rewards, per sampled token: gae and reinforce_plus_plus."""
     lam: float = 1.0
     """GAE's lambda: 1 takes the rewards that came, 0 the critic's word one token on."""
+    adv_settings: dict[str, Any] = field(default_factory=dict)
+    """Further settings of the estimator, by the names of its keyword arguments."""
+    reward_keys: tuple[str, ...] = ()
+    """Parts of the reward, as the reward function names them in its result (`score` for the score itself), that
+    gdpo normalizes each for itself."""
+    reward_weights: tuple[float, ...] = ()
+    """Weight of each of them; empty: 1 each."""
     policy_loss: str = "vanilla"
     """Policy loss by its registered name: vanilla is PPO's clipped surrogate."""
+    loss_settings: dict[str, Any] = field(default_factory=dict)
+    """Further settings of the loss, by the names of its keyword arguments."""
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    """What is done about tokens whose log-probs in the rollout differ from the trainer's."""
+    filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
+    """Which groups of samples are trained on; by default all."""
+    extensions: tuple[str, ...] = ()
+    """Python files with estimators and losses of your own, which register themselves when they are imported."""
     clip_ratio: float = 0.2
     """The ratio is clipped to [1 - clip_ratio, 1 + clip_ratio]; the two keys below override one side."""
     clip_ratio_low: float | None = None
@@ -88,8 +146,9 @@ class AlgorithmConfig:
     """Upper clip range; not set: clip_ratio."""
     clip_ratio_c: float = 3.0
     """Dual clip: where the advantage is negative, the loss of a token is at most -advantage times this."""
-    loss_agg_mode: AggregationMode = "token-mean"
-    """How per-token terms become one loss. Denominators count over the whole optimizer batch."""
+    loss_agg_mode: AggregationMode | None = None
+    """How per-token terms become one loss. Denominators count over the whole optimizer batch. Not set: as in the
+    paper of the policy loss (seq-mean-token-mean for gspo, gmpo and sapo), else token-mean."""
     loss_scale_factor: float | None = None
     """Constant divisor of seq-mean-token-sum-norm, in tokens; usually data.max_response_tokens."""
     entropy_coeff: float = 0.0
@@ -141,12 +200,14 @@ class AlgorithmConfig:
                 f"may move is above 0; use 0.5, or .inf to never clip"
             )
         self._check_aggregation()
+        self._check_reward_parts()
+        self._check_correction()
         for name in ("kl_loss_type", "kl_penalty"):
             if getattr(self, name) not in KL_KINDS:
                 raise ValueError(f"algorithm.{name} is {getattr(self, name)!r}; known: {', '.join(KL_KINDS)}")
 
     def _check_aggregation(self) -> None:
-        if self.loss_agg_mode not in AGGREGATION_MODES:
+        if self.loss_agg_mode is not None and self.loss_agg_mode not in AGGREGATION_MODES:
             raise ValueError(
                 f"algorithm.loss_agg_mode is {self.loss_agg_mode!r}; known: {', '.join(AGGREGATION_MODES)}"
             )
@@ -159,7 +220,8 @@ class AlgorithmConfig:
         if not wants_scale and self.loss_scale_factor is not None:
             raise ValueError(
                 f"algorithm.loss_scale_factor is {self.loss_scale_factor}, but only "
-                f"loss_agg_mode=seq-mean-token-sum-norm uses it and loss_agg_mode is {self.loss_agg_mode}: "
+                f"loss_agg_mode=seq-mean-token-sum-norm uses it and loss_agg_mode is "
+                f"{self.loss_agg_mode or 'not set'}: "
                 f"remove it, or change the mode"
             )
         if self.loss_scale_factor is not None and not (
@@ -168,6 +230,25 @@ class AlgorithmConfig:
             raise ValueError(
                 f"algorithm.loss_scale_factor is {self.loss_scale_factor}: it divides the loss, so use a "
                 f"finite number above 0, usually data.max_response_tokens"
+            )
+
+    def _check_reward_parts(self) -> None:
+        if self.reward_weights and len(self.reward_weights) != len(self.reward_keys):
+            raise ValueError(
+                f"algorithm.reward_weights has {len(self.reward_weights)} numbers for {len(self.reward_keys)} "
+                f"algorithm.reward_keys: give one weight per key"
+            )
+        if len(set(self.reward_keys)) < len(self.reward_keys):
+            raise ValueError(f"algorithm.reward_keys names a part twice: {', '.join(self.reward_keys)}")
+
+    def _check_correction(self) -> None:
+        holds_it = self.old_log_probs == "rollout" and self.policy_loss not in ("reinforce", "gpg")
+        if self.correction.weights != "none" and holds_it:
+            raise ValueError(
+                f"algorithm.correction.weights is {self.correction.weights}, but with "
+                f"algorithm.old_log_probs=rollout the ratio of policy_loss={self.policy_loss} is taken against the "
+                f"rollout already and would be corrected twice: set weights=none, old_log_probs=recompute, or "
+                f"policy_loss=reinforce"
             )
 
     @property

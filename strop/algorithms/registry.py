@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
+
+from strop.algorithms.config import AGGREGATION_MODES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -18,9 +23,24 @@ class Declaration:
     """Columns passed by keyword, e.g. `group_ids` or `values`. Empty: the function declared nothing and
     follows the field's own calling convention."""
     settings: frozenset[str] = frozenset()
-    """Numbers and switches passed by keyword, e.g. `norm_by_std`."""
+    """Numbers and switches passed by keyword that have a key of their own in the config, e.g. `norm_by_std`.
+    All other settings are the function's keyword defaults; see `own_settings`."""
     is_group_relative: bool = False
     """True if the result compares the samples of one prompt, so that one sample teaches nothing."""
+    aggregation: str | None = None
+    """The aggregation mode of the paper, in force where the user sets none; not set: the general default."""
+    prepare: Callable[..., Any] | None = None
+    """Statistics of a whole optimizer batch: called once per optimizer batch with the flat columns [N] of all
+    its tokens over all ranks, by keyword; returns the columns `prepared`, [N] each, by name."""
+    prepared: frozenset[str] = frozenset()
+    """Columns among `needs` that come from `prepare`, not from the batch."""
+    moves_without_advantage: bool = False
+    """True if a token of advantage 0 can have a gradient, for example from a penalty of the loss itself."""
+
+    @property
+    def is_user_convention(self) -> bool:
+        """True if the function follows the field's calling convention, not ours."""
+        return not self.needs
 
 
 class Registry(dict[str, F], Generic[F]):
@@ -39,27 +59,44 @@ class Registry(dict[str, F], Generic[F]):
         needs: Iterable[str] = (),
         settings: Iterable[str] = (),
         group_relative: bool = False,
+        aggregation: str | None = None,
+        prepare: Callable[..., Any] | None = None,
+        prepared: Iterable[str] = (),
+        moves_without_advantage: bool = False,
+        aliases: Iterable[str] = (),
     ) -> Callable[[F], F]:
-        """A decorator that stores the function under `name` and returns it unchanged.
+        """A decorator that stores the function under `name`, and under each alias, and returns it unchanged.
+
+        The other arguments are the fields of `Declaration`.
 
         Raises:
-            ValueError: the name belongs to another function and this registry does not replace.
+            ValueError: the name belongs to another function and this registry does not replace; a column or
+                setting that the function has no parameter for; an unknown aggregation mode.
         """
-        key = name_of(name)
+        keys = [name_of(name), *aliases]
         declaration = Declaration(
-            needs=frozenset(needs), settings=frozenset(settings), is_group_relative=group_relative
+            needs=frozenset(needs),
+            settings=frozenset(settings),
+            is_group_relative=group_relative,
+            aggregation=aggregation,
+            prepare=prepare,
+            prepared=frozenset(prepared),
+            moves_without_advantage=moves_without_advantage,
         )
 
         def add(function: F) -> F:
-            taken_by = self.get(key)
-            if taken_by is not None and taken_by is not function and not self.replaceable:
-                raise ValueError(
-                    f"{self.kind} {key!r} is already registered by "
-                    f"{taken_by.__module__}.{taken_by.__qualname__}: choose another name for "
-                    f"{function.__module__}.{function.__qualname__}"
-                )
-            self[key] = function
-            self._declarations[key] = declaration
+            _check_declaration(self.kind, keys[0], function, declaration)
+            for key in keys:
+                taken_by = self.get(key)
+                if taken_by is not None and taken_by is not function and not self.replaceable:
+                    raise ValueError(
+                        f"{self.kind} {key!r} is already registered by "
+                        f"{taken_by.__module__}.{taken_by.__qualname__}: choose another name for "
+                        f"{function.__module__}.{function.__qualname__}"
+                    )
+            for key in keys:
+                self[key] = function
+                self._declarations[key] = declaration
             return function
 
         return add
@@ -80,3 +117,121 @@ class Registry(dict[str, F], Generic[F]):
 def name_of(name: str | Enum) -> str:
     """The registered spelling of a name or of an enum member, which stands for its value."""
     return str(name.value) if isinstance(name, Enum) else name
+
+
+def own_settings(function: Callable[..., object], declaration: Declaration) -> dict[str, object]:
+    """Settings of the function's own by name, each with its default: the keyword defaults of the function and
+    of its `prepare`, without columns and without settings that have a key of their own in the config."""
+    found: dict[str, object] = {}
+    for source in (function, declaration.prepare):
+        if source is not None:
+            found.update(
+                (parameter.name, parameter.default)
+                for parameter in inspect.signature(source).parameters.values()
+                if parameter.default is not inspect.Parameter.empty
+            )
+    shared = declaration.needs | declaration.settings
+    return {name: default for name, default in found.items() if name not in shared}
+
+
+def settings_for(
+    function: Callable[..., object], declaration: Declaration, settings: Mapping[str, object]
+) -> dict[str, object]:
+    """Those of the settings that the function takes: declared ones, and its own keyword defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return {name: value for name, value in settings.items() if name in declaration.settings}
+    taken = {
+        parameter.name
+        for parameter in parameters
+        if parameter.name in declaration.settings or parameter.default is not inspect.Parameter.empty
+    } - declaration.needs
+    return {name: value for name, value in settings.items() if name in taken}
+
+
+def check_settings(
+    kind: str,
+    name: str,
+    function: Callable[..., object],
+    declaration: Declaration,
+    settings: Mapping[str, object],
+    *,
+    elsewhere: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse settings that the function under `name` does not have, or values of another type than its own.
+
+    A function in the field's calling convention takes any: it reads them from its config object.
+
+    Args:
+        kind: what the function is, for the message: "policy loss".
+        settings: what the user wrote, by name.
+        elsewhere: settings that have a key of their own in the config: name to key.
+
+    Raises:
+        ValueError: names the setting, the nearest valid one and all valid ones.
+    """
+    if declaration.is_user_convention:
+        return
+    own = own_settings(function, declaration)
+    # A declared setting without a key of its own can be set nowhere else.
+    taken = own.keys() | declaration.settings
+    valid = sorted(taken - (elsewhere or {}).keys())
+    for setting, value in settings.items():
+        if elsewhere is not None and setting in elsewhere and setting in taken:
+            raise ValueError(
+                f"the setting {setting!r} of {kind} {name!r} has a key of its own: set {elsewhere[setting]}"
+            )
+        if setting not in valid:
+            nearest = difflib.get_close_matches(setting, valid, n=1, cutoff=0.0)
+            hint = f"did you mean {nearest[0]!r}? It has {', '.join(valid)}" if nearest else "it has none"
+            raise ValueError(f"{kind} {name!r} has no setting {setting!r}; {hint}")
+        _check_type(f"the setting {setting!r} of {kind} {name!r}", value, own.get(setting))
+
+
+def _check_type(what: str, value: object, default: object) -> None:
+    """A value must be of the kind of its default; a default of None says nothing."""
+    if default is None:
+        return
+    if isinstance(default, bool):
+        fits, wanted = isinstance(value, bool), "true or false"
+    elif isinstance(default, int):
+        fits, wanted = isinstance(value, int) and not isinstance(value, bool), "a whole number"
+    elif isinstance(default, float):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        fits, wanted = is_number, "a number"
+    elif isinstance(default, str):
+        fits, wanted = isinstance(value, str), "a word"
+    elif isinstance(default, tuple | list):
+        fits, wanted = isinstance(value, tuple | list), "a list"
+    else:
+        return
+    if not fits:
+        raise ValueError(f"{what} is {value!r}; it must be {wanted}, and its default is {default!r}")
+
+
+def _check_declaration(
+    kind: str, name: str, function: Callable[..., object], declaration: Declaration
+) -> None:
+    if declaration.aggregation is not None and declaration.aggregation not in AGGREGATION_MODES:
+        raise ValueError(
+            f"{kind} {name!r} declares the aggregation {declaration.aggregation!r}; known: "
+            f"{', '.join(AGGREGATION_MODES)}"
+        )
+    lost = sorted(declaration.prepared - declaration.needs)
+    if lost:
+        raise ValueError(f"{kind} {name!r} prepares {', '.join(lost)} but does not list it in needs")
+    declared = declaration.needs | declaration.settings
+    if not declared:
+        return
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    taken = {parameter.name for parameter in parameters}
+    if declaration.prepare is not None:
+        taken |= set(inspect.signature(declaration.prepare).parameters)
+    missing = sorted(declared - taken)
+    if missing:
+        raise ValueError(
+            f"{kind} {name!r} declares {', '.join(missing)}, but {function.__qualname__} has no parameter of "
+            f"that name: it is called by keyword"
+        )

@@ -71,17 +71,26 @@ class PromptSampler:
         self._seed = seed
         self._shuffle = shuffle
         self._num_epochs = num_epochs
+        self._rest_until: dict[int, tuple[int, int | None]] = {}
         self._start({})
 
     def _start(self, consumed: dict[int, set[int]]) -> None:
         """Stand at the beginning of the first epoch that is not wholly consumed."""
         self._consumed = consumed
         self._epoch = 0
-        while len(consumed.get(self._epoch, ())) == len(self._rows):
+        while self._is_over(self._epoch, consumed.get(self._epoch, set())):
             del consumed[self._epoch]
             self._epoch += 1
         self._order = self.order(self._epoch)
         self._index = 0
+
+    def _is_over(self, epoch: int, consumed: set[int]) -> bool:
+        """Every row of the epoch was visited, or rests in it."""
+        if len(consumed) == len(self._rows):
+            return True
+        return bool(consumed) and all(
+            int(row) in consumed or self._rests(int(row), epoch) for row in self._rows
+        )
 
     def order(self, epoch: int) -> list[int]:
         """The rows of an epoch in the order of their visits."""
@@ -90,20 +99,53 @@ class PromptSampler:
         key = random_key(self._seed, "prompt_order", epoch)
         return [int(row) for row in self._rows[permutation(key, len(self._rows))]]
 
-    def next(self) -> list[tuple[int, int]]:
-        """The (epoch, row) visits of the next step; shorter, then empty, when the last epoch is over."""
+    def next(self, count: int | None = None) -> list[tuple[int, int]]:
+        """The (epoch, row) visits of the next step; shorter, then empty, when the last epoch is over.
+
+        Args:
+            count: how many; not given: prompts_per_step.
+
+        Raises:
+            ValueError: every row is retired.
+        """
+        wanted = self._prompts_per_step if count is None else count
         visits: list[tuple[int, int]] = []
-        while len(visits) < self._prompts_per_step and not self.is_finished:
+        while len(visits) < wanted and not self.is_finished:
             row = self._order[self._index]
-            if row not in self._consumed.get(self._epoch, ()):
+            if row not in self._consumed.get(self._epoch, ()) and not self._rests(row, self._epoch):
                 visits.append((self._epoch, row))
             self._index += 1
             if self._index == len(self._order):
+                self._check_some_left()
                 self._consumed.pop(self._epoch, None)
                 self._epoch += 1
                 self._order = self.order(self._epoch)
                 self._index = 0
         return visits
+
+    def retire(self, row: int, epoch: int) -> None:
+        """Do not visit this row in the epochs after this one: there is nothing left to learn from it."""
+        self._rest_until[row] = (epoch, None)
+
+    def defer(self, row: int, epoch: int, *, epochs: int) -> None:
+        """Visit this row again only after resting this many epochs after this one."""
+        if self._rest_until.get(row, (0, 0))[1] is not None:
+            self._rest_until[row] = (epoch, epoch + epochs)
+
+    def curriculum(self) -> dict[str, list[int | None]]:
+        """Rows that rest, for the manifest of a checkpoint: row -> [epoch after which, last epoch of rest]."""
+        return {str(row): list(rest) for row, rest in sorted(self._rest_until.items())}
+
+    def _rests(self, row: int, epoch: int) -> bool:
+        since, until = self._rest_until.get(row, (epoch, epoch))
+        return since < epoch and (until is None or epoch <= until)
+
+    def _check_some_left(self) -> None:
+        if all(self._rest_until.get(int(row), (0, 0))[1] is None for row in self._rows):
+            raise ValueError(
+                "every prompt was solved by all its samples and is retired, so there is nothing left to learn: use "
+                "harder data, or set algorithm.filter_groups.retire_solved=false"
+            )
 
     @property
     def epoch(self) -> int:
@@ -131,18 +173,27 @@ class PromptSampler:
             "rows_digest": hashlib.sha256(self._rows.astype("<i8").tobytes()).hexdigest()[:16],
         }
 
-    def restore(self, consumed: Collection[str], state: Mapping[str, Any] | None = None) -> None:
+    def restore(
+        self,
+        consumed: Collection[str],
+        state: Mapping[str, Any] | None = None,
+        curriculum: Mapping[str, Sequence[int | None]] | None = None,
+    ) -> None:
         """Continue after the visits in `consumed`: every other visit follows, in its order.
 
         Args:
             consumed: uids of all training visits that are done (`Ledger`).
             state: what `state` said when the checkpoint was written.
+            curriculum: what `curriculum` said then.
 
         Raises:
             ValueError: `state` differs from this sampler's, or `consumed` names rows that it does not have.
         """
         if state is not None:
             self._check_same(state)
+        self._rest_until = {
+            int(row): (int(since or 0), until) for row, (since, until) in (curriculum or {}).items()
+        }
         known = {int(row) for row in self._rows}
         by_epoch: dict[int, set[int]] = {}
         for uid in consumed:

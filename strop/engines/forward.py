@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
-from strop.engines.head import token_log_probs, token_values
+from strop.engines.head import token_log_probs, token_sum_pi_squared, token_values
 from strop.engines.packing import MicroBatch
 from strop.engines.parallel import Parallel
 from strop.engines.ulysses import SequenceShard, shard_micro_batch
@@ -35,6 +35,21 @@ def token_outputs(
     if isinstance(part, SequenceShard):
         log_probs, entropies = part.gather(torch.stack([log_probs, entropies], dim=1)).unbind(1)
     return log_probs, entropies
+
+
+def concentrations(
+    model: CausalLM, micro_batch: MicroBatch, *, temperature: float, parallel: Parallel
+) -> Tensor:
+    """Sum of squared probabilities [M] of the distributions that the response tokens were drawn from."""
+    part = _part(micro_batch, parallel)
+
+    def compute() -> Tensor:
+        return token_sum_pi_squared(
+            _predicting(model, part), model.head_weight, model.head_bias, temperature=temperature
+        )
+
+    values = model.run(compute)
+    return part.gather(values) if isinstance(part, SequenceShard) else values
 
 
 def value_outputs(model: CausalLM, micro_batch: MicroBatch, *, parallel: Parallel) -> Tensor:

@@ -48,6 +48,21 @@ def scaled_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatu
     return logits / temperature
 
 
+@torch.no_grad()
+def token_sum_pi_squared(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, *, temperature: float
+) -> Tensor:
+    """Sum over the vocabulary of p_v^2 [N], of the distributions after hidden states [N, D]; without gradient.
+
+    exp(logsumexp(2 z) - 2 logsumexp(z)), in at least float32.
+    """
+    parts = [hidden.new_zeros(0, dtype=torch.promote_types(hidden.dtype, torch.float32))]
+    for rows in torch.split(hidden, chunk_rows(weight.shape[0])):
+        logits = scaled_logits(rows, weight, bias, temperature)  # [c, V]
+        parts.append(torch.exp(torch.logsumexp(2 * logits, dim=-1) - 2 * torch.logsumexp(logits, dim=-1)))
+    return torch.cat(parts)
+
+
 def token_values(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Values [N] of hidden states [N, D] under a value head [1, D], in at least float32."""
     dtype = torch.promote_types(hidden.dtype, torch.float32)

@@ -32,6 +32,7 @@ __all__ = [
     "load_reward_model",
     "load_tokenizer",
     "load_value_model",
+    "read_shape",
 ]
 
 
@@ -270,6 +271,16 @@ def _check_labels(source: str, config: ModelConfig) -> None:
         raise ValueError(
             f"model folder {source!r} is a classifier with {labels} labels; a value or reward model has one"
         )
+
+
+def read_shape(config: ModelConfig) -> Any:
+    """The configuration of a model folder, as transformers reads it.
+
+    Raises:
+        ValueError: no such folder, or no configuration of a model in it.
+    """
+    _check_folder(config)
+    return AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
 
 
 def _check_folder(config: ModelConfig) -> None:

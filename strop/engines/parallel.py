@@ -68,6 +68,29 @@ class Parallel:
             dist.all_reduce(total)
         return total
 
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """What each share of the rows has, in their order; the same on every rank.
+
+        Args:
+            tensor: [n] on any device, n as it comes; equal on ranks that share their rows.
+
+        Returns:
+            Tensors [n_share] in host memory, one per share.
+        """
+        own = tensor.detach().cpu()
+        if self.mesh is None:
+            return [own]
+        longest = self.max(len(own))
+        sizes = torch.zeros(self.world_size, dtype=torch.int64)
+        sizes[self.rank] = len(own)
+        dist.all_reduce(sizes)
+        padded = torch.zeros(longest, dtype=own.dtype)
+        padded[: len(own)] = own
+        parts = [torch.empty_like(padded) for _ in range(self.world_size)]
+        dist.all_gather(parts, padded)
+        firsts = range(0, self.world_size, self.sp_size)
+        return [parts[rank][: int(sizes[rank])] for rank in firsts]
+
     def barrier(self, what: str) -> None:
         """Wait until every rank is here.
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from strop.engines import fsdp, gradients
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
-from strop.engines.forward import token_outputs, value_outputs
+from strop.engines.forward import concentrations, token_outputs, value_outputs
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import MicroBatch, Row, pack, split_rows
 from strop.engines.parallel import Parallel, alone
@@ -117,6 +117,15 @@ class TrainEngine:
         return forward_values(
             self.model, rows, max_tokens=self._config.max_tokens_per_device, parallel=self.parallel
         )
+
+    def sum_pi_squared(self, rows: Sequence[Row], *, temperature: float) -> Tensor:
+        """Sum of squared probabilities before all response tokens, flat [N] in row order, without gradient."""
+        self.onload()
+
+        def concentration(micro_batch: MicroBatch) -> Tensor:
+            return concentrations(self.model, micro_batch, temperature=temperature, parallel=self.parallel)
+
+        return _forward(self.model, rows, concentration, self._config.max_tokens_per_device, self.parallel)
 
     def accumulate(self, rows: Sequence[Row], loss: Loss, *, temperature: float) -> float:
         """Add the gradient of the loss over these rows; its value. `step` applies what was accumulated.
@@ -257,10 +266,22 @@ def forward_values(
 ) -> Tensor:
     """Values of the states before all response tokens, flat [N] in row order, on the CPU."""
     ranks = alone(model.device) if parallel is None else parallel
+    return _forward(model, rows, lambda part: value_outputs(model, part, parallel=ranks), max_tokens, ranks)
+
+
+@torch.no_grad()
+def _forward(
+    model: CausalLM,
+    rows: Sequence[Row],
+    outputs: Callable[[MicroBatch], Tensor],
+    max_tokens: int,
+    ranks: Parallel,
+) -> Tensor:
+    """One number per response token, flat [N] in row order, on the CPU."""
     values = _per_token(model, rows)
     for part in _equal_parts(rows, max_tokens, ranks):
         micro_batch = pack(part or [_NOTHING], device=model.device)
-        here = value_outputs(model, micro_batch, parallel=ranks)
+        here = outputs(micro_batch)
         if part:
             values[micro_batch.token_index] = here.cpu()
     fsdp.reshard(model)

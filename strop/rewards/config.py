@@ -19,6 +19,10 @@ class RewardConfig:
     weight: float = 1.0
     """What the function's score is multiplied with in training. 0 leaves the reward to a reward model; pass
     rates are still those of the function."""
+    overlong_buffer: int = 0
+    """DAPO's soft penalty on long responses: it begins this many tokens below data.max_response_tokens; 0: none."""
+    overlong_penalty: float = 1.0
+    """The full penalty, at the limit, in reward units."""
     num_workers: int = 2
     """Processes that score at the same time."""
     timeout_s: float = 10.0
@@ -37,6 +41,13 @@ class RewardConfig:
         if not math.isfinite(self.weight):
             raise ValueError(
                 f"reward.weight is {self.weight}; use a finite number, 0 to leave the function out"
+            )
+        if self.overlong_buffer < 0:
+            raise ValueError(f"reward.overlong_buffer is {self.overlong_buffer} tokens; use 0 for no penalty")
+        if not (math.isfinite(self.overlong_penalty) and self.overlong_penalty >= 0):
+            raise ValueError(
+                f"reward.overlong_penalty is {self.overlong_penalty}, but it is taken off the reward: use a finite "
+                f"number of at least 0"
             )
         if self.num_workers < 1:
             raise ValueError(

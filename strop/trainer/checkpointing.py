@@ -147,7 +147,7 @@ def restore_position(run: RunFolder, checkpoint: Checkpoint, sampler: PromptSamp
     """Put ledger and sampler where they were when the checkpoint was written."""
     facts = checkpoint.manifest.facts
     run.ledger.restore(checkpoint.step, facts["ledger"])
-    sampler.restore(run.ledger.consumed(), facts["sampler"])
+    sampler.restore(run.ledger.consumed(), facts["sampler"], facts.get("curriculum"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@ from typing import Literal
 
 from strop.algorithms.advantages import adv_estimator_declaration, check_estimator
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.losses import get_policy_loss_fn
+from strop.algorithms.extensions import load_extensions
+from strop.algorithms.losses import check_loss_settings
 from strop.data.config import DataConfig, SftDataConfig
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.rewards.config import RewardConfig
@@ -186,14 +187,18 @@ class Config:
     """Devices."""
 
     def __post_init__(self) -> None:
+        load_extensions(self.algorithm.extensions)
         check_estimator(
             self.algorithm.adv_estimator,
             samples_per_prompt=self.rollout.samples_per_prompt,
             norm_by_std=self.algorithm.norm_adv_by_std,
             gamma=self.algorithm.gamma,
             lam=self.algorithm.lam,
+            settings=self.algorithm.adv_settings,
         )
-        get_policy_loss_fn(self.algorithm.policy_loss)
+        check_loss_settings(self.algorithm.policy_loss, self.algorithm.loss_settings)
+        self._check_reward_parts()
+        self._check_filter()
         self._check_budgets()
         self._check_roles()
         self._check_ranks()
@@ -206,7 +211,7 @@ class Config:
         if self.uses_critic:
             engines["critic"] = self.critic.engine
         for name, engine in engines.items():
-            if engine.max_tokens_per_device < longest:
+            if engine.max_tokens_per_device * engine.sequence_parallel < longest:
                 raise ValueError(
                     f"{name}.engine.max_tokens_per_device is {engine.max_tokens_per_device}, but one sample may have "
                     f"{longest} tokens (data.max_prompt_tokens {self.data.max_prompt_tokens} + "
@@ -271,16 +276,56 @@ class Config:
                         f"change it, or the number of ranks"
                     )
 
+    def _check_reward_parts(self) -> None:
+        if self.needs("reward_parts") and not self.algorithm.reward_keys:
+            raise ValueError(
+                f"algorithm.adv_estimator={self.algorithm.adv_estimator} takes the parts of the reward one by one, "
+                f"but algorithm.reward_keys is empty: name those that the reward function returns, such as "
+                f"[score, format]"
+            )
+        if self.algorithm.reward_keys and not self.needs("reward_parts"):
+            raise ValueError(
+                f"algorithm.reward_keys is set, but algorithm.adv_estimator={self.algorithm.adv_estimator} takes "
+                f"the whole reward: use gdpo, or remove it"
+            )
+
+        ignores_kl = {
+            "gdpo": "it takes the parts of the reward, and no penalty is one of them",
+            "maxrl": "it divides by the mean reward, which a penalty can make negative",
+        }
+        if self.algorithm.use_kl_in_reward and self.algorithm.adv_estimator in ignores_kl:
+            raise ValueError(
+                f"algorithm.use_kl_in_reward does not go with algorithm.adv_estimator="
+                f"{self.algorithm.adv_estimator}: {ignores_kl[self.algorithm.adv_estimator]}. Use "
+                f"algorithm.use_kl_loss=true"
+            )
+
+    def _check_filter(self) -> None:
+        if self.algorithm.filter_groups.enable and self.trainer.max_steps is None:
+            raise ValueError(
+                "algorithm.filter_groups asks for prompts until enough groups can teach, so epochs do not tell how "
+                "many steps there are: set trainer.max_steps"
+            )
+        if self.algorithm.filter_groups.enable and self.rollout.samples_per_prompt < 2:
+            raise ValueError(
+                "algorithm.filter_groups compares the samples of a prompt: set rollout.samples_per_prompt to at "
+                "least 2"
+            )
+
+    def needs(self, column: str) -> bool:
+        """The advantage estimator declares this column."""
+        return column in adv_estimator_declaration(self.algorithm.adv_estimator).needs
+
     @property
     def uses_critic(self) -> bool:
         """The advantage estimator needs values."""
-        return "values" in adv_estimator_declaration(self.algorithm.adv_estimator).needs
+        return self.needs("values")
 
     @property
     def uses_reference(self) -> bool:
         """Something compares the policy with a frozen reference."""
-        needs = adv_estimator_declaration(self.algorithm.adv_estimator).needs
-        return self.algorithm.use_kl_loss or self.algorithm.use_kl_in_reward or "ref_log_prob" in needs
+        algorithm = self.algorithm
+        return algorithm.use_kl_loss or algorithm.use_kl_in_reward or self.needs("ref_log_prob")
 
     @property
     def uses_reward_model(self) -> bool:

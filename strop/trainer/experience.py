@@ -6,8 +6,8 @@ and one report per sample. Counts that a loss divides by, and the load of each r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.balance import balance_parts, sequence_workload
@@ -23,8 +23,13 @@ ADVANTAGE_COLUMNS = (
     "old_log_probs",
     "ref_log_prob",
     "values",
+    "loss_mask",
+    "rollout_is_weights",
+    "reward_parts",
+    "reward_baselines",
+    "sum_pi_squared",
 )
-"""Columns that advantages, KL in the reward and the batch's metrics are made of, where they exist."""
+"""Columns that corrections, advantages, KL in the reward and the batch's metrics are made of, where they exist."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +42,8 @@ class Experience:
     """What is known of each row, in the same order."""
     column_names: frozenset[str]
     """Tensor columns that `rows` has."""
+    num_trained: tuple[int, ...]
+    """Tokens of each row that are trained on: the sampled ones, but for those that a correction rejected."""
 
     def __len__(self) -> int:
         return len(self.reports)
@@ -44,18 +51,34 @@ class Experience:
     def union(self, columns: DataProtoFuture | DataProto, *names: str) -> Experience:
         """With these columns added, for the same rows in the same order."""
         added = future_of(columns) if isinstance(columns, DataProto) else columns
-        return Experience(
-            rows=self.rows.union(added),
-            reports=self.reports,
-            column_names=self.column_names | set(names),
+        return replace(self, rows=self.rows.union(added), column_names=self.column_names | set(names))
+
+    @staticmethod
+    def concat(parts: Sequence[Experience]) -> Experience:
+        """The rows of all parts, one after another; all have the same columns."""
+        return replace(
+            parts[0],
+            rows=DataProtoFuture.concat([part.rows for part in parts]),
+            reports=tuple(report for part in parts for report in part.reports),
+            num_trained=tuple(count for part in parts for count in part.num_trained),
+        )
+
+    def take(self, rows: Sequence[int]) -> Experience:
+        """These rows, in this order."""
+        return replace(
+            self,
+            rows=self.rows.take(list(rows)),
+            reports=tuple(self.reports[row] for row in rows),
+            num_trained=tuple(self.num_trained[row] for row in rows),
         )
 
     def slice(self, start: int, stop: int) -> Experience:
         """Rows `start` to `stop`."""
-        return Experience(
+        return replace(
+            self,
             rows=self.rows.slice(start, stop),
             reports=self.reports[start:stop],
-            column_names=self.column_names,
+            num_trained=self.num_trained[start:stop],
         )
 
     def cut(self, mesh: Mesh) -> Cut | DataProtoFuture:
@@ -72,8 +95,8 @@ class Experience:
 
     def totals(self) -> BatchTotals:
         """What the loss of these rows divides by."""
-        sampled = [report.num_sampled_tokens for report in self.reports]
-        return BatchTotals(num_tokens=sum(sampled), num_samples=sum(count > 0 for count in sampled))
+        counts = self.num_trained
+        return BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))
 
 
 ROLLOUT_COLUMNS = frozenset(
@@ -82,16 +105,28 @@ ROLLOUT_COLUMNS = frozenset(
 """Columns that the rollout role makes."""
 
 
-def experience_of(rows: DataProtoFuture, reports: Sequence[EpisodeReport], *, on_error: str) -> Experience:
+def experience_of(
+    rows: DataProtoFuture,
+    reports: Sequence[EpisodeReport],
+    *,
+    on_error: str,
+    extra_columns: Collection[str] = (),
+) -> Experience:
     """The samples of a step that can be trained on.
 
     Args:
         rows: the rollout role's rows.
         reports: of all episodes of the step.
         on_error: see `EpisodeReport.reward`; the same rule decided which rows there are.
+        extra_columns: tensor columns that the role made beside the usual ones.
     """
     kept = tuple(report for report in reports if report.reward(on_error=on_error) is not None)
-    return Experience(rows=rows, reports=kept, column_names=ROLLOUT_COLUMNS)
+    return Experience(
+        rows=rows,
+        reports=kept,
+        column_names=ROLLOUT_COLUMNS | set(extra_columns),
+        num_trained=tuple(report.num_sampled_tokens for report in kept),
+    )
 
 
 def optimizer_batches(

@@ -6,7 +6,7 @@ have computed, so its time is theirs, whether or not they are in this process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,10 @@ class StepRecord:
     """Metrics that are numbers already."""
     skipped: list[str] = field(default_factory=list)
     """Optimizer steps that were not taken, with the reason."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Uids of the groups that dynamic sampling left out, with the cause."""
+    rejected: set[str] = field(default_factory=set)
+    """Ids of the samples of which rollout correction left no token."""
     trained: set[str] = field(default_factory=set)
     """Ids of the samples of the optimizer steps that were taken."""
 
@@ -73,6 +77,12 @@ class Learner:
             with phase("old_log_prob"), roles.turn("actor"):
                 log_probs = actor.call.compute_log_prob(rows(experience, actor))
                 experience = experience.union(done(log_probs), "old_log_probs", "entropys")
+                if config.needs("sum_pi_squared"):
+                    sums = actor.call.compute_sum_pi_squared(rows(experience, actor))
+                    experience = experience.union(done(sums), "sum_pi_squared")
+        if config.algorithm.correction.is_on:
+            with phase("correction"):
+                experience = self._correct(experience, record)
         if config.uses_reference:
             with phase("ref"), roles.turn("reference"):
                 experience = experience.union(done(self._reference_log_probs(experience)), "ref_log_prob")
@@ -94,6 +104,18 @@ class Learner:
         record.experience = experience
         self._control_kl(record)
 
+    def _correct(self, experience: Experience, record: StepRecord) -> Experience:
+        """Rejected tokens leave the loss and its denominators; the others may get weights."""
+        made = done(self._roles.actor.call.correct_rollout(as_batch(experience.light())))
+        counted = made.select(["num_trained"]).get()
+        record.numbers |= counted.meta_info["numbers"]
+        counts = tuple(int(count) for count in counted.tensors()["num_trained"])
+        record.rejected = {r.id for r, count in zip(experience.reports, counts, strict=True) if not count}
+        names = ["loss_mask"]
+        if self._config.algorithm.correction.weights != "none":
+            names.append("rollout_is_weights")
+        return replace(experience.union(made.select(names), *names), num_trained=counts)
+
     def _reference_log_probs(self, experience: Experience) -> DataProto:
         """By the frozen model, or by the policy without its adapter."""
         reference, actor = self._roles.reference, self._roles.actor
@@ -109,6 +131,8 @@ class Learner:
             or config.actor.epochs > 1
             or config.algorithm.use_kl_in_reward
             or config.trainer.critic_warmup > 0
+            or config.algorithm.correction.is_on
+            or config.needs("old_log_probs")
         )
 
     def _update_critic(
@@ -119,6 +143,8 @@ class Learner:
         for part in optimizer_batches(
             experience, samples_per_update=config.critic_samples_per_update, epochs=config.critic.epochs
         ):
+            if not part.totals().num_tokens:
+                continue
             result = critic.call.update_critic(rows(part, critic), part.totals())
             self._take_note(result, part, record, role="critic")
 
@@ -134,6 +160,9 @@ class Learner:
         for part in optimizer_batches(
             experience, samples_per_update=config.samples_per_update, epochs=config.actor.epochs
         ):
+            if not part.totals().num_tokens:
+                record.skipped.append("rollout correction rejected every token of it")
+                continue
             cut = part.cut(actor.mesh)
             result = actor.call.update_policy(as_batch(cut), part.totals(), keep_log_probs=keeps)
             self._take_note(result, part, record, role="actor")
@@ -151,7 +180,7 @@ class Learner:
         if result.meta_info["skipped"]:
             record.skipped.append(result.meta_info["skipped"])
         else:
-            record.trained.update(report.id for report in part.reports)
+            record.trained.update(report.id for report in part.reports if report.id not in record.rejected)
 
     def _control_kl(self, record: StepRecord) -> None:
         """Move the coefficient of the KL penalty towards its target."""

@@ -19,20 +19,18 @@ from pathlib import Path
 
 from strop.algorithms.kl_control import make_kl_controller
 from strop.algorithms.reduce import merge_metrics, metric_values
-from strop.controller import as_future
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
-from strop.rewards import Outcome, RewardPool, check_failed_share, summarize
-from strop.rollout.types import Sampling
+from strop.rewards import Outcome, RewardPool, summarize
 from strop.run import Checkpoint, Fate, RunFolder
 from strop.trainer import metrics as measure
 from strop.trainer.checkpointing import Saver, restore_position
 from strop.trainer.config import Config
-from strop.trainer.experience import experience_of
+from strop.trainer.gathering import Gatherer
 from strop.trainer.learning import Learner, StepRecord
 from strop.trainer.records import step_digests, untrained_fate
 from strop.trainer.reporting import Say, episode_metrics, no_signal, num_response_tokens, num_tokens
-from strop.trainer.roles import Roles, make_roles, start_runtime
+from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
 from strop.trainer.setup import (
     TrainingData,
     eval_sampling,
@@ -42,9 +40,7 @@ from strop.trainer.setup import (
 )
 from strop.trainer.trackers import TrackerGroup, TrackerSetup
 from strop.trainer.validation import Validation, summarize_validation
-from strop.trajectory import Prompt
-from strop.workers.reports import Decided, EpisodeReport, check_failed_episodes
-from strop.workers.rollout import prompts_as_rows, reports_of
+from strop.workers.reports import Decided, check_failed_episodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,42 +103,13 @@ class Trainer:
 
     def step(self, record: StepRecord) -> None:
         """One step of the algorithm: sample and score, estimate advantages, update, publish."""
-        config, rollout, phase = self.config, self.roles.rollout.call, record.phases.phase
-        record.prompts = self._next_prompts(record.step)
+        phase = record.phases.phase
         with phase("gen"):
-            record.reports = self._play(record.prompts, config.rollout.samples_per_prompt, self._sampling)
-            check_failed_episodes(record.reports)
-            self._check_scores(record.reports)
-            rollout.sleep()
-            rows = as_future(rollout.rows())
-        experience = experience_of(rows, record.reports, on_error=config.reward.on_error)
+            experience = self.gatherer.gather(record)
         if experience.reports:
             self.learner.learn(experience, record)
         with phase("update_weights"):  # also after a step without samples, so that the version is the step
             self.roles.publish(record.step)
-
-    def _next_prompts(self, step: int) -> list[Prompt]:
-        """The prompts of the next step; from here on they count as consumed."""
-        visits = self.data.sampler.next()
-        prompts = [self.data.train.prompt(row, visit_uid(epoch, row)) for epoch, row in visits]
-        count = self.config.rollout.samples_per_prompt
-        self._run.ledger.issue(step, [f"{prompt.uid}/{i}" for prompt in prompts for i in range(count)])
-        return prompts
-
-    def _play(
-        self, prompts: list[Prompt], samples_per_prompt: int, sampling: Sampling
-    ) -> list[EpisodeReport]:
-        """Every sample of these prompts, in order."""
-        with self.roles.turn("rollout"):
-            return reports_of(
-                self.roles.rollout.call.play(prompts_as_rows(prompts), samples_per_prompt, sampling)
-            )
-
-    def _check_scores(self, reports: list[EpisodeReport]) -> None:
-        """Too many samples that could not be scored end the run."""
-        outcomes = [report.outcome for report in reports if report.outcome is not None]
-        reward = self.config.reward
-        check_failed_share(outcomes, max_failed_share=reward.max_failed_share, timeout_s=reward.timeout_s)
 
     # ------------------------------------------------------------------ around it
 
@@ -164,6 +131,7 @@ class Trainer:
 
     def _start_roles(self, stack: ExitStack) -> None:
         config = self.config
+        check_models(config)
         checkpoint = None if self._checkpoint is None else self._checkpoint.path
         self.runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
         self.roles: Roles = make_roles(
@@ -187,7 +155,8 @@ class Trainer:
             sampler=self.data.sampler,
         )
         stack.callback(self._saver.settle)
-        self._sampling = training_sampling(config, self.data.tokenizer)
+        sampling = training_sampling(config, self.data.tokenizer)
+        self.gatherer = Gatherer(config, self._run, self.data, self.roles, sampling)
 
     def _run_step(self, step: int, trackers: TrackerGroup) -> None:
         """One step with its records, validation and checkpoint."""
@@ -230,7 +199,7 @@ class Trainer:
     def _validate(self, step: int) -> Validation:
         """Answers on the held-out prompts, with their records."""
         sampling = eval_sampling(self.config, self.data.tokenizer)
-        reports = self._play(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
+        reports = self.gatherer.play(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
         check_failed_episodes(reports)
         validation = summarize_validation(reports)
         if self.config.run.save_samples:
@@ -254,10 +223,11 @@ class Trainer:
         """Fates, samples and fingerprint of a step."""
         advantages = {} if record.summary is None else record.summary.advantages
         skipped = dict.fromkeys(advantages, record.skipped[0] if record.skipped else "")
+        skipped |= dict.fromkeys(record.rejected, "rollout correction rejected every token of it")
         fates = {
             r.id: Fate("trained")
             if r.id in record.trained
-            else untrained_fate(r, skipped=skipped.get(r.id, ""))
+            else untrained_fate(r, skipped=skipped.get(r.id, record.dropped.get(r.uid, "")))
             for r in record.reports
         }
         self._run.ledger.settle(record.step, fates)
@@ -275,7 +245,8 @@ class Trainer:
         self._run.fingerprints.append(record.step, **digests)
 
     def _save(self, step: int, score: float | None, *, is_last: bool) -> None:
-        self._saver.save(step, score, facts={"kl": self.learner.kl.state()}, is_last=is_last)
+        facts = {"kl": self.learner.kl.state(), "curriculum": self.data.sampler.curriculum()}
+        self._saver.save(step, score, facts=facts, is_last=is_last)
 
     def _metrics(self, record: StepRecord) -> dict[str, float]:
         """All numbers of a step that do not depend on what follows it."""

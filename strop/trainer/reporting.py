@@ -15,9 +15,10 @@ Say = Callable[[str], None]
 
 def merge_ranks(metrics: Mapping[str, Sequence[Reduction]]) -> dict[str, Reduction]:
     """One value per key from the lists that joining the ranks' results made."""
-    return merge_metrics(
-        dict(zip(metrics, values, strict=True)) for values in zip(*metrics.values(), strict=True)
-    )
+    merged: dict[str, Reduction] = {}
+    for key, values in metrics.items():  # a rank without rows has seen nothing of some keys
+        merged |= merge_metrics({key: value} for value in values)
+    return merged
 
 
 def num_response_tokens(reports: Sequence[EpisodeReport]) -> int:

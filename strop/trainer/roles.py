@@ -8,6 +8,7 @@ apart, it has a copy that every publication of weights brings up to date.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 from strop.controller import InlineRuntime, Mesh, ResultFuture, RoleSpec, Runtime, WorkerGroup, as_list, role
 from strop.device import device_name
 from strop.engines.config import EngineConfig
+from strop.engines.model import read_shape
+from strop.engines.ulysses import check_sequence_parallel
 from strop.trainer.config import Config
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
@@ -108,6 +111,27 @@ def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
     )
 
 
+def check_models(config: Config) -> None:
+    """Refuse models that cannot be divided over the ranks of their role, before any process starts.
+
+    Raises:
+        ValueError: as `check_sequence_parallel`.
+    """
+    used = {
+        "actor": (config.actor.engine, config.model.path, True),
+        "critic": (config.critic.engine, config.critic.path or config.model.path, config.uses_critic),
+        "reference": (
+            config.reference.engine,
+            config.reference.path or config.model.path,
+            config.uses_reference,
+        ),
+    }
+    for name, (engine, path, is_used) in used.items():
+        if is_used and engine.sequence_parallel > 1:
+            shape = read_shape(dataclasses.replace(config.model, path=path))
+            check_sequence_parallel(shape, engine.sequence_parallel, _num_ranks(config, name))
+
+
 def make_roles(
     config: Config,
     runtime: Runtime,
@@ -191,6 +215,7 @@ def _specs(
         version=version,
         share_with=None if "rollout" in config.resources.apart else "actor",
         keeps_text=config.uses_reward_model,
+        reward_keys=config.algorithm.reward_keys,
         samples=None if samples is None else samples.absolute(),
     ).on(Mesh(dp=_num_ranks(config, "rollout")))
     return specs

@@ -57,12 +57,10 @@ def load_training_data(config: Config) -> TrainingData:
         config.data.prompts_per_step,
         config.trainer.seed,
         config.data.shuffle,
-        num_epochs=config.trainer.num_epochs,
+        num_epochs=None if config.algorithm.filter_groups.enable else config.trainer.num_epochs,
     )
-    num_steps = sampler.num_steps
-    assert num_steps is not None, "the sampler was given a number of epochs"
-    if config.trainer.max_steps is not None:
-        num_steps = min(num_steps, config.trainer.max_steps)
+    limits = [limit for limit in (sampler.num_steps, config.trainer.max_steps) if limit is not None]
+    num_steps = min(limits)  # the configuration sees to it that there is one
     return TrainingData(
         tokenizer=tokenizer,
         train=train,

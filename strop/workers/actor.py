@@ -7,17 +7,16 @@ same order, each with its own rows, also with none.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from strop.algorithms.aggregation import BatchTotals, weighted_sum
+from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.kl import kl_penalty
-from strop.algorithms.losses import PolicyLossTerms, policy_loss_terms
-from strop.algorithms.reduce import Mean, Reduction
+from strop.algorithms.extensions import load_extensions
+from strop.algorithms.reduce import Mean
 from strop.controller import Dispatch, Execute, register
 from strop.engines.config import ModelConfig
 from strop.engines.lora import adapter_off, has_adapter, merged_tensors
@@ -28,9 +27,11 @@ from strop.protocol import DataProto
 from strop.rollout.sync.sender import WeightSender
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.workers.config import ActorConfig
+from strop.workers.correcting import correction_columns
 from strop.workers.estimates import batch_advantages, shaping_metrics
 from strop.workers.joining import join
-from strop.workers.rows import data_rows, flat, loss_weights, response_columns, step_metrics
+from strop.workers.policy_loss import PolicyLoss
+from strop.workers.rows import data_rows, response_columns, step_metrics
 from strop.workers.saving import TrainedWorker
 from strop.workers.summary import BatchSummary, summarize
 
@@ -57,6 +58,7 @@ class ActorWorker(TrainedWorker):
             checkpoint: folder that `save_checkpoint` wrote, to continue from.
         """
         super().__init__()
+        load_extensions(algorithm.extensions)
         self._algorithm = algorithm
         parallel = join(self.placement, actor.engine, device=device)
         policy = load_model(model, parallel=parallel)
@@ -97,7 +99,8 @@ class ActorWorker(TrainedWorker):
             data: columns prompts [B, P~]; responses, response_mask and advantages [B, R~]; the denominator of the
                 ratio: rollout_log_probs [B, R~] with algorithm.old_log_probs=rollout, else old_log_probs [B, R~],
                 or none, in which case the log-probs of this very pass are the old ones (ratio 1 in value, not in
-                gradient); ref_log_prob [B, R~] when there is a KL loss.
+                gradient); ref_log_prob [B, R~] when there is a KL loss; loss_mask and rollout_is_weights [B, R~]
+                where the rollout was corrected.
             totals: counts of the whole optimizer batch, over all ranks; the loss divides by them.
             keep_log_probs: hold log-probs and entropies of this pass for `kept_log_probs`.
 
@@ -105,8 +108,11 @@ class ActorWorker(TrainedWorker):
             No rows; meta_info["metrics"], and meta_info["skipped"]: why no step was taken, or "".
         """
         rows = data_rows(data)
-        loss = _PolicyLoss(data, totals, self._algorithm)
+        loss = PolicyLoss(data, totals, self._algorithm)
         temperature = data.meta_info["temperature"]
+        if loss.wants_whole_batch:
+            before, _ = self.engine.log_probs(rows, temperature=temperature)
+            loss.prepare(before, self.engine.parallel)
         needed = loss.needs_gradient(rows)
         value = self.engine.accumulate(_chosen(rows, needed, True), loss, temperature=temperature)
         self._measure(_chosen(rows, needed, False), loss, temperature)
@@ -119,7 +125,7 @@ class ActorWorker(TrainedWorker):
         self._kept = response_columns(data, kept) if keep_log_probs else None
         return DataProto(meta_info={"metrics": metrics, "skipped": report.skipped})
 
-    def _measure(self, rows: list[Row], loss: _PolicyLoss, temperature: float) -> None:
+    def _measure(self, rows: list[Row], loss: PolicyLoss, temperature: float) -> None:
         """Rows that cannot move the policy (advantage 0, no other term) are measured without a gradient."""
         packed = make_rows([row.prompt for row in rows], [row.response for row in rows])
         log_probs, entropies = self.engine.log_probs(packed, temperature=temperature)
@@ -139,6 +145,17 @@ class ActorWorker(TrainedWorker):
     def compute_advantages(self, data: DataProto, *, kl_coef: float = 0.0) -> DataProto:
         """Columns advantages, returns and token_level_rewards [B, R~] of all rows of a step (`batch_advantages`)."""
         return batch_advantages(data, self._algorithm, kl_coef=kl_coef)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def compute_sum_pi_squared(self, data: DataProto) -> DataProto:
+        """Column sum_pi_squared [B, R~]: the sum of squared probabilities of all tokens, at each response token."""
+        sums = self.engine.sum_pi_squared(data_rows(data), temperature=data.meta_info["temperature"])
+        return response_columns(data, {"sum_pi_squared": sums})
+
+    @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
+    def correct_rollout(self, data: DataProto) -> DataProto:
+        """What the trainer's log-probs say about all rows of a step (`correction_columns`)."""
+        return correction_columns(data, self._algorithm)
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     def summarize_batch(self, data: DataProto) -> BatchSummary:
@@ -174,105 +191,3 @@ class ActorWorker(TrainedWorker):
 def _chosen(rows: Sequence[Row], flags: Sequence[bool], wanted: bool) -> list[Row]:
     """The rows whose flag is as wanted."""
     return [row for row, flag in zip(rows, flags, strict=True) if flag is wanted]
-
-
-class _PolicyLoss:
-    """The loss of one optimizer batch as a function of some of its tokens, and what was seen on the way.
-
-    L = sum_t w_t (policy_t - entropy_coeff * H_t + kl_loss_coef * kl_t), w_t fixed for the whole batch.
-    """
-
-    def __init__(self, data: DataProto, totals: BatchTotals, algorithm: AlgorithmConfig) -> None:
-        self._algorithm = algorithm
-        old = "rollout_log_probs" if algorithm.old_log_probs == "rollout" else "old_log_probs"
-        if old == "rollout_log_probs" and old not in data.tensors():
-            raise ValueError(
-                f"algorithm.old_log_probs=rollout needs the column rollout_log_probs, but the batch has "
-                f"{', '.join(sorted(data.tensors()))}"
-            )
-        sources = {"advantages": "advantages", "old_log_probs": old, "ref_log_prob": "ref_log_prob"}
-        self._columns = {
-            name: flat(data, column) for name, column in sources.items() if column in data.tensors()
-        }
-        self._weights = loss_weights(
-            data,
-            totals,
-            mask="response_mask",
-            mode=algorithm.loss_agg_mode,
-            scale=algorithm.loss_scale_factor,
-            dtype=self._columns["advantages"].dtype,
-        )
-        self.log_probs, self.entropies = torch.zeros_like(self._weights), torch.zeros_like(self._weights)
-        self._num_tokens = int((self._weights != 0).sum())
-        self._losses = {"pg_loss": 0.0}
-        self._token_sums: dict[str, float] = {}
-
-    def needs_gradient(self, rows: list[Row]) -> list[bool]:
-        """Rows with a term that depends on the policy."""
-        if self._algorithm.entropy_coeff != 0 or self._algorithm.use_kl_loss:
-            return [True] * len(rows)
-        moving = (self._columns["advantages"] * self._weights) != 0
-        return [bool(moving[r.first_token : r.first_token + len(r.response)].any()) for r in rows]
-
-    def __call__(self, log_probs: Tensor, entropies: Tensor, token_index: Tensor) -> Tensor:
-        algorithm = self._algorithm
-        columns_here = {name: c[token_index].to(log_probs) for name, c in self._columns.items()}
-        weights = self._weights[token_index].to(log_probs)
-        columns_here.setdefault("old_log_probs", log_probs.detach())
-        sampled = weights != 0
-        policy = self._policy_terms({**columns_here, "log_probs": log_probs}, sampled)
-        loss = weighted_sum(policy.terms, weights)
-        self._losses["pg_loss"] += float(loss.detach())
-        seen = {**policy.statistics, "entropy": entropies}
-        if algorithm.entropy_coeff != 0:
-            loss = loss - algorithm.entropy_coeff * weighted_sum(entropies, weights)
-        if algorithm.use_kl_loss:
-            kl = kl_penalty(log_probs, columns_here["ref_log_prob"], algorithm.kl_loss_type)
-            loss = loss + algorithm.kl_loss_coef * weighted_sum(kl, weights)
-            seen["kl_loss"] = kl
-        self._record(log_probs, entropies, token_index, seen, sampled)
-        return loss
-
-    def _policy_terms(self, columns_here: Mapping[str, Tensor], mask: Tensor) -> PolicyLossTerms:
-        algorithm = self._algorithm
-        return policy_loss_terms(
-            algorithm.policy_loss,
-            mask=mask,
-            columns=columns_here,
-            settings={
-                "clip_low": algorithm.clip_low,
-                "clip_high": algorithm.clip_high,
-                "clip_c": algorithm.clip_ratio_c,
-            },
-        )
-
-    @torch.no_grad()
-    def _record(
-        self,
-        log_probs: Tensor,
-        entropies: Tensor,
-        token_index: Tensor,
-        seen: Mapping[str, Tensor],
-        sampled: Tensor,
-    ) -> None:
-        self.log_probs[token_index] = log_probs.detach().to(self.log_probs)
-        self.entropies[token_index] = entropies.detach().to(self.entropies)
-        for name, values in seen.items():
-            total = float(torch.where(sampled, values.detach(), 0.0).sum(dtype=torch.float64))
-            self._token_sums[name] = self._token_sums.get(name, 0.0) + total
-
-    def metrics(self, share: float) -> dict[str, Reduction]:
-        """Metrics under the field's names; token means carry their count, losses this worker's share of 1."""
-        metrics: dict[str, Reduction] = {f"actor/{name}": Mean(v, share) for name, v in self._losses.items()}
-        sums = self._token_sums or dict.fromkeys(self._statistic_names(), 0.0)
-        metrics |= {f"actor/{name}": Mean(v, self._num_tokens) for name, v in sums.items()}
-        if self._algorithm.use_kl_loss:
-            metrics["actor/kl_coef"] = Mean(self._algorithm.kl_loss_coef, 1)
-        return metrics
-
-    def _statistic_names(self) -> list[str]:
-        """What the tokens of a rank with rows are measured by, so that a rank without rows reports the same keys."""
-        nothing = torch.zeros(1, dtype=self._weights.dtype)  # one token outside the mask
-        names = [*self._columns, "old_log_probs", "log_probs"]
-        policy = self._policy_terms(dict.fromkeys(names, nothing), torch.zeros(1, dtype=torch.bool))
-        return [*policy.statistics, "entropy", *(["kl_loss"] if self._algorithm.use_kl_loss else [])]

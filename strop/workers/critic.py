@@ -99,8 +99,8 @@ class _ValueLoss:
         self._weights = loss_weights(
             data,
             totals,
-            mask="response_mask",
-            mode=algorithm.loss_agg_mode,
+            mask="loss_mask" if "loss_mask" in data.tensors() else "response_mask",
+            mode=algorithm.loss_agg_mode or "token-mean",
             scale=algorithm.loss_scale_factor,
             dtype=self._returns.dtype,
         )

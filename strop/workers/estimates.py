@@ -8,11 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strop.algorithms.advantages import adv_estimator_declaration, estimate_advantages, group_ids_of
+from strop.algorithms.advantages import adv_estimator_columns, estimate_advantages, group_ids_of
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.kl_control import penalized_rewards, reward_kl
 from strop.algorithms.measures import spread
 from strop.protocol import DataProto, columns
+
+OFFERED = frozenset({"reward_baselines", "old_log_probs", "sum_pi_squared", "rollout_is_weights"})
+"""Columns that an estimator in the field's convention gets, where there are any."""
 
 
 def batch_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: float) -> DataProto:
@@ -22,9 +25,9 @@ def batch_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: fl
     reward model's part and the penalty are there only if the run has them.
 
     Args:
-        data: response_mask and token_level_scores [B, R~], and uid; rm_scores [B] with a reward model;
-            old_log_probs and ref_log_prob [B, R~] with KL in the reward; values [B, R~] and what else the
-            estimator declares.
+        data: response_mask and token_level_scores [B, R~], and uid; loss_mask [B, R~] where the rollout was
+            corrected: what it rejects has no advantage; rm_scores [B] with a reward model; old_log_probs and
+            ref_log_prob [B, R~] with KL in the reward; values [B, R~] and what else the estimator declares.
         algorithm: the estimator and its settings.
         kl_coef: coefficient of the KL penalty in this step.
 
@@ -32,7 +35,7 @@ def batch_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: fl
         ValueError: a column is missing, a number is not finite, or there are too few tokens to whiten.
     """
     tensors = data.tensors()
-    mask = _padded(data, "response_mask").bool()
+    mask = _padded(data, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()
     lengths = columns.row_lengths(tensors["response_mask"])
     rewards = _padded(data, "token_level_scores")
     if "rm_scores" in tensors:
@@ -40,18 +43,23 @@ def batch_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: fl
     if algorithm.use_kl_in_reward:
         kl, _ = _kl(data, algorithm, mask)
         rewards = penalized_rewards(rewards, kl, mask, coef=kl_coef)
-    needed = adv_estimator_declaration(algorithm.adv_estimator).needs
+    uids = list(data.non_tensor_batch["uid"])
+    taken = adv_estimator_columns(algorithm.adv_estimator) | OFFERED
     advantages, returns = estimate_advantages(
         algorithm.adv_estimator,
         token_level_rewards=rewards,
         response_mask=mask,
-        group_ids=group_ids_of(list(data.non_tensor_batch["uid"])),
+        group_ids=group_ids_of(uids),
         settings={
             "norm_by_std": algorithm.norm_adv_by_std,
             "gamma": algorithm.gamma,
             "lam": algorithm.lam,
+            "reward_weights": algorithm.reward_weights,
+            **algorithm.adv_settings,
         },
-        columns={name: _padded(data, name) for name in needed if name in tensors},
+        columns={name: _padded(data, name) for name in taken if name in tensors},
+        algorithm=algorithm,
+        uids=uids,
     )
     inside = torch.arange(rewards.shape[1])[None] < lengths[:, None]
     return DataProto.from_dict(

@@ -108,6 +108,25 @@ def report_of(episode: Episode) -> EpisodeReport:
     )
 
 
+def reward_parts(episode: Episode, keys: Sequence[str]) -> list[float]:
+    """The named parts of a sample's reward; `score` is the score itself.
+
+    Raises:
+        ValueError: the reward function returned no such number for this sample.
+    """
+    outcome = episode.outcome
+    if outcome is None or outcome.score is None:  # trained as 0 (reward.on_error=zero)
+        return [0.0] * len(keys)
+    found: dict[str, float | str | bool] = {**outcome.parts, "score": outcome.score}
+    for key in keys:
+        if key not in found or isinstance(found[key], str):
+            raise ValueError(
+                f"algorithm.reward_keys names {key!r}, but the reward function gave sample {episode.id} no such "
+                f"number: it returned {', '.join(sorted(found))}. Return it for every sample"
+            )
+    return [float(found[key]) for key in keys]
+
+
 def check_failed_episodes(reports: Sequence[EpisodeReport]) -> None:
     """Refuse to go on when the agents of many samples failed.
 

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from strop.algorithms.shaping import overlong_penalty
 from strop.controller import Dispatch, Worker, register
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model, load_tokenizer
@@ -37,7 +39,7 @@ from strop.rollout.types import Sampling
 from strop.run import SampleStore
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode, Rollouts, episode_rows
-from strop.workers.reports import Decided, EpisodeReport, report_of, sample_row
+from strop.workers.reports import Decided, EpisodeReport, report_of, reward_parts, sample_row
 
 
 class RolloutWorker(Worker):
@@ -54,6 +56,7 @@ class RolloutWorker(Worker):
         version: int = 0,
         share_with: str | None = None,
         keeps_text: bool = False,
+        reward_keys: Sequence[str] = (),
         samples: Path | None = None,
     ) -> None:
         """Load tokenizer and policy.
@@ -66,11 +69,12 @@ class RolloutWorker(Worker):
             version: policy version that the weights hold.
             share_with: role in this process whose model generates; None for a copy of the worker's own.
             keeps_text: add columns raw_prompt and response_text to the rows, for a reward model.
+            reward_keys: parts of the reward that become the column reward_parts.
             samples: folder of the sample store that `write_samples` writes to.
         """
         super().__init__()
         self._rollout, self._reward = rollout, reward
-        self._seed, self._keeps_text = seed, keeps_text
+        self._seed, self._keeps_text, self._reward_keys = seed, keeps_text, tuple(reward_keys)
         self._samples = None if samples is None else SampleStore(samples)
         self._tokenizer = load_tokenizer(model)
         self._trained: TrainEngine | None = None
@@ -90,22 +94,29 @@ class RolloutWorker(Worker):
         self._pool = RewardPool(reward)
         self._pool_runs = self._is_closed = False
         self._episodes: list[Episode] = []
+        self._earlier: list[Episode] = []
+        self._max_tokens = 0
         client = RolloutClient(self._engine, timeout_s=rollout.timeout_s)
         self._rollouts = Rollouts(client, self._pool, self._tokenizer, seed=seed)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def play(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> DataProto:
+    def play(
+        self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling, *, adds: bool = False
+    ) -> DataProto:
         """Every sample of these prompts, played and scored.
 
         Args:
             prompts: column `prompt` of Prompt objects.
             samples_per_prompt: trajectories of each.
             sampling: options of every sample; key and token budget are filled in per sample.
+            adds: for `write_samples`, keep what was played before.
 
         Returns:
             Column `report` of EpisodeReport, one row per sample in the order of prompts and samples.
         """
         asked: list[Prompt] = list(prompts.non_tensor_batch["prompt"])
+        self._earlier = [*self._earlier, *self._episodes] if adds else []
+        self._max_tokens = sampling.max_tokens
         with contextlib.nullcontext() if self._trained is None else self._trained.full_parameters():
             self._episodes = self._runner.run(self._play(asked, samples_per_prompt, sampling))
         return reports_as_rows([report_of(episode) for episode in self._episodes])
@@ -127,8 +138,12 @@ class RolloutWorker(Worker):
             reward = report_of(episode).reward(on_error=on_error)
             if reward is not None:
                 kept.append(episode)
-                rewards.append(self._reward.weight * reward)
+                rewards.append(self._reward.weight * reward + self._penalty(episode))
         rows = episode_rows(kept, rewards, temperature=self._rollout.temperature)
+        if self._reward_keys:
+            parts = torch.tensor([reward_parts(one, self._reward_keys) for one in kept])
+            parts = parts.reshape(len(kept), len(self._reward_keys))  # also without samples
+            rows = rows.union(DataProto.from_dict({"reward_parts": parts}))
         if self._keeps_text:
             texts = {
                 "raw_prompt": _objects([list(episode.prompt.messages) for episode in kept]),
@@ -137,9 +152,22 @@ class RolloutWorker(Worker):
             rows = rows.union(DataProto.from_dict({}, non_tensors=texts))
         return rows
 
+    def _penalty(self, episode: Episode) -> float:
+        """What a long response loses."""
+        if self._reward.overlong_buffer == 0 or episode.trajectory is None:
+            return 0.0
+        length = torch.tensor([len(episode.trajectory.response_ids)])
+        penalty = overlong_penalty(
+            length,
+            max_tokens=self._max_tokens,
+            buffer_tokens=self._reward.overlong_buffer,
+            factor=self._reward.overlong_penalty,
+        )
+        return float(penalty)
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def write_samples(self, step: int, decided: Mapping[str, Decided], *, split: str) -> None:
-        """The samples of the last `play`, with all their tokens, into the sample store; each rank writes its own.
+        """The samples of the step, with all their tokens, into the sample store; each rank writes its own.
 
         Args:
             step, split: of the file.
@@ -150,12 +178,13 @@ class RolloutWorker(Worker):
         """
         assert self._samples is not None, "the role was made without a sample store"
         texts: dict[str, str] = {}
-        for episode in self._episodes:
+        episodes = [*self._earlier, *self._episodes]
+        for episode in episodes:
             if episode.prompt.uid not in texts:
                 texts[episode.prompt.uid] = self._tokenizer.decode(episode.prompt.token_ids)
         rows = [
             sample_row(episode, decided[episode.id], prompt_text=texts[episode.prompt.uid])
-            for episode in self._episodes
+            for episode in episodes
         ]
         self._samples.write(step, rows, split=split, part=self.rank, parts=self.world_size)
 

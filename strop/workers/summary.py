@@ -24,6 +24,7 @@ STAGE_COLUMNS = {
     "log_probs": ("rollout_log_probs", "log_probs"),
     "ref_log_probs": ("ref_log_prob",),
     "values": ("values",),
+    "correction": ("loss_mask", "rollout_is_weights"),
     "rewards": ("token_level_rewards",),
     "advantages": ("advantages", "returns"),
 }

@@ -13,7 +13,9 @@ from torch import Tensor
 from references import advantages as reference
 from strop.algorithms.advantages import (
     ADV_ESTIMATOR_REGISTRY,
+    adv_estimator_columns,
     adv_estimator_declaration,
+    check_adv_settings,
     check_estimator,
     estimate_advantages,
     get_adv_estimator_fn,
@@ -211,7 +213,9 @@ def test_settings_reach_the_estimator() -> None:
 
 
 def test_one_sample_per_prompt_names_the_alternatives() -> None:
-    with pytest.raises(ValueError, match=r"to at least 2, or .* without groups \(gae, reinforce_plus_plus\)"):
+    with pytest.raises(
+        ValueError, match=r"to at least 2, or .* without groups \(gae, reinforce_plus_plus, remax"
+    ):
         check_estimator("grpo", samples_per_prompt=1)
     check_estimator("grpo", samples_per_prompt=2)
     check_estimator("reinforce_plus_plus", samples_per_prompt=1)
@@ -224,7 +228,7 @@ def test_a_switch_the_estimator_does_not_have_is_refused() -> None:
 
 
 def test_unknown_estimator_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown advantage estimator 'GRPO'; known: gae, grpo, rein"):
+    with pytest.raises(ValueError, match="unknown advantage estimator 'GRPO'; known: dr_grpo, gae, gdpo, "):
         get_adv_estimator_fn("GRPO")
     with pytest.raises(ValueError, match="unknown advantage estimator 'nope'"):
         adv_estimator_declaration("nope")
@@ -236,7 +240,7 @@ def test_registering_twice() -> None:
         MINE = "mine"
 
     def mine(*, rewards: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return rewards[:, None] - values, rewards[:, None]
+        return rewards[:, None] - values, rewards[:, None].expand_as(values)
 
     def other() -> tuple[Tensor, Tensor]:
         raise AssertionError("never called")
@@ -260,10 +264,84 @@ def test_registering_twice() -> None:
 
 
 @pytest.mark.usefixtures("scratch_registry")
-def test_an_estimator_without_a_declaration_is_not_called_blindly() -> None:
-    @register_adv_est("bare")
-    def bare() -> tuple[Tensor, Tensor]:
-        raise AssertionError("never called")
+def test_an_estimator_without_a_declaration_is_called_in_the_convention_of_the_field() -> None:
+    seen: dict[str, object] = {}
 
-    with pytest.raises(ValueError, match="'bare' declares no columns: register it with"):
-        estimate("bare", double([[1.0]]), torch.tensor([0]), torch.ones(1, 1))
+    @register_adv_est("bare")
+    def bare(  # type: ignore[no-untyped-def]
+        token_level_rewards, response_mask, config=None, index=None, **kwargs
+    ):
+        seen.update(config=config, index=list(index), **kwargs)
+        scores = token_level_rewards.sum(-1, keepdim=True) * config.gamma * config["bonus"]
+        return scores * response_mask, scores * response_mask
+
+    advantages, returns = estimate_advantages(
+        "bare",
+        token_level_rewards=double([[1.0, 2.0], [0.0, 4.0]]),
+        response_mask=torch.tensor([[1, 0], [1, 1]]),
+        group_ids=torch.tensor([3, 4]),
+        settings={"gamma": 0.5, "bonus": 10.0},
+        columns={"reward_baselines": double([1.0, 1.0])},
+        uids=["a", "b"],
+    )
+    torch.testing.assert_close(advantages, double([[15.0, 0.0], [20.0, 20.0]]))
+    torch.testing.assert_close(returns, advantages)
+    assert seen["index"] == ["a", "b"]
+    assert seen["config"].norm_adv_by_std_in_grpo is True  # type: ignore[attr-defined]
+    torch.testing.assert_close(seen["reward_baselines"], double([1.0, 1.0]))
+
+
+@pytest.mark.usefixtures("scratch_registry")
+def test_a_result_of_another_shape_names_the_function_and_the_shape() -> None:
+    @register_adv_est("narrow", needs=["rewards", "response_mask"])
+    def narrow(*, rewards: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
+        return rewards, rewards
+
+    @register_adv_est("single", needs=["rewards"])
+    def single(*, rewards: Tensor) -> Tensor:
+        return rewards
+
+    args = double([[1.0, 2.0]]), torch.tensor([0]), torch.ones(1, 2)
+    with pytest.raises(
+        ValueError, match=r"'narrow' returned a tensor of shape \[1\] as advantages: .*\[1, 2\]"
+    ):
+        estimate("narrow", *args)
+    with pytest.raises(
+        ValueError, match=r"'single' returned a tensor of shape \[1\]: return \(advantages, ret"
+    ):
+        estimate("single", *args)
+
+
+def test_settings_of_an_estimator_are_checked_against_its_keyword_defaults() -> None:
+    check_adv_settings("gpg", {"f_norm": 2.0, "count_mixed_groups": True})
+    check_estimator("gpg", samples_per_prompt=2, settings={"f_norm": 2.0})
+    with pytest.raises(ValueError, match="'gpg' has no setting 'fnorm'; did you mean 'f_norm'"):
+        check_adv_settings("gpg", {"fnorm": 2.0})
+    with pytest.raises(ValueError, match="has no setting 'fnorm'"):
+        check_estimator("gpg", samples_per_prompt=2, settings={"fnorm": 2.0})
+    with pytest.raises(ValueError, match=r"'gamma' of .*'gae' has a key of its own: set algorithm\.gamma"):
+        check_adv_settings("gae", {"gamma": 0.9})
+    with pytest.raises(ValueError, match=r"'gdpo' has a key of its own: set algorithm\.reward_weights"):
+        check_adv_settings("gdpo", {"reward_weights": [1.0, 2.0]})
+    with pytest.raises(ValueError, match="'remax' has no setting 'f_norm'; it has none"):
+        check_adv_settings("remax", {"f_norm": 2.0})
+    with pytest.raises(ValueError, match="'handle_zero_tail' .* must be true or false"):
+        check_adv_settings("optimal_token_baseline", {"handle_zero_tail": 1})
+
+
+def test_an_optional_column_is_no_setting() -> None:
+    with pytest.raises(ValueError, match="no setting 'rollout_is_weights'; .* It has handle_zero_tail$"):
+        check_adv_settings("optimal_token_baseline", {"rollout_is_weights": 1.0})
+    assert "rollout_is_weights" in adv_estimator_columns("tir_optimal_token_baseline")
+    assert adv_estimator_columns("grpo") == {"rewards", "group_ids", "response_mask"}
+
+
+def test_own_settings_reach_the_estimator() -> None:
+    # Rewards 1 and 0, centered +-1/2; one of two is not 0, so alpha is 2; f_norm 4: +-1/4.
+    args = {
+        "token_level_rewards": double([[1.0], [0.0]]),
+        "response_mask": torch.ones(2, 1),
+        "group_ids": torch.tensor([0, 0]),
+    }
+    advantages, _ = estimate_advantages("gpg", settings={"f_norm": 4.0, "gamma": 0.5, "nobody": 1}, **args)
+    torch.testing.assert_close(advantages, double([[0.25], [-0.25]]))

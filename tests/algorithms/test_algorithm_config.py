@@ -34,7 +34,7 @@ def test_the_constant_divisor_has_no_default() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"loss_scale_factor": 512.0}, "loss_agg_mode is token-mean: remove it, or change the mode"),
+        ({"loss_scale_factor": 512.0}, "loss_agg_mode is not set: remove it, or change the mode"),
         ({"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 0.0}, "finite number above 0"),
         ({"loss_agg_mode": "mean"}, "algorithm.loss_agg_mode is 'mean'; known: token-mean"),
         ({"kl_loss_type": "full"}, "algorithm.kl_loss_type is 'full'; known: k1"),

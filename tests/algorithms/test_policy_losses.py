@@ -144,7 +144,7 @@ def test_a_missing_column_is_named() -> None:
 
 
 def test_unknown_loss_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown policy loss 'ppo'; known: vanilla"):
+    with pytest.raises(ValueError, match="unknown policy loss 'ppo'; known: cispo, clip_cov, .*vanilla"):
         get_policy_loss_fn("ppo")
 
 

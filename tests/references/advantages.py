@@ -62,3 +62,158 @@ def whiten(values: list[list[float]], mask: list[list[int]]) -> list[list[float]
         [(v - mean) / scale if m else 0.0 for v, m in zip(vs, ms, strict=True)]
         for vs, ms in zip(values, mask, strict=True)
     ]
+
+
+def _peers(values: list[float], groups: list[int], i: int) -> list[float]:
+    """Values of all samples of the group of sample i, itself included."""
+    return [v for v, g in zip(values, groups, strict=True) if g == groups[i]]
+
+
+def _sample_std(values: list[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+
+
+def _on_tokens(per_sample: list[float], mask: list[list[int]]) -> list[list[float]]:
+    return [[a if m else 0.0 for m in row] for a, row in zip(per_sample, mask, strict=True)]
+
+
+def grpo_passk(
+    rewards: list[float], groups: list[int], mask: list[list[int]], norm_by_std: bool, eps: float = 1e-6
+) -> list[list[float]]:
+    """Tang et al. 2025: the best of K minus the best of the K - 1 others, for each sample; only one's differs from 0.
+
+    For sample i: max over the group minus max over the group without i.
+    """
+    out = []
+    for i in range(len(rewards)):
+        others = [rewards[j] for j in range(len(rewards)) if j != i and groups[j] == groups[i]]
+        lead = max(rewards[i], *others) - max(others) if others else 0.0
+        if norm_by_std and lead > 0:
+            lead /= _sample_std([rewards[i], *others]) + eps
+        out.append(lead)
+    return _on_tokens(out, mask)
+
+
+def opo(rewards: list[float], groups: list[int], mask: list[list[int]]) -> list[list[float]]:
+    """Hao et al. 2025: the baseline is the mean reward over the group's tokens, each token with its sample's reward."""
+    out = []
+    for i, reward in enumerate(rewards):
+        token_rewards = [
+            r for r, g, row in zip(rewards, groups, mask, strict=True) for m in row if m and g == groups[i]
+        ]
+        out.append(reward - math.fsum(token_rewards) / len(token_rewards) if token_rewards else 0.0)
+    return _on_tokens(out, mask)
+
+
+def gpg(
+    rewards: list[float], groups: list[int], mask: list[list[int]], f_norm: float, count_mixed_groups: bool
+) -> list[list[float]]:
+    """Chu et al. 2025: centered rewards times B / (B - M), M the samples without gradient; or B / #{r != 0}."""
+    peers = [_peers(rewards, groups, i) for i in range(len(rewards))]
+    if count_mixed_groups:
+        useful = sum(max(p) > min(p) for p in peers)
+    else:
+        useful = sum(r != 0 for r in rewards)
+    alpha = len(rewards) / max(1, useful)
+    centered = [r - math.fsum(p) / len(p) for r, p in zip(rewards, peers, strict=True)]
+    return _on_tokens([alpha * c / f_norm for c in centered], mask)
+
+
+def maxrl(rewards: list[float], groups: list[int], mask: list[list[int]]) -> list[list[float]]:
+    """arXiv 2602.02710: r / mean - 1, and nothing where no sample of the group has a reward."""
+    out = []
+    for i, reward in enumerate(rewards):
+        peers = _peers(rewards, groups, i)
+        mean = math.fsum(peers) / len(peers)
+        out.append(reward / mean - 1 if mean > 0 and len(peers) > 1 else 0.0)
+    return _on_tokens(out, mask)
+
+
+def whiten_with_peers(per_sample: list[float], groups: list[int], mask: list[list[int]]) -> list[list[float]]:
+    """A number per sample, spread over its tokens and whitened over the tokens of samples that have peers."""
+    counted = [
+        [m if len(_peers(per_sample, groups, i)) > 1 else 0 for m in row] for i, row in enumerate(mask)
+    ]
+    if not any(map(any, counted)):
+        return [[0.0] * len(row) for row in mask]
+    return whiten(_on_tokens(per_sample, counted), counted)
+
+
+def reinforce_plus_plus_baseline(
+    rewards: list[float], groups: list[int], mask: list[list[int]]
+) -> list[list[float]]:
+    """Hu 2025, with the group's mean as baseline."""
+    peers = [_peers(rewards, groups, i) for i in range(len(rewards))]
+    centered = [
+        0.0 if max(p) == min(p) else r - math.fsum(p) / len(p) for r, p in zip(rewards, peers, strict=True)
+    ]
+    return whiten_with_peers(centered, groups, mask)
+
+
+def gdpo(
+    parts: list[list[float]],
+    groups: list[int],
+    mask: list[list[int]],
+    weights: list[float],
+    eps: float = 1e-6,
+) -> list[list[float]]:
+    """Liu et al. 2026: normalize each part within the group, add up, whiten."""
+    total = [0.0] * len(parts)
+    for k, weight in enumerate(weights):
+        values = [row[k] for row in parts]
+        for i, value in enumerate(values):
+            peers = _peers(values, groups, i)
+            if max(peers) > min(peers):
+                mean = math.fsum(peers) / len(peers)
+                total[i] += weight * (value - mean) / (_sample_std(peers) + eps)
+    return whiten_with_peers(total, groups, mask)
+
+
+def remax(rewards: list[list[float]], baselines: list[float], mask: list[list[int]]) -> list[list[float]]:
+    """Li et al. 2024, algorithm 1: the reward from here on, minus that of the greedy answer."""
+    returns = reward_to_go(rewards, mask, 1.0)
+    return [
+        [(g - b) if m else 0.0 for g, m in zip(gs, ms, strict=True)]
+        for gs, b, ms in zip(returns, baselines, mask, strict=True)
+    ]
+
+
+def optimal_token_baseline(
+    rewards: list[list[float]],
+    groups: list[int],
+    mask: list[list[int]],
+    log_probs: list[list[float]],
+    sum_pi_squared: list[list[float]],
+    weights: list[list[float]] | None,
+    by_sampled_tokens: bool,
+    handle_zero_tail: bool,
+) -> list[list[float]]:
+    """Li et al. 2026, token by token: places are columns, or counts of sampled tokens."""
+    returns = reward_to_go(rewards, mask, 1.0)
+    # One dictionary per row: place -> (column, return, energy so far).
+    rows: list[dict[int, tuple[int, float, float]]] = []
+    for i, row_mask in enumerate(mask):
+        energy, row = 0.0, {}
+        for t, m in enumerate(row_mask):
+            if m:
+                square = 1 - 2 * math.exp(log_probs[i][t]) + sum_pi_squared[i][t]
+                energy += max(square, 0.0) * (weights[i][t] ** 2 if weights else 1.0)
+                row[len(row) if by_sampled_tokens else t] = (t, returns[i][t], energy)
+        rows.append(row)
+    out = [[0.0] * len(row) for row in mask]
+    for i, row in enumerate(rows):
+        others = [rows[j] for j in range(len(rows)) if j != i and groups[j] == groups[i]]
+        last_of_others = max((place for other in others for place in other), default=-1)
+        for place, (t, g, w) in row.items():
+            here = [other[place] for other in others if place in other]
+            if here:
+                total = w + math.fsum(energy for _, _, energy in here)
+                if total > 0:
+                    baseline = (g * w + math.fsum(value * energy for _, value, energy in here)) / total
+                else:
+                    baseline = (g + math.fsum(value for _, value, _ in here)) / (1 + len(here))
+                out[i][t] = g - baseline
+            elif handle_zero_tail and others and place > last_of_others:
+                out[i][t] = g
+    return out

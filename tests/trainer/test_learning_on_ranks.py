@@ -64,30 +64,40 @@ def train_judge(folder: Path, policy: Path) -> Path:
     model = AutoModelForSequenceClassification.from_pretrained(policy, num_labels=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     generator = random.Random(0)
-    for step in range(600):
+    for step in range(2000):
         for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1.0, (step + 1) / 20) * (1 - step / 600)
-        loss = judge_loss(model, tokenizer, generator)
+            group["lr"] = 2e-3 * min(1.0, (step + 1) / 20) * (1 - step / 2000)
+        loss = sum(judge_errors(model, tokenizer, generator))
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[union-attr]
         optimizer.step()
     with torch.no_grad():
-        left = sum(float(judge_loss(model, tokenizer, generator)) for _ in range(10)) / 10
-    assert left < 0.01, "the judge must know the task before it judges"
+        left = sum(float(judge_errors(model, tokenizer, generator)[0]) for _ in range(10)) / 10
+    assert left < 0.004, "the judge must know the task before it judges"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def judge_loss(model: Any, tokenizer: Any, generator: random.Random) -> torch.Tensor:
-    """Mean squared error on 64 conversations."""
-    texts, targets = zip(*(example(generator, tokenizer) for _ in range(64)), strict=True)
+def judge_errors(model: Any, tokenizer: Any, generator: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean squared errors on 64 conversations: of the scores, and of a lesson per letter (is it right?)."""
+    texts, letters, shares = zip(*(example(generator, tokenizer) for _ in range(64)), strict=True)
     batch = tokenizer(list(texts), return_tensors="pt", padding=True, add_special_tokens=False)
-    return torch.nn.functional.mse_loss(model(**batch).logits[:, 0], torch.tensor(targets))
+    numbers = model.score(model.model(**batch).last_hidden_state)[..., 0]  # [64, tokens]
+    targets = torch.full_like(numbers, torch.nan)
+    ends = batch["attention_mask"].sum(1) - 1  # the token that ends the turn, where a reward model is read
+    for row, (end, right) in enumerate(zip(ends.tolist(), letters, strict=True)):
+        targets[row, end - len(right) : end] = torch.tensor(right)
+    is_letter = ~targets.isnan()
+    scores = numbers[torch.arange(len(ends)), ends]
+    return (
+        (scores - torch.tensor(shares)).square().mean(),
+        (numbers - targets)[is_letter].square().mean(),
+    )
 
 
-def example(generator: random.Random, tokenizer: Any) -> tuple[str, float]:
-    """A conversation with a right, an almost right or a wrong answer, and the share of right letters.
+def example(generator: random.Random, tokenizer: Any) -> tuple[str, list[float], float]:
+    """A conversation with a right, an almost right or a wrong answer; which letters are right, and their share.
 
     Wrong ones are of every kind that a policy may come upon: letters of the word in other places, other letters,
     other characters, too many, too few.
@@ -101,9 +111,10 @@ def example(generator: random.Random, tokenizer: Any) -> tuple[str, float]:
             answer = answer[: generator.randrange(3)]
         case 1:
             answer += [generator.choice(others) for _ in range(generator.randint(1, 9))]
-    share = sum(a == b for a, b in zip(answer, right, strict=False)) / max(3, len(answer))
+    is_right = [float(place < 3 and letter == right[place]) for place, letter in enumerate(answer)]
     messages = [
         {"role": "user", "content": f"reverse: {word}"},
         {"role": "assistant", "content": "".join(answer)},
     ]
-    return tokenizer.apply_chat_template(messages, tokenize=False), share
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    return text, is_right, sum(is_right) / max(3, len(answer))

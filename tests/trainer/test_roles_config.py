@@ -11,7 +11,7 @@ from strop.config import ConfigError, load_config
 from strop.controller import Mesh, RoleSpec
 from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
-from strop.trainer.roles import _specs
+from strop.trainer.roles import _specs, check_models
 
 
 def config(*overrides: str) -> Config:
@@ -107,6 +107,20 @@ def test_what_cannot_be_is_refused_with_a_sentence(overrides: list[str], sentenc
     with pytest.raises(ConfigError) as caught:
         config(*overrides)
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("role", ["actor", "critic", "reference"])
+def test_heads_that_ranks_cannot_share_are_refused_before_any_process_starts(
+    project: Project, role: str
+) -> None:
+    settings = ["algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=true", "resources.runtime=ray"]
+    divided = project.config(*settings, "resources.ranks=8", f"{role}.engine.sequence_parallel=8")
+    with pytest.raises(ValueError, match="the 2 attention heads of the model do not divide over 8 ranks"):
+        check_models(divided)
+    check_models(project.config(*settings, "resources.ranks=8", f"{role}.engine.sequence_parallel=2"))
+    check_models(
+        project.config("resources.runtime=ray", "resources.ranks=8", "critic.engine.sequence_parallel=8")
+    )
 
 
 def test_a_run_is_continued_on_other_resources_only(project: Project, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from strop.algorithms.reduce import merge_metrics, metric_values
 from strop.controller import Mesh, Placement
 from strop.engines.optimizer import StepReport
 from strop.protocol import DataProto, columns
+from strop.trainer.reporting import merge_ranks
 from strop.workers.actor import ActorWorker
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -204,7 +205,7 @@ def test_rows_without_advantage_change_nothing_but_are_measured(
     left_out = update(actor, batch)
     assert rows_with_gradient == [4]
     monkeypatch.setattr(
-        "strop.workers.actor._PolicyLoss.needs_gradient", lambda self, rows: [True] * len(rows)
+        "strop.workers.policy_loss.PolicyLoss.needs_gradient", lambda self, rows: [True] * len(rows)
     )
     assert_same(update(make_actor(tiny_model, algorithm), batch), left_out)
 
@@ -328,8 +329,11 @@ def test_a_batch_without_rows_is_legal(tiny_model: Path) -> None:
     assert actor.checksum() == before
     assert done.metrics["actor/loss"] == 0.0
     assert done.log_probs == []
-    keys = [list(actor.update_policy(rows, totals_of(batch)).meta_info["metrics"]) for rows in (empty, batch)]
-    assert keys[0] == keys[1], "metrics of ranks are joined key by key"
+    ranks = [actor.update_policy(rows, totals_of(batch)) for rows in (empty, batch)]
+    joined = merge_ranks(DataProto.concat(ranks).meta_info["metrics"])
+    seen = ranks[1].meta_info["metrics"]
+    assert joined.keys() == seen.keys()
+    assert joined["actor/ratio"] == seen["actor/ratio"], "a rank without rows adds nothing"
 
 
 def test_the_ratio_can_be_that_to_the_policy_that_sampled(tiny_model: Path) -> None:

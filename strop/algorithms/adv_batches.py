@@ -1,0 +1,116 @@
+"""Small random batches with everything that an advantage estimator may be given, for checking estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+COLUMNS = frozenset(
+    {
+        "group_ids",
+        "old_log_probs",
+        "ref_log_prob",
+        "response_mask",
+        "reward_baselines",
+        "reward_parts",
+        "rewards",
+        "rollout_is_weights",
+        "sum_pi_squared",
+        "token_level_rewards",
+        "values",
+    }
+)
+"""Names of `Batch.columns`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Columns that estimators take, in float64."""
+
+    token_level_rewards: Tensor
+    """[B, R], 0 in the padding; may be above 0 on tokens that were given."""
+    response_mask: Tensor
+    """[B, R] bool."""
+    group_ids: Tensor
+    """[B] int64."""
+    values: Tensor
+    """[B, R]."""
+    log_probs: Tensor
+    """[B, R], for every column of log-probs."""
+    sum_pi_squared: Tensor
+    """[B, R]."""
+    rollout_is_weights: Tensor
+    """[B, R]."""
+    reward_baselines: Tensor
+    """[B]."""
+    reward_parts: Tensor
+    """[B, K]."""
+
+    def columns(self) -> dict[str, Tensor]:
+        """By the names under which estimators take them."""
+        return {
+            "token_level_rewards": self.token_level_rewards,
+            "rewards": self.token_level_rewards.sum(dim=-1),
+            "response_mask": self.response_mask,
+            "group_ids": self.group_ids,
+            "values": self.values,
+            "old_log_probs": self.log_probs,
+            "ref_log_prob": self.log_probs - 0.25,
+            "sum_pi_squared": self.sum_pi_squared,
+            "rollout_is_weights": self.rollout_is_weights,
+            "reward_baselines": self.reward_baselines,
+            "reward_parts": self.reward_parts,
+        }
+
+    def map(self, per_row: Callable[[Tensor], Tensor]) -> Batch:
+        """The same change made to every column along its rows."""
+        return Batch(**{name: per_row(getattr(self, name)) for name in self.__dataclass_fields__})
+
+
+def random_batch(generator: torch.Generator, *, like: Batch | None = None) -> Batch:
+    """A few rows of a few prompts: given tokens between sampled ones, rows without a sampled token, lone samples.
+
+    Rewards are eighths, at least 0, often equal, and sit on any token. With `like`, its width and group ids that
+    it does not have.
+    """
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (1,), generator=generator))
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    def eighths(*shape: int) -> Tensor:
+        return torch.randint(0, 9, shape, generator=generator).to(torch.float64) / 8
+
+    def permuted() -> Tensor:
+        return torch.randperm(num_rows, generator=generator).to(torch.float64)
+
+    num_rows = number(4, 10)
+    width = like.response_mask.shape[1] if like else number(2, 6)
+    lengths = torch.randint(0, width + 1, (num_rows, 1), generator=generator)
+    lengths[:2] = width  # at least two rows have a token to whiten
+    inside = torch.arange(width)[None] < lengths
+    mask = inside & (uniform(num_rows, width) < 0.75)
+    mask[:2, 0] = True
+    # Rewards on a part of the tokens, and never before the first sampled one, which would have nobody to credit.
+    is_rewarded = inside & (uniform(num_rows, width) < 0.5) & (mask.cumsum(dim=-1) > 0)
+    group_ids = torch.randint(0, max(2, num_rows // 2), (num_rows,), generator=generator) * 3 + 5
+    group_ids[1] = group_ids[0]  # at least two rows can be compared
+    group_ids = group_ids + (1000 if like else 0)
+    log_probs = -0.05 - 2 * uniform(num_rows, width)
+    return Batch(
+        token_level_rewards=torch.where(is_rewarded, eighths(num_rows, width), 0.0),
+        response_mask=mask,
+        group_ids=group_ids,
+        values=uniform(num_rows, width),
+        log_probs=log_probs,
+        sum_pi_squared=(2 * log_probs).exp() + 0.1 * uniform(num_rows, width),
+        rollout_is_weights=0.5 + uniform(num_rows, width),
+        reward_baselines=eighths(num_rows),
+        # Distinct, and an odd number of them, so that the normalized parts of two samples cannot cancel.
+        reward_parts=torch.stack([permuted() for _ in range(3)], dim=1) / 8,
+    )

@@ -1,0 +1,94 @@
+"""Advantage estimators: from rewards to the credit of each token.
+
+    registration.py     the registry, what may be set for an estimator, and the one way to call it
+    groups.py           what estimators share: groups, checks, one number per sample onto its tokens
+    group_relative.py   grpo, dr_grpo, grpo_passk, rloo, opo, gpg, maxrl: samples of a prompt compared
+    batch_whitened.py   reinforce_plus_plus_baseline, gdpo: compared, then whitened over the batch
+    returns.py          gae, reinforce_plus_plus, remax: rewards-to-go, token by token
+    token_baseline.py   optimal_token_baseline, tir_optimal_token_baseline: tokens at the same place compared
+
+An estimator is a pure function of padded tensors. It is registered with the columns and settings that it
+takes by keyword; `estimate_advantages` passes exactly those. Settings of its own are its keyword defaults.
+Rules that hold for every estimator here, and that `strop.algorithms.adv_checking` checks of any:
+
+* A reward counts wherever it sits, also on a token that the policy did not sample (a tool's reply).
+* Advantages are exactly 0 outside the response mask.
+* A group of one has no baseline: its advantage is 0. Equal rewards give exactly 0, whatever their rounding.
+* Values outside the mask never matter.
+"""
+
+from strop.algorithms.advantages.batch_whitened import gdpo, gdpo_advantages, reinforce_plus_plus_baseline
+from strop.algorithms.advantages.group_relative import (
+    dr_grpo,
+    gpg,
+    gpg_advantages,
+    grpo,
+    grpo_advantages,
+    grpo_passk,
+    grpo_passk_advantages,
+    maxrl,
+    maxrl_advantages,
+    opo,
+    opo_advantages,
+    rloo,
+    rloo_advantages,
+)
+from strop.algorithms.advantages.registration import (
+    ADV_ESTIMATOR_REGISTRY,
+    AdvantageFn,
+    adv_estimator_columns,
+    adv_estimator_declaration,
+    call_estimator,
+    check_adv_settings,
+    check_estimator,
+    estimate_advantages,
+    get_adv_estimator_fn,
+    group_ids_of,
+    register_adv_est,
+)
+from strop.algorithms.advantages.returns import gae, gae_advantages, reinforce_plus_plus, remax, reward_to_go
+from strop.algorithms.advantages.token_baseline import (
+    gradient_energy,
+    optimal_token_baseline,
+    tir_optimal_token_baseline,
+    token_baseline_advantages,
+)
+
+__all__ = [
+    "ADV_ESTIMATOR_REGISTRY",
+    "AdvantageFn",
+    "adv_estimator_columns",
+    "adv_estimator_declaration",
+    "call_estimator",
+    "check_adv_settings",
+    "check_estimator",
+    "dr_grpo",
+    "estimate_advantages",
+    "gae",
+    "gae_advantages",
+    "gdpo",
+    "gdpo_advantages",
+    "get_adv_estimator_fn",
+    "gpg",
+    "gpg_advantages",
+    "gradient_energy",
+    "group_ids_of",
+    "grpo",
+    "grpo_advantages",
+    "grpo_passk",
+    "grpo_passk_advantages",
+    "maxrl",
+    "maxrl_advantages",
+    "opo",
+    "opo_advantages",
+    "optimal_token_baseline",
+    "register_adv_est",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "reward_to_go",
+    "rloo",
+    "rloo_advantages",
+    "tir_optimal_token_baseline",
+    "token_baseline_advantages",
+]

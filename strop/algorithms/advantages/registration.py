@@ -1,0 +1,246 @@
+"""The registry of advantage estimators, what may be set for each, and the one way to call them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.registry import Declaration, Registry, check_settings, name_of, own_settings
+from strop.algorithms.user_functions import adv_config, call_advantage_estimator
+
+AdvantageFn = Callable[..., tuple[Tensor, Tensor]]
+
+ADV_ESTIMATOR_REGISTRY: Registry[AdvantageFn] = Registry("advantage estimator", replaceable=False)
+register_adv_est = ADV_ESTIMATOR_REGISTRY.register
+"""Decorator: `@register_adv_est(name, needs=[...], settings=[...], group_relative=True)`."""
+
+OPTIONAL_COLUMNS = frozenset({"rollout_is_weights"})
+"""Columns that an estimator gets if it has a parameter of that name and the batch has the column."""
+
+SHARED_SETTINGS = {
+    "norm_by_std": "algorithm.norm_adv_by_std",
+    "gamma": "algorithm.gamma",
+    "lam": "algorithm.lam",
+    "reward_weights": "algorithm.reward_weights",
+}
+"""Settings with a key of their own in the config, and that key."""
+
+
+def get_adv_estimator_fn(name: str | Enum) -> AdvantageFn:
+    """The function registered under `name`; ValueError with the known names if there is none."""
+    return ADV_ESTIMATOR_REGISTRY[name_of(name)]
+
+
+def adv_estimator_declaration(name: str | Enum) -> Declaration:
+    """The columns and settings that the estimator under `name` asks for."""
+    return ADV_ESTIMATOR_REGISTRY.declaration(name)
+
+
+def adv_estimator_columns(name: str | Enum) -> frozenset[str]:
+    """Every column that the estimator under `name` takes: those it needs, and those it uses if there."""
+    function, declaration = get_adv_estimator_fn(name), adv_estimator_declaration(name)
+    return declaration.needs | _optional_columns(function, declaration)
+
+
+def check_estimator(
+    name: str,
+    *,
+    samples_per_prompt: int,
+    norm_by_std: bool = True,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    settings: Mapping[str, object] | None = None,
+) -> None:
+    """Refuse, before anything heavy starts, a configuration under which the estimator cannot teach.
+
+    Raises:
+        ValueError: unknown name; one sample per prompt with a group-relative estimator; a setting other than
+            its default that the estimator does not have; one of `settings` (algorithm.adv_settings) that it
+            does not have.
+    """
+    declaration = adv_estimator_declaration(name)
+    if declaration.is_group_relative and samples_per_prompt < 2:
+        alternatives = [other for other, asks in _declarations() if not asks.is_group_relative]
+        raise ValueError(
+            f"rollout.samples_per_prompt is {samples_per_prompt}, but algorithm.adv_estimator={name} "
+            f"compares the samples of one prompt and would give advantage 0 to each: set "
+            f"rollout.samples_per_prompt to at least 2, or use an estimator without groups "
+            f"({', '.join(alternatives)})"
+        )
+    given = {"norm_by_std": not norm_by_std, "gamma": gamma != 1.0, "lam": lam != 1.0}
+    for setting, is_set in given.items():
+        if is_set and declaration.needs and setting not in declaration.settings:
+            users = [other for other, asks in _declarations() if setting in asks.settings]
+            raise ValueError(
+                f"{SHARED_SETTINGS[setting]} is set, but algorithm.adv_estimator={name} has no such setting: "
+                f"remove it, or use {' or '.join(users)}"
+            )
+    check_adv_settings(name, settings or {})
+
+
+def check_adv_settings(name: str, settings: Mapping[str, object]) -> None:
+    """Refuse entries of algorithm.adv_settings that the estimator `name` does not have.
+
+    Raises:
+        ValueError: an unknown setting (with the nearest one), one with a config key of its own, or a value of
+            another type than the setting's default.
+    """
+    function, declaration = get_adv_estimator_fn(name), adv_estimator_declaration(name)
+    if declaration.is_user_convention:
+        return
+    # An optional column is no setting, although it has a default.
+    columns = declaration.needs | _optional_columns(function, declaration)
+    check_settings(
+        "advantage estimator",
+        name,
+        function,
+        replace(declaration, needs=columns),
+        settings,
+        elsewhere=SHARED_SETTINGS,
+    )
+
+
+def estimate_advantages(
+    name: str,
+    *,
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    group_ids: Tensor,
+    settings: Mapping[str, object],
+    columns: Mapping[str, Tensor] | None = None,
+    algorithm: AlgorithmConfig | None = None,
+    uids: Sequence[str] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns [B, R] of the estimator `name`, given what it declared.
+
+    Args:
+        token_level_rewards: [B, R], 0 where there is no reward; `rewards` [B] is its sum over R.
+        response_mask: [B, R], true on tokens the policy sampled.
+        group_ids: [B] int64, equal for samples of one prompt (see `group_ids_of`).
+        settings: numbers and switches by name, shared ones and those of algorithm.adv_settings; those the
+            estimator does not have are not passed.
+        columns: further columns by name (values, ref_log_prob, reward_baselines, ...).
+        algorithm: the config that a function of the field's convention reads; not given: the shared settings in
+            an otherwise default config.
+        uids: what such a function gets as `index`; not given: the group ids.
+
+    Raises:
+        ValueError: unknown name, a missing column, rewards that are not finite, or a result of another shape.
+    """
+    return call_estimator(
+        name,
+        get_adv_estimator_fn(name),
+        adv_estimator_declaration(name),
+        columns={
+            **(columns or {}),
+            "token_level_rewards": token_level_rewards,
+            "rewards": token_level_rewards.sum(dim=-1),
+            "response_mask": response_mask,
+            "group_ids": group_ids,
+        },
+        settings=settings,
+        algorithm=algorithm,
+        uids=uids,
+    )
+
+
+def call_estimator(
+    name: str,
+    function: AdvantageFn,
+    declaration: Declaration,
+    *,
+    columns: Mapping[str, Tensor],
+    settings: Mapping[str, object],
+    algorithm: AlgorithmConfig | None = None,
+    uids: Sequence[str] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `estimate_advantages`, for a function that need not be registered; `columns` holds all of them.
+
+    Raises:
+        ValueError: a missing column, or a result that is not two tensors [B, R].
+    """
+    if declaration.is_user_convention:
+        return _call_in_field_convention(function, columns, settings, algorithm, uids)
+    missing = sorted(declaration.needs - columns.keys())
+    if missing:
+        raise ValueError(
+            f"advantage estimator {name!r} needs the columns {', '.join(missing)}, but the batch has "
+            f"{', '.join(sorted(columns))}"
+        )
+    passed = declaration.needs | (_optional_columns(function, declaration) & columns.keys())
+    taken = (declaration.settings | own_settings(function, declaration).keys()) - OPTIONAL_COLUMNS
+    arguments: dict[str, object] = {key: columns[key] for key in passed}
+    arguments.update({key: value for key, value in settings.items() if key in taken})
+    with torch.no_grad():
+        result = function(**arguments)
+    _check_result(name, result, columns["response_mask"])
+    return result
+
+
+def _call_in_field_convention(
+    function: AdvantageFn,
+    columns: Mapping[str, Tensor],
+    settings: Mapping[str, object],
+    algorithm: AlgorithmConfig | None,
+    uids: Sequence[str] | None,
+) -> tuple[Tensor, Tensor]:
+    if algorithm is None:
+        algorithm = AlgorithmConfig(
+            norm_adv_by_std=bool(settings.get("norm_by_std", True)),
+            gamma=cast(float, settings.get("gamma", 1.0)),
+            lam=cast(float, settings.get("lam", 1.0)),
+        )
+    own = {key: value for key, value in settings.items() if key not in SHARED_SETTINGS}
+    given_by_name = {"token_level_rewards", "rewards", "response_mask", "group_ids"}
+    index = np.array(columns["group_ids"].tolist() if uids is None else list(uids), dtype=object)
+    return call_advantage_estimator(
+        function,
+        token_level_rewards=columns["token_level_rewards"],
+        response_mask=columns["response_mask"],
+        index=index,
+        config=adv_config(algorithm, settings=own),
+        extra={key: column for key, column in columns.items() if key not in given_by_name},
+    )
+
+
+def group_ids_of(uids: Sequence[str]) -> Tensor:
+    """[B] int64: equal numbers for equal uids, counted up in the order of first appearance."""
+    numbers: dict[str, int] = {}
+    return torch.tensor([numbers.setdefault(uid, len(numbers)) for uid in uids], dtype=torch.int64)
+
+
+def _optional_columns(function: AdvantageFn, declaration: Declaration) -> frozenset[str]:
+    if declaration.is_user_convention:
+        return OPTIONAL_COLUMNS
+    return OPTIONAL_COLUMNS & inspect.signature(function).parameters.keys()
+
+
+def _declarations() -> list[tuple[str, Declaration]]:
+    """Every registered name with its declaration, in alphabetical order."""
+    return [(name, adv_estimator_declaration(name)) for name in sorted(ADV_ESTIMATOR_REGISTRY)]
+
+
+def _check_result(name: str, result: object, response_mask: Tensor) -> None:
+    """What an estimator returns is checked where it is called, so that the message can name the function."""
+    wanted = f"return (advantages, returns), two tensors of shape {list(response_mask.shape)}"
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise ValueError(f"advantage estimator {name!r} returned {_describe(result)}: {wanted}")
+    for what, tensor in zip(("advantages", "returns"), result, strict=True):
+        if not isinstance(tensor, Tensor) or tensor.shape != response_mask.shape:
+            raise ValueError(f"advantage estimator {name!r} returned {_describe(tensor)} as {what}: {wanted}")
+
+
+def _describe(result: object) -> str:
+    if isinstance(result, Tensor):
+        return f"a tensor of shape {list(result.shape)}"
+    if isinstance(result, tuple | list):
+        return f"a {type(result).__name__} of {len(result)}"
+    return f"a {type(result).__name__}"

@@ -1,0 +1,140 @@
+"""Does a policy loss keep the rules that training relies on? The same questions for ours and for a user's own.
+
+A loss is called on a small batch of known numbers, then on variations of that batch under which the loss of the
+batch and its gradient must stay what they are, or become something known. Every broken rule is a Finding with
+the numbers that were seen. Loss and gradient are those of the whole batch, so a loss that returns terms and one
+that returns a number (the field's convention) are judged alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+
+import torch
+
+from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.findings import Finding
+from strop.algorithms.loss_probe import COLUMNS, LossBatch, ProbedLoss, example_batch
+from strop.algorithms.loss_rules import (
+    check_cut,
+    check_detached,
+    check_empty_row,
+    check_extremes,
+    check_importance_weights,
+    check_inputs,
+    check_layout,
+    check_mask,
+    check_on_policy,
+    check_order,
+    check_repeats,
+    check_width,
+    check_zero_advantage,
+)
+from strop.algorithms.losses.terms import (
+    POLICY_LOSS_REGISTRY,
+    SHARED_SETTINGS,
+    get_policy_loss_fn,
+    policy_loss_declaration,
+)
+from strop.algorithms.registry import Declaration, check_settings
+
+
+def check_policy_loss(
+    loss: str | Callable[..., object],
+    *,
+    settings: Mapping[str, object] | None = None,
+    loss_agg_mode: str | None = None,
+    seed: int = 0,
+) -> list[Finding]:
+    """What is wrong with a policy loss, one finding per broken rule; empty for a loss that keeps them all.
+
+    Args:
+        loss: a registered name, or a function: registered, of the field's convention, or one whose parameters are
+            named like our columns (then those without a default are its columns).
+        settings: those of the loss; clip ranges have the defaults of AlgorithmConfig.
+        loss_agg_mode: default: the mode that the loss declares, else token-mean.
+        seed: of the numbers in the check's batch.
+
+    Raises:
+        ValueError: unknown name or setting, or a column the check does not have. Other errors of the function
+            itself go through.
+    """
+    subject = _subject(loss, settings or {}, loss_agg_mode)
+    example = example_batch(seed)
+    batch = subject.prepared(example)
+    before = LossBatch({key: column.clone() for key, column in batch.columns.items()}, batch.mask.clone())
+    try:
+        base = subject.seen(batch)
+    except ValueError as error:
+        return [Finding("form", str(error))]
+    if not (torch.isfinite(torch.tensor(base.loss)) and torch.isfinite(base.gradient).all()):
+        return [
+            Finding("finite", f"on ordinary numbers the loss is {base.loss}, or its gradient is not finite")
+        ]
+    checks = [
+        *check_detached(subject, batch),
+        check_inputs(batch, before),
+        check_repeats(subject, batch, base),
+        check_mask(subject, batch, base),
+        check_width(subject, batch, base),
+        check_order(subject, example, base),
+        check_cut(subject, batch, base),
+        check_empty_row(subject, batch, base),
+        check_layout(subject, batch, base),
+        check_zero_advantage(subject, seed),
+        check_on_policy(subject, seed),
+        check_extremes(subject),
+        check_importance_weights(subject, batch, base),
+    ]
+    return [finding for finding in checks if finding is not None]
+
+
+def _subject(
+    loss: str | Callable[..., object], settings: Mapping[str, object], mode: str | None
+) -> ProbedLoss:
+    function: Callable[..., object]
+    if isinstance(loss, str):
+        name, function, declaration = loss, get_policy_loss_fn(loss), policy_loss_declaration(loss)
+    else:
+        names = [key for key, registered in POLICY_LOSS_REGISTRY.items() if registered is loss]
+        name = names[0] if names else getattr(loss, "__name__", repr(loss))
+        function = loss
+        declaration = policy_loss_declaration(name) if names else _inferred(loss)
+    own = {key: value for key, value in settings.items() if key not in SHARED_SETTINGS}
+    check_settings("policy loss", name, function, declaration, own, elsewhere=SHARED_SETTINGS)
+    unknown = sorted(declaration.needs - {*COLUMNS, "response_mask", "row_ids", *declaration.prepared})
+    if unknown:
+        raise ValueError(
+            f"policy loss {name!r} needs {', '.join(unknown)}, which the check's batch does not have; it has "
+            f"{', '.join(COLUMNS)}, response_mask and row_ids"
+        )
+    defaults = AlgorithmConfig()
+    shared = {
+        "clip_low": defaults.clip_low,
+        "clip_high": defaults.clip_high,
+        "clip_c": defaults.clip_ratio_c,
+    }
+    return ProbedLoss(
+        name=name,
+        function=function,
+        declaration=declaration,
+        settings=dict(settings) if declaration.is_user_convention else {**shared, **settings},
+        mode=mode or declaration.aggregation or "token-mean",
+    )
+
+
+def _inferred(function: Callable[..., object]) -> Declaration:
+    """A function with a parameter log_probs takes our columns; any other follows the field's convention."""
+    parameters = inspect.signature(function).parameters.values()
+    if "log_probs" not in {parameter.name for parameter in parameters}:
+        return Declaration()
+    required = {
+        p.name
+        for p in parameters
+        if p.default is inspect.Parameter.empty and p.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+    return Declaration(
+        needs=frozenset(required - SHARED_SETTINGS.keys()),
+        settings=frozenset(p.name for p in parameters if p.name in SHARED_SETTINGS),
+    )

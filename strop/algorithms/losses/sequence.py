@@ -1,0 +1,148 @@
+"""Losses whose ratio belongs to a whole response: GSPO and GMPO.
+
+Both take the geometric mean of the token ratios of a row. They read the row of each token from `row_ids`, so
+they work in the padded and in the flat layout, and a micro-batch must hold whole rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from strop.algorithms.losses.terms import (
+    LOG_RATIO_BOUND,
+    PolicyLossTerms,
+    probability_ratio,
+    ratio_statistics,
+    register_policy_loss,
+)
+
+SEQUENCE_LOG_RATIO_MAX = 10.0
+"""Largest mean log-ratio of a response that GSPO exponentiates; nothing else bounds the ratio of a response with a
+negative advantage."""
+
+
+def row_means(values: Tensor, response_mask: Tensor, row_ids: Tensor) -> Tensor:
+    """The mean over the masked-in tokens of a row, at each of its tokens; 0 in a row without such tokens.
+
+    Args:
+        values: [B, R] or [N]; finite outside the mask.
+        response_mask: same shape, true on tokens that count.
+        row_ids: same shape, int64, the row of each token, counted from 0.
+    """
+    rows, valid = row_ids.reshape(-1), response_mask.reshape(-1)
+    num_rows = int(rows.max()) + 1 if rows.numel() else 0
+    kept = torch.where(valid, values.reshape(-1), torch.zeros_like(values.reshape(-1)))
+    zeros = torch.zeros(num_rows, dtype=values.dtype, device=values.device)
+    total = zeros.index_add(0, rows, kept)  # [B]
+    count = zeros.index_add(0, rows, valid.to(values.dtype))  # [B]
+    return (total / count.clamp(min=1))[rows].reshape(values.shape)
+
+
+@register_policy_loss(
+    "gspo",
+    needs=("log_probs", "old_log_probs", "advantages", "response_mask", "row_ids"),
+    settings=("clip_low", "clip_high"),
+    aggregation="seq-mean-token-mean",
+    aliases=("gspo_token",),
+)
+def gspo_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    row_ids: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> PolicyLossTerms:
+    """The clipped surrogate of the response's ratio, one term per token.
+
+        log s_i = mean over the row's tokens of (log_probs - old_log_probs), clamped to [-20, 10]
+        ratio_t = s_i * exp(log_probs_t - sg(log_probs_t))         (value s_i, gradient of token t alone)
+        term_t  = max(-A_t * ratio_t, -A_t * clamp(ratio_t, 1 - clip_low, 1 + clip_high))
+
+    Where the advantages of a row are equal this is GSPO in value and in gradient, under any aggregation mode;
+    where they differ, it is GSPO-token. So the paper's two losses are one function under two names.
+
+    Args:
+        log_probs: with gradient; [B, R] or [N], as all columns.
+        response_mask: true on tokens trained on; a row's mean is over these.
+        row_ids: int64, the row of each token.
+        clip_low, clip_high: around a ratio of 1. The ratio of a response moves far less than that of a token:
+            the paper uses 3e-4 and 4e-4, and the 0.2 of PPO would never clip.
+
+    Returns:
+        Terms, and the statistics pg_clipfrac (1 where the clipped side won), ppo_kl (per token) and ratio (that
+        of the response).
+
+    Source: Zheng et al. 2025, arXiv:2507.18071, eq. 5 and 7 (GSPO), eq. 13 and 14 (GSPO-token); its sum over a
+        row is divided by the row's length: aggregation seq-mean-token-mean. The clamps are ours.
+    """
+    log_ratio = log_probs - old_log_probs
+    # log_probs - sg(log_probs) is 0 in value; the log-prob's own gradient enters through it.
+    row_log_ratio = row_means(log_ratio.detach(), response_mask, row_ids) + (log_probs - log_probs.detach())
+    ratio = row_log_ratio.clamp(-LOG_RATIO_BOUND, SEQUENCE_LOG_RATIO_MAX).exp()
+    unclipped = -advantages * ratio
+    bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    with torch.no_grad():
+        statistics = {
+            "pg_clipfrac": (bounded > unclipped).to(ratio.dtype),
+            **ratio_statistics(log_ratio, ratio),
+        }
+    return PolicyLossTerms(terms=torch.maximum(unclipped, bounded), statistics=statistics)
+
+
+@register_policy_loss(
+    "gmpo",
+    needs=("log_probs", "old_log_probs", "advantages", "response_mask", "row_ids"),
+    settings=("clip_low", "clip_high"),
+    aggregation="seq-mean-token-mean",
+    aliases=("geo_mean",),
+)
+def gmpo_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    row_ids: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> PolicyLossTerms:
+    """Minus the advantage times the geometric mean of the clipped token ratios; one value per response.
+
+        d_t    = clamp(log_probs_t - old_log_probs_t, +-20)
+        c_t    = min(d_t, clip_high) where A_t > 0, max(d_t, -clip_low) where A_t < 0, 0 where A_t = 0
+        term_t = -mean(A) * exp(mean(c))       for each token t of the row, means over the row's tokens
+
+    so that the mean of a row's terms, taken by seq-mean-token-mean, is the objective of the response. The
+    gradient of the sum of a row's terms at log_probs == old_log_probs is -mean(A) for each token: REINFORCE's
+    where the row's advantages are equal, which is the paper's case.
+
+    Args:
+        clip_low, clip_high: ranges of the *log*-ratio: the ratio lies in [e^-clip_low, e^clip_high]. The paper
+            uses 0.4 for both.
+        The others as in `gspo_loss`.
+
+    Returns:
+        Terms, and the statistics pg_clipfrac (1 where c_t is not d_t), ppo_kl (per token) and ratio (that of the
+        response).
+
+    Source: Zhao et al. 2025, arXiv:2507.20673, the objective with token-level clipping. Advantages that differ within a
+        row, which the paper does not have, enter by their mean.
+    """
+    log_ratio = log_probs - old_log_probs
+    bounded = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    clipped = torch.where(advantages > 0, bounded.clamp(max=clip_high), bounded.clamp(min=-clip_low))
+    clipped = torch.where(advantages == 0, torch.zeros_like(clipped), clipped)
+    ratio = probability_ratio(row_means(clipped, response_mask, row_ids))
+    values = -row_means(advantages, response_mask, row_ids) * ratio
+    with torch.no_grad():
+        statistics = {
+            "pg_clipfrac": ((clipped != bounded) & (advantages != 0)).to(ratio.dtype),
+            **ratio_statistics(log_ratio, ratio),
+        }
+    return PolicyLossTerms(
+        terms=torch.where(response_mask, values, torch.zeros_like(values)), statistics=statistics
+    )

@@ -1,0 +1,170 @@
+"""The samples of a step: prompts drawn, played and scored, in one round or, with a group filter, in several.
+
+With algorithm.filter_groups (DAPO's dynamic sampling) a step goes on asking for prompts until it has as many
+groups that can teach as data.prompts_per_step, or has asked `max_rounds` times. The batch that is trained has a
+constant number of prompts then, except at that limit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+
+import torch
+
+from strop.controller import as_future
+from strop.data.sampler import parse_visit_uid, visit_uid
+from strop.protocol import DataProto
+from strop.rewards import check_failed_share
+from strop.rollout.types import Sampling
+from strop.run import RunFolder
+from strop.trainer.config import Config
+from strop.trainer.experience import Experience, experience_of
+from strop.trainer.groups import CAUSES, FAILED, SOLVED, SURPLUS, judge
+from strop.trainer.learning import StepRecord
+from strop.trainer.roles import Roles
+from strop.trainer.setup import TrainingData
+from strop.trajectory import Prompt
+from strop.workers.reports import EpisodeReport, check_failed_episodes
+from strop.workers.rollout import prompts_as_rows, reports_of
+
+_LOWEST_RATE = 0.1
+"""Share of groups that is expected to teach at least, when the size of the next round is chosen."""
+
+
+class TooFewGroups(RuntimeError):
+    """Dynamic sampling came to its limit without enough groups, and was told to stop there."""
+
+
+class Gatherer:
+    """Fills steps with samples."""
+
+    def __init__(
+        self, config: Config, run: RunFolder, data: TrainingData, roles: Roles, sampling: Sampling
+    ) -> None:
+        self._config, self._run, self._data, self._roles = config, run, data, roles
+        self._sampling = sampling
+
+    def gather(self, record: StepRecord) -> Experience:
+        """The samples of a step that are trained on; `record` gets all that were played.
+
+        Raises:
+            EpisodesFailed, RewardError: too many samples failed.
+            TooFewGroups: filter_groups.at_limit is stop, and the limit was reached.
+        """
+        settings = self._config.algorithm.filter_groups
+        wanted = self._config.data.prompts_per_step
+        if not settings.enable:
+            return self._round(record, wanted)
+        rounds: list[Experience] = []
+        found, rate = 0, 1.0
+        while found < wanted and len(rounds) < settings.max_rounds:
+            begun = len(record.reports)
+            played = self._round(record, min(wanted, math.ceil((wanted - found) / rate)))
+            kept = self._judged(record, record.reports[begun:], at_most=wanted - found)
+            rounds.append(played.take([i for i, r in enumerate(played.reports) if r.uid in kept]))
+            found += len(kept)
+            rate = max(found / len(record.prompts), _LOWEST_RATE)
+        self._count(record, len(rounds))
+        if found < wanted and settings.at_limit == "stop":
+            raise TooFewGroups(
+                f"only {found} of {wanted} groups could teach after {len(rounds)} rounds "
+                f"({', '.join(f'{n} {cause}' for cause, n in Counter(record.dropped.values()).items())}): use data "
+                f"of another difficulty, raise algorithm.filter_groups.max_rounds, or set at_limit=train"
+            )
+        return Experience.concat(rounds)
+
+    def _round(self, record: StepRecord, num_prompts: int) -> Experience:
+        """Some prompts, drawn and played."""
+        prompts = self._next_prompts(record.step, num_prompts)
+        baselines = self._greedy_rewards(prompts) if self._config.needs("reward_baselines") else {}
+        reports = self.play(
+            prompts, self._config.rollout.samples_per_prompt, self._sampling, adds=bool(record.reports)
+        )
+        check_failed_episodes(reports)
+        self._check_scores(reports)
+        record.prompts += prompts
+        record.reports += reports
+        rollout = self._roles.rollout.call
+        rollout.sleep()
+        experience = experience_of(
+            as_future(rollout.rows()),
+            reports,
+            on_error=self._config.reward.on_error,
+            extra_columns=["reward_parts"] if self._config.algorithm.reward_keys else [],
+        )
+        if self._config.needs("reward_baselines") and experience.reports:
+            experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
+        return experience
+
+    def play(
+        self, prompts: list[Prompt], samples_per_prompt: int, sampling: Sampling, *, adds: bool = False
+    ) -> list[EpisodeReport]:
+        """Every sample of these prompts, in order."""
+        with self._roles.turn("rollout"):
+            played = self._roles.rollout.call.play(
+                prompts_as_rows(prompts), samples_per_prompt, sampling, adds=adds
+            )
+            return reports_of(played)
+
+    def _next_prompts(self, step: int, count: int) -> list[Prompt]:
+        """Prompts of the next visits; from here on they count as consumed."""
+        visits = self._data.sampler.next(count)
+        prompts = [self._data.train.prompt(row, visit_uid(epoch, row)) for epoch, row in visits]
+        samples = range(self._config.rollout.samples_per_prompt)
+        self._run.ledger.issue(step, [f"{prompt.uid}/{i}" for prompt in prompts for i in samples])
+        return prompts
+
+    def _greedy_rewards(self, prompts: list[Prompt]) -> dict[str, float | None]:
+        """By uid: the reward of the greedy answer, ReMax's baseline."""
+        greedy = dataclasses.replace(self._sampling, temperature=0.0, top_p=1.0, top_k=0)
+        on_error = self._config.reward.on_error
+        return {report.uid: report.reward(on_error=on_error) for report in self.play(prompts, 1, greedy)}
+
+    def _baselines(self, experience: Experience, greedy: dict[str, float | None]) -> DataProto:
+        """Column reward_baselines [B]; where the greedy answer could not be scored, the mean of the prompt's
+        samples, which is what it estimates."""
+        weight, on_error = self._config.reward.weight, self._config.reward.on_error
+        own: dict[str, list[float]] = {}
+        for report in experience.reports:
+            reward = report.reward(on_error=on_error)
+            assert reward is not None, "only such samples are trained on"
+            own.setdefault(report.uid, []).append(reward)
+        means = {uid: sum(rewards) / len(rewards) for uid, rewards in own.items()}
+        values = [means[r.uid] if (known := greedy[r.uid]) is None else known for r in experience.reports]
+        return DataProto.from_dict({"reward_baselines": weight * torch.tensor(values)})
+
+    def _check_scores(self, reports: list[EpisodeReport]) -> None:
+        """Too many samples that could not be scored end the run."""
+        outcomes = [report.outcome for report in reports if report.outcome is not None]
+        reward = self._config.reward
+        check_failed_share(outcomes, max_failed_share=reward.max_failed_share, timeout_s=reward.timeout_s)
+
+    def _judged(self, record: StepRecord, reports: list[EpisodeReport], *, at_most: int) -> set[str]:
+        """Uids of the groups of a round that are trained on; the record and the sampler hear of the others."""
+        settings = self._config.algorithm.filter_groups
+        kept: set[str] = set()
+        for group in judge(reports, settings, on_error=self._config.reward.on_error):
+            cause = group.cause or (SURPLUS if len(kept) == at_most else "")
+            if cause:
+                record.dropped[group.uid] = cause
+            else:
+                kept.add(group.uid)
+            epoch, row = parse_visit_uid(group.uid)
+            if group.cause == SOLVED and settings.retire_solved:
+                self._data.sampler.retire(row, epoch)
+            if group.cause == FAILED and settings.defer_failed:
+                self._data.sampler.defer(row, epoch, epochs=settings.defer_failed)
+        return kept
+
+    def _count(self, record: StepRecord, rounds: int) -> None:
+        """Metrics of the filter."""
+        causes = Counter(record.dropped[r.uid] for r in record.reports if r.uid in record.dropped)
+        surplus = causes.pop(SURPLUS, 0)
+        prefix = "training/filter_groups"
+        record.numbers[f"{prefix}/rounds"] = float(rounds)
+        record.numbers[f"{prefix}/evicted_samples"] = float(causes.total())
+        record.numbers[f"{prefix}/discarded_surplus_samples"] = float(surplus)
+        for cause in CAUSES:
+            record.numbers[f"{prefix}/{cause.replace(' ', '_')}"] = float(causes[cause])

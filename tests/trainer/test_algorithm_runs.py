@@ -1,0 +1,286 @@
+"""Whole runs with the algorithms' own needs: columns that are computed because somebody declares them, corrections,
+dynamic sampling, and functions of the user's own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from test_ray_runs import cut_after
+from tiny_runs import Done, Project, check_records, resume_in, train_in, with_reward
+
+from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
+from strop.algorithms.losses import POLICY_LOSS_REGISTRY
+from strop.config.errors import ConfigError
+from strop.protocol import columns
+from strop.run import RunFolder
+
+SHORT = ["trainer.max_steps=2", "data.val_files=[]"]
+NEEDY = {"gae": [], "gdpo": ["algorithm.reward_keys=[score,acc]"]}
+"""Estimators that want a setting before they run."""
+QUICK = ("remax", "gdpo", "tir_optimal_token_baseline", "reinforce_plus_plus_baseline")
+QUICK_LOSSES = ("gspo", "clip_cov")
+
+
+def column(done: Done, name: str, step: int = 1) -> torch.Tensor:
+    batch = done.records[step - 1].batch
+    assert batch is not None
+    return batch.tensors()[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in sorted(ADV_ESTIMATOR_REGISTRY)
+        if name != "poisoned"
+    ],
+)
+def test_every_estimator_trains_a_policy(project: Project, tmp_path: Path, name: str) -> None:
+    done = train_in(
+        tmp_path / "run",
+        project.config(*SHORT, f"algorithm.adv_estimator={name}", *NEEDY.get(name, [])),
+    )
+    check_records(done.folder, num_steps=2)
+    assert all(numbers["actor/grad_norm"] > 0 for numbers in done.steps)
+    assert done.chain[0].stages["weights"] != done.chain[1].stages["weights"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK_LOSSES else pytest.mark.slow)
+        for name in sorted(POLICY_LOSS_REGISTRY)
+        if name != "poisoned"
+    ],
+)
+def test_every_loss_trains_a_policy(project: Project, tmp_path: Path, name: str) -> None:
+    done = train_in(
+        tmp_path / "run",
+        project.config(*SHORT, f"algorithm.policy_loss={name}", "actor.samples_per_update=8"),
+    )
+    check_records(done.folder, num_steps=2)
+    assert all(numbers["actor/grad_norm"] > 0 for numbers in done.steps)
+    assert all(abs(numbers["actor/ratio"] - 1) < 0.5 for numbers in done.steps)
+
+
+def test_remax_compares_with_the_greedy_answer(project: Project, tmp_path: Path) -> None:
+    done = train_in(tmp_path / "run", project.config(*SHORT, "algorithm.adv_estimator=remax"))
+    baselines = column(done, "reward_baselines")
+    uids = list(done.records[0].batch.non_tensor_batch["uid"])  # type: ignore[union-attr]
+    assert {
+        uid: len({float(b) for b, u in zip(baselines, uids, strict=True) if u == uid}) for uid in uids
+    } == (dict.fromkeys(uids, 1))
+    rewards = torch.stack([row.sum() for row in columns.rows(column(done, "token_level_scores"))])
+    for advantage, mask, expected in zip(
+        columns.rows(column(done, "advantages")),
+        columns.rows(column(done, "response_mask")),
+        rewards - baselines,
+        strict=True,
+    ):
+        assert torch.allclose(advantage[mask], expected.expand(int(mask.sum())), atol=1e-6)
+
+
+def test_parts_of_the_reward_that_are_missing_are_named(project: Project, tmp_path: Path) -> None:
+    config = project.config(*SHORT, "algorithm.adv_estimator=gdpo", "algorithm.reward_keys=[score,format]")
+    with pytest.raises(
+        ValueError, match=r"names 'format', but the reward function gave sample e0-\d+/0 no such"
+    ):
+        train_in(tmp_path / "run", config)
+    with pytest.raises(ConfigError, match="algorithm.reward_keys is empty: name those that the reward"):
+        project.config("algorithm.adv_estimator=gdpo")
+
+
+# ---------------------------------------------------------------------------- rollout correction
+
+
+def test_a_correction_of_rollouts_that_agree_weighs_one(project: Project, tmp_path: Path) -> None:
+    settings = [*SHORT, "actor.samples_per_update=8"]
+    plain = train_in(tmp_path / "plain", project.config(*settings))
+    done = train_in(
+        tmp_path / "run",
+        project.config(
+            *settings, "algorithm.correction.weights=token", "algorithm.correction.reject={seq_mean_k3: 0.01}"
+        ),
+    )
+    weights = columns.flat(column(done, "rollout_is_weights"))
+    torch.testing.assert_close(weights, torch.ones_like(weights), atol=1e-4, rtol=0)
+    assert done.steps[0]["rollout_corr/rollout_rs_masked_fraction"] == 0
+    for name in ("actor/pg_loss", "actor/grad_norm"):
+        assert done.steps[0][name] == pytest.approx(plain.steps[0][name], rel=1e-3, abs=1e-6), name
+
+
+def test_rejected_samples_are_not_trained_and_say_why(project: Project, tmp_path: Path) -> None:
+    config = project.config(
+        *SHORT, "algorithm.correction.reject={seq_max_k2: 1e-14}", "algorithm.entropy_coeff=0.01"
+    )
+    done = train_in(tmp_path / "run", config)
+    check_records(done.folder, num_steps=2)
+    with RunFolder.open(done.folder, read_only=True) as run:
+        rows = run.samples.read(1)
+    nothing_left = [not row.any() for row in columns.rows(column(done, "loss_mask"))]
+    ids = list(done.records[0].batch.non_tensor_batch["id"])  # type: ignore[union-attr]
+    rejected = {name for name, is_empty in zip(ids, nothing_left, strict=True) if is_empty}
+    assert rejected
+    assert {row["id"] for row in rows if row["fate"] == "filtered"} == rejected
+    assert {row["fate_reason"] for row in rows if row["id"] in rejected} == {
+        "rollout correction rejected every token of it"
+    }
+
+
+# ---------------------------------------------------------------------------- dynamic sampling
+
+FILTER = [
+    "data.val_files=[]",
+    "algorithm.filter_groups.enable=true",
+    "algorithm.filter_groups.metric=score",
+    "rollout.samples_per_prompt=2",
+    "trainer.num_epochs=1",
+]
+
+
+def test_a_step_goes_on_until_it_has_its_groups(project: Project, tmp_path: Path) -> None:
+    config = project.config(*FILTER, "trainer.max_steps=3", "algorithm.filter_groups.highest_mean=0.45")
+    done = train_in(tmp_path / "run", config)
+    check_records(done.folder, num_steps=3)
+    rounds = [numbers["training/filter_groups/rounds"] for numbers in done.steps]
+    assert max(rounds) > 1
+    for record, numbers in zip(done.records, done.steps, strict=True):
+        assert record.experience is not None
+        uids = [report.uid for report in record.experience.reports]
+        assert len(set(uids)) == 4, "a constant batch"
+        assert len(uids) == 8
+        evicted = numbers["training/filter_groups/evicted_samples"]
+        surplus = numbers["training/filter_groups/discarded_surplus_samples"]
+        assert len(record.reports) == 8 + evicted + surplus
+    with RunFolder.open(done.folder, read_only=True) as run:
+        rows = run.samples.read(2)
+    assert {row["id"] for row in rows} == {report.id for report in done.records[1].reports}
+    reasons = {row["fate_reason"] for row in rows if row["fate"] == "filtered"}
+    assert reasons <= {
+        "equal rewards",
+        "failed by every sample",
+        "easier than the band",
+        "surplus of dynamic sampling",
+    }
+    for row in rows:
+        if row["fate"] == "trained":
+            group = [other["score"] for other in rows if other["uid"] == row["uid"]]
+            assert len(set(group)) > 1
+            assert sum(group) / 2 <= 0.45
+
+
+def test_at_its_limit_it_trains_on_what_there_is_or_stops(project: Project, tmp_path: Path) -> None:
+    rare = [*FILTER, "trainer.max_steps=1", "algorithm.filter_groups.max_rounds=1"]
+    config = project.config(*rare, "algorithm.filter_groups.highest_mean=0.2")
+    done = train_in(tmp_path / "run", config)
+    check_records(done.folder, num_steps=1)
+    assert len(done.records[0].prompts) == 4
+    with pytest.raises(
+        RuntimeError, match=r"only \d of 4 groups could teach after 1 rounds .*easier than the band"
+    ):
+        train_in(
+            tmp_path / "stops",
+            project.config(
+                *rare, "algorithm.filter_groups.highest_mean=0.2", "algorithm.filter_groups.at_limit=stop"
+            ),
+        )
+
+
+def test_a_filtered_run_that_is_resumed_is_the_one_that_was_not(project: Project, tmp_path: Path) -> None:
+    config = project.config(
+        *FILTER, "trainer.max_steps=4", "run.save_every=1", "run.keep_last=9",
+        "algorithm.filter_groups.retire_solved=true", "algorithm.filter_groups.defer_failed=1",
+    )  # fmt: skip
+    whole = train_in(tmp_path / "whole", config)
+    again = resume_in(cut_after(whole.folder, tmp_path / "cut", step=2))
+    assert [one.chain for one in again.chain] == [one.chain for one in whole.chain]
+    shutil.rmtree(tmp_path / "cut")
+
+
+def test_dynamic_sampling_needs_a_number_of_steps(project: Project) -> None:
+    with pytest.raises(ConfigError, match="set trainer.max_steps"):
+        project.config("algorithm.filter_groups.enable=true", "trainer.max_steps=null")
+
+
+# ---------------------------------------------------------------------------- a user's own
+
+OWN = """\
+import torch
+from strop.algorithms.advantages import register_adv_est
+from strop.algorithms.aggregation import agg_loss
+from strop.algorithms.losses import register_policy_loss
+
+
+@register_adv_est("my_estimator")
+def mine(token_level_rewards, response_mask, config=None, index=None, **kwargs):
+    scores = token_level_rewards.sum(-1)
+    means = torch.stack([scores[[j for j, other in enumerate(index) if other == uid]].mean() for uid in index])
+    advantages = (scores - means)[:, None] * response_mask
+    return advantages, advantages
+
+
+@register_policy_loss("my_loss")
+def my_loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None,
+            rollout_is_weights=None):
+    ratio = torch.exp(log_prob - old_log_prob)
+    clipped = torch.clamp(ratio, 1 - config.clip_ratio_low, 1 + config.clip_ratio_high)
+    losses = torch.maximum(-advantages * ratio, -advantages * clipped)
+    losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * config.clip_ratio_c), losses)
+    loss = agg_loss(losses, response_mask, loss_agg_mode, **config.global_batch_info)
+    return loss, {"actor/my_share": (ratio > 1).float().mean()}
+"""
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """What is registered in between is forgotten."""
+    held = [(registry, set(registry)) for registry in (ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY)]
+    yield
+    for registry, before in held:
+        for name in set(registry) - before:
+            del registry[name]
+
+
+@pytest.mark.usefixtures("registries")
+def test_functions_of_the_users_own_do_what_the_built_in_ones_do(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    settings = [*SHORT, "actor.samples_per_update=6", "actor.engine.max_tokens_per_device=64"]
+    ours = train_in(tmp_path / "ours", project.config(*settings, "algorithm.adv_estimator=dr_grpo"))
+    own = [
+        f"algorithm.extensions=['{tmp_path / 'mine.py'}']",
+        "algorithm.adv_estimator=my_estimator",
+        "algorithm.policy_loss=my_loss",
+    ]
+    theirs = train_in(tmp_path / "theirs", project.config(*settings, *own))
+    for name in ("actor/pg_loss", "actor/grad_norm", "critic/advantages/max"):
+        for one, other in zip(ours.steps, theirs.steps, strict=True):
+            assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+    assert 0 <= theirs.steps[0]["actor/my_share"] <= 1
+
+
+def test_a_file_of_the_users_own_that_is_missing_or_broken_is_named(project: Project, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="names 'nowhere.py', but .* is no file"):
+        project.config("algorithm.extensions=[nowhere.py]")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    with pytest.raises(ConfigError, match="cannot be imported: ZeroDivisionError: division by zero"):
+        project.config(f"algorithm.extensions=['{tmp_path / 'broken.py'}']")
+
+
+def test_long_answers_lose_what_the_buffer_says(project: Project, tmp_path: Path) -> None:
+    config = project.config(*SHORT, "reward.overlong_buffer=4", "reward.overlong_penalty=2.0")
+    done = train_in(tmp_path / "run", config)
+    seen = 0
+    for report, scores in zip(
+        done.records[0].experience.reports,  # type: ignore[union-attr]
+        columns.rows(column(done, "token_level_scores")),
+        strict=True,
+    ):
+        over = report.num_response_tokens - 1  # of 5 tokens the last four are the buffer
+        assert float(scores.sum()) == pytest.approx((report.score or 0.0) - 2.0 * over / 4, abs=1e-6)
+        seen += over > 0
+    assert seen
+    assert with_reward(config, overlong_buffer=0).reward.overlong_buffer == 0
