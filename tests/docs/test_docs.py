@@ -67,7 +67,9 @@ def test_own_task_leaves_what_it_says(own_task: Session) -> None:
     assert len((own_task.folder / "answers.jsonl").read_text().splitlines()) == 200
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/configuration.md", "docs/run-folder.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/configuration.md", "docs/run-folder.md", "docs/moving-in.md"]
+)
 def test_pages_after_own_task(own_task: Session, name: str) -> None:
     assert own_task.follow(ROOT / name) >= 1
 
