@@ -1,14 +1,18 @@
-"""`strop config show`: the settings a command would use, and what they mean."""
+"""`strop config`: the settings a command would use (show), what one means (explain), where two runs differ (diff).
+
+Exit codes: 1 `strop config diff` found a difference.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.cli.output import print_json
+from strop.cli.output import UsageError, plain, print_json
 from strop.cli.settings import add_config_arguments, load_settings
 
 if TYPE_CHECKING:
@@ -19,6 +23,14 @@ examples:
   strop config show --docs
   strop config show --config examples/arithmetic/config.yaml algorithm=dapo_loss
   strop config show --config runs/arithmetic/config.yaml --json
+  strop config show --resolved algorithm=dapo trainer.max_steps=100
+  strop config explain algorithm.clip_ratio_high
+  strop config explain algorithm.policy_loss
+  strop config diff runs/first runs/second
+  strop config diff first.yaml runs/second
+
+show takes settings like every other command. explain takes one key, of a value or of a section. diff takes two run
+folders or YAML files; the defaults and presets of a file count as its values.
 """
 
 _COMMENT_WIDTH = 100
@@ -28,25 +40,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
     parser.add_argument(
-        "action", choices=("show",), metavar="show", help="print the resolved settings as YAML"
+        "action",
+        choices=("show", "explain", "diff"),
+        metavar="show|explain|diff",
+        help="print the resolved settings as YAML; say all about one key; compare two runs",
     )
     add_config_arguments(parser)
-    parser.add_argument("--docs", action="store_true", help="say above each key what it means")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of YAML")
+    parser.add_argument("--docs", action="store_true", help="show: say above each key what it means")
+    parser.add_argument(
+        "--resolved", action="store_true", help="show: say beside each value where it comes from"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    config = load_settings(args)
-    from strop.config import describe, to_dict
-    from strop.config.yaml_text import dump
+    if args.action == "show":
+        return _show(args)
+    for option in ("config", "docs", "resolved"):
+        if getattr(args, option):
+            raise UsageError(f"--{option} belongs to `strop config show`; leave it out")
+    return _explain(args) if args.action == "explain" else _diff(args)
 
+
+# --------------------------------------------------------------------------------------------------- show
+
+
+def _show(args: argparse.Namespace) -> int:
+    from strop.config import describe, load_with_origins, to_dict
+    from strop.config.yaml_text import dump
+    from strop.trainer.config import Config
+
+    if args.docs and args.resolved:
+        raise UsageError("--docs and --resolved do not go together: one comment per key; choose one")
+    if not args.resolved:
+        config = load_settings(args)
+        origin_of = None
+    else:
+        config, origin_of = load_with_origins(Config, source=args.config, overrides=args.overrides)
     values = to_dict(config)
-    if args.json:
+    docs = {doc.key: doc for doc in describe(type(config))}
+    if args.json and origin_of is not None:
+        leaves = _leaves(values, docs, "")
+        print_json({key: {"value": value, "origin": origin_of(key)} for key, value in leaves})
+    elif args.json:
         print_json(values)
     elif args.docs:
-        docs = {doc.key: doc for doc in describe(type(config))}
         print("\n".join(_documented(values, docs, "", "")))
+    elif origin_of is not None:
+        print("\n".join(_with_origins(values, docs, origin_of, "", "")))
     else:
         print(dump(values), end="")
     return 0
@@ -60,7 +102,7 @@ def _documented(
 
     for name, value in values.items():
         key = f"{prefix}{name}"
-        if isinstance(value, dict) and any(known.startswith(f"{key}.") for known in docs):
+        if _is_section(value, docs, key):
             yield f"{indent}{name}:"
             yield from _documented(value, docs, f"{key}.", f"{indent}  ")
             continue
@@ -75,3 +117,144 @@ def _documented(
             break_on_hyphens=False,
         )
         yield textwrap.indent(dump({name: value}).rstrip("\n"), indent)
+
+
+def _with_origins(
+    values: Mapping[str, Any],
+    docs: Mapping[str, FieldDoc],
+    origin_of: Callable[[str], str],
+    prefix: str,
+    indent: str,
+) -> Iterator[str]:
+    """Lines of YAML, each value with a comment that says where it comes from."""
+    from strop.config.yaml_text import dump
+
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if _is_section(value, docs, key):
+            yield f"{indent}{name}:"
+            yield from _with_origins(value, docs, origin_of, f"{key}.", f"{indent}  ")
+            continue
+        origin = plain(origin_of(key), is_one_line=True)
+        first, *rest = dump({name: value}).rstrip("\n").splitlines()
+        if rest and isinstance(value, str):  # a comment inside a text of several lines would be part of it
+            yield f"{indent}# {origin}"
+            yield from (f"{indent}{line}" for line in (first, *rest))
+        else:
+            yield f"{indent}{first}  # {origin}"
+            yield from (f"{indent}{line}" for line in rest)
+
+
+def _leaves(
+    values: Mapping[str, Any], docs: Mapping[str, FieldDoc], prefix: str
+) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if _is_section(value, docs, key):
+            yield from _leaves(value, docs, f"{key}.")
+        else:
+            yield key, value
+
+
+def _is_section(value: Any, docs: Mapping[str, FieldDoc], key: str) -> bool:
+    return isinstance(value, dict) and any(known.startswith(f"{key}.") for known in docs)
+
+
+# ------------------------------------------------------------------------------------------------ explain
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from strop.cli.explaining import explain_key, explained_lines
+
+    if len(args.overrides) != 1:
+        raise UsageError(
+            "`strop config explain` takes one key, for example algorithm.clip_ratio_high; `strop config show` "
+            "lists all"
+        )
+    explained = explain_key(args.overrides[0])
+    if args.json:
+        print_json(explained.record())
+    else:
+        print("\n".join(explained_lines(explained)))
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------- diff
+
+
+def _diff(args: argparse.Namespace) -> int:
+    if len(args.overrides) != 2:
+        raise UsageError(
+            "`strop config diff` takes two run folders or YAML files: strop config diff RUN_A RUN_B"
+        )
+    name_a, name_b = args.overrides
+    a, b = settings_of(Path(name_a)), settings_of(Path(name_b))
+    differ = {key: [a[key], b[key]] for key in a if key in b and a[key] != b[key]}
+    only_a = {key: value for key, value in a.items() if key not in b}
+    only_b = {key: value for key, value in b.items() if key not in a}
+    if args.json:
+        print_json({"differ": differ, "only_a": only_a, "only_b": only_b})
+    else:
+        for key, (left, right) in differ.items():
+            print(plain(f"{key}: {_shown(left)} and {_shown(right)}", is_one_line=True))
+        for name, only in ((name_a, only_a), (name_b, only_b)):
+            for key, value in only.items():
+                print(plain(f"{key}: {_shown(value)}, only in {name}", is_one_line=True))
+        if not (differ or only_a or only_b):
+            print(f"equal: all {len(a)} settings")
+    return 1 if differ or only_a or only_b else 0
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """Full keys and values of a run's settings, or of a YAML file with its presets over the defaults. The entries of a
+    free mapping are keys too.
+
+    Raises:
+        ConfigError: it is neither, or cannot be read.
+    """
+    from strop.config import ConfigError, describe
+    from strop.config.deviations import flat
+    from strop.config.layers import Layers
+    from strop.config.sources import read_mapping, source_layers
+    from strop.trainer.config import Config
+
+    if path.is_dir():
+        file = path / "config.yaml"
+        if not file.is_file():
+            raise ConfigError(
+                f"{path} is a folder without config.yaml, so it is no run; give a run or a YAML file"
+            )
+        return dict(_entries(read_mapping(file, str(file))))
+    layers = Layers(Config)
+    for layer in source_layers(str(path)):
+        layers.add(layer)
+    values: dict[str, Any] = {doc.key: doc.default for doc in describe(Config) if not doc.required}
+    values |= dict(flat(Config, layers.values))
+    # Keys of another version of strop are no settings here, and still a difference.
+    given = read_mapping(path, str(path)) if path.is_file() else {}
+    values |= {key: value for key, value in _entries(given) if _is_unknown(key)}
+    return {inner: one for key, value in values.items() for inner, one in _entries({key: value})}
+
+
+def _is_unknown(key: str) -> bool:
+    from strop.config.schema import locate
+    from strop.trainer.config import Config
+
+    try:
+        locate(Config, key)
+    except ValueError:
+        return key != "defaults"
+    return False
+
+
+def _entries(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Full keys and values of nested mappings; an empty mapping has no entry."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _entries(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -41,6 +41,7 @@ def begin(args: argparse.Namespace, *, kind: str) -> Start:
     Raises:
         ConfigError, RunError, UsageError: the sentence says what cannot be used.
     """
+    from strop.config import deviations
     from strop.trainer.launch import resume_run, start_run
 
     if args.resume is not None:
@@ -51,6 +52,8 @@ def begin(args: argparse.Namespace, *, kind: str) -> Start:
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     start = start_run(folder, config, command=args.command_line)
     say(f"run folder: {folder}")
+    for line in deviations(config, source=args.config, overrides=args.overrides):
+        say(line)
     return start
 
 

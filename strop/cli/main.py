@@ -1,7 +1,8 @@
 """`strop`: one program, one command per module.
 
-Exit codes: 0 done; 1 `strop diff` found a difference, or strop itself is broken (with a traceback); 2 the
-input cannot be used, with one sentence about what and what to do; 130 interrupted.
+Exit codes: 0 done; 1 `strop diff` or `strop config diff` found a difference, `strop check` found a fault, or
+strop itself is broken (with a traceback); 2 the input cannot be used, with one sentence about what and what
+to do; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -55,6 +56,15 @@ COMMANDS = {
     ),
     "generate": Command(
         summary="answers to a file of prompts, or a chat", module="strop.cli.generate", loads_models=True
+    ),
+    "check": Command(
+        summary="whether a loss or an estimator of your own keeps the rules that training relies on",
+        module="strop.cli.check",
+    ),
+    "data": Command(
+        summary="data files: what is wrong with them; well-known data sets made ready",
+        module="strop.cli.data",
+        loads_models=True,
     ),
     "migrate": Command(
         summary="the settings of a verl or TRL training as a configuration of strop",

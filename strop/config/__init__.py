@@ -1,24 +1,33 @@
 """The machinery of configuration: overrides over the dataclasses that live beside the code.
 
 load.py is the way in: values come from sources.py (files, presets) and overrides.py (the command line), are
-laid over each other in layers.py and become objects in build.py. save.py and describe.py are the ways out.
+laid over each other in layers.py and become objects in build.py. save.py and describe.py are the ways out;
+explain.py (with usage.py) says all there is about one key, deviations.py where a configuration leaves its preset.
 Knows no room of strop and imports no torch.
 """
 
 from __future__ import annotations
 
 from strop.config.describe import FieldDoc, describe
+from strop.config.deviations import deviations, preset_deviations
 from strop.config.errors import ConfigError
-from strop.config.load import load_config, read_config
+from strop.config.explain import Explanation, explain
+from strop.config.load import load_config, load_with_origins, named_presets, read_config
 from strop.config.save import changed_keys, save_config, to_dict
 from strop.config.sources import preset_names
 
 __all__ = [
     "ConfigError",
+    "Explanation",
     "FieldDoc",
     "changed_keys",
     "describe",
+    "deviations",
+    "explain",
     "load_config",
+    "load_with_origins",
+    "named_presets",
+    "preset_deviations",
     "preset_names",
     "read_config",
     "save_config",

@@ -24,6 +24,7 @@ class Layers:
         self.values: dict[str, Any] = {}
         self.problems: list[str] = []
         self._origins: dict[str, str] = {}
+        self._presets: set[str] = set()
 
     def origin(self, key: str) -> str:
         """` (in my.yaml)` for a key that a file or preset gave, or for what is below it; else ""."""
@@ -32,8 +33,21 @@ class Layers:
             key = key.rpartition(".")[0]
         return _where(self._origins.get(key, ""))
 
+    def source_of(self, key: str) -> str:
+        """Where the value of a full key comes from: default, preset NAME, file PATH, command line; several of them for
+        a free dict that was put together."""
+        above = key
+        while above and above not in self._origins:
+            above = above.rpartition(".")[0]
+        places = [self._origins[above]] if above else []
+        places += [origin for known, origin in self._origins.items() if known.startswith(f"{key}.")]
+        names = [_place(origin, is_preset=origin in self._presets) for origin in places]
+        return ", ".join(dict.fromkeys(names)) or "default"
+
     def add(self, layer: Layer) -> None:
         """Lay a file's or preset's values over what is there."""
+        if layer.preset:
+            self._presets.add(layer.origin)
         if not layer.section:
             self._merge(self.root, self.values, layer.values, "", layer.origin)
         elif self.is_section(layer.section):
@@ -42,7 +56,8 @@ class Layers:
             self.problems.append(unknown_key(self.root, layer.section, _where(layer.origin)))
 
     def replace_section(self, key: str, layers: Sequence[Layer]) -> None:
-        """Forget what is there for a section and lay a preset's values over its defaults."""
+        """Forget what is there for a section and lay a preset's values over its defaults; what the preset says of other
+        sections comes on top of what is there."""
         self._reset(key)
         for layer in layers:
             self.add(layer)
@@ -97,6 +112,7 @@ class Layers:
                 f"{key} is {value!r}{_where(origin)}, but ${{...}} is not resolved: write the value itself"
             )
         else:
+            self._forget(key)
             target[spec.name] = value
             self._origins[key] = origin
 
@@ -117,6 +133,8 @@ class Layers:
             if not isinstance(entries, dict):
                 raise ValueError(f"{key} cannot be set: {name} in it is {entries!r} and has no entries")
         entries[location.entry[-1]] = value
+        self._forget(key)
+        self._origins[key] = origin
 
     def _reset(self, key: str) -> None:
         """Go back to the default of a full key, or take one entry out of a free dict."""
@@ -128,8 +146,7 @@ class Layers:
                 target = {}
         if not location.entry:
             target.pop(location.spec.name, None)
-            for known in [name for name in self._origins if name == key or name.startswith(f"{key}.")]:
-                del self._origins[known]
+            self._forget(key)
             return
         entries: Any = self._free_dict(location, target)
         for name in location.entry[:-1]:
@@ -137,6 +154,12 @@ class Layers:
         if not isinstance(entries, dict) or location.entry[-1] not in entries:
             raise ValueError(f"~{key} has nothing to remove: there is no such entry")
         del entries[location.entry[-1]]
+        self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        """Forget where a full key and what is below it came from."""
+        for known in [name for name in self._origins if name == key or name.startswith(f"{key}.")]:
+            del self._origins[known]
 
     def _free_dict(self, location: Location, target: dict[str, Any]) -> dict[str, Any]:
         """The free dict a location leads into; a copy of its default where nothing was given yet."""
@@ -155,6 +178,12 @@ class Layers:
 
 def _where(origin: str) -> str:
     return f" (in {origin})" if origin else ""
+
+
+def _place(origin: str, *, is_preset: bool) -> str:
+    if not origin:
+        return "command line"
+    return origin if is_preset else f"file {origin}"
 
 
 def _value_for_section(section: type, key: str, value: Any, origin: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +33,14 @@ def load_config(root: type[T], *, source: str | Path | None = None, overrides: S
         ConfigError: a key is unknown, a value has the wrong type or is missing, or a check of a dataclass
             refuses it. What can be found in one pass is reported together.
     """
+    return load_with_origins(root, source=source, overrides=overrides)[0]
+
+
+def load_with_origins(
+    root: type[T], *, source: str | Path | None = None, overrides: Sequence[str] = ()
+) -> tuple[T, Callable[[str], str]]:
+    """As `load_config`, with a function from a full key to where its value comes from: `default`, `preset
+    algorithm/dapo`, `file my.yaml` or `command line`."""
     layers = Layers(root)
     for layer in source_layers(source) if source is not None else ():
         layers.add(layer)
@@ -44,7 +52,22 @@ def load_config(root: type[T], *, source: str | Path | None = None, overrides: S
             layers.problems.append(str(error))
     for override in others:
         layers.apply(override)
-    return build_config(root, layers.values, origin=layers.origin, problems=layers.problems)
+    config = build_config(root, layers.values, origin=layers.origin, problems=layers.problems)
+    return config, layers.source_of
+
+
+def named_presets(
+    root: type, *, source: str | Path | None = None, overrides: Sequence[str] = ()
+) -> dict[str, str]:
+    """The presets of sections that a source and overrides name: full key of the section to the preset's name.
+
+    Raises:
+        ConfigError: the source, or one of its presets, cannot be read.
+    """
+    layers = source_layers(source) if source is not None else []
+    named = {layer.section: layer.preset for layer in layers if layer.section}
+    presets, _ = _parse(overrides, Layers(root))
+    return named | {override.key: override.value for override in presets}
 
 
 def read_config(root: type[T], path: str | Path) -> T:

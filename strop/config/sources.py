@@ -8,6 +8,11 @@ A YAML file may begin with `defaults:`, a list of presets that it builds on:
     algorithm:
       clip_ratio: 0.1         # the file's own keys come on top
 
+A preset of a section holds the keys of that section, and may have two more entries:
+
+    outside: {reward: {overlong_buffer: 4096}}    # keys of other sections that belong to it
+    left_open: [reward_keys]                      # keys of the section that it leaves to whoever uses it
+
 A file path in a configuration is relative to the directory the command is started in.
 """
 
@@ -18,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.config.errors import ConfigError
-from strop.config.schema import nearest
+from strop.config.schema import join, nearest
 from strop.config.yaml_text import parse
 
 PRESETS = Path(__file__).parent / "presets"
@@ -34,11 +39,20 @@ class Layer:
     """Nested, as read."""
     origin: str
     """Where they come from, in words: a file's path, or `preset algorithm/grpo`."""
+    preset: str = ""
+    """The name of the preset that they belong to; "" for a file."""
+    left_open: tuple[str, ...] = ()
+    """Full keys that the preset of a section leaves to whoever uses it."""
 
 
 def preset_names(section: str = "") -> list[str]:
     """The names of the presets of a section; of the whole-configuration presets for ""."""
     return sorted(path.stem for path in PRESETS.joinpath(*section.split(".")).glob("*.yaml"))
+
+
+def preset_sections() -> list[str]:
+    """The sections that have presets."""
+    return sorted(".".join(path.relative_to(PRESETS).parts) for path in PRESETS.rglob("*") if path.is_dir())
 
 
 def source_layers(source: str | Path) -> list[Layer]:
@@ -49,7 +63,7 @@ def source_layers(source: str | Path) -> list[Layer]:
     """
     path = Path(source)
     if path.is_file():
-        return _file_layers(path, "", str(source), ())
+        return _file_layers(path, str(source))
     if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
         return preset_layers("", source)
     what = "is a directory" if path.is_dir() else "does not exist"
@@ -76,7 +90,9 @@ def _preset_layers(section: str, name: str, above: tuple[str, ...]) -> list[Laye
     if name not in known:
         raise ConfigError(_no_such_preset(section, name, known))
     path = PRESETS.joinpath(*section.split("."), f"{name}.yaml")
-    return _file_layers(path, section, label, (*above, label))
+    if section:
+        return _section_layers(path, section, name, label)
+    return _file_layers(path, label, preset=name, above=(*above, label))
 
 
 def _no_such_preset(section: str, name: str, known: list[str]) -> str:
@@ -92,14 +108,26 @@ def _no_such_preset(section: str, name: str, known: list[str]) -> str:
     return f"{section} has no preset {name}; it has {', '.join(known)}{meant}"
 
 
-def _file_layers(path: Path, section: str, label: str, above: tuple[str, ...]) -> list[Layer]:
+def _section_layers(path: Path, section: str, name: str, label: str) -> list[Layer]:
+    """The layers of a section's preset: its keys, and those outside of the section."""
+    values = read_mapping(path, label)
+    if "defaults" in values:
+        raise ConfigError(f"{label} is the preset of a section and cannot have defaults")
+    outside = values.pop("outside", {})
+    left_open = tuple(join(section, key) for key in values.pop("left_open", ()))
+    layers = [Layer(section=section, values=values, origin=label, preset=name, left_open=left_open)]
+    if outside:
+        layers.append(Layer(section="", values=outside, origin=label, preset=name))
+    return layers
+
+
+def _file_layers(path: Path, label: str, *, preset: str = "", above: tuple[str, ...] = ()) -> list[Layer]:
+    """The layers of a file for the whole tree: those of its defaults, and its own keys."""
     values = read_mapping(path, label)
     layers = []
     for entry in _defaults(values.pop("defaults", []), label):
-        if section:
-            raise ConfigError(f"{label} is the preset of a section and cannot have defaults")
         layers.extend(_preset_layers(*entry, above))
-    return [*layers, Layer(section=section, values=values, origin=label)]
+    return [*layers, Layer(section="", values=values, origin=label, preset=preset)]
 
 
 def read_mapping(path: Path, label: str) -> dict[str, Any]:

@@ -43,7 +43,9 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
 def to_messages(value: object, *, role: str, where: str, key: str) -> tuple[dict[str, Any], ...]:
     """Chat messages of a column: a list of messages as it is, a string as one message of `role`.
 
-    Keys whose value is None are dropped at every depth: parquet gives every message the keys of all.
+    Keys whose value is None are dropped at every depth: parquet gives every message the keys of all. Arguments
+    of tool calls that are JSON text become the object that chat templates expect, and an assistant message
+    with tool calls alone gets an empty content.
     """
     if isinstance(value, str):
         return ({"role": role, "content": value},)
@@ -58,7 +60,45 @@ def to_messages(value: object, *, role: str, where: str, key: str) -> tuple[dict
                 f"{where}: message {number} of column {key!r} is {_shown(message)}; each message needs a "
                 f'"role" such as "user" and a "content"'
             )
-    return tuple(_without_none(message) for message in value)
+    return tuple(
+        _with_tool_calls(_without_none(message), f"{where}: message {number} of column {key!r}")
+        for number, message in enumerate(value, start=1)
+    )
+
+
+def _with_tool_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """The message with the arguments of its tool calls as objects."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise ValueError(
+            f"{where} has tool_calls {_shown(calls)}; they must be a list of "
+            f'{{"type": "function", "function": {{"name": ..., "arguments": {{...}}}}}}'
+        )
+    read = []
+    for call in calls:
+        function = call.get("function")
+        if isinstance(function, Mapping):
+            read.append({**call, "function": _with_arguments(function, where)})
+        else:
+            read.append(_with_arguments(call, where))
+    return {**message, "content": message.get("content", ""), "tool_calls": read}
+
+
+def _with_arguments(function: Mapping[str, Any], where: str) -> dict[str, Any]:
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except json.JSONDecodeError:
+            arguments = None
+    if not isinstance(function.get("name"), str) or not isinstance(arguments, Mapping):
+        raise ValueError(
+            f"{where} has the tool call {_shown(function)}; a tool call has a name, and as arguments an object or "
+            f"its JSON text"
+        )
+    return {**function, "arguments": arguments}
 
 
 def to_chat(
@@ -80,8 +120,13 @@ def to_chat(
             ) from error
     if tools is not None and not isinstance(tools, list):
         raise ValueError(f"{where}: column 'tools' holds {_shown(tools)}; it must be a list of tool schemas")
-    if row.get("enable_thinking") is not None:
-        options = {**options, "enable_thinking": bool(row["enable_thinking"])}
+    thinking = row.get("enable_thinking")
+    if thinking is not None:
+        if not isinstance(thinking, bool):  # the text "false" would count as true
+            raise ValueError(
+                f"{where}: column 'enable_thinking' holds {_shown(thinking)}; it must be true or false"
+            )
+        options = {**options, "enable_thinking": thinking}
     return Chat(messages=messages, where=where, tools=_without_none(tools) or None, options=options)
 
 

@@ -1,4 +1,4 @@
-"""Rows from files: parquet, JSON lines, JSON, and dataset folders of Hugging Face `datasets`."""
+"""Rows from parquet, JSON lines, JSON, folders of them, folders written by `datasets`, the hub and URLs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from strop.data.folders import folder_files, split_entry
+from strop.data.sources import HUB_PREFIX, fetch, is_url, load_hub
+
 SUFFIXES = (".parquet", ".jsonl", ".json")
 
 
-def read_rows(files: Sequence[str | Path]) -> list[dict[str, Any]]:
-    """All rows of the files, in the order of the files and of the rows in them.
+def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[dict[str, Any]]:
+    """All rows of the entries, in the order of the entries and of the rows in them.
 
     Relative paths start at the current directory. A `.json` file holds one list of objects, or one object
-    per line like `.jsonl`. A folder is one that `datasets` wrote with `save_to_disk`.
+    per line like `.jsonl`. A folder is one that `datasets` wrote with `save_to_disk`, or holds files; where
+    these belong to several splits, `FOLDER@split` says which. `hub:owner/name[:config][@split]` is a data set
+    of the hub. A URL of a file or folder is fetched once (`strop.data.sources`).
+
+    Args:
+        files: entries of data.train_files.
+        cache_dir: where fetched files are kept; empty means the default.
 
     Raises:
-        ValueError: no file is named, a file has no rows, an unknown suffix, or broken contents; a line of
+        ValueError: no file is named, an entry has no rows, an unknown suffix, or broken contents; a line of
             JSON is named by its number.
         FileNotFoundError: a file does not exist.
     """
@@ -32,28 +41,40 @@ def read_rows(files: Sequence[str | Path]) -> list[dict[str, Any]]:
             ".jsonl files"
         )
     rows: list[dict[str, Any]] = []
-    for file in files:
-        rows.extend(_read_file(Path(file).expanduser()))
+    for entry in files:
+        found = _read_entry(str(entry), cache_dir)
+        if not found:
+            raise ValueError(f"data file {entry} has no rows; write at least one, or leave the file out")
+        rows.extend(found)
     return rows
 
 
-def _read_file(path: Path) -> list[dict[str, Any]]:
+def _read_entry(entry: str, cache_dir: str | Path) -> list[dict[str, Any]]:
+    if entry.startswith(HUB_PREFIX):
+        return load_hub(entry)
+    if is_url(entry):
+        path = fetch(entry, SUFFIXES, cache_dir)
+        try:
+            return _read_path(path, "")
+        except ValueError as error:
+            raise ValueError(f"data entry {entry!r}, fetched to {path}: {error}") from error
+    path, split = split_entry(entry)
     if not path.exists():
         raise FileNotFoundError(_missing(path))
+    return _read_path(path, split)
+
+
+def _read_path(path: Path, split: str) -> list[dict[str, Any]]:
     if path.is_dir():
-        rows = _read_folder(path)
-    elif path.suffix == ".parquet":
-        rows = _read_parquet(path)
-    elif path.suffix in (".jsonl", ".json"):
-        rows = _read_json(path)
-    else:
-        raise ValueError(
-            f"data file {path} ends in {path.suffix or 'no suffix'!r}; use one of {', '.join(SUFFIXES)}, or "
-            f"a folder written by datasets' save_to_disk"
-        )
-    if not rows:
-        raise ValueError(f"data file {path} has no rows; write at least one, or leave the file out")
-    return rows
+        return _read_folder(path, split)
+    if path.suffix == ".parquet":
+        return _read_parquet(path)
+    if path.suffix in (".jsonl", ".json"):
+        return _read_json(path)
+    raise ValueError(
+        f"data file {path} ends in {path.suffix or 'no suffix'!r}; use one of {', '.join(SUFFIXES)}, or "
+        f"a folder with such files"
+    )
 
 
 def _missing(path: Path) -> str:
@@ -137,19 +158,23 @@ def _not_an_object(where: str, item: object) -> str:
     )
 
 
-def _read_folder(path: Path) -> list[dict[str, Any]]:
+def _read_folder(path: Path, split: str) -> list[dict[str, Any]]:
     if (path / "dataset_dict.json").exists():
         splits = _parse_object((path / "dataset_dict.json").read_text("utf-8"), f"{path}/dataset_dict.json")
         names = [str(name) for name in splits.get("splits", [])]
+        if split in names:
+            return _read_saved(path / split)
         example = path / names[0] if names else path
         raise ValueError(
             f"data folder {path} is a dataset with the splits {', '.join(names)}; name one of them, for "
             f"example {example}"
         )
-    if not (path / "state.json").exists():
-        files = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.suffix in SUFFIXES)
-        found = f"it holds {_some(files)}: name those files" if files else "name a .parquet or .jsonl file"
-        raise ValueError(f"data folder {path} was not written by datasets' save_to_disk; {found}")
+    if (path / "state.json").exists():
+        return _read_saved(path)
+    return [row for file in folder_files(path, split) for row in _read_path(file, "")]
+
+
+def _read_saved(path: Path) -> list[dict[str, Any]]:
     import datasets  # heavy, and only folders need it
 
     try:

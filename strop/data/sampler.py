@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class PromptSampler:
         seed: seed of the run.
         shuffle: False visits the rows of every epoch in the order given.
         num_epochs: None goes on without end.
+        chosen: the rows that an epoch visits, out of all; not given: all of them.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class PromptSampler:
         shuffle: bool = True,
         *,
         num_epochs: int | None = None,
+        chosen: Callable[[int], Collection[int]] | None = None,
     ) -> None:
         if len(rows) == 0:
             raise ValueError("a sampler needs at least one row; check the data files and the length filter")
@@ -72,6 +75,9 @@ class PromptSampler:
         self._shuffle = shuffle
         self._num_epochs = num_epochs
         self._rest_until: dict[int, tuple[int, int | None]] = {}
+        self._chosen = (
+            None if chosen is None else lru_cache(maxsize=4)(lambda epoch: frozenset(chosen(epoch)))
+        )
         self._start({})
 
     def _start(self, consumed: dict[int, set[int]]) -> None:
@@ -137,6 +143,8 @@ class PromptSampler:
         return {str(row): list(rest) for row, rest in sorted(self._rest_until.items())}
 
     def _rests(self, row: int, epoch: int) -> bool:
+        if self._chosen is not None and row not in self._chosen(epoch):
+            return True
         since, until = self._rest_until.get(row, (epoch, epoch))
         return since < epoch and (until is None or epoch <= until)
 
@@ -162,7 +170,11 @@ class PromptSampler:
         """Steps from the beginning to the end of the last epoch; None without num_epochs."""
         if self._num_epochs is None:
             return None
-        return -(-self._num_epochs * len(self._rows) // self._prompts_per_step)
+        if self._chosen is None:
+            visits = self._num_epochs * len(self._rows)
+        else:
+            visits = sum(len(self._chosen(epoch)) for epoch in range(self._num_epochs))
+        return -(-visits // self._prompts_per_step)
 
     def state(self) -> dict[str, int | bool | str]:
         """What the order depends on, for the manifest of a checkpoint; `restore` compares it."""

@@ -63,7 +63,8 @@ class SftDataset:
 
     Rows hold `messages`, or `prompt` and `completion` (each a string or a list of messages), and may hold
     `tools` and `enable_thinking` for the template. Every assistant message of `messages` is trained, and
-    every one of a completion; assistant messages in a prompt are not.
+    every one of a completion, tool calls included; assistant messages in a prompt are not, and neither is what
+    tools answered.
 
     Args:
         rows: from `read_rows`.

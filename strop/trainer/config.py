@@ -199,6 +199,7 @@ class Config:
         check_loss_settings(self.algorithm.policy_loss, self.algorithm.loss_settings)
         self._check_reward_parts()
         self._check_filter()
+        self._check_penalty()
         self._check_budgets()
         self._check_roles()
         self._check_ranks()
@@ -298,6 +299,14 @@ class Config:
                 f"algorithm.use_kl_in_reward does not go with algorithm.adv_estimator="
                 f"{self.algorithm.adv_estimator}: {ignores_kl[self.algorithm.adv_estimator]}. Use "
                 f"algorithm.use_kl_loss=true"
+            )
+
+    def _check_penalty(self) -> None:
+        buffer, limit = self.reward.overlong_buffer, self.data.max_response_tokens
+        if buffer > limit:
+            raise ValueError(
+                f"reward.overlong_buffer is {buffer}, but data.max_response_tokens is {limit}: the penalty begins that "
+                f"many tokens below the limit, so set it to at most {limit}, or 0"
             )
 
     def _check_filter(self) -> None:

@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 
 from strop.agents.registry import agents
 from strop.data.config import DataConfig
+from strop.data.mixing import check_source_weights, weighted_epochs
 from strop.data.prompts import PromptDataset
 from strop.data.readers import read_rows
 from strop.data.sampler import PromptSampler, val_uid
@@ -49,15 +50,21 @@ def load_training_data(config: Config) -> TrainingData:
     tokenizer = load_tokenizer(config.model)
     if not config.data.train_files:
         raise ValueError("data.train_files is empty; name at least one .parquet or .jsonl file")
-    rows = read_rows(config.data.train_files)
+    rows = read_rows(config.data.train_files, config.data.cache_dir)
     _check_agents(rows, "train")
     train = PromptDataset(rows, tokenizer, config.data, "train")
+    weights, chosen = config.data.source_weights, None
+    num_epochs = None if config.algorithm.filter_groups.enable else config.trainer.num_epochs
+    if weights:
+        check_source_weights(train.data_sources, weights)
+        chosen, num_epochs = weighted_epochs(train.data_sources, weights, num_epochs, config.trainer.seed)
     sampler = PromptSampler(
         train.row_numbers,
         config.data.prompts_per_step,
         config.trainer.seed,
         config.data.shuffle,
-        num_epochs=None if config.algorithm.filter_groups.enable else config.trainer.num_epochs,
+        num_epochs=num_epochs,
+        chosen=chosen,
     )
     limits = [limit for limit in (sampler.num_steps, config.trainer.max_steps) if limit is not None]
     num_steps = min(limits)  # the configuration sees to it that there is one
@@ -72,7 +79,7 @@ def load_training_data(config: Config) -> TrainingData:
 
 def load_val_prompts(data: DataConfig, tokenizer: Any) -> list[Prompt]:
     """The validation prompts, in the order of the files."""
-    rows = read_rows(data.val_files)
+    rows = read_rows(data.val_files, data.cache_dir)
     _check_agents(rows, "val")
     dataset = PromptDataset(rows, tokenizer, data, "val")
     return [dataset.prompt(row, val_uid(row)) for row in dataset.row_numbers]

@@ -1,27 +1,55 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from strop.algorithms.config import AlgorithmConfig
-from strop.config import ConfigError, load_config, preset_names
-from strop.config.sources import PRESETS
+from strop.config import (
+    ConfigError,
+    deviations,
+    load_config,
+    load_with_origins,
+    named_presets,
+    preset_deviations,
+    preset_names,
+    to_dict,
+)
+from strop.config.sources import PRESETS, preset_sections
+from strop.trainer.config import Config
+
+PAPERS = Path(__file__).parents[2] / "docs" / "papers.md"
+NEEDED = {
+    "dapo": ["trainer.max_steps=10", "data.max_response_tokens=8192"],
+    "dr_grpo": ["algorithm.loss_scale_factor=512"],
+    "gdpo": ["algorithm.reward_keys=[score,format]"],
+}
+"""What a preset leaves to whoever uses it, where a run cannot do without."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Root:
-    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+def load(name: str, *overrides: str, source: Path | None = None) -> Config:
+    return load_config(
+        Config, source=source, overrides=[f"algorithm={name}", *NEEDED.get(name, []), *overrides]
+    )
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and not key.endswith("_settings"):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def test_every_preset_file_is_reached_by_a_name() -> None:
-    sections = [
-        "",
-        *(".".join(path.relative_to(PRESETS).parts) for path in PRESETS.rglob("*") if path.is_dir()),
+    named = [
+        PRESETS.joinpath(*section.split("."), f"{name}.yaml")
+        for section in ["", *preset_sections()]
+        for name in preset_names(section)
     ]
-    named = [PRESETS.joinpath(*s.split("."), f"{name}.yaml") for s in sections for name in preset_names(s)]
     assert sorted(named) == sorted(path for path in PRESETS.rglob("*") if path.is_file())
     assert {"grpo", "dr_grpo"} <= set(preset_names("algorithm"))
 
@@ -29,13 +57,136 @@ def test_every_preset_file_is_reached_by_a_name() -> None:
 @pytest.mark.parametrize("name", preset_names("algorithm"))
 def test_an_algorithm_preset_sets_what_its_file_says(name: str) -> None:
     wanted = yaml.safe_load(Path(PRESETS, "algorithm", f"{name}.yaml").read_text(encoding="utf-8"))
-    overrides = [f"algorithm={name}"]
-    if wanted.get("loss_agg_mode") == "seq-mean-token-sum-norm":
-        overrides.append("algorithm.loss_scale_factor=512")
-    built = load_config(Root, overrides=overrides).algorithm
-    assert {key: getattr(built, key) for key in wanted} == wanted
+    wanted.pop("left_open", None)
+    outside = wanted.pop("outside", {})
+    built = dict(leaves(to_dict(load(name))))
+    for key, value in leaves({"algorithm": wanted, **outside}):
+        assert built[key] == value, key
+
+
+@pytest.mark.parametrize("name", preset_names("algorithm"))
+def test_an_algorithm_preset_names_its_paper(name: str) -> None:
+    text = Path(PRESETS, "algorithm", f"{name}.yaml").read_text(encoding="utf-8")
+    assert re.match(r"# .*\b20\d\d, (arXiv:\d{4}\.\d{5}|\")", text)
+    assert f"`algorithm={name}`" in PAPERS.read_text(encoding="utf-8")
+
+
+def test_presets_have_the_numbers_of_the_papers() -> None:
+    # Sections as in docs/papers.md.
+    clip = {
+        name: (load(name).algorithm.clip_low, load(name).algorithm.clip_high)
+        for name in ("ppo", "dapo", "dapo_loss", "gspo", "gmpo", "dppo_tv", "dppo_kl")
+    }
+    assert clip == {
+        "ppo": (0.2, 0.2),
+        "dapo": (0.2, 0.28),
+        "dapo_loss": (0.2, 0.28),
+        "gspo": (3e-4, 4e-4),
+        "gmpo": (0.4, 0.4),
+        "dppo_tv": (0.15, 0.15),
+        "dppo_kl": (0.05, 0.05),
+    }
+    assert load("cispo").algorithm.clip_low >= 1, "a weight is never clipped from below"
+    assert load("grpo").algorithm.kl_loss_coef == 0.04
+    assert load("sapo").algorithm.loss_settings == {"tau_pos": 1.0, "tau_neg": 1.05}
+    bounds = {name: load(name).algorithm.correction for name in ("tis", "icepop", "mis")}
+    assert {name: (c.weights, c.mode, c.upper) for name, c in bounds.items()} == {
+        "tis": ("token", "truncate", 2.0),
+        "icepop": ("token", "mask", 5.0),
+        "mis": ("sequence", "mask", 2.0),
+    }
+    assert bounds["mis"].lower < 2.0611536e-09, "e^-20, the smallest weight that is computed"
 
 
 def test_dr_grpo_asks_for_its_constant() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.loss_scale_factor"):
-        load_config(Root, overrides=["algorithm=dr_grpo"])
+        load_config(Config, overrides=["algorithm=dr_grpo"])
+
+
+# ------------------------------------------------------------------------------ keys of other sections
+
+
+def test_a_section_preset_brings_its_keys_of_other_sections(tmp_path: Path) -> None:
+    source = tmp_path / "c.yaml"
+    source.write_text(
+        "defaults: [algorithm: dapo]\ntrainer: {max_steps: 5}\ndata: {max_response_tokens: 8192}\nreward: {overlong_penalty: 0.5, num_workers: 1}\n"
+    )
+    reward = load_config(Config, source=source).reward
+    assert (reward.overlong_buffer, reward.overlong_penalty, reward.num_workers) == (4096, 0.5, 1)
+    # Named on the command line, the preset comes on top of the file, and other overrides on top of the preset.
+    assert load("dapo", source=source).reward.overlong_penalty == 1.0
+    assert load("dapo", source=source).reward.num_workers == 1
+    assert load("dapo", "reward.overlong_buffer=64", source=source).reward.overlong_buffer == 64
+
+
+def test_a_section_preset_cannot_have_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "algorithm").mkdir()
+    (tmp_path / "algorithm" / "odd.yaml").write_text("defaults: [quickstart]\n")
+    monkeypatch.setattr("strop.config.sources.PRESETS", tmp_path)
+    with pytest.raises(ConfigError, match="preset algorithm/odd is the preset of a section and cannot"):
+        load_config(Config, overrides=["algorithm=odd"])
+
+
+# ------------------------------------------------------------------------------------------ deviations
+
+
+@pytest.mark.parametrize("name", preset_names("algorithm"))
+def test_a_preset_as_it_is_deviates_in_nothing(name: str) -> None:
+    assert preset_deviations(load(name), name) == []
+
+
+def test_every_setting_that_leaves_the_preset_is_named() -> None:
+    config = load(
+        "dapo", "algorithm.clip_ratio_high=0.3", "reward.overlong_buffer=64", "algorithm.entropy_coeff=0.01"
+    )
+    assert sorted(preset_deviations(config, "dapo")) == [
+        "algorithm.clip_ratio_high is 0.3; the preset algorithm=dapo has 0.28",
+        "algorithm.entropy_coeff is 0.01; the preset algorithm=dapo has 0.0",
+        "reward.overlong_buffer is 64; the preset algorithm=dapo has 4096",
+    ]
+
+
+def test_settings_that_the_preset_leaves_open_are_no_deviation() -> None:
+    assert preset_deviations(load("ppo", "algorithm.kl_ctrl.kl_coef=0.05"), "ppo") == []
+    assert preset_deviations(load("dapo", "algorithm.filter_groups.max_rounds=3"), "dapo") == []
+    assert preset_deviations(load("rloo", "algorithm.kl_ctrl.kl_coef=0.05"), "rloo") == [
+        "algorithm.kl_ctrl.kl_coef is 0.05; the preset algorithm=rloo has 0.03"
+    ]
+
+
+def test_the_preset_is_known_from_the_command_line_or_the_file(tmp_path: Path) -> None:
+    source = tmp_path / "c.yaml"
+    source.write_text("defaults: [quickstart, algorithm: gspo]\nalgorithm: {clip_ratio_low: 0.1}\n")
+    assert named_presets(Config, source=source) == {"algorithm": "gspo"}
+    assert named_presets(Config, source=source, overrides=["algorithm=sapo"]) == {"algorithm": "sapo"}
+    assert named_presets(Config, overrides=["trainer.seed=1"]) == {}
+    assert deviations(load_config(Config, source=source), source=source) == [
+        "algorithm.clip_ratio_low is 0.1; the preset algorithm=gspo has 0.0003"
+    ]
+    config = load_config(Config, source=source, overrides=["algorithm=sapo"])
+    assert deviations(config, source=source, overrides=["algorithm=sapo"]) == []
+
+
+# --------------------------------------------------------------------------------------------- origins
+
+
+def test_every_value_has_an_origin(tmp_path: Path) -> None:
+    source = tmp_path / "c.yaml"
+    source.write_text("trainer: {seed: 3, max_steps: 4}\nreward: {kwargs: {a: 1}, overlong_penalty: 2}\n")
+    overrides = [
+        "algorithm=dapo",
+        "trainer.max_steps=5",
+        "data.max_response_tokens=8192",
+        "+reward.kwargs.b=2",
+        "algorithm.loss_settings.x=1",
+    ]
+    overrides += ["~algorithm.loss_settings"]
+    _, origin = load_with_origins(Config, source=source, overrides=overrides)
+    assert origin("trainer.seed") == f"file {source}"
+    assert origin("trainer.max_steps") == "command line"
+    assert origin("trainer.num_epochs") == "default"
+    assert origin("algorithm.clip_ratio_high") == "preset algorithm/dapo"
+    assert origin("algorithm.filter_groups.enable") == "preset algorithm/dapo"
+    assert origin("reward.overlong_penalty") == "preset algorithm/dapo"
+    assert origin("reward.kwargs") == f"file {source}, command line"
+    assert origin("algorithm.loss_settings") == "default"

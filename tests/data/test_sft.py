@@ -236,3 +236,88 @@ def test_impossible_settings_are_refused() -> None:
         SftDataConfig(max_tokens=0)
     with pytest.raises(ValueError, match="data.messages_key is empty"):
         SftDataConfig(messages_key="")
+
+
+# Tool calls as the templates of Qwen models write them: a JSON object within tags, the arguments as an object.
+TOOLS = """\
+{%- for t in tools or [] %}{{ '<|im_start|>tools\\n' + (t | tojson) + '<|im_end|>\\n' }}{% endfor %}
+{%- for m in messages %}
+{{- '<|im_start|>' + m['role'] + '\\n' + m['content'] }}
+{%- for call in m['tool_calls'] or [] %}
+{{- '<call>' + call['function']['name'] + (call['function']['arguments'] | tojson) + '</call>' }}{% endfor %}
+{{- '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is false %}{{ '<think></think>' }}{% endif %}{% endif %}"""
+
+
+def calling(arguments: Any, **changes: Any) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call], **changes}
+
+
+@pytest.mark.parametrize("arguments", [{"a": 1, "b": None}, '{"a": 1}', {"a": 1}])
+def test_tool_calls_are_trained_and_what_tools_answer_is_not(arguments: Any) -> None:
+    tokenizer = make_tokenizer(TOOLS)
+    messages = [
+        user("1+1?"),
+        calling(arguments, content=None),
+        {"role": "tool", "content": "2", "tool_calls": None},
+        {"role": "tool", "content": "two"},
+        calling(arguments, content="again: "),
+        {"role": "tool", "content": "2"},
+        assistant("it is 2"),
+    ]
+    dataset = SftDataset([{"messages": messages, "tools": [{"name": "add"}]}], tokenizer, 400)
+    assert trained(tokenizer, dataset) == [
+        '<call>add{"a": 1}</call><|im_end|>',
+        'again: <call>add{"a": 1}</call><|im_end|>',
+        "it is 2<|im_end|>",
+    ]
+    text = tokenizer.decode(list(dataset[0].token_ids))
+    assert text.startswith('<|im_start|>tools\n{"name": "add"}<|im_end|>\n<|im_start|>user')
+    assert "<|im_start|>tool\n2<|im_end|>\n<|im_start|>tool\ntwo<|im_end|>" in text
+
+
+def test_a_null_in_arguments_written_as_text_is_an_argument() -> None:
+    tokenizer = make_tokenizer(TOOLS)
+    dataset = SftDataset([{"messages": [user("q"), calling('{"a": null}')]}], tokenizer, 200)
+    assert trained(tokenizer, dataset) == ['<call>add{"a": null}</call><|im_end|>']
+
+
+@pytest.mark.parametrize(
+    ("message", "match"),
+    [
+        (calling("{a: 1}"), "message 2 of column 'messages' has the tool call dict .*its JSON text"),
+        (calling("[1]"), "a tool call has a name, and as arguments an object"),
+        (
+            {"role": "assistant", "tool_calls": "add(1)"},
+            "has tool_calls str 'add\\(1\\)'; they must be a list",
+        ),
+        ({"role": "assistant", "tool_calls": [{"function": {"arguments": {}}}]}, "a tool call has a name"),
+    ],
+)
+def test_broken_tool_calls_are_named(message: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=f"train row 0: .*{match}"):
+        SftDataset([{"messages": [user("q"), message]}], make_tokenizer(TOOLS), 200)
+
+
+def test_thinking_is_switched_by_row() -> None:
+    # A template that opens the answer with an empty thought when thinking is off, also in the whole conversation.
+    template = TOOLS.replace(
+        "'\\n' + m['content'] }}",
+        "'\\n' + ('<think></think>' if m['role'] == 'assistant' and enable_thinking is false else '')"
+        " + m['content'] }}",
+    )
+    assert template != TOOLS
+    tokenizer = make_tokenizer(template)
+    rows = [
+        {"messages": [user("hi"), assistant("yo")], "enable_thinking": flag} for flag in (True, False, None)
+    ]
+    dataset = SftDataset(rows, tokenizer, 200, chat_template_kwargs={"enable_thinking": False})
+    texts = [tokenizer.decode(list(dataset[index].token_ids)) for index in range(3)]
+    assert ["<think></think>yo" in text for text in texts] == [False, True, True]
+    assert [trained(tokenizer, dataset, index) for index in range(3)] == [["yo<|im_end|>"]] * 3
+    with pytest.raises(
+        ValueError, match="column 'enable_thinking' holds str 'false'; it must be true or false"
+    ):
+        SftDataset([{**rows[0], "enable_thinking": "false"}], tokenizer, 200)

@@ -12,6 +12,7 @@ from typing import Any
 
 from strop.config.migration.found import GIVEN, Found
 from strop.config.migration.rules import (
+    Convert,
     Facts,
     Migration,
     Outcome,
@@ -237,10 +238,13 @@ def _critic_warmup(value: Any, facts: Facts) -> Any:
     return value if uses_critic(facts) or not value else skip("there is no critic with this estimator")
 
 
-def _sample_limit(value: Any, facts: Facts) -> Any:
-    if value is None or (isinstance(value, int) and value < 0):
-        return skip("no limit there, none here")
-    return many({"data.max_val_prompts": integer(value, facts)}, "spread over the rows, not the first ones")
+def _sample_limit(key: str) -> Convert:
+    def rule(value: Any, facts: Facts) -> Any:
+        if value is None or (isinstance(value, int) and value < 0):
+            return skip("no limit there, none here")
+        return many({key: integer(value, facts)}, "spread over the rows, not the first ones")
+
+    return rule
 
 
 _NO_CRITIC = "no critic is loaded with this algorithm.adv_estimator"
@@ -271,12 +275,8 @@ _DATA: dict[str, Rule] = {
     "data.apply_chat_template_kwargs.*": below(
         "data.apply_chat_template_kwargs", "data.chat_template_kwargs"
     ),
-    "data.val_max_samples": to("data.max_val_prompts", _sample_limit),
-    "data.train_max_samples": unless(
-        [-1],
-        "strop trains on all rows of its files: write the ones you want into a file",
-        else_note="all rows",
-    ),
+    "data.val_max_samples": to("data.max_val_prompts", _sample_limit("data.max_val_prompts")),
+    "data.train_max_samples": to("data.max_train_prompts", _sample_limit("data.max_train_prompts")),
     "data.tokenizer": unless([""], "the tokenizer is the one in the model's folder: put yours there"),
     "data.val_batch_size": not_needed("validation is one batch of any size"),
     "data.gen_batch_size": lambda key, value, facts: (

@@ -1,0 +1,159 @@
+"""What `strop config explain` says about a key: the tree's own words, and the registries behind some keys."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from strop.config import Explanation
+
+_WIDTH = 100
+REGISTRY_KEYS = {
+    "algorithm.adv_estimator": "advantage estimator",
+    "algorithm.adv_settings": "advantage estimator",
+    "algorithm.policy_loss": "policy loss",
+    "algorithm.loss_settings": "policy loss",
+}
+"""Keys whose values are registered functions, or the settings of such."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registered:
+    """A function that a key can name."""
+
+    name: str
+    """As it is registered."""
+    summary: str
+    """First line of its docstring."""
+    papers: tuple[str, ...]
+    """That its docstring names."""
+    settings: Mapping[str, Any]
+    """Settings of its own with their defaults."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """A key with all that is known of it."""
+
+    key: Explanation
+    """From the configuration's own tree."""
+    functions: tuple[Registered, ...]
+    """What it can name; empty for most keys."""
+
+    def record(self) -> dict[str, Any]:
+        """As one JSON object."""
+        return {**asdict(self.key), "functions": [asdict(one) for one in self.functions]}
+
+
+def explain_key(key: str) -> Explained:
+    """The explanation of a full key.
+
+    Raises:
+        ValueError: there is no such key; the message names the nearest one.
+    """
+    from strop.config import explain
+    from strop.trainer.config import Config
+
+    explanation = explain(Config, key)
+    return Explained(key=explanation, functions=tuple(_registered(explanation.key)))
+
+
+def explained_lines(explained: Explained) -> Iterator[str]:
+    """The explanation as text."""
+    key = explained.key
+    yield key.key
+    if key.doc:
+        yield _filled(key.doc)
+    yield f"  type: {key.type}"
+    if key.type != "section":
+        yield f"  default: {'required' if key.required else _json(key.default)}"
+    if key.choices:
+        yield f"  choices: {', '.join(key.choices)}"
+    if key.papers:
+        yield f"  paper: {'; '.join(key.papers)}"
+    if key.below:
+        yield "  keys:"
+        width = max(len(doc.key) for doc in key.below)
+        for doc in key.below:
+            default = "required" if doc.required else _json(doc.default)
+            yield f"    {doc.key:<{width}}  {textwrap.shorten(f'{default}: {doc.doc}', _WIDTH, placeholder=' …')}"
+    if key.presets:
+        yield _filled(f"presets: {_presets(key)}")
+    if explained.functions:
+        yield from _functions(explained)
+    if key.type != "section":
+        found = ", ".join(key.read_in) or "nothing was found by name"
+        yield _filled(f"read in: {found}")
+
+
+def _presets(key: Explanation) -> str:
+    if key.type == "section":
+        return ", ".join(key.presets)
+    return ", ".join(f"{name}: {_json(value)}" for name, value in key.presets.items())
+
+
+def _functions(explained: Explained) -> Iterator[str]:
+    is_about_settings = explained.key.key.endswith("_settings")
+    yield "  settings by name:" if is_about_settings else "  names:"
+    for one in explained.functions:
+        settings = ", ".join(f"{name}={_json(default)}" for name, default in one.settings.items())
+        if is_about_settings:
+            if settings:
+                yield f"    {one.name}: {settings}"
+            continue
+        papers = f" ({'; '.join(one.papers)})" if one.papers else ""
+        yield _filled(f"{one.name}: {one.summary}{papers}", indent="    ")
+
+
+def _registered(key: str) -> Iterator[Registered]:
+    kind = REGISTRY_KEYS.get(key)
+    if kind is None:
+        return
+    from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
+    from strop.algorithms.losses import POLICY_LOSS_REGISTRY
+    from strop.algorithms.registry import own_settings
+    from strop.config.explain import papers_in
+
+    registry: Any = POLICY_LOSS_REGISTRY if kind == "policy loss" else ADV_ESTIMATOR_REGISTRY
+    for name in sorted(registry):
+        function, declaration = registry[name], registry.declaration(name)
+        text = _docstring(function)
+        settings = {} if declaration.is_user_convention else own_settings(function, declaration)
+        yield Registered(
+            name=name,
+            summary=text.split("\n")[0].rstrip("."),
+            papers=papers_in(text),
+            settings={one: default for one, default in settings.items() if default is not None},
+        )
+
+
+def _docstring(function: Any) -> str:
+    """The docstring of a function, or of the one that its first line refers to in backticks."""
+    text = inspect.getdoc(function) or ""
+    reference = re.match(r"(?:Advantages and returns of )`(\w+)`", text)
+    if reference:
+        other = getattr(sys.modules[function.__module__], reference[1], None)
+        text = inspect.getdoc(other) or text
+    return text
+
+
+def _filled(text: str, indent: str = "  ") -> str:
+    return textwrap.fill(
+        text,
+        width=_WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

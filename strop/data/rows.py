@@ -1,0 +1,89 @@
+"""One row of the files through the column mapping: what is asked, of which source, and the right answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.data.chat import Chat, to_chat, to_messages
+from strop.data.config import DataConfig
+
+MEDIA_KEYS = ("images", "videos", "audios")
+_OTHER_ANSWER_KEYS = ("answer", "solution", "ground_truth", "target", "label")
+"""Columns that data sets of the field use for the right answer; offered when the mapped one is missing."""
+
+
+def missing_values(source: Mapping[str, Any], config: DataConfig) -> dict[str, str]:
+    """For each mapped column that the row has no value in: what it is for and how it is mapped."""
+    missing = {}
+    if source.get(config.prompt_key) is None:
+        missing[config.prompt_key] = "the prompt; map it with data.prompt_key"
+    if not row_data_source(source, config):
+        missing[config.data_source_key] = (
+            "selects the scorer; map it with data.data_source_key, or name one for all rows with "
+            "data.default_data_source"
+        )
+    if config.ground_truth_key is not None and row_ground_truth(source, config) is None:
+        missing[config.ground_truth_key] = (
+            f"the right answer; map it with data.ground_truth_key{_suggestion(source)}, or set that to null "
+            f"when the reward function needs none"
+        )
+    return missing
+
+
+def row_data_source(source: Mapping[str, Any], config: DataConfig) -> str:
+    """The row's data source, or the one for rows without; empty when there is none."""
+    return str(source.get(config.data_source_key) or config.default_data_source)
+
+
+def row_ground_truth(source: Mapping[str, Any], config: DataConfig) -> Any:
+    """The right answer, which may lie inside an object; None when there is none."""
+    value: Any = source
+    for name in (config.ground_truth_key or "").split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(name)
+    return value
+
+
+def row_messages(source: Mapping[str, Any], config: DataConfig, where: str) -> tuple[dict[str, Any], ...]:
+    """The prompt as chat messages."""
+    key = config.prompt_key
+    return to_messages(source[key], role="user", where=where, key=key)
+
+
+def row_extra_info(source: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The row's free dictionary; empty when it has none."""
+    extra_info = source.get("extra_info")
+    if extra_info is None:
+        return {}
+    if not isinstance(extra_info, Mapping):
+        raise ValueError(
+            f"{where}: column 'extra_info' holds a {type(extra_info).__name__}; it must be an object with named "
+            f"fields"
+        )
+    return extra_info
+
+
+def row_chat(source: Mapping[str, Any], config: DataConfig, where: str) -> Chat:
+    """All that the chat template sees of the row.
+
+    Raises:
+        ValueError: the row is malformed, or has media.
+    """
+    media = [key for key in MEDIA_KEYS if source.get(key)]
+    if media:
+        raise ValueError(
+            f"{where} has {media[0]}, which are not given to the model yet: remove the column or use rows with "
+            f"text only"
+        )
+    row_extra_info(source, where)
+    messages = row_messages(source, config, where)
+    return to_chat(source, messages, options=config.chat_template_kwargs, where=where)
+
+
+def _suggestion(source: Mapping[str, Any]) -> str:
+    for key in _OTHER_ANSWER_KEYS:
+        if source.get(key) is not None:
+            return f"={key}"
+    return ""
