@@ -90,6 +90,7 @@ def test_an_error_is_reported_with_its_traceback_while_the_peer_waits_in_a_colle
         assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_a_worker_that_never_answers_hits_the_deadline_and_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_worker_that_never_answers_hits_the_deadline_and_says_where_it_is(
             actor.call.pid()
 
 
+@pytest.mark.slow
 def test_a_failure_that_nobody_waits_for_comes_up_with_the_next_wait(tmp_path: Path) -> None:
     with two_workers(tmp_path) as (_, actor):
         actor.call.start_to_go_wrong("leave")
@@ -118,6 +120,7 @@ def test_a_failure_that_nobody_waits_for_comes_up_with_the_next_wait(tmp_path: P
             actor.call.go_wrong("nothing")
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_in_its_constructor_is_named(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed) as raised, two_workers(tmp_path, in_init="exit"):
         pass

@@ -40,8 +40,12 @@ PAGES = markdown_files()
 SECTIONS = {field.name for field in fields(Config)}
 KEYS = {doc.key: doc for doc in describe(Config)}
 
-NOT_OURS = {"data.train_batch_size", "rollout.temperatur", "reward_model.ground_truth"}
-"""Keys on the pages that are none of strop's: a name of verl's, the typing error that is explained, a column."""
+NOT_OURS = {
+    "data.train_batch_size", "data.max_prompt_length", "data.max_response_length", "trainer.logger",
+    "trainer.n_gpus_per_node", "trainer.nnodes", "trainer.total_epochs", "rollout.temperatur",
+    "reward_model.ground_truth",
+}  # fmt: skip
+"""Keys on the pages that are none of strop's: names of verl's, the typing error that is explained, a column."""
 FILE_ENDINGS = {"py", "yaml", "json", "jsonl", "parquet", "md", "png", "txt"}
 
 

@@ -402,8 +402,8 @@ def status_bytes(name: str) -> int:
 
 def test_a_stream_holds_two_buckets_and_one_tensor_at_most() -> None:
     # Buckets of two layers: the one that was yielded, the one being filled, a gathered layer, and what the gather
-    # and the allocator keep for themselves. Half of the model would be 12 layers; the other half is the shards.
+    # and the allocator keep for themselves. A second model would be 24 layers.
     for most, resident, streamed in run_ranks(memory_of_a_stream, 2):
         assert streamed == NUM_LAYERS * LAYER_BYTES
         assert most <= 4 * LAYER_BYTES
-        assert resident < 12 * LAYER_BYTES
+        assert resident < 16 * LAYER_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,13 @@ from strop.algorithms.losses import POLICY_LOSS_REGISTRY
 from strop.config.errors import ConfigError
 from strop.protocol import columns
 from strop.run import RunFolder
+from strop.trainer.setup import TrainingData, load_training_data
 
 SHORT = ["trainer.max_steps=2", "data.val_files=[]"]
 NEEDY = {"gae": [], "gdpo": ["algorithm.reward_keys=[score,acc]"]}
 """Estimators that want a setting before they run."""
-QUICK = ("remax", "gdpo", "tir_optimal_token_baseline", "reinforce_plus_plus_baseline")
-QUICK_LOSSES = ("gspo", "clip_cov")
+QUICK, QUICK_LOSSES = ("gdpo", "tir_optimal_token_baseline"), ("clip_cov",)
+"""Those with needs of their own run by default, all of them in the slow tests."""
 
 
 def column(done: Done, name: str, step: int = 1) -> torch.Tensor:
@@ -284,3 +286,19 @@ def test_long_answers_lose_what_the_buffer_says(project: Project, tmp_path: Path
         seen += over > 0
     assert seen
     assert with_reward(config, overlong_buffer=0).reward.overlong_buffer == 0
+
+
+def test_weights_of_data_sources_set_how_often_prompts_come(project: Project) -> None:
+    config = project.config("trainer.max_steps=null", "trainer.num_epochs=2")
+
+    def data(weights: dict[str, float]) -> TrainingData:
+        return load_training_data(replace(config, data=replace(config.data, source_weights=weights)))
+
+    plain = data({})
+    (source,) = set(plain.train.data_sources.values())
+    assert data({source: 3.0}).num_steps == 3 * plain.num_steps
+    half = data({source: 0.5})
+    visits = [visit for _ in range(half.num_steps) for visit in half.sampler.next()]
+    assert sorted(row for _, row in visits) == sorted(plain.train.row_numbers), "half of them in each epoch"
+    with pytest.raises(ValueError, match="data.source_weights names 'gsm', but no row has that data source"):
+        data({"gsm": 2.0})

@@ -166,6 +166,7 @@ def test_a_run_killed_again_and_again_is_the_run_that_was_never_killed(
     assert not is_saving(run)
 
 
+@pytest.mark.slow
 def test_a_killed_fine_tuning_is_the_one_that_was_never_killed(
     project: Project, processes: Processes, tmp_path: Path
 ) -> None:
