@@ -109,7 +109,8 @@ def test_dr_grpo_asks_for_its_constant() -> None:
 def test_a_section_preset_brings_its_keys_of_other_sections(tmp_path: Path) -> None:
     source = tmp_path / "c.yaml"
     source.write_text(
-        "defaults: [algorithm: dapo]\ntrainer: {max_steps: 5}\ndata: {max_response_tokens: 8192}\nreward: {overlong_penalty: 0.5, num_workers: 1}\n"
+        "defaults: [algorithm: dapo]\ntrainer: {max_steps: 5}\ndata: {max_response_tokens: 8192}\n"
+        "reward: {overlong_penalty: 0.5, num_workers: 1}\n"
     )
     reward = load_config(Config, source=source).reward
     assert (reward.overlong_buffer, reward.overlong_penalty, reward.num_workers) == (4096, 0.5, 1)
