@@ -1,6 +1,6 @@
-"""`strop check`: does a policy loss or an advantage estimator keep the rules that training relies on?
+"""`strop check`: can a run learn, and does a loss or an estimator keep the rules that training relies on?
 
-Exit codes: 0 every rule is kept; 1 a rule is broken, each told in a sentence.
+Exit codes: 0 everything is fine; 1 something is not, each thing told in a sentence.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 examples:
+  strop check config.yaml
+  strop check config.yaml rollout.samples_per_prompt=16 --prompts 40
   strop check loss mine.py:my_loss
   strop check loss mine.py:my_loss delta=0.3
   strop check estimator mine.py:my_advantages
@@ -32,9 +34,14 @@ examples:
 
 NAME is the name a function is registered under, or the function's own. key=value are its settings, as in
 algorithm.loss_settings and algorithm.adv_settings.
+
+A configuration is checked with samples: the prompts of its first step are played and scored as in the run, nothing is
+trained, and ten answers are shown with what the scorer made of them.
 """
 
 KINDS = ("loss", "estimator")
+SHOWN = 10
+"""Answers of a run that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +59,17 @@ class Subject:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("what", metavar="loss|estimator", help="what the function is")
+    parser.add_argument(
+        "what", metavar="CONFIG.yaml|loss|estimator", help="a run's configuration, or what the function is"
+    )
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="FILE.py:NAME",
-        help="the function: in a file, or a name that comes with strop; then its settings as key=value",
+        metavar="FILE.py:NAME|key=value",
+        help="the function: in a file, or a name that comes with strop; then settings, of the function or the run",
+    )
+    parser.add_argument(
+        "--prompts", type=int, default=24, metavar="N", help="prompts to try of a run (default: 24)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
@@ -65,9 +77,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     # The first word is a kind or, for what else there may be to check, what is checked itself.
+    if args.what not in KINDS and Path(args.what).suffix in (".yaml", ".yml"):
+        return _check_run(args)
     if args.what not in KINDS:
         near = difflib.get_close_matches(args.what, KINDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {' and '.join(KINDS)}"
+        hint = (
+            f"did you mean {near[0]}?"
+            if near
+            else f"there are {' and '.join(KINDS)}, and files that end in .yaml"
+        )
         raise UsageError(f"`strop check` does not know {args.what!r}; {hint}")
     if not args.words:
         raise UsageError(
@@ -91,6 +109,39 @@ def run(args: argparse.Namespace) -> int:
         broken = f"breaks {num} rule{'s' if num > 1 else ''}"
         print(plain(f"{args.what} {name} {broken if num else 'keeps every rule'}", is_one_line=True))
     return 1 if findings else 0
+
+
+def _check_run(args: argparse.Namespace) -> int:
+    """Samples of a run's first prompts."""
+    from strop.config import load_config
+    from strop.trainer.config import Config
+    from strop.trainer.preflight import run_preflight
+
+    if args.prompts < 1:
+        raise UsageError(f"--prompts is {args.prompts}; at least 1 must be tried")
+    config = load_config(Config, source=Path(args.what), overrides=args.words)
+    found = run_preflight(config, num_prompts=args.prompts)
+    if args.json:
+        print_json(
+            {
+                "kind": "run",
+                "name": args.what,
+                "passed": found.is_fine,
+                "seconds": found.seconds,
+                "checks": [asdict(check) for check in found.checks],
+            }
+        )
+        return 0 if found.is_fine else 1
+    for row in found.samples[:: max(1, len(found.samples) // SHOWN)][:SHOWN]:
+        extracted = (row["reward_parts"] or {}).get("pred", row["response"])
+        answer = f"{row['id']}  score {row['score']}  {extracted!r}, right is {row['ground_truth']!r}"
+        print(plain(f"{answer}  {row['error'] or ''}".rstrip(), is_one_line=True))
+    for check in found.checks:
+        print(plain(f"{'ok  ' if check.is_fine else 'FAIL'} {check.name}: {check.text}", is_one_line=True))
+        if check.advice:
+            print(plain(f"     {check.advice}", is_one_line=True))
+    print(f"{'ready to train' if found.is_fine else 'this run would not learn'}; {found.seconds:.1f} s")
+    return 0 if found.is_fine else 1
 
 
 def _check_loss(name: str, words: Sequence[str]) -> list[Finding]:

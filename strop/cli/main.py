@@ -58,8 +58,9 @@ COMMANDS = {
         summary="answers to a file of prompts, or a chat", module="strop.cli.generate", loads_models=True
     ),
     "check": Command(
-        summary="whether a loss or an estimator of your own keeps the rules that training relies on",
+        summary="can a run learn? samples before it starts; or a loss or an estimator of your own under test",
         module="strop.cli.check",
+        loads_models=True,
     ),
     "data": Command(
         summary="data files: what is wrong with them; well-known data sets made ready",
