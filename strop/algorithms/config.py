@@ -113,8 +113,9 @@ class AlgorithmConfig:
     """How rewards become advantages, and advantages a loss."""
 
     adv_estimator: str = "grpo"
-    """Advantage estimator by its registered name: gae, grpo, rloo, reinforce_plus_plus. One that needs
-    values (gae) brings a critic into the run."""
+    """Advantage estimator by its registered name: gae, grpo, dr_grpo, grpo_passk, gdpo, rloo, reinforce_plus_plus,
+    reinforce_plus_plus_baseline, remax, opo, gpg, maxrl, optimal_token_baseline, tir_optimal_token_baseline, or
+    one of your own (extensions). One that needs values (gae) brings a critic into the run."""
     norm_adv_by_std: bool = True
     """Divide a group's centered rewards by their standard deviation. False is the Dr. GRPO advantage."""
     gamma: float = 1.0
@@ -129,7 +130,8 @@ class AlgorithmConfig:
     reward_weights: tuple[float, ...] = ()
     """Weight of each of them; empty: 1 each."""
     policy_loss: str = "vanilla"
-    """Policy loss by its registered name: vanilla is PPO's clipped surrogate."""
+    """Policy loss by its registered name: vanilla (PPO's clipped surrogate), gspo, gmpo, cispo, sapo, dppo_tv,
+    dppo_kl, dro, gpg (reinforce), clip_cov, kl_cov, or one of your own (extensions)."""
     loss_settings: dict[str, Any] = field(default_factory=dict)
     """Further settings of the loss, by the names of its keyword arguments."""
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)

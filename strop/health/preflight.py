@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strop.algorithms.evaluation import pass_at_k, wilson_interval
-from strop.workers.reports import EpisodeReport
+from strop.workers.reports import PASS_THRESHOLD, EpisodeReport
 
 MAX_CUT_SHARE = 0.5
 """Share of answers that may end at the length limit."""
 MAX_LOG_PROB_DIFFERENCE = 0.05
 """Largest difference between the engine's and the trainer's log-prob of a token, in nats."""
-PASSES_ABOVE = 0.5
-"""An answer passes when its accuracy (the scorer's `acc`, else its score) is above this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +124,7 @@ def _rewards(probe: Probe) -> list[Check]:
 
 def _pass_rates(accuracies: list[list[float]]) -> Check:
     """Of prompts, not of samples: those of one prompt are not independent."""
-    right = [(len(group), sum(accuracy > PASSES_ABOVE for accuracy in group)) for group in accuracies]
+    right = [(len(group), sum(accuracy > PASS_THRESHOLD for accuracy in group)) for group in accuracies]
     num_prompts, most = len(right), min(n for n, _ in right)
     parts = []
     for k in sorted({1, most}):

@@ -99,12 +99,18 @@ class Gatherer:
         return experience
 
     def play(
-        self, prompts: list[Prompt], samples_per_prompt: int, sampling: Sampling, *, adds: bool = False
+        self,
+        prompts: list[Prompt],
+        samples_per_prompt: int,
+        sampling: Sampling,
+        *,
+        adds: bool = False,
+        keeps: bool = True,
     ) -> list[EpisodeReport]:
-        """Every sample of these prompts, in order."""
+        """Every sample of these prompts, in order; `adds` and `keeps` as in `RolloutWorker.play`."""
         with self._roles.turn("rollout"):
             played = self._roles.rollout.call.play(
-                prompts_as_rows(prompts), samples_per_prompt, sampling, adds=adds
+                prompts_as_rows(prompts), samples_per_prompt, sampling, adds=adds, keeps=keeps
             )
             return reports_of(played)
 
@@ -120,7 +126,8 @@ class Gatherer:
         """By uid: the reward of the greedy answer, ReMax's baseline."""
         greedy = dataclasses.replace(self._sampling, temperature=0.0, top_p=1.0, top_k=0)
         on_error = self._config.reward.on_error
-        return {report.uid: report.reward(on_error=on_error) for report in self.play(prompts, 1, greedy)}
+        reports = self.play(prompts, 1, greedy, keeps=False)
+        return {report.uid: report.reward(on_error=on_error) for report in reports}
 
     def _baselines(self, experience: Experience, greedy: dict[str, float | None]) -> DataProto:
         """Column reward_baselines [B]; where the greedy answer could not be scored, the mean of the prompt's

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 from strop.algorithms.evaluation import wilson_interval
 from strop.trainer.validation_metrics import validation_metrics
-from strop.workers.reports import EpisodeReport
-
-PASS_THRESHOLD = 0.5
-"""An answer passes when its accuracy (the scorer's `acc`, else its score) is above this."""
+from strop.workers.reports import PASS_THRESHOLD, EpisodeReport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,10 @@ MAX_FAILED_SHARE = 0.2
 """Share of a step's episodes that may fail before scoring; above it the run stops."""
 
 
+PASS_THRESHOLD = 0.5
+"""An answer passes when its accuracy (the scorer's `acc`, else its score) is above this."""
+
+
 class EpisodesFailed(RuntimeError):
     """Too many episodes failed; the message holds the first failure."""
 

@@ -101,7 +101,13 @@ class RolloutWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def play(
-        self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling, *, adds: bool = False
+        self,
+        prompts: DataProto,
+        samples_per_prompt: int,
+        sampling: Sampling,
+        *,
+        adds: bool = False,
+        keeps: bool = True,
     ) -> DataProto:
         """Every sample of these prompts, played and scored.
 
@@ -110,16 +116,18 @@ class RolloutWorker(Worker):
             samples_per_prompt: trajectories of each.
             sampling: options of every sample; key and token budget are filled in per sample.
             adds: for `write_samples`, keep what was played before.
+            keeps: these are samples of the step; without, only the reports are of use.
 
         Returns:
             Column `report` of EpisodeReport, one row per sample in the order of prompts and samples.
         """
         asked: list[Prompt] = list(prompts.non_tensor_batch["prompt"])
-        self._earlier = [*self._earlier, *self._episodes] if adds else []
-        self._max_tokens = sampling.max_tokens
         with contextlib.nullcontext() if self._trained is None else self._trained.full_parameters():
-            self._episodes = self._runner.run(self._play(asked, samples_per_prompt, sampling))
-        return reports_as_rows([report_of(episode) for episode in self._episodes])
+            played = self._runner.run(self._play(asked, samples_per_prompt, sampling))
+        if keeps:
+            self._earlier = [*self._earlier, *self._episodes] if adds else []
+            self._episodes, self._max_tokens = played, sampling.max_tokens
+        return reports_as_rows([report_of(episode) for episode in played])
 
     async def _play(
         self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling

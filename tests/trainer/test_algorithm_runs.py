@@ -203,6 +203,23 @@ def test_a_filtered_run_that_is_resumed_is_the_one_that_was_not(project: Project
     shutil.rmtree(tmp_path / "cut")
 
 
+def test_greedy_baselines_of_later_rounds_are_no_samples_of_the_step(
+    project: Project, tmp_path: Path
+) -> None:
+    config = project.config(
+        *FILTER,
+        "trainer.max_steps=2",
+        "algorithm.filter_groups.highest_mean=0.45",
+        "algorithm.adv_estimator=remax",
+    )
+    done = train_in(tmp_path / "run", config)
+    assert max(numbers["training/filter_groups/rounds"] for numbers in done.steps) > 1
+    with RunFolder.open(done.folder, read_only=True) as run:
+        for step, record in enumerate(done.records, start=1):
+            stored = [row["id"] for row in run.samples.read(step)]
+            assert stored == [report.id for report in record.reports], "each once, none lost"
+
+
 def test_dynamic_sampling_needs_a_number_of_steps(project: Project) -> None:
     with pytest.raises(ConfigError, match="set trainer.max_steps"):
         project.config("algorithm.filter_groups.enable=true", "trainer.max_steps=null")
