@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from strop.algorithms.correction_config import CorrectionConfig
@@ -103,9 +103,11 @@ class FilterGroupsConfig:
             raise ValueError(
                 f"{key}.lowest_mean is {low}, above highest_mean, which is {high}: no group is between"
             )
-        changed = low is not None or high is not None or self.retire_solved or self.defer_failed
+        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         if changed and not self.enable:
-            raise ValueError(f"{key} has settings, but {key}.enable is false: set it to true, or remove them")
+            raise ValueError(
+                f"{key}.{changed[0]} is set, but {key}.enable is false: set that to true, or remove it"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,21 +87,6 @@ def correct(
     return Correction(weights=weights.to(old_log_probs.dtype), mask=mask, metrics=metrics | found)
 
 
-def off_policy_metrics(old_log_probs: Tensor, rollout_log_probs: Tensor, response_mask: Tensor) -> Metrics:
-    """rollout_corr/{kl,k3_kl,chi2_token,chi2_seq,training_ppl,rollout_ppl,...} of a padded batch [B, R].
-
-    The formulas are those of `measures.off_policy_metrics`, which takes the valid tokens alone.
-
-    Raises:
-        ValueError: as `correct`.
-    """
-    valid = _checked(old_log_probs, rollout_log_probs, response_mask)
-    rows = torch.arange(valid.shape[0], device=valid.device)[:, None].expand(valid.shape)
-    return measures.off_policy_metrics(
-        old_log_probs.detach()[valid].double(), rollout_log_probs.detach()[valid].double(), rows[valid]
-    )
-
-
 def _checked(old_log_probs: Tensor, rollout_log_probs: Tensor, response_mask: Tensor) -> Tensor:
     """The response mask as bool, once the three fit together."""
     shapes = [tuple(part.shape) for part in (old_log_probs, rollout_log_probs, response_mask)]

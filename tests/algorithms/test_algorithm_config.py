@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.config import AlgorithmConfig, FilterGroupsConfig
 
 
 def test_clip_ratio_alone_sets_both_sides() -> None:
@@ -75,3 +75,22 @@ def test_config_is_frozen() -> None:
 def test_config_and_metric_types_import_no_torch() -> None:
     code = "import sys, strop.algorithms.config, strop.algorithms.reduce; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"metric": "score"},
+        {"max_rounds": 3},
+        {"at_limit": "stop"},
+        {"highest_mean": 0.9},
+        {"defer_failed": 1},
+    ],
+)
+def test_a_filter_that_is_off_has_no_settings(settings: dict[str, Any]) -> None:
+    (name,) = settings
+    with pytest.raises(
+        ValueError, match=f"filter_groups.{name} is set, but .*enable is false: set that to true"
+    ):
+        FilterGroupsConfig(**settings)
+    assert FilterGroupsConfig(enable=True, **settings).enable

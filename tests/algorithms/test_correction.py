@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from references import rollout_correction as reference
-from strop.algorithms import measures
 from strop.algorithms.aggregation import batch_totals, token_weights
-from strop.algorithms.correction import Correction, correct, off_policy_metrics
+from strop.algorithms.correction import Correction, correct
 from strop.algorithms.correction_config import STATISTICS, CorrectionConfig
 
 LN2 = math.log(2)
@@ -307,20 +306,6 @@ def test_weights_are_detached_and_have_the_dtype_of_the_log_probs() -> None:
     assert result.weights.dtype == torch.float32
 
 
-def test_off_policy_metrics_are_those_of_the_valid_tokens() -> None:
-    old = torch.tensor(RHO, dtype=torch.float64) - 3
-    got = off_policy_metrics(old, torch.full_like(old, -3.0), MASK)
-    # kl = mean(-rho) over six tokens: -(1 - 1 + 2 - 2 + 0 + 0) ln 2 / 6 = 0.
-    assert got["rollout_corr/kl"] == pytest.approx(0.0, abs=1e-12)
-    # Every sampled token had log-prob -3 under the rollout.
-    assert got["rollout_corr/rollout_ppl"] == pytest.approx(math.exp(3))
-    # Ratios 2, 1/2, 4, 1/4, 1, 1 squared: 4 + 1/4 + 16 + 1/16 + 1 + 1.
-    assert got["rollout_corr/chi2_token"] == pytest.approx(22.3125 / 6 - 1)
-    assert got["rollout_corr/chi2_seq"] == pytest.approx((16 + 1 / 16 + 1) / 3 - 1)
-    same = measures.mismatch_metrics(old, torch.full_like(old, -3.0), MASK)
-    assert got.items() <= same.items()
-
-
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
@@ -370,8 +355,6 @@ def test_each_bad_setting_has_its_sentence(setting: dict[str, Any], sentence: st
     ],
 )
 def test_each_bad_input_has_its_sentence(old: torch.Tensor, mask: torch.Tensor, sentence: str) -> None:
-    for call in (lambda: correct(old, torch.zeros(2, 2), mask, CorrectionConfig(weights="token")),
-                 lambda: off_policy_metrics(old, torch.zeros(2, 2), mask)):  # fmt: skip
-        with pytest.raises(ValueError) as error:
-            call()
-        assert sentence in str(error.value)
+    with pytest.raises(ValueError) as error:
+        correct(old, torch.zeros(2, 2), mask, CorrectionConfig(weights="token"))
+    assert sentence in str(error.value)

@@ -32,6 +32,13 @@ def test_the_last_line_of_train_is_json(project: Project, tmp_path: Path) -> Non
     assert "loading weights" not in result.err.lower(), "progress bars of libraries stay away"
 
 
+def test_train_says_where_it_leaves_the_preset_that_it_names(project: Project, tmp_path: Path) -> None:
+    words = ["algorithm=dapo_loss", "algorithm.clip_ratio_high=0.3", "trainer.max_steps=1"]
+    result = cli("train", "--config", project.config, *words, "--out", tmp_path / "run")
+    assert result.code == 0
+    assert "algorithm.clip_ratio_high is 0.3; the preset algorithm=dapo_loss has 0.28" in result.err
+
+
 def test_an_interrupted_run_continues_to_the_run_that_was_never_interrupted(
     trained: Path, interrupted: Path, tmp_path: Path
 ) -> None:

@@ -238,6 +238,13 @@ def _critic_warmup(value: Any, facts: Facts) -> Any:
     return value if uses_critic(facts) or not value else skip("there is no critic with this estimator")
 
 
+def _filter_metric(value: Any, facts: Facts) -> Any:
+    if facts.get("algorithm.filter_groups.enable") is not True:
+        return skip("read with filter_groups.enable=true alone")
+    names = {"acc": "acc", "score": "score", "seq_reward": "score", "seq_final_reward": "score"}
+    return choice(names, instead="use acc or score")(value, facts)
+
+
 def _sample_limit(key: str) -> Convert:
     def rule(value: Any, facts: Facts) -> Any:
         if value is None or (isinstance(value, int) and value < 0):
@@ -524,10 +531,7 @@ _ALGORITHM: dict[str, Rule] = {
     "algorithm.filter_groups.enable": to(
         "algorithm.filter_groups.enable", note="set trainer.max_steps too: epochs do not tell the steps any more"
     ),
-    "algorithm.filter_groups.metric": to("algorithm.filter_groups.metric", choice(
-        {"acc": "acc", "score": "score", "seq_reward": "score", "seq_final_reward": "score"},
-        instead="use acc or score",
-    )),
+    "algorithm.filter_groups.metric": to("algorithm.filter_groups.metric", _filter_metric),
     "algorithm.filter_groups.max_num_gen_batches": not_needed(
         "it does nothing in verl; algorithm.filter_groups.max_rounds bounds the rounds of a step here"
     ),
