@@ -75,8 +75,9 @@ setup-test: $(STAMPS)/test
 quickstart: $(STAMPS)/run
 	$(BIN)/strop quickstart $(ARGS)
 
+# Two processes with a thread each: small tensors gain nothing from a second thread.
 test: lint
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
 lint: $(STAMPS)/test
 	$(BIN)/ruff check .
