@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.cli.output import plain, print_json
+from strop.cli.dropped import find_fates, table_of
+from strop.cli.models import find_model
+from strop.cli.output import UsageError, plain, print_json, say
+from strop.cli.token_view import legend, response_tokens, summary, token_table, token_text
 from strop.run import RunError, RunFolder
 
 if TYPE_CHECKING:
@@ -19,7 +22,9 @@ examples:
   strop samples runs/arithmetic
   strop samples runs/arithmetic --step 40 --limit 20
   strop samples runs/arithmetic --split val --id val-000007
+  strop samples runs/arithmetic --id e0-000012/3 --tokens
   strop samples runs/arithmetic --id e0-000012/3 --json
+  strop samples runs/arithmetic --why-dropped
 
 A sample's id is <visit of a row>/<number of the sample>; a visit alone (e0-000012) names all its samples.
 """
@@ -42,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=int, metavar="N", help=f"show at most N (default {DEFAULT_LIMIT}; all with --json)"
     )
+    parser.add_argument(
+        "--tokens", action="store_true", help="also a line per token: who wrote it, and how likely it was"
+    )
+    parser.add_argument(
+        "--why-dropped", action="store_true", help="count what became of all samples, with the reasons"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object with all columns")
 
 
@@ -49,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     if args.limit is not None and args.limit < 1:
         raise ValueError(f"--limit is {args.limit}; use at least 1")
+    if args.why_dropped:
+        return _why_dropped(args)
     with RunFolder.open(args.run, read_only=True) as run_folder:
         rows = find_samples(run_folder, step=args.step, ids=args.ids, split=args.split)
     limit = args.limit if args.limit is not None else len(rows) if args.json else DEFAULT_LIMIT
@@ -59,13 +72,58 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console()
+    decode = None
+    if args.tokens or args.ids:
+        try:
+            decode = _decoder(args.run)
+        except (RunError, ValueError) as error:
+            if args.tokens:
+                raise
+            say(f"without token colours: {error}")
     for row in shown:
-        console.print(panel(row))
+        console.print(panel(row, decode))
+        if args.tokens and decode is not None:
+            console.print(token_table(response_tokens(row, decode)))
+    if decode is not None:
+        console.print(legend())
     steps = sorted({row["step"] for row in rows})
     where = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     more = "" if len(shown) == len(rows) else f"; --limit {len(rows)} shows all"
     console.print(f"{len(shown)} of {len(rows)} {args.split} samples of {where}{more}", highlight=False)
     return 0
+
+
+def _why_dropped(args: argparse.Namespace) -> int:
+    """Fates of all samples, from the ledger."""
+    if args.ids or args.tokens:
+        raise UsageError("--why-dropped counts all samples of the run; leave out --id and --tokens")
+    with RunFolder.open(args.run, read_only=True) as run_folder:
+        fates = find_fates(run_folder, step=args.step)
+    total = sum(one.count for one in fates)
+    if args.json:
+        print_json({"run": str(args.run), "num_issued": total, "fates": [one.as_json() for one in fates]})
+        return 0
+    from rich.console import Console
+
+    console = Console()
+    console.print(table_of(fates))
+    trained = sum(one.count for one in fates if one.name == "trained")
+    where = "" if args.step is None else f" of step {args.step}"
+    console.print(f"{trained} of {total} samples{where} were trained on", highlight=False)
+    return 0
+
+
+def _decoder(path: Path) -> Callable[[Sequence[int]], str]:
+    """Tokens as text, with the tokenizer of the run's model."""
+    from strop.engines.config import ModelConfig
+    from strop.engines.model import load_tokenizer
+
+    tokenizer = load_tokenizer(ModelConfig(path=str(find_model(str(path)).folder)))
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    return decode
 
 
 def find_samples(
@@ -103,14 +161,19 @@ def find_samples(
     return rows
 
 
-def panel(row: Mapping[str, Any]) -> Panel:
-    """One sample, for a terminal."""
+def panel(row: Mapping[str, Any], decode: Callable[[Sequence[int]], str] | None = None) -> Panel:
+    """One sample, for a terminal; with `decode`, the response has a colour per token."""
     from rich.panel import Panel
     from rich.text import Text
 
+    tokens = [] if decode is None else response_tokens(row, decode)
     body = Text()
     for label, text in _sections(row):
         body.append(f"{label}  ", style="bold cyan")
+        if tokens and label == "response":
+            body.append("\n").append(token_text(tokens)).append("\n")
+            body.append("tokens    ", style="bold cyan")
+            text = summary(tokens)
         body.append(plain(text) + "\n")
     body.rstrip()
     return Panel(body, title=Text(_title(row)), title_align="left", border_style=_colour(row))

@@ -255,10 +255,15 @@ def _from_ranges(texts: Mapping[str, str]) -> dict[str, int]:
     return masks
 
 
+def sample_ids(ranges: Mapping[str, str]) -> list[str]:
+    """The ids behind the ranges of one record: {"e0-000012": "0-1"} are e0-000012/0 and e0-000012/1."""
+    return [f"{uid}/{index}" for uid, mask in _from_ranges(ranges).items() for index in _indices(mask)]
+
+
 def _named(masks: Mapping[str, int]) -> str:
     ids = [f"{uid}/{index}" for uid, mask in masks.items() for index in _indices(mask)]
     more = f" and {len(ids) - _MAX_NAMED_IDS} more" if len(ids) > _MAX_NAMED_IDS else ""
     return ", ".join(ids[:_MAX_NAMED_IDS]) + more
 
 
-__all__ = ["FINAL_FATES", "Fate", "FateName", "Ledger", "LedgerError"]
+__all__ = ["FINAL_FATES", "SETTLED", "Fate", "FateName", "Ledger", "LedgerError", "sample_ids"]
