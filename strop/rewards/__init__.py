@@ -1,8 +1,11 @@
 """Scoring: what an answer is worth, found out in processes that may hang, crash or lie without harm.
 
     config.py      RewardConfig
-    outcome.py     Outcome (score / error / timeout), RewardError, the summary line of a step
-    pool.py        RewardPool: what the trainer uses
+    outcome.py     Outcome (score / error / timeout / infrastructure), RewardError, RewardUnavailable, the summary line
+    pool.py        RewardPool: what the trainer uses; policies for what could not be scored
+    combining.py   several scores of one sample as one reward
+    remote/        judges and reward models on servers
+    managers.py    reward managers of the field, in worker processes (not imported here: it needs torch)
     supervisor.py  the thread that owns workers and deadlines
     worker.py      the parent's side of one worker process
     wire.py        the lines between them (JSON)
@@ -15,7 +18,7 @@ Nothing here imports torch: a worker process starts in a fraction of a second.
 from __future__ import annotations
 
 from strop.rewards.config import RewardConfig
-from strop.rewards.outcome import Outcome, RewardError, check_failed_share, summarize
+from strop.rewards.outcome import Outcome, RewardError, RewardUnavailable, check_failed_share, summarize
 from strop.rewards.pool import RewardPool
 from strop.rewards.scorers import default_compute_score, known_data_sources
 
@@ -24,6 +27,7 @@ __all__ = [
     "RewardConfig",
     "RewardError",
     "RewardPool",
+    "RewardUnavailable",
     "check_failed_share",
     "default_compute_score",
     "known_data_sources",

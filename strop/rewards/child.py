@@ -1,4 +1,4 @@
-"""The worker process of the reward pool: loads one reward function and scores what comes down the pipe.
+"""The worker process of the reward pool: loads the reward functions and scores what comes down the pipe.
 
 One sample at a time. The loop waits for its parent only; it ends when the parent closes the pipe. The
 parent kills it when a sample takes too long. When the parent dies, the kernel kills the whole process group
@@ -13,6 +13,7 @@ import contextlib
 import faulthandler
 import fcntl
 import inspect
+import math
 import os
 import resource
 import signal
@@ -20,15 +21,22 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe, load_function
+from strop.rewards.combining import Part, combine
+from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe, load_functions
+from strop.rewards.outcome import OutcomeKind, RewardUnavailable, Value
+from strop.rewards.sandbox import SandboxFailed, SandboxUnavailable
+from strop.rewards.sandbox.opening import config_from_data, shared
 from strop.rewards.wire import MAX_PARTS_BYTES, decode, encode
 
 _READ_BYTES = 1 << 16
+MAX_ERROR_CHARACTERS = 2000
+"""Of the text of an exception, which may hold the whole answer."""
+_NOT_THE_ANSWER = (RewardUnavailable, SandboxFailed, SandboxUnavailable, ConnectionError)
+"""Exceptions that say that something scoring needs is not there."""
 
 
 class _Pipe:
@@ -82,77 +90,117 @@ def _limit_resources(max_memory_bytes: int | None) -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (max_memory_bytes, hard))
 
 
-def _make_caller(function: RewardFunction) -> Callable[[Mapping[str, Any]], Any]:
-    loops: list[asyncio.AbstractEventLoop] = []
+class _Caller:
+    """Calls reward functions, and waits for those that are coroutines in one event loop."""
 
-    def call(arguments: Mapping[str, Any]) -> Any:
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __call__(self, function: RewardFunction, arguments: Mapping[str, Any]) -> Any:
         returned = function(arguments)
         if not inspect.isawaitable(returned):
             return returned
-        if not loops:
-            loops.append(asyncio.new_event_loop())
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
 
         async def wait() -> Any:
             return await returned
 
-        return loops[0].run_until_complete(wait())
-
-    return call
+        return self._loop.run_until_complete(wait())
 
 
 @dataclass
 class _Result:
     score: float | None = None
-    parts: dict[str, float | str | bool] = field(default_factory=dict)
+    parts: dict[str, Value] = field(default_factory=dict)
     error: str = ""
+    kind: OutcomeKind = "error"
     is_exhausted: bool = False
     """True when memory ran out: what filled it may still be there, so the process should be replaced."""
 
 
-def _score_one(call: Callable[[], Any], function: RewardFunction, path: str) -> _Result:
-    """Call the user's function; whatever it does becomes a result."""
+def _score_one(call: _Caller, functions: Sequence[RewardFunction], arguments: Mapping[str, Any]) -> _Result:
+    """Call the functions one after the other; the first that fails decides."""
+    parts: list[Part] = []
+    for function in functions:
+        part = _call(call, function, arguments)
+        if isinstance(part, _Result):
+            return part
+        parts.append(part)
+    score, merged = combine(parts)
+    label = functions[0].label if len(functions) == 1 else f"all {len(functions)} reward functions"
+    if score is None:
+        return _Result(
+            error=f"{label} returned None, which is TRL's word for not applicable, so this sample has no reward; "
+            f"return a number for every row of data_source {arguments['data_source']!r}"
+        )
+    if not math.isfinite(score):
+        return _Result(error=f"the weighted sum of the reward functions is {score}; return smaller numbers")
+    if sum(len(str(part)) for part in merged.values()) > MAX_PARTS_BYTES:
+        return _Result(error=f"{label} returned more than {MAX_PARTS_BYTES} bytes; return less text")
+    return _Result(kind="score", score=score, parts=merged)
+
+
+def _call(call: _Caller, function: RewardFunction, arguments: Mapping[str, Any]) -> Part | _Result:
+    """Call one of the user's functions; whatever it does becomes a result."""
     try:
-        score, parts = function.read(call())
+        return function.read(call(function, arguments))
     except BadReturnError as error:
         return _Result(error=str(error))
     except MemoryError as error:
         return _Result(
-            error=f"{function.label} ran out of memory: {describe(error, path)}", is_exhausted=True
+            error=f"{function.label} ran out of memory: {_described(error, function)}", is_exhausted=True
+        )
+    except _NOT_THE_ANSWER as error:
+        return _Result(
+            error=f"{function.label} could not score: {_described(error, function)}", kind="infrastructure"
         )
     except BaseException as error:  # noqa: BLE001 (the declared boundary: user code may raise anything)
-        traceback.print_exc()
-        return _Result(error=f"{function.label} raised {describe(error, path)}")
-    if sum(len(str(part)) for part in parts.values()) > MAX_PARTS_BYTES:
-        return _Result(error=f"{function.label} returned more than {MAX_PARTS_BYTES} bytes; return less text")
-    return _Result(score=score, parts=parts)
+        with contextlib.suppress(BaseException):  # an exception whose own text cannot be made
+            traceback.print_exc()
+        return _Result(error=f"{function.label} raised {_described(error, function)}")
 
 
-def _serve(pipe: _Pipe, function: RewardFunction, path: str, memory_limit: str) -> bool:
+def _described(error: BaseException, function: RewardFunction) -> str:
+    try:
+        return describe(error, function.path)[:MAX_ERROR_CHARACTERS]
+    except BaseException:  # noqa: BLE001 (the text of the exception is the user's code as well)
+        return f"{type(error).__name__}, whose text cannot be shown"
+
+
+def _serve(pipe: _Pipe, functions: Sequence[RewardFunction], memory_limit: str) -> bool:
     """Score until the parent closes the pipe; True when the process should be replaced before that."""
-    call = _make_caller(function)
+    call = _Caller()
     prepared: set[str] = set()
+    own_pid = os.getpid()
     while (line := pipe.next_line()) is not None:
         number, arguments = decode(line)
         source = str(arguments["data_source"])
         if source not in prepared:
             pipe.flush()
-            with contextlib.suppress(Exception):  # the call itself will say the same, as this sample's error
-                function.prepare(source)
+            for function in functions:
+                with contextlib.suppress(Exception):  # the call itself will say it, as this sample's error
+                    function.prepare(source)
             prepared.add(source)
         pipe.put(["start", number])
         pipe.flush()
         started = time.perf_counter()
-        result = _score_one(partial(call, arguments), function, path)
+        result = _score_one(call, functions, arguments)
+        if os.getpid() != own_pid:  # the function forked, and this is the copy: the pipes are not for it
+            os._exit(0)
         seconds = time.perf_counter() - started
         error = result.error + memory_limit if result.is_exhausted else result.error
-        pipe.put(["done", number, result.score, result.parts, error, seconds])
+        pipe.put(["done", number, result.kind, result.score, result.parts, error, seconds])
         if result.is_exhausted:
             pipe.flush()
             return True
     return False
 
 
-def main(commands_fd: int, results_fd: int, life_fd: int) -> None:
+Loader = Callable[[Sequence[Mapping[str, Any]]], list[RewardFunction]]
+
+
+def main(commands_fd: int, results_fd: int, life_fd: int, *, load: Loader = load_functions) -> None:
     """Entry point of the process; the first line on the pipe says what to load."""
     for fd in (commands_fd, results_fd, life_fd):
         os.set_inheritable(fd, False)
@@ -165,15 +213,21 @@ def main(commands_fd: int, results_fd: int, life_fd: int) -> None:
         return
     (setup,) = decode(first)
     _limit_resources(setup["max_memory_bytes"])
+    shared.configure(config_from_data(setup["sandbox"]))
     try:
-        function = load_function(
-            path=setup["path"], source=setup["source"], name=setup["name"], kwargs=setup["kwargs"]
-        )
+        functions = load(setup["functions"])
     except LoadError as error:
         pipe.put(["failed", str(error)])
         pipe.flush()
         return
-    pipe.put(["ready", function.style])
+    pipe.put(
+        ["ready", "trl" if any(function.style == "trl" for function in functions) else functions[0].style]
+    )
     pipe.flush()
-    if _serve(pipe, function, setup["path"], setup["memory_limit"]):
+    try:
+        is_exhausted = _serve(pipe, functions, setup["memory_limit"])
+    except BaseException:  # noqa: BLE001 (the pipes are gone; threads that a function left behind must not keep the process)
+        traceback.print_exc()
+        os._exit(1)
+    if is_exhausted:
         os._exit(0)

@@ -1,10 +1,67 @@
-"""Which reward function scores the samples, and within which limits."""
+"""What scores the samples, within which limits, and what becomes of those that could not be scored."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from strop.rewards.remote.config import JudgeConfig, ServerConfig
+from strop.rewards.sandbox.config import SandboxConfig
+
+Policy = Literal["exclude", "fixed", "retry"]
+
+
+_MANAGERS_ELSEWHERE = {
+    "naive": "leave it out: a function in reward.path is called for each answer",
+    "batch": "leave it out: a function for whole batches in reward.path is recognised by its parameters",
+    "prime": "leave it out: answers are scored at the same time in reward.num_workers processes",
+    "dapo": "set reward.overlong_buffer and reward.overlong_penalty",
+    "rate_limited": "set reward.judge, whose requests_per_s and max_concurrent are such limits",
+}
+"""Managers that users know by name, and what does their work here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionConfig:
+    """One of several reward functions."""
+
+    path: str = ""
+    """Python file, relative to the current directory. Empty: the scorer that belongs to the row's `data_source`."""
+    name: str = "compute_score"
+    """Name of the function in that file."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Extra keyword arguments for the function, the same for every sample."""
+    weight: float = 1.0
+    """Of its score in the sum."""
+    key: str = ""
+    """Name of its score in metrics and samples. Empty: the name of the function."""
+
+    def __post_init__(self) -> None:
+        _check_function("reward.functions", self.path, self.name)
+        if not math.isfinite(self.weight):
+            raise ValueError(f"reward.functions has the weight {self.weight}; use a finite number")
+
+    @property
+    def part(self) -> str:
+        """Name of its score."""
+        return self.key or (self.name if self.path else "rule")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoliciesConfig:
+    """What becomes of a sample that could not be scored, by the reason.
+
+    exclude: it is left out of training. fixed: it is trained with reward.failed_score. retry: it is scored again, up
+    to reward.retries times, and then left out.
+    """
+
+    error: Policy = "exclude"
+    """The function failed, or returned no number."""
+    timeout: Policy = "exclude"
+    """The function took longer than its limit."""
+    infrastructure: Policy = "retry"
+    """A service that scoring needs failed, which says nothing about the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +73,9 @@ class RewardConfig:
     """Name of the function in that file."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Extra keyword arguments for the function, the same for every sample."""
+    manager: str = ""
+    """A reward manager in that file, in place of the function: its class, or the name it is registered with
+    (strop.rewards.managers). The function `name` of the file becomes its compute_score; kwargs go to it."""
     weight: float = 1.0
     """What the function's score is multiplied with in training. 0 leaves the reward to a reward model; pass
     rates are still those of the function."""
@@ -32,8 +92,21 @@ class RewardConfig:
     max_memory_gib: float | None = 4.0
     """Memory one worker may allocate, in GiB; a function that asks for more gets a MemoryError. null: no
     limit."""
-    on_error: Literal["drop", "zero"] = "drop"
-    """What becomes of a sample that could not be scored: left out of training, or scored 0."""
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    """Where programs in the answers run: for the scorer of code, and for functions that ask for it."""
+    functions: tuple[FunctionConfig, ...] = ()
+    """Several functions, whose weighted scores are added, in place of path, name and kwargs. Each score is a part of
+    its own in metrics and samples."""
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    """A language model that grades the answers. Its score is added to that of functions; alone, it is the reward."""
+    server: ServerConfig = field(default_factory=ServerConfig)
+    """A reward model on a server. Its score is added to that of functions; alone, it is the reward."""
+    policies: PoliciesConfig = field(default_factory=PoliciesConfig)
+    """What becomes of a sample that could not be scored."""
+    failed_score: float = 0.0
+    """What such a sample is trained with where its policy is fixed."""
+    retries: int = 1
+    """How often such a sample is scored again where its policy is retry."""
     max_failed_share: float = 0.2
     """Share of a step's samples that may fail to be scored; above it the run stops."""
 
@@ -42,12 +115,19 @@ class RewardConfig:
             raise ValueError(
                 f"reward.weight is {self.weight}; use a finite number, 0 to leave the function out"
             )
+        self._check_functions()
+        self._check_policies()
         if self.overlong_buffer < 0:
             raise ValueError(f"reward.overlong_buffer is {self.overlong_buffer} tokens; use 0 for no penalty")
         if not (math.isfinite(self.overlong_penalty) and self.overlong_penalty >= 0):
             raise ValueError(
                 f"reward.overlong_penalty is {self.overlong_penalty}, but it is taken off the reward: use a finite "
                 f"number of at least 0"
+            )
+        if self.overlong_penalty != 1.0 and self.overlong_buffer == 0:
+            raise ValueError(
+                f"reward.overlong_penalty is {self.overlong_penalty}, but reward.overlong_buffer is 0, so there is no "
+                f"penalty: set the buffer to some tokens, or remove the penalty"
             )
         if self.num_workers < 1:
             raise ValueError(
@@ -67,10 +147,78 @@ class RewardConfig:
                 f"reward.max_failed_share is {self.max_failed_share}, but a share lies between 0 and 1: use "
                 f"0.2 for 20 %"
             )
-        if not self.name.isidentifier():
-            raise ValueError(f"reward.name is {self.name!r}, which cannot be the name of a Python function")
-        if not self.path and self.name != "compute_score":
+        _check_function("reward", self.path, self.name)
+
+    def _check_functions(self) -> None:
+        if self.manager in _MANAGERS_ELSEWHERE:
             raise ValueError(
-                f"reward.name is {self.name!r}, but reward.path is empty: set reward.path to the file that "
-                f"defines it, or leave reward.name out"
+                f"reward.manager is {self.manager!r}, which is built in here under other keys: "
+                f"{_MANAGERS_ELSEWHERE[self.manager]}"
             )
+        if self.manager and not self.path:
+            raise ValueError(
+                f"reward.manager is {self.manager!r}, but reward.path is empty: set it to the file that defines it"
+            )
+        if self.functions and (self.path or self.kwargs or self.name != "compute_score"):
+            raise ValueError(
+                "reward.functions is set together with reward.path, reward.name or reward.kwargs: put that function "
+                "into the list as well"
+            )
+        if self.kwargs and not self.uses_functions:
+            raise ValueError(
+                "reward.kwargs is set, but only a judge or a server scores: set reward.path, or reward.functions=[{}] "
+                "for the scorer of the data source"
+            )
+        keys = [function.part for function in self.functions]
+        keys += (
+            [self.part]
+            if self.uses_functions and not self.functions and (self.judge.base_url or self.server.url)
+            else []
+        )
+        keys += ["judge"] if self.judge.base_url else []
+        keys += ["server"] if self.server.url else []
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(
+                    f"two parts of the reward have the name {key!r}: give each function a key of its own"
+                )
+            if key in ("score", "acc", "pred", "reward"):
+                raise ValueError(
+                    f"a reward function has the key {key!r}, which means something else: choose another"
+                )
+
+    def _check_policies(self) -> None:
+        used = {self.policies.error, self.policies.timeout, self.policies.infrastructure}
+        if not math.isfinite(self.failed_score):
+            raise ValueError(f"reward.failed_score is {self.failed_score}; use a finite number")
+        if self.failed_score and "fixed" not in used:
+            raise ValueError(
+                f"reward.failed_score is {self.failed_score}, but no policy uses it: set reward.policies.error=fixed, "
+                f"or remove it"
+            )
+        if self.retries < 1:
+            raise ValueError(f"reward.retries is {self.retries}; use at least 1, or the policy exclude")
+        if self.retries != 1 and "retry" not in used:
+            raise ValueError(
+                f"reward.retries is {self.retries}, but no policy of reward.policies is retry: set one, or remove it"
+            )
+
+    @property
+    def part(self) -> str:
+        """Name of the score of the one function, where a judge or a server scores as well."""
+        return self.name if self.path else "rule"
+
+    @property
+    def uses_functions(self) -> bool:
+        """False where a judge or a server alone scores."""
+        return bool(self.path or self.functions) or not (self.judge.base_url or self.server.url)
+
+
+def _check_function(section: str, path: str, name: str) -> None:
+    if not name.isidentifier():
+        raise ValueError(f"{section}.name is {name!r}, which cannot be the name of a Python function")
+    if not path and name != "compute_score":
+        raise ValueError(
+            f"{section}.name is {name!r}, but {section}.path is empty: set {section}.path to the file that "
+            f"defines it, or leave {section}.name out"
+        )

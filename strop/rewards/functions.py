@@ -3,7 +3,7 @@
 Three calling conventions are told apart by the names of the parameters:
 
 * `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, any subset of them;
-* TRL's `f(prompts=, completions=, **columns) -> list[float]`, called with lists of one element;
+* TRL's `f(prompts=, completions=, **columns) -> list[float | None]`, called with lists of one element;
 * the batch form `f(data_sources, solution_strs, ground_truths, extra_infos)`, also with one element.
 
 Each may be `async def`.
@@ -18,14 +18,17 @@ import math
 import numbers
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
+from strop.rewards.combining import Part
+from strop.rewards.outcome import Value
 from strop.rewards.scorers import default_compute_score, prepare
 
-Style = Literal["default", "verl", "trl", "batch"]
+Style = Literal["default", "verl", "trl", "batch", "manager"]
 MODULE_NAME = "strop_user_reward"
 _SINGLE = ("data_source", "solution_str", "ground_truth", "extra_info")
 
@@ -53,6 +56,12 @@ class RewardFunction:
     """True when it has **kwargs."""
     required: frozenset[str] = frozenset()
     """Names without a default."""
+    path: str = ""
+    """Its file; empty for the built-in scorers."""
+    key: str = ""
+    """Name of its part of the reward; empty where it is the only function."""
+    weight: float = 1.0
+    """Of its score, where there are several functions."""
 
     def prepare(self, data_source: str) -> None:
         """Import what the scorer of this data source needs, before the clock of a sample runs."""
@@ -79,8 +88,8 @@ class RewardFunction:
             given = {name: value for name, value in given.items() if name in self.parameters}
         return self.function(**given, **self.kwargs)
 
-    def read(self, returned: Any) -> tuple[float, dict[str, float | str | bool]]:
-        """Score and parts of a returned value.
+    def read(self, returned: Any) -> Part:
+        """Score and parts of a returned value; no score where a function of TRL's kind returned None for the sample.
 
         Raises:
             BadReturnError: it is no finite number, and no dictionary with one under "score".
@@ -92,9 +101,11 @@ class RewardFunction:
                     f"a list with one score per sample"
                 )
             returned = returned[0]
+            if returned is None and self.style == "trl":
+                return self._part(None, {})
         if not isinstance(returned, Mapping):
             score = self._number(returned, "returned")
-            return score, {"acc": score}
+            return self._part(score, {} if self.key else {"acc": score})
         if "score" not in returned:
             raise BadReturnError(
                 f'{self.label} returned a dictionary without "score": {_shown(dict(returned))}'
@@ -103,7 +114,10 @@ class RewardFunction:
         parts = {
             str(key): _part(value) for key, value in returned.items() if key != "score" and value is not None
         }
-        return score, parts
+        return self._part(score, parts)
+
+    def _part(self, score: float | None, parts: Mapping[str, Value]) -> Part:
+        return Part(key=self.key, weight=self.weight, score=score, parts=parts)
 
     def _number(self, value: Any, verb: str) -> float:
         if (
@@ -135,7 +149,7 @@ def _shown(value: Any) -> str:
     return "None" if value is None else f"the {kind} {text[:80]}{'...' if len(text) > 80 else ''}"
 
 
-def _part(value: Any) -> float | str | bool:
+def _part(value: Any) -> Value:
     if isinstance(value, (bool, str)):
         return value
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
@@ -159,27 +173,39 @@ class _Snapshot(importlib.abc.SourceLoader):
         return self.source.encode()
 
 
-def load_function(*, path: str, source: str, name: str, kwargs: Mapping[str, Any]) -> RewardFunction:
-    """The reward function of the file, or the built-in scorers when path is empty.
+def load_functions(setups: Sequence[Mapping[str, Any]]) -> list[RewardFunction]:
+    """The functions of a pool, in order; a file that several of them are in is imported once.
+
+    Raises:
+        LoadError: as in `load_function`.
+    """
+    modules: dict[str, ModuleType] = {}
+    return [load_function(setup, modules) for setup in setups]
+
+
+def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> RewardFunction:
+    """The reward function of a file, or the built-in scorers when its path is empty.
+
+    Args:
+        setup: path, source, name, kwargs, key and weight.
+        modules: files that are imported already, by path; gains this one.
 
     Raises:
         LoadError: the file cannot be imported, has no such function, or the function cannot be called.
     """
+    path, name, kwargs = setup["path"], setup["name"], setup["kwargs"]
+    part = {"key": setup["key"], "weight": setup["weight"]}
     if not path:
         return RewardFunction(
-            function=default_compute_score, label="the built-in scorer", style="default", kwargs=kwargs
+            function=default_compute_score,
+            label="the built-in scorer",
+            style="default",
+            kwargs=kwargs,
+            **part,
         )
-    spec = importlib.util.spec_from_loader(MODULE_NAME, _Snapshot(path, source), origin=path)
-    assert spec is not None, "the loader names its file"
-    assert spec.loader is not None, "a spec made from a loader has that loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(Path(path).parent))
-    sys.modules[MODULE_NAME] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:  # the file is the user's; its failure becomes one sentence
-        traceback.print_exc()
-        raise LoadError(f"reward file {path} cannot be imported: {describe(error, path)}") from error
+    if path not in modules:
+        modules[path] = load_module(path, setup["source"], len(modules))
+    module = modules[path]
     found = [key for key, value in vars(module).items() if callable(value) and _is_of(module.__name__, value)]
     function = getattr(module, name, None)
     if function is None:
@@ -191,7 +217,30 @@ def load_function(*, path: str, source: str, name: str, kwargs: Mapping[str, Any
         raise LoadError(
             f"{name!r} in reward file {path} is {_shown(function)}, not a function; set reward.name"
         )
-    return _with_convention(function, f"{name} in {Path(path).name}", path, kwargs)
+    return replace(
+        _with_convention(function, f"{name} in {Path(path).name}", path, kwargs), path=path, **part
+    )
+
+
+def load_module(path: str, source: str, number: int = 0) -> ModuleType:
+    """A file of the user's, imported from the source that was read at start.
+
+    Raises:
+        LoadError: it cannot be.
+    """
+    name = f"{MODULE_NAME}_{number}" if number else MODULE_NAME
+    spec = importlib.util.spec_from_loader(name, _Snapshot(path, source), origin=path)
+    assert spec is not None, "the loader names its file"
+    assert spec.loader is not None, "a spec made from a loader has that loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(Path(path).parent))
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:  # the file is the user's; its failure becomes one sentence
+        traceback.print_exc()
+        raise LoadError(f"reward file {path} cannot be imported: {describe(error, path)}") from error
+    return module
 
 
 def _is_of(module_name: str, value: Any) -> bool:

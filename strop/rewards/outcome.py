@@ -8,31 +8,48 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+OutcomeKind = Literal["score", "error", "timeout", "infrastructure"]
+KINDS: tuple[OutcomeKind, ...] = ("score", "error", "timeout", "infrastructure")
+Value = float | str | bool
+"""What a part of a reward may be."""
+
 
 class RewardError(ValueError):
     """The reward function cannot be used; the message says why and what to do."""
+
+
+class RewardUnavailable(RuntimeError):
+    """What scores could not be reached or did not work, which says nothing about the answer. A reward function may
+    raise it; the outcome is then of kind `infrastructure`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """The result of scoring one sample: a finite score, or the reason why there is none."""
 
-    kind: Literal["score", "error", "timeout"]
-    """`score`: scored. `error`: the function failed or returned no number. `timeout`: it was killed."""
+    kind: OutcomeKind
+    """`score`: scored. `error`: the function failed or returned no number. `timeout`: it took too long.
+    `infrastructure`: a service or machine that scoring needs failed, whatever the answer was."""
     score: float | None = None
     """The reward as the function returned it; None unless kind is `score`."""
-    parts: Mapping[str, float | str | bool] = field(default_factory=dict)
-    """The other entries of the returned dictionary. Samples need not have the same ones. A plain number
-    has the one part `acc`, equal to the score."""
+    parts: Mapping[str, Value] = field(default_factory=dict)
+    """The other entries of the returned dictionary, or one entry per function where there are several. Samples need
+    not have the same ones. A plain number has the one part `acc`, equal to the score."""
     error: str = ""
     """One sentence; empty when kind is `score`."""
     seconds: float = 0.0
-    """Wall-clock time spent in the function."""
+    """Wall-clock time spent in the function, or waiting for a service."""
+    stand_in: float | None = None
+    """What a sample without score is trained with (policy `fixed`); None: it is left out of training."""
+    usage: Mapping[str, float] = field(default_factory=dict)
+    """What scoring used up, by name (`judge/requests`); added over samples in metrics."""
 
     def __post_init__(self) -> None:
         if self.kind == "score":
             if self.score is None or not math.isfinite(self.score) or self.error:
                 raise ValueError(f"a scored outcome needs a finite score and no error, got {self!r}")
+            if self.stand_in is not None:
+                raise ValueError(f"a scored outcome needs nothing in place of its score, got {self!r}")
         elif self.score is not None or not self.error:
             raise ValueError(
                 f"an outcome of kind {self.kind!r} needs an error sentence and no score, got {self!r}"
@@ -49,13 +66,13 @@ def summarize(outcomes: Sequence[Outcome], *, timeout_s: float) -> str:
     line = f"reward: {counts['score']} ok"
     if counts["timeout"]:
         line += f", {counts['timeout']} timeout (>{timeout_s:g} s)"
-    if counts["error"]:
-        errors = Counter(outcome.error for outcome in outcomes if outcome.kind == "error")
+    for kind in ("error", "infrastructure"):
+        if not counts[kind]:
+            continue
+        errors = Counter(outcome.error for outcome in outcomes if outcome.kind == kind)
         most_frequent, times = errors.most_common(1)[0]
-        others = (
-            "" if len(errors) == 1 else f", and {counts['error'] - times} of {len(errors) - 1} other kinds"
-        )
-        line += f", {counts['error']} error ({most_frequent}{others})"
+        others = "" if len(errors) == 1 else f", and {counts[kind] - times} of {len(errors) - 1} other kinds"
+        line += f", {counts[kind]} {kind} ({most_frequent}{others})"
     return line
 
 

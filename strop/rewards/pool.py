@@ -1,22 +1,33 @@
-"""The reward function behind a process border: `await pool.score(...)` always comes back with an outcome.
+"""The reward behind a process border: `await pool.score(...)` always comes back with an outcome.
 
-The caller waits for one future per sample. The supervisor's thread resolves it when the worker answers, when
-the sample's deadline ends, or when the pool is closed; see supervisor.py.
+Functions run in worker processes: the caller waits for one future per sample, which the supervisor's thread resolves
+when the worker answers, when the sample's deadline ends, or when the pool is closed; see supervisor.py. A judge and a
+reward model on a server are asked at the same time, from threads of their own; see remote/client.py. What could not be
+scored is scored again, or given a score in its place, as reward.policies says.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+import json
+import math
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from strop.rewards.combining import Part, combine
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome, RewardError
+from strop.rewards.remote.client import CallFailed
+from strop.rewards.remote.judge import Judge
+from strop.rewards.remote.server import RewardServer
+from strop.rewards.sandbox.opening import config_as_data
 from strop.rewards.supervisor import Call, Supervisor
-from strop.rewards.wire import encode
+from strop.rewards.wire import encode, plain
 from strop.rewards.worker import Launch
 from strop.trajectory import Prompt, Trajectory
 
@@ -29,10 +40,18 @@ _MAX_PROBES = 4
 class RewardPool:
     """Worker processes that run one reward function; use as `async with RewardPool(config) as pool:`."""
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardConfig, *, tokenizer: str = "") -> None:
+        """Args:
+        config: of the reward.
+        tokenizer: folder of the policy's tokenizer, which a reward manager is given.
+        """
         self.config = config
-        self.label = f"{config.name} in {Path(config.path).name}" if config.path else "the built-in scorer"
-        """What sentences call the function."""
+        self._tokenizer = tokenizer
+        self.label = _label(config)
+        """What sentences call the functions."""
+        self._judge = Judge(config.judge) if config.judge.base_url else None
+        self._server = RewardServer(config.server) if config.server.url else None
+        self._is_running = False
         self._supervisor: Supervisor | None = None
         self._style = ""
         self._numbers = itertools.count()
@@ -50,19 +69,33 @@ class RewardPool:
         """Start the workers and load the function in each.
 
         Raises:
-            RewardError: the file is missing, cannot be imported, or has no such function.
+            RewardError: the file is missing, cannot be imported, or has no such function; or a service needs a key
+                that the environment does not have.
         """
-        if self._supervisor is not None:
+        if self._is_running:
             raise RuntimeError("the reward pool runs already; call start once")
-        config = self.config
-        path, source = _read_source(config.path)
+        if self.config.manager and not self._tokenizer:
+            raise RewardError(
+                "reward.manager needs the tokenizer of a model, and there is none here: set model.path"
+            )
+        self._is_running = True
+        try:
+            for service in (self._judge, self._server):
+                if service is not None:
+                    service.client.start()
+            if self.config.uses_functions:
+                await self._start_workers(self.config)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start_workers(self, config: RewardConfig) -> None:
         self._supervisor = Supervisor(
             Launch(
-                path=path,
-                source=source,
-                name=config.name,
-                kwargs=config.kwargs,
+                functions=_functions(config, self._tokenizer),
+                module="managers" if config.manager else "child",
                 max_memory_gib=config.max_memory_gib,
+                sandbox=config_as_data(config.sandbox),
             ),
             num_workers=config.num_workers,
             timeout_s=config.timeout_s,
@@ -70,14 +103,14 @@ class RewardPool:
             label=self.label,
         )  # fmt: skip
         self._supervisor.start()
-        try:
-            self._style = await asyncio.wrap_future(self._supervisor.ready)
-        except BaseException:
-            await self.close()
-            raise
+        self._style = await asyncio.wrap_future(self._supervisor.ready)
 
     async def close(self) -> None:
-        """End the workers. Samples still being scored get an error outcome."""
+        """End the workers. Samples still being scored get an outcome without a score."""
+        self._is_running = False
+        for service in (self._judge, self._server):
+            if service is not None:
+                await service.client.close()
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is None:
             return
@@ -111,16 +144,108 @@ class RewardPool:
         response_ids: Sequence[int] = (),
     ) -> Outcome:
         """Score an answer that comes from no trajectory: a probe, or a saved sample that is scored again."""
-        if self._supervisor is None:
+        if not self._is_running:
             raise RuntimeError("the reward pool is not running; use `async with RewardPool(config) as pool:`")
+        policies, usage = self.config.policies, dict[str, float]()
+        for attempt in range(self.config.retries + 1):
+            outcome = await self._attempt(
+                prompt, solution_str, num_turns, extra or {}, response_ids, fresh=attempt > 0
+            )
+            _add(usage, outcome.usage)
+            policy = "" if outcome.kind == "score" else getattr(policies, outcome.kind)
+            if policy != "retry" or not self._is_running:
+                break
+        stand_in = self.config.failed_score if policy == "fixed" else None
+        return replace(outcome, stand_in=stand_in, usage=usage)
+
+    async def _attempt(
+        self,
+        prompt: Prompt,
+        solution_str: str,
+        num_turns: int,
+        extra: Mapping[str, Any],
+        response_ids: Sequence[int],
+        *,
+        fresh: bool,
+    ) -> Outcome:
+        """Ask everything that scores, at the same time; the first of them that fails decides."""
+        if self._judge is None and self._server is None:
+            return await self._call_functions(prompt, solution_str, num_turns, extra, response_ids)
+        started = time.monotonic()
+        asked: list[Coroutine[Any, Any, Outcome | tuple[Part, dict[str, float]]]] = []
+        if self.config.uses_functions:
+            asked.append(self._call_functions(prompt, solution_str, num_turns, extra, response_ids))
+        question, reference = _texts(prompt)
+        if self._judge is not None:
+            asked.append(self._judge.score(question, solution_str, reference, fresh=fresh))
+        if self._server is not None:
+            item = {
+                "prompt": question, "messages": plain(prompt.messages), "response": solution_str,
+                "data_source": prompt.data_source, "ground_truth": plain(prompt.ground_truth),
+            }  # fmt: skip
+            asked.append(self._server.score(item, fresh=fresh))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return self._joined(answers, time.monotonic() - started)
+
+    def _joined(
+        self, answers: Sequence[Outcome | tuple[Part, dict[str, float]] | BaseException], seconds: float
+    ) -> Outcome:
+        """One outcome from those of all that score."""
+        usage: dict[str, float] = {}
+        failure: Outcome | None = None
+        parts: list[Part] = []
+        for answer in answers:
+            if isinstance(answer, CallFailed):
+                _add(usage, answer.usage)
+                failure = failure or Outcome(kind=answer.kind, error=str(answer), seconds=seconds)
+            elif isinstance(answer, BaseException):
+                raise answer
+            elif isinstance(answer, tuple):
+                _add(usage, answer[1])
+                parts.append(answer[0])
+            elif answer.score is None or len(answers) == 1:
+                failure = failure or answer
+            else:
+                named = {} if self.config.functions else {self.config.part: answer.score}
+                parts.append(Part(key="", score=answer.score, parts={**named, **answer.parts}))
+        if failure is not None:
+            return replace(failure, usage=usage)
+        score, merged = combine(parts)
+        assert score is not None, (
+            "judges and servers always give a number, and functions that give none have failed"
+        )
+        if not math.isfinite(score):
+            return Outcome(
+                kind="error", error=f"the sum of the scores is {score}", seconds=seconds, usage=usage
+            )
+        return Outcome(kind="score", score=score, parts=merged, seconds=seconds, usage=usage)
+
+    async def _call_functions(
+        self,
+        prompt: Prompt,
+        solution_str: str,
+        num_turns: int,
+        extra: Mapping[str, Any],
+        response_ids: Sequence[int],
+    ) -> Outcome:
+        if self._supervisor is None:
+            return Outcome(kind="infrastructure", error="not scored: the reward pool was closed")
         call: dict[str, Any] = {
             "data_source": prompt.data_source,
             "solution_str": solution_str,
             "ground_truth": prompt.ground_truth,
             "extra_info": {
-                **prompt.extra_info, "num_turns": num_turns, "rollout_reward_scores": {}, **(extra or {}),
+                **prompt.extra_info, "num_turns": num_turns, "rollout_reward_scores": {}, "turn_scores": [],
+                "tool_rewards": [], **extra,
             },
         }  # fmt: skip
+        if self._style == "manager":
+            call |= _trl_fields(prompt, solution_str, response_ids)
+            call |= {
+                "prompt_ids": list(prompt.token_ids),
+                "messages": plain(prompt.messages),
+                "uid": prompt.uid,
+            }
         if self._style == "trl":
             call |= _trl_fields(prompt, solution_str, response_ids)
         number = next(self._numbers)
@@ -164,6 +289,77 @@ def _verdict(outcomes: Sequence[Outcome], path: str) -> str:
     else:
         advice = "repair the data, or set reward.path to a scorer of your own; training has not started"
     return f"the reward function failed on {count}{where}: {outcomes[0].error}. What to do: {advice}"
+
+
+def _add(total: dict[str, float], usage: Mapping[str, float]) -> None:
+    for name, value in usage.items():
+        total[name] = total.get(name, 0.0) + value
+
+
+def _label(config: RewardConfig) -> str:
+    names = [
+        f"{one.name} in {Path(one.path).name}" if one.path else "the built-in scorer"
+        for one in config.functions
+    ]
+    if config.manager:
+        names = [f"{config.manager} in {Path(config.path).name}"]
+    elif not config.functions and config.uses_functions:
+        names = [f"{config.name} in {Path(config.path).name}" if config.path else "the built-in scorer"]
+    names += ["the judge"] if config.judge.base_url else []
+    names += ["the reward server"] if config.server.url else []
+    return ", ".join(names)
+
+
+def _texts(prompt: Prompt) -> tuple[str, str]:
+    """Question and right answer as text; the answer is empty where there is none."""
+    messages = [
+        (str(message.get("role", "")), _content(message.get("content"))) for message in prompt.messages
+    ]
+    is_plain = len(messages) == 1
+    question = messages[0][1] if is_plain else "\n\n".join(f"{role}: {text}" for role, text in messages)
+    truth = prompt.ground_truth
+    if truth is None:
+        return question, ""
+    return question, truth if isinstance(truth, str) else json.dumps(
+        plain(truth), ensure_ascii=False, default=str
+    )
+
+
+def _content(content: Any) -> str:
+    """Text of a message; other kinds of content are named."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, (list, tuple)) else []
+    texts = [
+        str(part.get("text") or f"<{part.get('type', 'part')}>")
+        for part in parts
+        if isinstance(part, Mapping)
+    ]
+    return " ".join(texts)
+
+
+def _functions(config: RewardConfig, tokenizer: str) -> list[dict[str, Any]]:
+    """What a worker process needs to load each function."""
+    if config.functions:
+        named = [(one.path, one.name, one.kwargs, one.part, one.weight) for one in config.functions]
+    else:
+        named = [(config.path, config.name, config.kwargs, "", 1.0)]
+    setups = []
+    for given, name, kwargs, key, weight in named:
+        path, source = _read_source(given)
+        setups.append(
+            {
+                "path": path,
+                "source": source,
+                "name": name,
+                "kwargs": kwargs,
+                "key": key,
+                "weight": weight,
+                "manager": config.manager,
+                "tokenizer": tokenizer,
+            }
+        )
+    return setups
 
 
 def _read_source(path: str) -> tuple[str, str]:

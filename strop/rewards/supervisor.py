@@ -374,7 +374,7 @@ class Supervisor:
 
 
 def _unscored(reason: str) -> Outcome:
-    return Outcome(kind="error", error=f"not scored: {reason}")
+    return Outcome(kind="infrastructure", error=f"not scored: {reason}")
 
 
 def _resolve(pairs: list[tuple[Call, Outcome]]) -> None:

@@ -7,7 +7,7 @@ reward function made of it. A message is one line: a JSON array without line bre
     from the worker    ["ready", style]                             the function is loaded
                        ["failed", sentence]                         the function cannot be loaded
                        ["start", number]                            the deadline of this call counts from here
-                       ["done", number, score, parts, error, s]     its result
+                       ["done", number, kind, score, parts, error, s]  its result
 """
 
 from __future__ import annotations
@@ -46,6 +46,14 @@ def _plain(value: Any) -> Any:
     )
 
 
+def plain(value: Any) -> Any:
+    """A value as it would arrive in a worker: what JSON can say. What it cannot say becomes text."""
+    try:
+        return decode(encode([value])[:-1])[0]
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+
+
 def _restore_bytes(value: dict[str, Any]) -> Any:
     if len(value) == 1 and _BYTES_TAG in value:
         return base64.b64decode(value[_BYTES_TAG])
@@ -76,12 +84,16 @@ def outcome_of(message: list[Any]) -> tuple[int, Outcome]:
         ValueError: the message has another form than a worker of ours writes.
     """
     match message:
-        case ["done", int(number), score, dict(parts), str(error), int() | float() as seconds] if all(
-            isinstance(key, str) and isinstance(value, (bool, int, float, str))
-            for key, value in parts.items()
+        case ["done", int(number), str(kind), score, dict(parts), str(error), int() | float() as seconds] if (
+            all(
+                isinstance(key, str) and isinstance(value, (bool, int, float, str))
+                for key, value in parts.items()
+            )
         ):
-            if error:
-                return number, Outcome(kind="error", error=error, seconds=seconds)
-            if isinstance(score, float) and math.isfinite(score):
+            if error and kind in ("error", "infrastructure"):
+                return number, Outcome(
+                    kind="error" if kind == "error" else "infrastructure", error=error, seconds=seconds
+                )
+            if kind == "score" and not error and isinstance(score, float) and math.isfinite(score):
                 return number, Outcome(kind="score", score=score, parts=parts, seconds=seconds)
     raise ValueError(f"not the result of a reward worker: {str(message)[:200]}")

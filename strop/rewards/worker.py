@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -29,7 +29,7 @@ _READ_BYTES = 1 << 18
 _MAX_LINE_BYTES = 16 << 20
 _TAIL_BYTES = 8192
 _MAX_READS = 64
-_BOOT = "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import strop.rewards.child as c;c.main({},{},{})"
+_BOOT = "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import strop.rewards.{} as c;c.main({},{},{})"
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
 
 
@@ -44,17 +44,19 @@ class Numbered(Protocol):
 class Launch:
     """What every worker of a pool is started with."""
 
-    path: str
-    source: str
-    """Text of the file, read once, so that a replaced worker runs what the first one ran."""
-    name: str
-    kwargs: Mapping[str, Any]
+    functions: Sequence[Mapping[str, Any]]
+    """Path, source, name, kwargs, key and weight of each function. The source is the text of the file, read once, so
+    that a replaced worker runs what the first one ran."""
+    module: Literal["child", "managers"] = "child"
+    """Of strop.rewards: its `main` is the process."""
     max_memory_gib: float | None
+    sandbox: Mapping[str, Any]
+    """The configuration of the sandbox, as plain data."""
 
     def first_line(self) -> bytes:
         limit = self.max_memory_gib
         return encode([{
-            "path": self.path, "source": self.source, "name": self.name, "kwargs": self.kwargs,
+            "functions": list(self.functions), "sandbox": self.sandbox,
             "max_memory_bytes": None if limit is None else int(limit * 2**30),
             "memory_limit": f"; a worker may allocate {limit:g} GiB (reward.max_memory_gib)" if limit else "",
         }])  # fmt: skip
@@ -79,7 +81,7 @@ class WorkerProcess:
         self._to_send = bytearray(launch.first_line())
         self._received = bytearray()
         self._tail = b""
-        self._path = launch.path
+        self._paths = {str(function["path"]) for function in launch.functions} - {""}
         with contextlib.ExitStack() as on_failure:
             commands, results, life, output = (self._pipe(on_failure) for _ in range(4))
             child_fds = (commands[0], results[1], life[0])
@@ -90,7 +92,7 @@ class WorkerProcess:
             # One thread per worker: several of them run beside the training process.
             environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-P", "-c", _BOOT.format(*child_fds), search_path],
+                [sys.executable, "-u", "-P", "-c", _BOOT.format(launch.module, *child_fds), search_path],
                 stdin=subprocess.DEVNULL, stdout=output[1], stderr=output[1], pass_fds=child_fds,
                 start_new_session=True, env=environment,
             )  # fmt: skip
@@ -178,7 +180,7 @@ class WorkerProcess:
                     break
         _, found, dump = self._tail.decode(errors="replace").rpartition("(most recent call first):")
         frames = _FRAME.findall(dump) if found else []
-        own = next((frame for frame in frames if frame[0] == self._path), None)
+        own = next((frame for frame in frames if frame[0] in self._paths), None)
         chosen = own or (frames[0] if frames else None)
         return f" at {Path(chosen[0]).name}:{chosen[1]} in {chosen[2]}" if chosen else ""
 

@@ -75,5 +75,6 @@ def compute_score(solution_str, **_):
 
 
 def reward_processes() -> list[psutil.Process]:
-    """The scoring processes that this process has started; other tests may have others."""
-    return [one for one in psutil.Process().children() if "strop.rewards" in " ".join(one.cmdline())]
+    """The scoring processes that this process has started; sandboxes of other tests are none."""
+    words = {one: " ".join(one.cmdline()) for one in psutil.Process().children()}
+    return [one for one, line in words.items() if "strop.rewards" in line and "sandbox.launcher" not in line]

@@ -44,7 +44,7 @@ def test_function_gets_the_keywords_of_the_field(tmp_path: Path) -> None:
     assert outcome.parts == {
         "index": 3,
         "turns": 4,
-        "seen": "index,num_turns,rollout_reward_scores,tool_rewards",
+        "seen": "index,num_turns,rollout_reward_scores,tool_rewards,turn_scores",
     }
 
 
@@ -202,7 +202,7 @@ def test_close_answers_what_is_still_waiting_and_leaves_no_process(tmp_path: Pat
         return await waiting
 
     outcome = asyncio.run(run())
-    assert (outcome.kind, outcome.error) == ("error", "not scored: the reward pool was closed")
+    assert (outcome.kind, outcome.error) == ("infrastructure", "not scored: the reward pool was closed")
     assert reward_processes() == []
 
 

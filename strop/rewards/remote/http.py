@@ -1,0 +1,101 @@
+"""One POST of JSON with one deadline for all of it: connecting, sending, waiting and reading.
+
+A socket's own timeout counts from the last byte, so a server that sends one byte now and then is never too slow for
+it. Here another thread ends the exchange at its deadline by closing the socket.
+
+Redirects are not followed (they would carry the key elsewhere) and no proxy of the environment is used: the address is
+the one that was configured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+MAX_ANSWER_BYTES = 16 << 20
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a server sent."""
+
+    status: int
+    body: bytes
+    retry_after_s: float | None = None
+    """What the server asks for before the next request."""
+
+
+class Exchange:
+    """One request; `run` waits for the answer in the calling thread, `abort` ends that from another one."""
+
+    def __init__(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> None:
+        self._body, self._headers = body, dict(headers)
+        self._is_aborted = False
+        self._socket: socket.socket | None = None
+        parts = urlsplit(url)
+        assert parts.hostname is not None, "addresses are checked with the configuration"
+        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        import http.client  # here: every reward worker imports this module, and few processes speak to a service
+
+        self._errors = http.client.HTTPException
+        self._connection: http.client.HTTPConnection
+        if parts.scheme == "https":
+            self._connection = http.client.HTTPSConnection(
+                parts.hostname, parts.port, timeout=timeout_s, context=ssl.create_default_context()
+            )
+        else:
+            self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+
+    def run(self) -> Answer:
+        """Send and wait.
+
+        Raises:
+            OSError: there is no whole answer.
+        """
+        try:
+            return self._run()
+        except self._errors as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error
+
+    def _run(self) -> Answer:
+        with contextlib.closing(self._connection) as connection:
+            connection.connect()
+            self._socket = connection.sock  # the connection forgets it once the answer has begun
+            if self._is_aborted:
+                raise TimeoutError("it was not sent in time")
+            headers = {"Content-Type": "application/json", "Connection": "close", **self._headers}
+            connection.request("POST", self._path, body=self._body, headers=headers)
+            response = connection.getresponse()
+            body = bytearray()
+            while data := response.read(_READ_BYTES):
+                body += data
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise OSError(f"more than {MAX_ANSWER_BYTES >> 20} MiB came back")
+            expected = response.headers.get("Content-Length")
+            if expected is not None and expected.isdigit() and len(body) < int(expected):
+                raise OSError(f"the answer was cut after {len(body)} of {expected} bytes")
+            return Answer(
+                status=response.status,
+                body=bytes(body),
+                retry_after_s=_seconds(response.headers.get("Retry-After")),
+            )
+
+    def abort(self) -> None:
+        """Close the socket, so that `run` ends with an error."""
+        self._is_aborted = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _seconds(text: str | None) -> float | None:
+    """Retry-After as seconds; its other form, a date, is not used by rate limits."""
+    try:
+        return None if text is None else max(0.0, float(text))
+    except ValueError:
+        return None

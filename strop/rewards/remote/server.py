@@ -1,0 +1,139 @@
+"""A reward model behind an HTTP address: several answers per request, one number for each.
+
+Formats of a request and its reply (reward.server.format):
+
+    items     {"items": [{"prompt": text, "messages": [...], "response": text, "data_source": text,
+                          "ground_truth": any}, ...]}
+              -> {"scores": [number, ...]}
+    score     vLLM's /score: {"model", "text_1": [prompt, ...], "text_2": [response, ...]}
+              -> {"data": [{"score": number}, ...]}
+    classify  vLLM's /classify: {"model", "input": [prompt and response as one text, ...]}
+              -> {"data": [{"probs": [number, ...]}, ...]}, of which the last one counts: that of the only label, or of
+              "right" where there are two
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strop.rewards.combining import Part
+from strop.rewards.remote.client import CallFailed, RemoteClient
+from strop.rewards.remote.config import ServerConfig
+
+KEY = "server"
+
+
+@dataclass(kw_only=True, eq=False)
+class _Waiting:
+    """An answer on its way into a request."""
+
+    item: Mapping[str, Any]
+    fresh: bool
+    future: asyncio.Future[tuple[float, dict[str, float]]]
+
+
+class RewardServer:
+    """Collects answers for a moment and sends them together."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.client = RemoteClient(config, config.url, name=KEY)
+        self._waiting: list[_Waiting] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def score(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[Part, dict[str, float]]:
+        """The score of one answer, and its share of what the request used up.
+
+        Args:
+            item: prompt, messages, response, data_source and ground_truth.
+            fresh: do not take it from the cache.
+
+        Raises:
+            CallFailed: there is none.
+        """
+        score, usage = await self.client.run(self._enqueue(item, fresh=fresh))
+        named = {f"{KEY}/{name}": value for name, value in usage.items()}
+        return Part(key=KEY, weight=self.config.weight, score=score, parts={}), named
+
+    async def _enqueue(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[float, dict[str, float]]:
+        one = _Waiting(item=item, fresh=fresh, future=asyncio.get_running_loop().create_future())
+        self._waiting.append(one)
+        if len(self._waiting) >= self.config.batch_size:
+            self._send()
+        elif len(self._waiting) == 1:
+            asyncio.get_running_loop().call_later(self.config.batch_wait_s, self._send)
+        return await one.future
+
+    def _send(self) -> None:
+        batch, self._waiting = self._waiting, []
+        if batch:
+            task = asyncio.get_running_loop().create_task(self._exchange(batch))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _exchange(self, batch: Sequence[_Waiting]) -> None:
+        """Ask for a batch and hand the scores out; every one of its futures is resolved."""
+        count = len(batch)
+        try:
+            reply = await self.client.ask(
+                self._request([one.item for one in batch]), fresh=any(one.fresh for one in batch)
+            )
+            scores = read_scores(self.config.format, reply.data, count)
+            self.client.remember(reply)
+            usage = {name: value / count for name, value in reply.usage.items()}
+            for one, score in zip(batch, scores, strict=True):
+                if isinstance(score, str):
+                    _fail(one, CallFailed("error", score, usage))
+                elif not one.future.done():
+                    one.future.set_result((score, usage))
+        except CallFailed as failed:
+            usage = {name: value / count for name, value in failed.usage.items()}
+            for one in batch:
+                _fail(one, CallFailed(failed.kind, str(failed), usage))
+        finally:
+            for one in batch:  # cancelled with the client
+                _fail(one, CallFailed("infrastructure", "the server was closed", {}))
+
+    def _request(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        if self.config.format == "items":
+            return {"items": [dict(item) for item in items]}
+        named = {"model": self.config.model} if self.config.model else {}
+        if self.config.format == "score":
+            prompts = [item["prompt"] for item in items]
+            return {**named, "text_1": prompts, "text_2": [item["response"] for item in items]}
+        return {**named, "input": [f"{item['prompt']}\n{item['response']}" for item in items]}
+
+
+def read_scores(form: str, data: Any, count: int) -> list[float | str]:
+    """One number per answer, or a sentence where it is none.
+
+    Raises:
+        CallFailed: the reply as a whole cannot be read.
+    """
+    values = data.get("scores" if form == "items" else "data") if isinstance(data, dict) else None
+    if not isinstance(values, list) or len(values) != count:
+        found = (
+            f"{len(values)} scores" if isinstance(values, list) else f"a {type(data).__name__} without scores"
+        )
+        raise CallFailed("infrastructure", f"the server was asked for {count} scores and sent {found}", {})
+    return [_number(form, value) for value in values]
+
+
+def _number(form: str, value: Any) -> float | str:
+    if form == "score":
+        value = value.get("score") if isinstance(value, dict) else None
+    elif form == "classify":
+        probs = value.get("probs") if isinstance(value, dict) else None
+        value = probs[-1] if isinstance(probs, list) and probs else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return f"the server sent {str(value)[:80]!r} as a score, which is no finite number"
+    return float(value)
+
+
+def _fail(one: _Waiting, failed: CallFailed) -> None:
+    if not one.future.done():
+        one.future.set_exception(failed)

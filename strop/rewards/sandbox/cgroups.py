@@ -1,0 +1,136 @@
+"""Memory and process limits for all processes of a sandbox together, where this process may make control groups.
+
+Both generations are used as they are found: one tree (v2), or one per controller (v1). A group lies below the group
+of the launcher. Where none can be made, `Group.create` returns None and the launcher measures the processes instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+_PREFIX = "strop-sandbox-"
+_REMOVE_S = 2.0
+
+
+def _homes() -> dict[str, Path]:
+    """Folder of this process by controller ("memory", "pids"), or {"": folder} for the one tree of v2."""
+    paths = {}
+    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            paths[controller] = path
+    homes: dict[str, Path] = {}
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        _, target, kind, options, *_ = line.split(" ")
+        if kind == "cgroup":
+            for controller in {"memory", "pids"} & set(options.split(",")):
+                homes[controller] = _below(target, paths.get(controller, "/"))
+        elif kind == "cgroup2" and "" in paths:
+            home = _below(target, paths[""])
+            found = home / "cgroup.subtree_control"
+            if {"memory", "pids"} <= set(
+                found.read_text(encoding="utf-8").split() if found.is_file() else ()
+            ):
+                return {"": home}
+    return homes
+
+
+def _below(target: str, path: str) -> Path:
+    home = Path(target + path)
+    return home if home.is_dir() else Path(target)
+
+
+class Group:
+    """The control groups of one sandbox."""
+
+    def __init__(self, folders: dict[str, Path]) -> None:
+        self._folders = folders
+
+    @classmethod
+    def create(cls, name: str, *, memory_bytes: int, max_processes: int) -> Group | None:
+        """Groups with both limits; None where they cannot be made."""
+        group = cls({})
+        try:
+            homes = _homes()
+            for controller, home in homes.items():
+                folder = home / f"{_PREFIX}{os.getpid()}-{name}"
+                folder.mkdir()
+                group._folders[controller] = folder
+            memory, pids = group._folder("memory"), group._folder("pids")
+            if memory is None or pids is None:
+                raise OSError("no group for memory or processes")
+            is_v2 = "" in homes
+            _write(memory / ("memory.max" if is_v2 else "memory.limit_in_bytes"), memory_bytes)
+            with contextlib.suppress(OSError):  # a kernel without accounting of swap
+                swap = (
+                    (memory / "memory.swap.max", 0)
+                    if is_v2
+                    else (memory / "memory.memsw.limit_in_bytes", memory_bytes)
+                )
+                _write(*swap)
+            _write(pids / "pids.max", max_processes)
+        except OSError:
+            group.remove()
+            return None
+        return group
+
+    def _folder(self, controller: str) -> Path | None:
+        return self._folders.get(controller, self._folders.get(""))
+
+    def add(self, pid: int) -> None:
+        """Put a process into the groups; what it starts follows."""
+        for folder in self._folders.values():
+            _write(folder / "cgroup.procs", pid)
+
+    def peak_bytes(self) -> int:
+        """Most memory at one time; 0 where the kernel does not say."""
+        for name in ("memory.peak", "memory.max_usage_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):
+                return int(self._read(name))
+        return 0
+
+    def ran_out(self) -> bool:
+        """Whether the kernel ended a process because the memory was used up."""
+        for name in ("memory.events", "memory.oom_control"):
+            with contextlib.suppress(OSError):
+                facts = dict(line.split() for line in self._read(name).splitlines())
+                return int(facts.get("oom_kill", 0)) > 0
+        return False
+
+    def _read(self, name: str) -> str:
+        folder = self._folder("memory")
+        assert folder is not None, "a group has a memory controller"
+        return (folder / name).read_text(encoding="ascii")
+
+    def remove(self) -> None:
+        """Remove the groups; their processes are gone, or nearly."""
+        until = time.monotonic() + _REMOVE_S
+        for folder in self._folders.values():
+            while True:
+                try:
+                    folder.rmdir()
+                    break
+                except FileNotFoundError:
+                    break
+                except OSError:
+                    if time.monotonic() > until:
+                        break
+                    time.sleep(0.002)
+
+
+def remove_left_over() -> None:
+    """Remove empty groups of launchers that were killed."""
+    with contextlib.suppress(OSError):
+        for home in _homes().values():
+            for folder in home.glob(f"{_PREFIX}*"):
+                owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+                if not Path(f"/proc/{owner}").exists():
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
+
+
+def _write(path: Path, value: int) -> None:
+    path.write_text(str(value), encoding="ascii")

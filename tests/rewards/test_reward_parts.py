@@ -1,0 +1,178 @@
+"""Several reward functions, functions that do not apply, and policies for samples without a score."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reward_cases import make_prompt, score_all, write_reward
+
+from strop.rewards import Outcome, RewardConfig
+from strop.rewards.combining import Part, combine
+from strop.rewards.config import FunctionConfig, PoliciesConfig
+
+pytestmark = pytest.mark.timeout(60)
+
+FUNCTIONS = """
+import asyncio, os, pathlib, time
+
+async def correct(completions, ground_truth, **columns):
+    await asyncio.sleep(0)
+    return [float(c[-1]["content"] == t) for c, t in zip(completions, ground_truth)]
+
+def length(solution_str, scale=1.0, **_):
+    return {"score": scale * len(solution_str), "chars": len(solution_str), "pred": solution_str[:1]}
+
+def only_maths(prompts, completions, kind, **columns):
+    return [1.0 if one == "maths" else None for one in kind]
+
+def broken(solution_strs, **_):
+    raise KeyError("x")
+
+def unreachable(**_):
+    raise ConnectionRefusedError("no service")
+
+def closed(**_):
+    from strop.rewards import RewardUnavailable
+    raise RewardUnavailable("the checker is closed")
+
+def flaky(solution_str, counter=""):
+    path = pathlib.Path(counter)
+    tries = len(path.read_text()) if path.exists() else 0
+    path.write_text("x" * (tries + 1))
+    if solution_str == "slow" and tries == 0:
+        time.sleep(600)
+    if tries < 2:
+        raise ConnectionResetError("again")
+    return 0.5
+"""
+
+
+def test_combined_score_is_the_weighted_sum_over_those_that_apply() -> None:
+    # 2 * 0.5 - 1 * 3 = -2; what does not apply has no part and no place in the sum.
+    parts = [
+        Part(key="a", weight=2.0, score=0.5, parts={"pred": "x"}),
+        Part(key="b", weight=-1.0, score=3.0, parts={"acc": True, "pred": "y"}),
+        Part(key="c", weight=100.0, score=None),
+    ]
+    score, merged = combine(parts)
+    assert score == -2.0
+    assert merged == {
+        "a": 0.5,
+        "a/pred": "x",
+        "b": 3.0,
+        "b/acc": True,
+        "b/pred": "y",
+        "acc": True,
+        "pred": "y",
+    }
+    assert combine([Part(key="c", score=None)]) == (None, {})
+
+
+def run(folder: Path, functions: list[FunctionConfig], texts: list[str], **fields: Any) -> list[Outcome]:
+    config = RewardConfig(functions=tuple(functions), num_workers=1, timeout_s=20.0, **fields)
+    return score_all(config, texts, make_prompt(columns={"kind": "maths"}))
+
+
+def test_several_functions_of_different_kinds_are_added_and_kept_apart(tmp_path: Path) -> None:
+    path = write_reward(tmp_path, FUNCTIONS)
+    functions = [
+        FunctionConfig(path=path, name="correct", weight=2.0),
+        FunctionConfig(path=path, name="length", key="size", weight=0.5, kwargs={"scale": 0.1}),
+        FunctionConfig(path=path, name="only_maths"),
+        FunctionConfig(weight=0.25),
+    ]
+    right, wrong = run(tmp_path, functions, ["12", "abc"])
+    # 2 * 1 + 0.5 * 0.2 + 1 + 0.25 * 1 = 3.35; and 2 * 0 + 0.5 * 0.3 + 1 + 0 = 1.15.
+    assert (right.score, wrong.score) == (pytest.approx(3.35), pytest.approx(1.15))
+    assert wrong.parts == {
+        "correct": 0.0, "size": pytest.approx(0.3), "size/chars": 3, "size/pred": "a", "only_maths": 1.0,
+        "rule": 0.0, "rule/acc": False, "rule/pred": "abc", "acc": False, "pred": "abc",
+    }  # fmt: skip
+
+
+def test_function_that_returns_none_leaves_the_others_alone(tmp_path: Path) -> None:
+    path = write_reward(tmp_path, FUNCTIONS)
+    both = (FunctionConfig(path=path, name="correct"), FunctionConfig(path=path, name="only_maths"))
+    prompt = make_prompt(columns={"kind": "poetry"})
+    (outcome,) = score_all(RewardConfig(functions=both, num_workers=1, timeout_s=20.0), ["12"], prompt)
+    assert (outcome.score, dict(outcome.parts)) == (1.0, {"correct": 1.0})
+    alone = RewardConfig(path=path, name="only_maths", num_workers=1, timeout_s=20.0)
+    (nothing,) = score_all(alone, ["12"], prompt)
+    assert nothing.kind == "error"
+    assert "only_maths in my_reward.py returned None, which is TRL's word for not applicable" in nothing.error
+
+
+def test_one_broken_function_leaves_the_sample_without_score(tmp_path: Path) -> None:
+    path = write_reward(tmp_path, FUNCTIONS)
+    functions = [FunctionConfig(path=path, name="correct"), FunctionConfig(path=path, name="broken")]
+    (outcome,) = run(tmp_path, functions, ["12"])
+    assert (outcome.kind, outcome.score, outcome.stand_in) == ("error", None, None)
+    assert "broken in my_reward.py raised KeyError: 'x' at my_reward.py:" in outcome.error
+
+
+def test_lost_connection_is_infrastructure_and_says_nothing_about_the_answer(tmp_path: Path) -> None:
+    path = write_reward(tmp_path, FUNCTIONS)
+    (closed,) = run(tmp_path, [FunctionConfig(path=path, name="closed")], ["12"])
+    assert closed.kind == "infrastructure"
+    (outcome,) = run(tmp_path, [FunctionConfig(path=path, name="unreachable")], ["12"])
+    assert outcome.kind == "infrastructure"
+    assert "unreachable in my_reward.py could not score: ConnectionRefusedError: no service" in outcome.error
+
+
+def flaky_outcome(folder: Path, text: str, retries: int, **policies: Any) -> tuple[Outcome, int]:
+    counter = folder / "tries"
+    config = RewardConfig(
+        path=write_reward(folder, FUNCTIONS), name="flaky", kwargs={"counter": str(counter)}, num_workers=1,
+        timeout_s=0.5, retries=retries, policies=PoliciesConfig(**policies), failed_score=-1.0,
+    )  # fmt: skip
+    (outcome,) = score_all(config, [text])
+    return outcome, len(counter.read_text())
+
+
+def test_retry_scores_again_until_it_works(tmp_path: Path) -> None:
+    outcome, tries = flaky_outcome(tmp_path, "12", 3, infrastructure="retry", error="fixed")
+    assert (outcome.score, outcome.stand_in, tries) == (0.5, None, 3)
+
+
+def test_retry_ends_after_its_number_and_excludes(tmp_path: Path) -> None:
+    outcome, tries = flaky_outcome(tmp_path, "12", 1, infrastructure="retry", error="fixed")
+    assert (outcome.kind, outcome.stand_in, tries) == ("infrastructure", None, 2)
+
+
+def test_each_kind_has_its_own_policy(tmp_path: Path) -> None:
+    outcome, tries = flaky_outcome(tmp_path, "slow", 1, infrastructure="retry", timeout="fixed")
+    assert (outcome.kind, outcome.score, outcome.stand_in, tries) == ("timeout", None, -1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"failed_score": -1.0}, "reward.failed_score is -1.0, but no policy uses it"),
+        ({"retries": 0}, "reward.retries is 0; use at least 1, or the policy exclude"),
+        (
+            {"retries": 2, "policies": PoliciesConfig(infrastructure="exclude")},
+            "reward.retries is 2, but no policy of reward.policies is retry",
+        ),
+        ({"failed_score": float("inf")}, "reward.failed_score is inf"),
+        (
+            {"functions": (FunctionConfig(),), "path": "a.py"},
+            "reward.functions is set together with reward.path",
+        ),
+        ({"functions": (FunctionConfig(), FunctionConfig())}, "two parts of the reward have the name 'rule'"),
+        ({"functions": (FunctionConfig(key="acc"),)}, "has the key 'acc', which means something else"),
+    ],
+)
+def test_settings_that_cannot_apply_are_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        RewardConfig(**fields)
+
+
+def test_function_without_a_meaning_is_refused() -> None:
+    with pytest.raises(ValueError, match="reward.functions has the weight inf"):
+        FunctionConfig(weight=float("inf"))
+    with pytest.raises(
+        ValueError, match="reward.functions.name is 'grade', but reward.functions.path is empty"
+    ):
+        FunctionConfig(name="grade")
