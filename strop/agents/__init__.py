@@ -1,12 +1,51 @@
 """Agents: what happens between a prompt and its final answer.
 
-registry.py     the Agent type and the registry of agents by name
-single_turn.py  one generation, no tools
-episodes.py     plays an agent for one sample: its random stream, its token budget
+registry.py      agents by name, and the decorator that registers one
+context.py       what an agent may use: generate, tools, chat template, limits
+single_turn.py   one generation, no tools
+tool_agent.py    answers and tool calls in turns
+env_agent.py     plays an environment (environments/)
+interaction_agent.py  talks with a user (interactions/)
+loops.py         agent loops in the form of the field, through one adapter
+conversation.py  the token record of several turns
+templates.py     which tokens a chat template puts between them
+formats/         how models write tool calls
+tools/           tools, and their life in an episode
+setup.py         everything a run names, loaded and checked
+episodes.py      plays an agent for one sample: its random stream, its token budget, its deadline
 """
 
 from __future__ import annotations
 
-from strop.agents import single_turn
+from strop.agents.config import AgentConfig
+from strop.agents.context import AgentContext, Generate
+from strop.agents.environments import Environment, Observation, Step, register_environment
+from strop.agents.formats import FunctionCall, ToolParser
+from strop.agents.interactions import BaseInteraction
+from strop.agents.loops import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from strop.agents.registry import agents, register
+from strop.agents.setup import AgentSetup
+from strop.agents.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse, function_tool
 
-__all__ = ["single_turn"]  # imported so that its agent is registered
+__all__ = [
+    "AgentConfig",
+    "AgentContext",
+    "AgentLoopBase",
+    "AgentLoopMetrics",
+    "AgentLoopOutput",
+    "AgentSetup",
+    "BaseInteraction",
+    "BaseTool",
+    "Environment",
+    "FunctionCall",
+    "Generate",
+    "Observation",
+    "OpenAIFunctionToolSchema",
+    "Step",
+    "ToolParser",
+    "ToolResponse",
+    "agents",
+    "function_tool",
+    "register",
+    "register_environment",
+]

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from strop.agents.registry import agents
+from strop.agents.config import AgentConfig
+from strop.agents.registry import play_agent
+from strop.agents.setup import AgentSetup
 from strop.randomness import random_key
 from strop.rollout.client import GenerateClient
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trajectory import Prompt, Trajectory
+
+
+class EpisodeTimeout(RuntimeError):
+    """An episode took longer than agent.timeout_s."""
 
 
 def sample_key(seed: int, uid: str, sample_index: int) -> int:
@@ -18,45 +26,158 @@ def sample_key(seed: int, uid: str, sample_index: int) -> int:
     return random_key(seed, "rollout", uid, sample_index)
 
 
+def default_setup(tokenizer: Any) -> AgentSetup:
+    """Single turns, without tools."""
+    return AgentSetup(AgentConfig(), tokenizer)
+
+
 async def play_episode(
-    prompt: Prompt, sample_index: int, client: GenerateClient, sampling: Sampling, *, seed: int
-) -> Trajectory:
+    prompt: Prompt,
+    sample_index: int,
+    client: GenerateClient,
+    sampling: Sampling,
+    *,
+    seed: int,
+    setup: AgentSetup,
+) -> tuple[Trajectory, ...]:
     """Play the prompt's agent once.
 
     Args:
         prompt: what is asked; `prompt.agent_name` names the agent.
         sample_index: number of the sample within its group.
         client: generates tokens.
-        sampling: options of every sample; the key and the remaining token budget are filled in here.
+        sampling: options of every sample; the key and the remaining token budget are filled in here. max_tokens
+            bounds the whole response, tokens of tools included.
         seed: seed of the run.
+        setup: agents, tools and limits.
 
     Returns:
-        The finished trajectory, `timings["generate_s"]` being the time spent waiting for tokens.
-    """
-    key = sample_key(seed, prompt.uid, sample_index)
-    used, generate_s, calls = 0, 0.0, 0
+        The finished training sequences in order, usually one; none when the agent gave none. The last one holds
+        the facts of the episode, `timings["generate_s"]` being the time spent waiting for tokens.
 
-    async def generate(token_ids: Sequence[int]) -> TokenOutput:
-        nonlocal used, generate_s, calls
-        options = dataclasses.replace(
-            sampling, key=key, position=used, max_tokens=max(1, sampling.max_tokens - used)
-        )
+    Raises:
+        EpisodeTimeout: it took longer than agent.timeout_s.
+        ValueError: the agent returned what no episode is.
+    """
+    episode = _Episode(prompt, sample_index, client, sampling, seed)
+    empty = Trajectory(uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids)
+    limit = setup.config.timeout_s
+    start = time.perf_counter()
+    try:
+        async with asyncio.timeout(limit) as deadline:
+            when = deadline.when()
+            assert when is not None, "the limit is a number"
+            context = setup.context(prompt, sampling, deadline=when)
+            played = await play_agent(prompt.agent_name, prompt, empty, episode.generate, context)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise EpisodeTimeout(
+            f"the episode took longer than agent.timeout_s = {limit:g} s, after {episode.calls} answers"
+        ) from None
+    if played is None:
+        return ()
+    sequences = [played] if isinstance(played, Trajectory) else list(played)
+    if not sequences:
+        return ()
+    for sequence in sequences:
+        _check(sequence, empty, prompt.agent_name)
+    sequences = [_within(sequence, len(prompt.token_ids) + sampling.max_tokens) for sequence in sequences]
+    timings = {**sequences[-1].timings, "generate_s": episode.seconds}
+    if episode.calls > 1 or len(timings) > 1:
+        timings["episode_s"] = time.perf_counter() - start
+    return (*sequences[:-1], dataclasses.replace(sequences[-1], timings=timings))
+
+
+class _Episode:
+    """Counts what an episode has used."""
+
+    def __init__(
+        self, prompt: Prompt, sample_index: int, client: GenerateClient, sampling: Sampling, seed: int
+    ) -> None:
+        self._prompt, self._sample_index = prompt, sample_index
+        self._client, self._sampling = client, sampling
+        self._key, self._seed = sample_key(seed, prompt.uid, sample_index), seed
+        self._used = 0
+        self._num_open = 0
+        self._was_full = False
+        self.seconds, self.calls = 0.0, 0
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        /,
+        *,
+        stop_token_ids: Sequence[int] = (),
+        max_tokens: int | None = None,
+    ) -> TokenOutput:
+        """As `Generate`. Without room for a token the answer is empty, with stop reason `length`.
+
+        Raises:
+            ValueError: the agent goes on asking after that.
+        """
+        given = len(token_ids) - len(self._prompt.token_ids)
+        room = self._sampling.max_tokens - max(given, self._used)
+        room = room if max_tokens is None else min(room, max_tokens)
+        if room < 1:
+            if self._was_full:
+                raise ValueError(
+                    f"agent {self._prompt.agent_name!r} asks for tokens again after an answer with stop reason "
+                    f"'length': data.max_response_tokens={self._sampling.max_tokens} are used; end the episode there"
+                )
+            self._was_full = True
+            return TokenOutput(token_ids=(), log_probs=(), versions=(), stop_reason="length")
+        options = dataclasses.replace(self._sampling, key=self._key, position=self._used, max_tokens=room)
+        if self._num_open:  # a stream of its own: how many numbers the others take is not known yet
+            key = random_key(self._seed, "rollout", self._prompt.uid, self._sample_index, self.calls)
+            options = dataclasses.replace(options, key=key, position=0)
+        if stop_token_ids:
+            stops = {*self._sampling.stop_token_ids, *stop_token_ids}
+            options = dataclasses.replace(options, stop_token_ids=tuple(sorted(stops)))
         start = time.perf_counter()
-        output = await client.generate(f"{prompt.uid}/{sample_index}#{calls}", token_ids, options)
-        generate_s += time.perf_counter() - start
-        used += len(output.token_ids)
-        calls += 1
+        name = f"{self._prompt.uid}/{self._sample_index}#{self.calls}"
+        self.calls += 1
+        self._num_open += 1
+        try:
+            output = await self._client.generate(name, token_ids, options)
+        finally:
+            self._num_open -= 1
+        self._used += len(output.token_ids)
+        self.seconds += time.perf_counter() - start
         return output
 
-    empty = Trajectory(uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids)
-    trajectory = await agents[prompt.agent_name](prompt, empty, generate)
-    if not trajectory.is_finished:
-        raise ValueError(
-            f"agent {prompt.agent_name!r} returned trajectory {trajectory.id} unfinished; call finish"
+
+def _check(sequence: object, empty: Trajectory, name: str) -> None:
+    """Refuse what is no finished sequence of this sample."""
+    if not isinstance(sequence, Trajectory):
+        raise TypeError(
+            f"agent {name!r} returned a {type(sequence).__name__}; return the trajectory that it was given, with "
+            f"tokens appended, or a list of trajectories"
         )
-    if trajectory.id != empty.id or trajectory.prompt_ids != empty.prompt_ids:
+    if not sequence.is_finished:
+        raise ValueError(f"agent {name!r} returned trajectory {sequence.id} unfinished; call finish")
+    if sequence.id != empty.id:
         raise ValueError(
-            f"agent {prompt.agent_name!r} returned trajectory {trajectory.id} for the sample {empty.id}; return the "
+            f"agent {name!r} returned trajectory {sequence.id} for the sample {empty.id}; return the "
             f"trajectory that it was given, with tokens appended"
         )
-    return dataclasses.replace(trajectory, timings={**trajectory.timings, "generate_s": generate_s})
+
+
+def _within(sequence: Trajectory, limit: int) -> Trajectory:
+    """The sequence, cut where it is longer than prompt and response may be together."""
+    room = limit - len(sequence.prompt_ids)
+    if len(sequence.response_ids) <= room:
+        return sequence
+    if room < 1:
+        raise ValueError(
+            f"a sequence of {sequence.id} has a prompt of {len(sequence.prompt_ids)} tokens, but prompt and response "
+            f"may have {limit}; raise data.max_response_tokens"
+        )
+    return dataclasses.replace(
+        sequence,
+        response_ids=sequence.response_ids[:room],
+        sampled=sequence.sampled[:room],
+        log_probs=sequence.log_probs[:room],
+        versions=sequence.versions[:room],
+        stop_reason="length",
+    )

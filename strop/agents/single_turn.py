@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from strop.agents.config import SINGLE_TURN
 from strop.agents.registry import Generate, agents
 from strop.trajectory import Prompt, Trajectory
 
 
-@agents.register("single_turn")
+@agents.register(SINGLE_TURN)
 async def single_turn(prompt: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
     """Generate once and stop."""
     output = await generate(prompt.token_ids)

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from strop.agents.episodes import play_episode, sample_key
+from strop.agents.config import AgentConfig
+from strop.agents.episodes import EpisodeTimeout, play_episode, sample_key
 from strop.agents.registry import Agent, Generate, agents
+from strop.agents.setup import AgentSetup
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trajectory import Prompt, Trajectory
 
@@ -23,21 +25,30 @@ class ScriptedClient:
 
     async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
         self.requests.append((request_id, tuple(prompt_ids), sampling))
+        await asyncio.sleep(0)
         return TokenOutput(
             token_ids=(7, 8, 9), log_probs=(-0.1, -0.2, -0.3), versions=(4, 4, 4), stop_reason="stop"
         )
 
 
-def prompt(uid: str = "e0-000003", agent_name: str = "single_turn") -> Prompt:
+def prompt(uid: str = "e0-000003", agent_name: str = "single_turn_agent") -> Prompt:
     return Prompt(
         uid=uid, row=3, token_ids=(5, 6), messages=(), data_source="test", ground_truth="", agent_name=agent_name
     )  # fmt: skip
 
 
 def play(
-    client: ScriptedClient, asked: Prompt | None = None, sample_index: int = 1, seed: int = 0
+    client: ScriptedClient,
+    asked: Prompt | None = None,
+    sample_index: int = 1,
+    seed: int = 0,
+    timeout_s: float = 60.0,
 ) -> Trajectory:
-    return asyncio.run(play_episode(asked or prompt(), sample_index, client, SAMPLING, seed=seed))
+    setup = AgentSetup(AgentConfig(timeout_s=timeout_s), None)
+    (played,) = asyncio.run(
+        play_episode(asked or prompt(), sample_index, client, SAMPLING, seed=seed, setup=setup)
+    )
+    return played
 
 
 @pytest.fixture
@@ -95,7 +106,8 @@ def test_later_turns_go_on_in_the_random_stream_and_the_token_budget() -> None:
     assert prompt_ids == (5, 6, 7, 8, 9, 11)
     assert early.key == late.key
     assert (early.position, late.position) == (0, 3)
-    assert (early.max_tokens, late.max_tokens) == (10, 7)
+    # 10 tokens in all, of which three were sampled and one was given before the second answer.
+    assert (early.max_tokens, late.max_tokens) == (10, 6)
 
 
 @pytest.mark.usefixtures("registered")
@@ -123,11 +135,70 @@ def test_two_agents_cannot_have_one_name() -> None:
     async def other(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
         return trajectory.finish("stop")
 
-    with pytest.raises(ValueError, match="agent 'single_turn' is already registered"):
-        agents.register("single_turn")(other)
+    with pytest.raises(ValueError, match="agent 'single_turn_agent' is already registered"):
+        agents.register("single_turn_agent")(other)
     assert agents.register("other")(other) is agents.register("other")(other)
 
 
 def test_an_unknown_agent_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown agent 'singl_turn'; known: single_turn"):
+    with pytest.raises(ValueError, match="unknown agent 'singl_turn'; known: single_turn_agent, tool_agent"):
         play(ScriptedClient(), prompt(agent_name="singl_turn"))
+
+
+@pytest.mark.usefixtures("registered")
+def test_an_agent_gets_an_empty_answer_when_the_budget_is_used_and_an_error_when_it_goes_on() -> None:
+    @agents.register("greedy")
+    async def greedy(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
+        while True:
+            output = await generate(trajectory.token_ids)
+            if output.stop_reason == "length" and asked.uid == "polite":
+                return trajectory.finish("length")
+            trajectory = trajectory.with_sampled(output.token_ids, output.log_probs, output.versions)
+
+    client = ScriptedClient()
+    assert len(play(client, prompt("polite", "greedy")).response_ids) == 10
+    assert [sampling.max_tokens for _, _, sampling in client.requests] == [10, 7, 4, 1]
+    with pytest.raises(ValueError, match="asks for tokens again after an answer with stop reason 'length'"):
+        play(ScriptedClient(), prompt("rude", "greedy"))
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_response_over_the_budget_is_cut() -> None:
+    @agents.register("talkative")
+    async def talkative(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
+        output = await generate(trajectory.token_ids)
+        trajectory = trajectory.with_sampled(output.token_ids, output.log_probs, output.versions)
+        return trajectory.with_given((11,) * 20).finish("done")
+
+    trajectory = play(ScriptedClient(), prompt(agent_name="talkative"))
+    assert trajectory.response_ids == (7, 8, 9, *(11,) * 7)
+    assert trajectory.stop_reason == "length"
+
+
+@pytest.mark.usefixtures("registered")
+def test_an_episode_has_a_deadline() -> None:
+    @agents.register("slow")
+    async def slow(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
+        await generate(trajectory.token_ids)
+        await asyncio.sleep(3600)
+        return trajectory.finish("stop")
+
+    with pytest.raises(EpisodeTimeout, match=r"longer than agent.timeout_s = 0.05 s, after 1 answers"):
+        play(ScriptedClient(), prompt(agent_name="slow"), timeout_s=0.05)
+
+
+@pytest.mark.usefixtures("registered")
+def test_answers_asked_for_at_the_same_time_have_random_streams_of_their_own() -> None:
+    @agents.register("parallel")
+    async def parallel(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
+        output, _ = await asyncio.gather(generate(trajectory.token_ids), generate(trajectory.token_ids))
+        return trajectory.with_sampled(output.token_ids, output.log_probs, output.versions).finish("stop")
+
+    keys = []
+    for _ in range(2):
+        client = ScriptedClient()
+        play(client, prompt(agent_name="parallel"))
+        keys.append([(sampling.key, sampling.position) for _, _, sampling in client.requests])
+    (first, second) = keys[0]
+    assert first[0] != second[0]
+    assert keys[0] == keys[1]

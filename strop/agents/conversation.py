@@ -1,0 +1,209 @@
+"""The token record of an episode of several turns: one training sequence, or several where history is rewritten.
+
+Answers are appended as they were sampled, replies as the chat template writes them after an answer. A reply at
+which the template would write earlier turns differently (its thinking is dropped, for example) ends the sequence:
+the next one has the rewritten conversation as its prompt, and nothing of it is trained twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from strop.agents.context import AgentContext
+from strop.agents.formats import FunctionCall, ParsedTurn
+from strop.agents.templates import TemplateRefused, call_id
+from strop.rollout.types import TokenOutput
+from strop.trajectory import Prompt, Trajectory
+
+CONTINUED = "continued"
+"""Stop reason of a sequence after which the conversation went on in another one."""
+
+
+class Conversation:
+    """Grows while an agent plays; `finish` gives the sequences."""
+
+    def __init__(self, prompt: Prompt, trajectory: Trajectory, context: AgentContext) -> None:
+        self._context = context
+        self._current = trajectory
+        self._done: list[Trajectory] = []
+        self._max_row = len(trajectory.prompt_ids) + context.sampling.max_tokens
+        self._messages: list[Mapping[str, Any]] = list(prompt.messages)
+        """As the template sees them."""
+        self._log: list[dict[str, Any]] = []
+        self._has_thinking = False
+        self._has_media = bool(prompt.media)
+        self._call_names: list[str] = []
+        self._num_answers = self._num_replies = 0
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """What the model continues."""
+        return self._current.token_ids
+
+    @property
+    def num_turns(self) -> int:
+        """Answers and replies, and the prompt."""
+        return self._num_answers + self._num_replies + 1
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be appended."""
+        used = sum(len(t.response_ids) for t in (*self._done, self._current))
+        return min(self._context.sampling.max_tokens - used, self._max_row - len(self.token_ids))
+
+    def add_answer(self, output: TokenOutput, parsed: ParsedTurn) -> None:
+        """Append what the model said."""
+        start = len(self._current.response_ids)
+        self._current = self._current.with_sampled(output.token_ids, output.log_probs, output.versions)
+        self._num_answers += 1
+        self._has_thinking = self._has_thinking or bool(parsed.reasoning.strip())
+        self._call_names = [call.name or "unknown" for call in parsed.calls]
+        self._messages.append(self._as_message(output, parsed))
+        entry: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+        if parsed.reasoning:
+            entry["reasoning"] = parsed.reasoning
+        if parsed.calls:
+            entry["tool_calls"] = [
+                {"name": call.name, "arguments": call.arguments}
+                if isinstance(call, FunctionCall)
+                else {"name": call.name, "malformed": call.text, "problem": call.problem}
+                for call in parsed.calls
+            ]
+        self._note(entry, start)
+
+    def add_replies(
+        self, texts: Sequence[str], *, role: str = "tool", facts: Sequence[Mapping[str, Any]] = ()
+    ) -> bool:
+        """Append the results of the calls of the last answer, in order, or the turn of a user.
+
+        Args:
+            texts: one per call, or that of the user.
+            role: tool or user.
+            facts: kept with each of them in the sample store, such as a reward.
+
+        Returns:
+            False where they do not fit with at least one more token of the model; nothing is appended then.
+
+        Raises:
+            TemplateRefused: the template has no place for them.
+        """
+        names = self._call_names if role == "tool" else [""]
+        results = [(call_id(i), name, text) for i, (name, text) in enumerate(zip(names, texts, strict=True))]
+        template = self._context.template
+        replies = template.reply_messages(results, role=role)
+        start = len(self._current.response_ids)
+        if self._is_rewritten_at(str(replies[0]["role"])):
+            prompt_ids = template.prompt_ids([*self._messages, *replies], self._context.tool_schemas)
+            used = sum(len(t.response_ids) for t in (*self._done, self._current))
+            if min(self._context.sampling.max_tokens - used, self._max_row - len(prompt_ids)) < 1:
+                return False
+            self._done.append(self._current.finish(CONTINUED))
+            self._current = Trajectory(
+                uid=self._current.uid, sample_index=self._current.sample_index, prompt_ids=prompt_ids
+            )
+            self._has_thinking, start = False, 0
+        else:
+            added = template.reply_ids(
+                replies,
+                call_names=self._call_names if role == "tool" else (),
+                tools=self._context.tool_schemas,
+                last_id=self._current.response_ids[-1],
+                stop_ids=self._context.stop_ids,
+            )
+            if self.room <= len(added):
+                return False
+            self._current = self._current.with_given(added)
+        self._messages += replies
+        self._num_replies += 1
+        for number, (name, text) in enumerate(zip(names, texts, strict=True)):
+            entry = {"role": role, "content": text, **(facts[number] if facts else {})}
+            self._note(entry | ({"name": name} if name else {}), start)
+        return True
+
+    def finish(
+        self,
+        stop_reason: str,
+        *,
+        extra: Mapping[str, Any],
+        numbers: Mapping[str, float],
+        timings: Mapping[str, float],
+    ) -> tuple[Trajectory, ...]:
+        """The sequences in order; the last one holds what is known of the whole episode.
+
+        Args:
+            stop_reason: why it ended.
+            extra: facts for the reward function.
+            numbers: for the metrics.
+            timings: seconds per activity.
+        """
+        drift = self._drift() if self._num_replies else None
+        last = replace(
+            self._current,
+            messages=tuple(self._log),
+            num_turns=self.num_turns,
+            extra=extra,
+            numbers=numbers if drift is None else {**numbers, "template_drift": drift},
+            timings=timings,
+        )
+        return (*self._done, last.finish(stop_reason))
+
+    def _is_rewritten_at(self, role: str) -> bool:
+        if self._has_media:  # their places are known in the prompt's own tokens alone
+            return False
+        profile = self._context.template.profile
+        return role in profile.rewrites_at or (self._has_thinking and role in profile.forgets_thinking_at)
+
+    def _as_message(self, output: TokenOutput, parsed: ParsedTurn) -> dict[str, Any]:
+        """An answer for the template: as it was written, or in its parts where the template wants these."""
+        if self._context.template.profile.takes_raw_answers:
+            ids = list(output.token_ids)
+            if ids and ids[-1] in self._context.stop_ids & self._context.template.control_ids:
+                ids.pop()
+            return {"role": "assistant", "content": self._context.tokenizer.decode(ids)}
+        message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+        if parsed.reasoning:
+            message |= {"reasoning_content": parsed.reasoning, "thinking": parsed.reasoning}
+        if parsed.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call_id(number),
+                    "type": "function",
+                    "function": {"name": call.name or "unknown", "arguments": _arguments(call)},
+                }
+                for number, call in enumerate(parsed.calls)
+            ]
+        return message
+
+    def _note(self, entry: Mapping[str, Any], start: int) -> None:
+        stop = len(self._current.response_ids)
+        self._log.append({**entry, "sequence": len(self._done), "tokens": [start, stop]})
+
+    def _drift(self) -> float | None:
+        """Share of the last sequence's response that a rendering of the whole conversation would not give.
+
+        0 where the template only appends and the model writes as the tokenizer encodes. What is trained is not
+        concerned: it is what was sampled.
+        """
+        template = self._context.template
+        try:
+            text = template.render(self._messages, self._context.tool_schemas, opens_answer=False)
+        except TemplateRefused:
+            return None
+        first = len(self._current.prompt_ids)
+        if not text.startswith(self._context.tokenizer.decode(self._current.prompt_ids)):
+            return None  # the prompt was cut, or its header is written differently before a last answer
+        rendered, ours = template.encode(text), self.token_ids
+        end = 0
+        while end < min(len(rendered), len(ours)) and rendered[end] == ours[end]:
+            end += 1
+        return min(1.0, (len(ours) - end) / max(1, len(ours) - first))
+
+
+def _arguments(call: Any) -> Any:
+    try:
+        return json.loads(call.arguments)
+    except (AttributeError, ValueError):
+        return {}

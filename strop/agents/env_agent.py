@@ -1,0 +1,176 @@
+"""The agent that plays an environment: what the model says is an action, what comes back is the next user turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from strop.agents.config import ENV_AGENT
+from strop.agents.context import AgentContext
+from strop.agents.conversation import Conversation
+from strop.agents.environments.base import Observation, Step
+from strop.agents.environments.credit import with_turn_rewards
+from strop.agents.environments.loading import choose_environment
+from strop.agents.environments.playing import PlayedEnvironment, episode_seed
+from strop.agents.formats.calls import ParsedTurn
+from strop.agents.formats.thinking import split_thinking
+from strop.agents.registry import Generate, agents
+from strop.rollout.types import TokenOutput
+from strop.trajectory import Prompt, Trajectory
+
+RELEASE_S = 5.0
+"""Seconds before the deadline of an episode at which it ends by itself, so that the environment can be closed; at
+most half of its time."""
+
+
+@agents.register(ENV_AGENT)
+async def env_agent(
+    prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
+) -> Sequence[Trajectory]:
+    """Alternate answers and steps until the environment says that the episode is over, or a limit is reached.
+
+    The score of the episode is the sum of the rewards; where the environment gives none, the reward function is
+    asked. Stop reasons: `stop` when the environment ended it, `length`, `max_assistant_turns`, `max_user_turns`,
+    `timeout` and `aborted`. An answer that was cut off is no action: the environment does not see it.
+
+    Raises:
+        EnvironmentFailed: the environment did not do its work.
+    """
+    settings = context.config
+    row = row_of(prompt)
+    choice = choose_environment(
+        row, name=settings.environment.name, kwargs=settings.environment.kwargs, where=f"prompt {prompt.uid}"
+    )
+    margin = min(RELEASE_S, settings.timeout_s / 2)
+    steps: list[Step] = []
+    reason: str
+    clock = asyncio.get_running_loop().time
+    async with PlayedEnvironment(choice, timeout_s=settings.tool_timeout_s) as environment:
+        begun = clock()
+        first = await environment.reset(episode_seed(prompt.uid, prompt.extra_info), row)
+        waited = clock() - begun
+        prompt, trajectory, context = begin(first, prompt, trajectory, context)
+        conversation = Conversation(prompt, trajectory, context)
+        try:
+            async with asyncio.timeout_at(context.deadline - margin) as deadline:
+                while True:
+                    output = await generate(conversation.token_ids, max_tokens=conversation.room)
+                    turn = read_answer(output, context)
+                    conversation.add_answer(output, turn)
+                    if output.stop_reason != "stop":
+                        reason = output.stop_reason
+                        break
+                    begun = clock()
+                    step = await environment.step(turn.content)
+                    waited += clock() - begun
+                    steps.append(step)
+                    if step.is_done:
+                        reason = "stop"
+                        break
+                    if len(steps) == settings.max_assistant_turns:
+                        reason = "max_assistant_turns"
+                        break
+                    if settings.max_user_turns is not None and len(steps) > settings.max_user_turns:
+                        reason = "max_user_turns"
+                        break
+                    if not conversation.add_replies([step.observation or " "], role="user"):
+                        reason = "length"
+                        break
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            reason = "timeout"
+    rewards = [step.reward for step in steps]
+    sequences = conversation.finish(
+        reason,
+        extra={
+            "turn_scores": [0.0 if reward is None else reward for reward in rewards],
+            "tool_rewards": [],
+            "reward_parts": parts_of(steps),
+        },
+        numbers={"env_steps": float(len(steps))},
+        timings={"environment_s": waited},
+    )
+    return scored(sequences, rewards, each_alone=settings.credit == "turn")
+
+
+def row_of(prompt: Prompt) -> dict[str, Any]:
+    """What an environment is told of the row."""
+    return {
+        **prompt.columns,
+        "prompt": [dict(message) for message in prompt.messages],
+        "data_source": prompt.data_source,
+        "ground_truth": prompt.ground_truth,
+        "extra_info": dict(prompt.extra_info),
+        "uid": prompt.uid,
+    }
+
+
+def begin(
+    first: Observation, prompt: Prompt, trajectory: Trajectory, context: AgentContext
+) -> tuple[Prompt, Trajectory, AgentContext]:
+    """The three as they are after the first observation, which becomes part of the prompt.
+
+    What the prompt grows by is taken from the budget of the response, so rows stay within the run's limits.
+
+    Raises:
+        ValueError: nothing is left of that budget, or the prompt has images.
+    """
+    if not first.text and not first.messages:
+        return prompt, trajectory, context
+    if prompt.media:
+        raise ValueError(
+            f"prompt {prompt.uid} has images, and its environment a first observation; show it in the row's prompt"
+        )
+    messages = [dict(message) for message in (first.messages or prompt.messages)]
+    if first.text:
+        if messages and messages[-1]["role"] == "user" and isinstance(messages[-1]["content"], str):
+            before = messages[-1]["content"]
+            messages[-1] = {
+                **messages[-1], "content": f"{before}\n\n{first.text}" if before else first.text
+            }  # fmt: skip
+        else:
+            messages.append({"role": "user", "content": first.text})
+    token_ids = context.template.prompt_ids(messages, context.tool_schemas)
+    room = context.sampling.max_tokens - max(0, len(token_ids) - len(prompt.token_ids))
+    if room < 1:
+        raise ValueError(
+            f"the first observation makes prompt {prompt.uid} {len(token_ids) - len(prompt.token_ids)} tokens longer, "
+            f"but data.max_response_tokens is {context.sampling.max_tokens}; raise it, or show less"
+        )
+    return (
+        replace(prompt, token_ids=token_ids, messages=tuple(messages)),
+        replace(trajectory, prompt_ids=token_ids),
+        replace(context, sampling=replace(context.sampling, max_tokens=room)),
+    )
+
+
+def read_answer(output: TokenOutput, context: AgentContext) -> ParsedTurn:
+    """The answer without thinking and control tokens."""
+    text = str(context.tokenizer.decode(list(output.token_ids), skip_special_tokens=True))
+    reasoning, content = split_thinking(text, begins_in_thinking=context.begins_in_thinking)
+    return ParsedTurn(content, (), reasoning)
+
+
+def parts_of(steps: Sequence[Step]) -> dict[str, float | str | bool]:
+    """Parts of the reward: facts of the last step."""
+    if not steps:
+        return {}
+    return {
+        str(key): value
+        for key, value in steps[-1].info.items()
+        if isinstance(value, bool | int | float | str) and value == value
+    }
+
+
+def scored(
+    sequences: Sequence[Trajectory], rewards: Sequence[float | None], *, each_alone: bool
+) -> Sequence[Trajectory]:
+    """The sequences with the rewards of their answers, and the last one with the score of the episode."""
+    made = with_turn_rewards(sequences, rewards, each_alone=each_alone)
+    if rewards and all(reward is None for reward in rewards):
+        return made  # the reward function is asked
+    total = float(sum(reward for reward in rewards if reward is not None))
+    return (*made[:-1], replace(made[-1], reward_score=total))

@@ -1,0 +1,40 @@
+"""Environments: worlds that answer what the model says and reward it.
+
+base.py               what an environment is
+loading.py            environments by name, by file, and with the arguments of a row
+playing.py            an environment of one episode: async, with deadlines, checked
+credit.py             rewards of single answers in training sequences
+gymnasium_env.py      Gymnasium
+openenv_env.py        servers of OpenEnv
+reasoning_gym_env.py  tasks of reasoning-gym
+verifiers_env.py      environments of verifiers
+certificate.py        what `strop env check` finds out
+
+The agent that plays them is env_agent.py, beside this folder.
+"""
+
+from __future__ import annotations
+
+from strop.agents.environments.base import Environment, EnvironmentFailed, Observation, Step
+from strop.agents.environments.loading import (
+    EnvironmentChoice,
+    choose_environment,
+    environments,
+    find_environment,
+    register_environment,
+)
+from strop.agents.environments.playing import PlayedEnvironment, episode_seed
+
+__all__ = [
+    "Environment",
+    "EnvironmentChoice",
+    "EnvironmentFailed",
+    "Observation",
+    "PlayedEnvironment",
+    "Step",
+    "choose_environment",
+    "environments",
+    "episode_seed",
+    "find_environment",
+    "register_environment",
+]

@@ -1,0 +1,129 @@
+"""What an environment is: a world that answers what the model says, and rewards it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class EnvironmentFailed(RuntimeError):
+    """An environment did not do its work: it raised, took too long, or returned what no environment may. The
+    episode fails and is left out of training; this says nothing about the model's answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What the model is shown."""
+
+    text: str = ""
+    """The turn of the user. After `reset` it is appended to the prompt of the row; empty: the prompt stays as it
+    is."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """After `reset` only: a conversation that takes the place of the row's prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What an answer of the model led to."""
+
+    observation: str
+    """What the model is shown next; not shown when the episode is over."""
+    reward: float | None
+    """Of this answer; None where the environment gives no rewards."""
+    is_done: bool
+    """The episode is over."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Facts. Numbers, texts and booleans of the last step become parts of the reward; `acc` says whether the episode
+    succeeded (not given: the sum of the rewards)."""
+
+
+class Environment:
+    """The form of an environment; a class need not inherit from it to be one.
+
+    There is one object per episode. Methods may be async; others run in a thread. Each call has the deadline
+    agent.tool_timeout_s. Everything random must come from the seed. The text of a model may be anything: an answer
+    that makes no sense is answered with a sentence, or ends the episode, and never raises.
+    """
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> str | Observation:
+        """Begin the episode.
+
+        Args:
+            seed: equal for the samples of one prompt, so that they can be compared.
+            row: of the data: prompt, data_source, ground_truth, extra_info and the row's own columns.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method reset")
+
+    def step(self, action: str) -> tuple[str, float | None, bool, Mapping[str, Any]] | Step:
+        """Answer what the model said: observation, reward, whether the episode is over, and facts."""
+        raise NotImplementedError(f"{type(self).__name__} has no method step")
+
+    def gold_action(self) -> str | None:
+        """The best next action, for `strop env check`; None where it is not known."""
+        return None
+
+    def close(self) -> None:
+        """The episode is over, also one that failed."""
+
+
+def read_observation(returned: object, name: str) -> Observation:
+    """What `reset` returned, checked.
+
+    Raises:
+        EnvironmentFailed: it is nothing that an environment may return.
+    """
+    if isinstance(returned, str):
+        return Observation(text=returned)
+    if isinstance(returned, Observation):
+        return returned
+    if returned is None:
+        return Observation()
+    if isinstance(returned, Sequence) and all(
+        isinstance(one, Mapping) and "role" in one and "content" in one for one in returned
+    ):
+        return Observation(messages=tuple(dict(one) for one in returned))
+    raise EnvironmentFailed(
+        f"environment {name}: reset returned {returned!r:.80}; return text, an Observation, or chat messages"
+    )
+
+
+def read_step(returned: object, name: str) -> Step:
+    """What `step` returned, checked.
+
+    Raises:
+        EnvironmentFailed: it is nothing that an environment may return.
+    """
+    if isinstance(returned, tuple) and len(returned) == 4:
+        shown, reward, is_done, info = returned
+        if isinstance(shown, Observation):
+            shown = shown.text
+        if not isinstance(info, Mapping | None):
+            raise EnvironmentFailed(f"environment {name}: the info of step is {info!r:.60}, not a dictionary")
+        if not isinstance(shown, str | None):
+            raise EnvironmentFailed(f"environment {name}: the observation of step is {shown!r:.60}, not text")
+        returned = Step(
+            observation=shown or "",
+            reward=_number(reward, name),
+            is_done=bool(is_done),
+            info=dict(info or {}),
+        )
+    if not isinstance(returned, Step):
+        raise EnvironmentFailed(
+            f"environment {name}: step returned {returned!r:.80}; return (observation, reward, done, info)"
+        )
+    _number(returned.reward, name)
+    return returned
+
+
+def _number(reward: object, name: str) -> float | None:
+    if reward is None:
+        return None
+    try:
+        value = float(reward)  # type: ignore[arg-type]  # what cannot be converted raises
+    except (TypeError, ValueError):
+        raise EnvironmentFailed(f"environment {name}: the reward is {reward!r:.60}, not a number") from None
+    if not math.isfinite(value):
+        raise EnvironmentFailed(f"environment {name}: the reward is {value}; it must be finite")
+    return value

@@ -1,0 +1,155 @@
+"""Gymnasium environments as text: what they show and what they take is written out."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_NUMBER = re.compile(r"-?\d+")
+
+
+class GymnasiumEnvironment:
+    """An environment that `gymnasium.make` knows, with text on both sides.
+
+    Observations that are text are shown as they are, others as JSON. Spaces of actions: Text takes the answer as it
+    is; Discrete takes the first whole number in it, or one of `actions`; others take JSON. An answer that is no
+    action costs `invalid_reward` and is answered with a sentence; the environment does not move.
+    """
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002 (the name of gymnasium.make)
+        *,
+        actions: Mapping[str, int] | None = None,
+        imports: str = "",
+        instructions: str = "",
+        invalid_reward: float = 0.0,
+        max_invalid: int = 8,
+        **kwargs: Any,
+    ) -> None:
+        """Args:
+        id: of the environment.
+        actions: words for the actions of a Discrete space.
+        imports: module that registers the environment.
+        instructions: shown before the first observation.
+        invalid_reward: for an answer that is no action.
+        max_invalid: answers in a row that are no action, after which the episode ends.
+        kwargs: for gymnasium.make.
+
+        Raises:
+            ValueError: there is no such environment.
+        """
+        try:
+            import gymnasium
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                "environment gymnasium needs the gymnasium package: pip install 'strop[gymnasium]'"
+            ) from error
+        if imports:
+            importlib.import_module(imports)
+        try:
+            self._env = gymnasium.make(id, **kwargs)
+        except gymnasium.error.Error as error:
+            raise ValueError(f"gymnasium.make({id!r}) failed: {error}") from error
+        self._read = _reader(self._env.action_space, dict(actions or {}))
+        self._instructions = instructions
+        self._invalid_reward, self._max_invalid = invalid_reward, max_invalid
+        self._num_invalid = 0
+
+    def reset(self, seed: int, row: Mapping[str, Any]) -> str:
+        """As of Environment."""
+        observation, _ = self._env.reset(seed=seed)
+        self._env.action_space.seed(seed)
+        return "\n".join(part for part in (self._instructions, shown(observation)) if part)
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        """As of Environment."""
+        try:
+            chosen = self._read(action)
+        except ValueError as problem:
+            self._num_invalid += 1
+            is_over = self._num_invalid >= self._max_invalid
+            return f"Invalid action: {problem}", self._invalid_reward, is_over, {"is_invalid": True}
+        self._num_invalid = 0
+        observation, reward, terminated, truncated, info = self._env.step(chosen)
+        facts = {key: value for key, value in info.items() if isinstance(value, str | int | float | bool)}
+        return shown(observation), float(reward), bool(terminated or truncated), facts
+
+    def gold_action(self) -> str | None:
+        """What the environment says of itself, where it has a method of this name."""
+        gold = getattr(self._env.unwrapped, "gold_action", None)
+        return None if gold is None else gold()
+
+    def close(self) -> None:
+        """As of Environment."""
+        self._env.close()
+
+
+def shown(observation: Any) -> str:
+    """An observation as text."""
+    if isinstance(observation, str):
+        return observation
+    return json.dumps(_plain(observation), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and numbers of numpy as lists and numbers."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _reader(space: Any, actions: Mapping[str, int]) -> Callable[[str], Any]:
+    """What turns an answer into an action of the space, or raises ValueError with a sentence for the model."""
+    kind = type(space).__name__
+    if kind == "Text":
+
+        def read_text(answer: str) -> Any:
+            if space.contains(answer):
+                return answer
+            raise ValueError(
+                f"the answer must have {space.min_length} to {space.max_length} of the characters allowed"
+            )
+
+        return read_text
+    if kind == "Discrete":
+        first, last = int(space.start), int(space.start) + int(space.n) - 1
+
+        def read_discrete(answer: str) -> Any:
+            words = {word.lower(): number for word, number in actions.items()}
+            for word in re.findall(r"\w+", answer.lower()):
+                if word in words:
+                    return words[word]
+            found = _NUMBER.search(answer)
+            if found and first <= int(found[0][:18]) <= last:
+                return int(found[0])
+            known = f"one of {', '.join(actions)}" if actions else f"a whole number from {first} to {last}"
+            raise ValueError(f"say {known}")
+
+        return read_discrete
+
+    def read_json(answer: str) -> Any:
+        try:
+            value = json.loads(answer)
+            sample = space.sample()
+            made = type(sample)(value) if not hasattr(sample, "dtype") else _array(value, sample)
+        except (ValueError, TypeError, RecursionError, OverflowError) as error:
+            raise ValueError(f"say a value of {space} as JSON") from error
+        if not space.contains(made):
+            raise ValueError(f"say a value of {space} as JSON")
+        return made
+
+    return read_json
+
+
+def _array(value: Any, like: Any) -> Any:
+    import numpy as np
+
+    return np.asarray(value, dtype=like.dtype)

@@ -1,0 +1,106 @@
+"""An environment as episodes use it: async, with deadlines, and with what it returns checked."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from strop.agents.environments.base import (
+    EnvironmentFailed,
+    Observation,
+    Step,
+    read_observation,
+    read_step,
+)
+from strop.agents.environments.loading import EnvironmentChoice
+from strop.agents.tools.threads import call_in_thread
+from strop.randomness import random_key
+
+
+def episode_seed(uid: str, extra_info: Mapping[str, Any]) -> int:
+    """Seed of a prompt's episodes, from 0 to 2^31 - 1: `extra_info.seed`, or else a function of the prompt's uid.
+
+    All samples of the prompt have it; two runs that visit a row at the same time meet the same episode.
+    """
+    given = extra_info.get("seed")
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    return random_key(0, "environment", uid) >> 33
+
+
+class PlayedEnvironment:
+    """One environment for one episode; use as `async with`, so that it is closed whatever happens."""
+
+    def __init__(self, choice: EnvironmentChoice, *, timeout_s: float) -> None:
+        """Args:
+        choice: which one.
+        timeout_s: wall-clock limit of each call.
+        """
+        self.name = choice.name
+        self._choice = choice
+        self._timeout_s = timeout_s
+        self._made: Any = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._made = await self._timed("its constructor", call_in_thread(self._choice.make))
+        except ValueError as error:
+            raise EnvironmentFailed(str(error)) from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        close = getattr(self._made, "close", None)
+        if close is not None:
+            closing = asyncio.ensure_future(self._called("close", close))
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError:
+                await asyncio.wait([closing])
+                raise
+
+    async def reset(self, seed: int, row: Mapping[str, Any]) -> Observation:
+        """Begin.
+
+        Raises:
+            EnvironmentFailed: it raised, took too long, or returned what it may not.
+        """
+        return read_observation(await self._called("reset", self._made.reset, seed, row), self.name)
+
+    async def step(self, action: str) -> Step:
+        """Say something; raises as `reset` does."""
+        return read_step(await self._called("step", self._made.step, action), self.name)
+
+    async def gold_action(self) -> str | None:
+        """The best next action, where the environment knows it."""
+        gold = getattr(self._made, "gold_action", None)
+        found = None if gold is None else await self._called("gold_action", gold)
+        return None if found is None else str(found)
+
+    async def _called(self, what: str, method: Callable[..., Any], *args: Any) -> Any:
+        if inspect.iscoroutinefunction(method):
+            return await self._timed(what, method(*args))
+        return await self._timed(what, call_in_thread(method, *args))
+
+    async def _timed(self, what: str, work: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(self._timeout_s) as deadline:
+                return await work
+        except TimeoutError as error:
+            if deadline.expired():
+                raise EnvironmentFailed(
+                    f"environment {self.name}: {what} took longer than {self._timeout_s:g} s"
+                ) from None
+            raise EnvironmentFailed(f"environment {self.name}: {what}: TimeoutError: {error}") from error
+        except (EnvironmentFailed, ValueError) as error:
+            if what == "its constructor" or isinstance(error, EnvironmentFailed):
+                raise
+            raise EnvironmentFailed(f"environment {self.name}: {what}: ValueError: {error}") from error
+        except Exception as error:
+            raise EnvironmentFailed(
+                f"environment {self.name}: {what}: {type(error).__name__}: {error}"
+            ) from error

@@ -1,0 +1,99 @@
+"""What is read from an answer that may call tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A call that the model wrote, not yet checked against any tool."""
+
+    name: str
+    arguments: str
+    """JSON text, as the model wrote it where its format is JSON."""
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True)
+class MalformedCall:
+    """What begins as a call and is none; answered with the problem."""
+
+    text: str
+    """As written."""
+    problem: str
+    """A sentence for the model."""
+    name: str = ""
+    """Of the tool, where it can be read."""
+
+
+@dataclass(frozen=True)
+class ParsedTurn:
+    """One answer in its parts."""
+
+    content: str
+    """Without thinking and calls."""
+    calls: tuple[FunctionCall | MalformedCall, ...] = ()
+    """In the order of the answer."""
+    reasoning: str = ""
+    """The thinking before the answer proper."""
+
+
+Read = tuple[str, list[FunctionCall | MalformedCall]]
+"""Content without calls, and the calls in order."""
+
+ToolSchemas = Sequence[Mapping[str, Any]]
+
+
+def call_from_json(text: str, *, arguments_key: str = "arguments") -> FunctionCall | MalformedCall:
+    """A call that is a JSON object with a name and arguments, which may be an object or its JSON text."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        return MalformedCall(text, f"Invalid JSON in tool call: {error}")
+    return call_from_object(value, text, arguments_key=arguments_key)
+
+
+def call_from_object(value: object, text: str, *, arguments_key: str) -> FunctionCall | MalformedCall:
+    """A call from a value that was JSON; `text` is how it was written."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return MalformedCall(text, f'A tool call must be an object with "name" and "{arguments_key}".')
+    arguments = value.get(arguments_key, {})
+    identity = value.get("id")
+    return FunctionCall(
+        value["name"],
+        arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False),
+        identity if isinstance(identity, str) else None,
+    )
+
+
+def parameter_types(tools: ToolSchemas, name: str) -> Mapping[str, Any]:
+    """JSON-schema type of each parameter of a tool; empty where it is not known."""
+    for tool in tools:
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping) and function.get("name") == name:
+            properties = (function.get("parameters") or {}).get("properties") or {}
+            return {key: value.get("type") for key, value in properties.items() if isinstance(value, Mapping)}
+    return {}
+
+
+def typed_value(text: str, kind: Any) -> Any:
+    """The value of a parameter that is written without quotes: a string stays one, all else is JSON if it can be.
+
+    Args:
+        text: as written.
+        kind: JSON-schema type of the parameter; None where it is not known.
+    """
+    kinds = set(kind) if isinstance(kind, list) else {kind}
+    if kinds == {"string"}:
+        return text
+    if "boolean" in kinds and text.strip().lower() in ("true", "false"):
+        return text.strip().lower() == "true"
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        return text
+    return text if "string" in kinds and not isinstance(value, str | None) else value

@@ -1,0 +1,52 @@
+"""Tools: what an agent can do beside writing.
+
+schemas.py     schemas and calls in the function form of OpenAI
+base.py        BaseTool and ToolResponse
+functions.py   @function_tool: plain functions as tools
+loading.py     tools of a run, from YAML, files and the registry
+session.py     the tools of one episode: create, execute, rewards, release
+threads.py     functions that may hang, with a deadline
+calculator.py  arithmetic
+gsm8k.py       checks an answer, and rewards it
+"""
+
+from __future__ import annotations
+
+from strop.agents.tools.base import BaseTool, ToolResponse
+from strop.agents.tools.functions import (
+    FUNCTION_TOOL_REGISTRY,
+    FunctionTool,
+    function_tool,
+    load_function_tools_from_path,
+)
+from strop.agents.tools.loading import load_all_tools
+from strop.agents.tools.schemas import (
+    OpenAIFunctionCallSchema,
+    OpenAIFunctionParametersSchema,
+    OpenAIFunctionParsedSchema,
+    OpenAIFunctionPropertySchema,
+    OpenAIFunctionSchema,
+    OpenAIFunctionToolCall,
+    OpenAIFunctionToolSchema,
+)
+from strop.agents.tools.session import CallResult, ToolLimits, ToolSession
+
+__all__ = [
+    "FUNCTION_TOOL_REGISTRY",
+    "BaseTool",
+    "CallResult",
+    "FunctionTool",
+    "OpenAIFunctionCallSchema",
+    "OpenAIFunctionParametersSchema",
+    "OpenAIFunctionParsedSchema",
+    "OpenAIFunctionPropertySchema",
+    "OpenAIFunctionSchema",
+    "OpenAIFunctionToolCall",
+    "OpenAIFunctionToolSchema",
+    "ToolLimits",
+    "ToolResponse",
+    "ToolSession",
+    "function_tool",
+    "load_all_tools",
+    "load_function_tools_from_path",
+]

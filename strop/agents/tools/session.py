@@ -1,0 +1,289 @@
+"""The tools of one episode: create, execute any number of times, rewards, and release whatever happens.
+
+Every call of a tool has a deadline. What a model does wrong (an unknown tool, arguments that are no JSON, a call
+that fails) becomes a sentence for the model; only the cancellation of the episode goes on upwards, after release.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace, TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from strop.agents.formats.calls import FunctionCall, MalformedCall
+from strop.agents.tools.base import BaseTool, ToolResponse
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Truncation = Literal["left", "right", "middle"]
+
+EMPTY_RESULT = "(the tool returned nothing)"
+"""What the model is shown instead of no text: some templates leave empty messages out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolLimits:
+    """What one episode may ask of its tools."""
+
+    max_parallel_calls: int
+    """Calls of one answer that are carried out."""
+    max_response_tokens: int
+    """Tokens of one result."""
+    truncation: Truncation
+    """Where a longer one is cut: left keeps its end, right its beginning, middle both."""
+    timeout_s: float
+    """Wall-clock limit of each call of a tool's method."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallResult:
+    """What became of one call."""
+
+    name: str
+    text: str
+    """What the model is shown."""
+    reward: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the tool told about the call."""
+    error: str = ""
+    """Kind of failure: malformed, unknown_tool, bad_arguments, failed, timeout, too_many; empty when it worked."""
+    seconds: float = 0.0
+    response: ToolResponse | None = None
+    """As the tool gave it, images included."""
+
+
+class ToolSession:
+    """Use as `async with`; the tools of `tools_kwargs` are created at once, others at their first call."""
+
+    def __init__(
+        self,
+        tools: Mapping[str, BaseTool],
+        *,
+        tools_kwargs: Mapping[str, Mapping[str, Any]],
+        tokenizer: Any,
+        limits: ToolLimits,
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Args:
+        tools: by name.
+        tools_kwargs: per tool: create_kwargs, execute_kwargs, calc_reward_kwargs, release_kwargs.
+        tokenizer: measures results.
+        limits: of this episode.
+        facts: what tools may know of the episode; `execute` gets them as the attributes of `agent_data`.
+        """
+        self._tools = tools
+        self._kwargs = tools_kwargs
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._agent_data = SimpleNamespace(**facts, tools_kwargs=tools_kwargs, metrics={})
+        self._instances: dict[str, asyncio.Task[str]] = {}
+        self.results: list[CallResult] = []
+        """Every call so far."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            for name in self._kwargs:
+                if name in self._tools:
+                    await self._instance(name)
+        except BaseException:
+            await self._release()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._release()
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in calls."""
+        return math.fsum(result.seconds for result in self.results)
+
+    async def call_all(self, calls: Sequence[FunctionCall | MalformedCall]) -> list[CallResult]:
+        """Carry out the calls of one answer at the same time; one result per call, in order."""
+        limit = self._limits.max_parallel_calls
+        results = await asyncio.gather(*(self._call(call) for call in calls[:limit]))
+        results += [
+            CallResult(
+                name=call.name,
+                error="too_many",
+                text=f"Tool call not executed: at most {limit} tool call{'s' if limit > 1 else ''} per turn "
+                f"{'are' if limit > 1 else 'is'} allowed. Send it again in a later turn.",
+            )
+            for call in calls[limit:]
+        ]
+        self.results += results
+        return results
+
+    async def call(self, name: str, arguments: str | Mapping[str, Any]) -> CallResult:
+        """Carry out one call, arguments as an object or as its JSON text."""
+        text = arguments if isinstance(arguments, str) else json.dumps(dict(arguments))
+        result = await self._call(FunctionCall(name, text))
+        self.results.append(result)
+        return result
+
+    async def calc_rewards(self) -> dict[str, float]:
+        """The reward of each tool that was created, at the end of an episode. One that fails gives none."""
+        rewards = {}
+        for name, created in self._instances.items():
+            if not created.done() or created.cancelled() or created.exception() is not None:
+                continue
+            tool, kwargs = self._tools[name], self._kwargs_of(name, "calc_reward_kwargs")
+            try:
+                value = await self._timed(tool.calc_reward(created.result(), **kwargs))
+                rewards[name] = float(value or 0.0)
+            except Exception:
+                logger.exception("tool %s gave no reward", name)
+        return rewards
+
+    # ------------------------------------------------------------------ one call
+
+    async def _call(self, call: FunctionCall | MalformedCall) -> CallResult:
+        start = time.perf_counter()
+        name = call.name
+        if isinstance(call, MalformedCall):
+            return CallResult(name=name, error="malformed", text=call.problem)
+        if name not in self._tools:
+            available = ", ".join(sorted(self._tools)) or "none"
+            text = f"Unknown tool '{name}'. Available tools: {available}"
+            return CallResult(name=name, error="unknown_tool", text=text)
+        try:
+            arguments = json.loads(call.arguments or "{}")
+        except (json.JSONDecodeError, RecursionError) as wrong:
+            text = f"Invalid JSON in arguments for '{name}': {wrong}"
+            return CallResult(name=name, error="bad_arguments", text=text)
+        if not isinstance(arguments, dict):
+            text = f"Invalid JSON in arguments for '{name}': they must be an object"
+            return CallResult(name=name, error="bad_arguments", text=text)
+        error = ""
+        response, reward = ToolResponse(), 0.0
+        facts: Mapping[str, Any] = {}
+        try:
+            instance = await self._instance(name)
+            kwargs = self._kwargs_of(name, "execute_kwargs")
+            returned = await self._timed(
+                self._tools[name].execute(instance, arguments, agent_data=self._agent_data, **kwargs)
+            )
+            response, reward, facts = _read(returned)
+        except _OutOfTime:
+            error, text = "timeout", f"no answer within {self._limits.timeout_s:g} s"
+        except Exception as failure:
+            logger.debug("tool %s failed", name, exc_info=True)
+            error, text = "failed", f"{type(failure).__name__}: {failure}" if str(failure) else repr(failure)
+        if error:
+            response = ToolResponse(text=f"Error executing tool '{name}': {text}")
+        return CallResult(
+            name=name,
+            text=self._shortened(response.text or ("" if response.image else EMPTY_RESULT)),
+            reward=reward,
+            facts=facts,
+            error=error,
+            seconds=time.perf_counter() - start,
+            response=response,
+        )
+
+    def _kwargs_of(self, name: str, key: str) -> Mapping[str, Any]:
+        return self._kwargs.get(name, {}).get(key) or {}
+
+    async def _instance(self, name: str) -> str:
+        """The tool's instance of this episode, created once, also by several calls at the same time."""
+        if name not in self._instances:
+            create_kwargs = self._kwargs_of(name, "create_kwargs")
+            self._instances[name] = asyncio.create_task(self._create(name, create_kwargs))
+        return await asyncio.shield(self._instances[name])
+
+    async def _create(self, name: str, create_kwargs: Mapping[str, Any]) -> str:
+        created: object = await self._timed(self._tools[name].create(create_kwargs=dict(create_kwargs)))
+        return str(created[0] if isinstance(created, tuple) else created)  # some tools give the id alone
+
+    async def _timed(self, work: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self._limits.timeout_s) as deadline:
+                return await work
+        except TimeoutError as error:
+            if deadline.expired():
+                raise _OutOfTime from None
+            raise RuntimeError(
+                f"TimeoutError: {error}"
+            ) from error  # the tool's own, sooner than the deadline
+
+    def _shortened(self, text: str) -> str:
+        """The text within the limit of tokens; what is left out is said."""
+        limit = self._limits.max_response_tokens
+        if len(text) <= limit // 4:  # a character has at most four bytes, and a token at least one
+            return text
+        ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) <= limit:
+            return text
+        return truncated(ids, limit, self._limits.truncation, self._tokenizer)
+
+    # ------------------------------------------------------------------ the end
+
+    async def _release(self) -> None:
+        """Release every tool that was created or is being created, also while the episode is cancelled."""
+        instances, self._instances = self._instances, {}
+        if not instances:
+            return
+        releasing = asyncio.ensure_future(
+            asyncio.gather(*(self._release_one(name, task) for name, task in instances.items()))
+        )
+        cancelled: asyncio.CancelledError | None = None
+        while not releasing.done():
+            try:
+                await asyncio.shield(releasing)
+            except asyncio.CancelledError as error:  # of the episode; every wait inside has its own deadline
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    async def _release_one(self, name: str, created: asyncio.Task[str]) -> None:
+        try:
+            instance = await created
+        except Exception:  # noqa: BLE001  (was told to whoever asked for it)
+            return
+        try:
+            await self._timed(self._tools[name].release(instance, **self._kwargs_of(name, "release_kwargs")))
+        except Exception:
+            logger.exception("tool %s could not be released", name)
+
+
+class _OutOfTime(Exception):
+    """A tool's method did not answer within its deadline."""
+
+
+def truncated(ids: Sequence[int], limit: int, truncation: Truncation, tokenizer: Any) -> str:
+    """Text of at most `limit` of the tokens, with a word where something was left out.
+
+    left keeps the end, right the beginning, middle half of each.
+    """
+    if truncation == "left":
+        return f"(truncated)...{tokenizer.decode(list(ids[-limit:]))}"
+    if truncation == "right":
+        return str(tokenizer.decode(list(ids[:limit]))) + "...(truncated)"
+    head, tail = limit - limit // 2, limit // 2
+    end = tokenizer.decode(list(ids[len(ids) - tail :])) if tail else ""
+    return f"{tokenizer.decode(list(ids[:head]))}...(truncated)...{end}"
+
+
+def _read(returned: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
+    """What `execute` returned, checked."""
+    if isinstance(returned, (str, ToolResponse)):
+        returned = (returned,)
+    if not isinstance(returned, tuple) or not 1 <= len(returned) <= 3:
+        raise TypeError(f"execute returned {returned!r:.80}; it must return (ToolResponse, reward, metrics)")
+    response = ToolResponse(text=returned[0]) if isinstance(returned[0], str) else returned[0]
+    if not isinstance(response, ToolResponse):
+        raise TypeError(f"execute returned a {type(response).__name__} as its response, not a ToolResponse")
+    reward = float(returned[1] or 0.0) if len(returned) > 1 else 0.0
+    if not math.isfinite(reward):
+        raise ValueError(f"execute returned the reward {reward}; it must be finite")
+    return response, reward, dict(returned[2] or {}) if len(returned) > 2 else {}

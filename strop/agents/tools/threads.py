@@ -1,0 +1,72 @@
+"""Functions that may hang, in threads that nobody waits for.
+
+A thread cannot be ended from outside. It is a daemon, so one that hangs ends with the process and not before it;
+more than MAX_STUCK of them at a time are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+MAX_STUCK = 64
+"""Functions that may go on after their deadline, per process; each holds a thread and what it uses."""
+
+T = TypeVar("T")
+_stuck: set[threading.Thread] = set()
+
+
+class TooManyStuckError(RuntimeError):
+    """So many functions run after their deadline that no more are begun."""
+
+
+async def call_in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """The result of a blocking function; when the wait is cancelled, the thread is left behind.
+
+    Raises:
+        TooManyStuckError: MAX_STUCK functions were left behind and still run.
+    """
+    _stuck.difference_update([thread for thread in _stuck if not thread.is_alive()])
+    if len(_stuck) >= MAX_STUCK:
+        raise TooManyStuckError(
+            f"{len(_stuck)} earlier calls still run after their deadline; no more are begun"
+        )
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # T may be None
+
+    def work() -> None:
+        result: T | None = None
+        failure: BaseException | None = None
+        try:
+            result = context.run(function, *args, **kwargs)
+        except StopIteration as error:  # cannot be raised into a future
+            failure = RuntimeError(f"StopIteration: {error}")
+        except BaseException as error:  # noqa: BLE001 (handed to the caller)
+            failure = (
+                error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+            )
+        try:
+            loop.call_soon_threadsafe(tell, result, failure)
+        except RuntimeError:  # the loop was closed meanwhile; nobody waits
+            return
+
+    thread = threading.Thread(target=work, name=f"tool {getattr(function, '__name__', '?')}", daemon=True)
+    thread.start()
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if thread.is_alive():
+            _stuck.add(thread)
+        raise

@@ -1,0 +1,221 @@
+"""Agent loops in the form of the field, through the adapter."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with
+from template_family import family_tokenizer
+
+from strop.agents import AgentConfig, AgentLoopBase, AgentLoopOutput, AgentSetup, agents, register
+from strop.agents.tools.calculator import CalculatorTool
+from strop.trajectory import Trajectory
+
+TOKENIZER = family_tokenizer("qwen25")
+END = TOKENIZER.eos_token_id
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    """The registry, as it was before at the end."""
+    before = dict(agents)
+    yield
+    agents.clear()
+    agents.update(before)
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER(text, add_special_tokens=False)["input_ids"])
+
+
+def run(*answers: str, max_tokens: int = 200, **columns: Any) -> tuple[tuple[Trajectory, ...], ScriptedModel]:
+    """Plays the loop named "own"."""
+    model = ScriptedModel([[*ids(text), END] for text in answers])
+    prompt = prompt_of(TOKENIZER, agent_name="own", columns=columns, extra_info={"index": 7})
+    played = play(
+        prompt,
+        model,
+        setup_with(TOKENIZER, [CalculatorTool()]),
+        sampling=sampling_of(TOKENIZER, max_tokens=max_tokens),
+    )
+    return played, model
+
+
+def test_a_loop_of_two_turns_is_trained_on_what_was_sampled() -> None:
+    seen: dict[str, Any] = {}
+
+    @register("own")
+    class Loop(AgentLoopBase):
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+            seen.update(kwargs, params=sampling_params, tools=self.tools)
+            prompt_ids = await self.ct_build_initial_tokens(kwargs["raw_prompt"])
+            token_ids, mask = list(prompt_ids), []
+            for _ in range(2):
+                output = await self.server_manager.generate(
+                    "any", prompt_ids=token_ids, sampling_params=sampling_params
+                )
+                assert output.stop_reason == "completed"
+                before = len(token_ids)
+                token_ids = await self.ct_merge_assistant_token(token_ids, output.token_ids)
+                mask += [1] * (len(token_ids) - before)
+                before = len(token_ids)
+                token_ids = await self.ct_merge_non_assistant_msg(
+                    token_ids, [{"role": "user", "content": "And?"}]
+                )
+                mask += [0] * (len(token_ids) - before)
+            return AgentLoopOutput(
+                prompt_ids=prompt_ids,
+                response_ids=token_ids[len(prompt_ids) :],
+                response_mask=mask,
+                num_turns=5,
+                reward_score=0.5,
+                extra_fields={"mood": "good"},
+            )
+
+    (one,), model = run("Yes.", "No.", colour="red")
+    trained = [
+        (token, log_prob, version)
+        for token, log_prob, version, sampled in zip(
+            one.response_ids, one.log_probs, one.versions, one.sampled, strict=True
+        )
+        if sampled
+    ]
+    assert trained == model.said
+    reply = "\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
+    assert TOKENIZER.decode(one.response_ids) == f"Yes.<|im_end|>{reply}No.<|im_end|>{reply}"
+    assert (one.reward_score, one.num_turns, one.extra["mood"], one.extra["tool_rewards"]) == (
+        0.5,
+        5,
+        "good",
+        [],
+    )
+    assert seen["raw_prompt"] == [{"role": "user", "content": "How much is it?"}]
+    assert (seen["index"], seen["colour"], seen["extra_info"]) == (7, "red", {"index": 7})
+    assert seen["params"]["temperature"] == 1.0
+    assert list(seen["tools"]) == ["calculator"]
+
+
+def make(response: Any) -> None:
+    """A loop that answers once and returns what `response(prompt_ids, output)` makes of it."""
+    agents.pop("own", None)
+
+    @register("own")
+    class Loop(AgentLoopBase):
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+            prompt_ids = await self.apply_chat_template(kwargs["raw_prompt"])
+            output = await self.server_manager.generate(
+                "a", prompt_ids=prompt_ids, sampling_params=sampling_params
+            )
+            return response(prompt_ids, output.token_ids)
+
+
+def test_tokens_that_were_not_sampled_cannot_be_trained() -> None:
+    make(lambda p, r: AgentLoopOutput(prompt_ids=p, response_ids=[*r, 5], response_mask=[1] * (len(r) + 1)))
+    with pytest.raises(ValueError, match=r"trains response token 2 \(id 5\), but no call"):
+        run("Y")
+    make(lambda p, r: AgentLoopOutput(prompt_ids=p, response_ids=[5, *r], response_mask=[0, *[1] * len(r)]))
+    with pytest.raises(ValueError, match=r"trains response token 1 .* but no call"):
+        run("Y")
+    make(lambda p, r: AgentLoopOutput(prompt_ids=p, response_ids=r, response_mask=[1]))
+    with pytest.raises(ValueError, match="2 response_ids and 1 response_mask"):
+        run("Y")
+
+
+def test_sampled_tokens_may_be_left_out_of_training() -> None:
+    make(lambda p, r: AgentLoopOutput(prompt_ids=p, response_ids=r, response_mask=[0, 1]))
+    ((one,), model) = run("Y")
+    assert one.sampled == (False, True)
+    assert one.log_probs == (0.0, model.said[1][1])
+    assert one.num_turns == 2
+
+
+def test_a_loop_may_return_several_sequences_or_none() -> None:
+    make(
+        lambda p, r: [
+            AgentLoopOutput(p, r, [1] * len(r)),
+            AgentLoopOutput([*p, r[0]], r[1:], [1] * (len(r) - 1)),
+        ]
+    )
+    sequences, _ = run("Y")
+    assert [len(one.response_ids) for one in sequences] == [2, 1]
+    make(lambda p, r: None)
+    assert run("Y")[0] == ()
+
+
+def test_a_response_beyond_the_limit_is_cut() -> None:
+    make(lambda p, r: AgentLoopOutput(p, [*r, 5, 5, 5], [*[1] * len(r), 0, 0, 0]))
+    ((one,), _) = run("Y", max_tokens=4)
+    assert (len(one.response_ids), one.stop_reason) == (4, "length")
+
+
+@pytest.mark.parametrize(
+    ("params", "match"),
+    [
+        ({"temperature": 0.5}, r"sampling_params.temperature is 0.5, but the run samples with 1.0"),
+        ({"top_k": 5}, "sampling_params.top_k is 5"),
+        ({"min_p": 0.1}, "sampling_params has 'min_p'"),
+    ],
+)
+def test_a_loop_cannot_sample_in_another_way(params: dict[str, Any], match: str) -> None:
+    @register("own")
+    class Loop(AgentLoopBase):
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+            await self.server_manager.generate("a", prompt_ids=[1], sampling_params=params)
+
+    with pytest.raises(ValueError, match=match):
+        run("Y")
+
+
+def test_a_loop_can_stop_earlier() -> None:
+    @register("own")
+    class Loop(AgentLoopBase):
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+            prompt_ids = await self.apply_chat_template(kwargs["raw_prompt"])
+            own = {**sampling_params, "max_tokens": 3, "stop_token_ids": [9]}
+            output = await self.server_manager.generate("a", prompt_ids=prompt_ids, sampling_params=own)
+            return AgentLoopOutput(prompt_ids, output.token_ids, [1] * len(output.token_ids))
+
+    _, model = run("Yes indeed")
+    assert model.requests[0][1].max_tokens == 3
+    assert model.requests[0][1].stop_token_ids == (9, END) if END > 9 else (END, 9)
+
+
+def test_loops_come_from_a_list_in_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Polite(AgentLoopBase):
+        def __init__(self, *args: Any, greeting: str, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.greeting = greeting
+
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+            limit = self.rollout_config.response_length
+            assert limit == self.config.actor_rollout_ref.rollout.response_length
+            prompt_ids = ids(self.greeting)
+            output = await self.server_manager.generate(
+                "a", prompt_ids=prompt_ids, sampling_params=sampling_params
+            )
+            return AgentLoopOutput(prompt_ids, output.token_ids, [1] * len(output.token_ids))
+
+    module = ModuleType("polite_loops")
+    module.Polite = Polite  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "polite_loops", module)
+    file = tmp_path / "loops.yaml"
+    file.write_text("- name: own\n  _target_: polite_loops.Polite\n  greeting: Hello\n")
+    setup = AgentSetup(AgentConfig(default_agent="own", loops=str(file)), TOKENIZER)
+    model = ScriptedModel([[*ids("Hi"), END]])
+    prompt = prompt_of(TOKENIZER, agent_name="own")
+    (one,) = play(prompt, model, setup, sampling=sampling_of(TOKENIZER))
+    assert one.prompt_ids == tuple(ids("Hello")), "a loop may ask in its own words"
+    assert model.requests[0][0] == tuple(ids("Hello"))
+    file.write_text("- {name: own}")
+    with pytest.raises(ValueError, match="entry 1 of .* needs the keys name and _target_"):
+        AgentSetup(AgentConfig(default_agent="own", loops=str(file)), TOKENIZER)
+
+
+def test_what_is_no_agent_cannot_be_registered() -> None:
+    with pytest.raises(TypeError, match="agent 'x' is .*; register an async function"):
+        register("x")(lambda prompt: None)

@@ -1,0 +1,260 @@
+"""The agent that plays environments: exact tokens, rewards per answer, credit, deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_cases import ScriptedModel, sampling_of
+
+from strop.agents.config import AgentConfig, EnvironmentConfig
+from strop.agents.environments import EnvironmentFailed, choose_environment, episode_seed
+from strop.agents.episodes import play_episode
+from strop.agents.setup import AgentSetup
+from strop.data.tiny import make_tiny_tokenizer
+from strop.trajectory import NOT_SAMPLED, Prompt, Trajectory
+from strop.workers.episodes import Episode, episode_rows, token_scores
+
+TOKENIZER = make_tiny_tokenizer()
+ENVIRONMENT = '''
+import random, time
+
+class Guess:
+    """Say the number; 0.25 for each try that is too low, 1 for the right one."""
+    closed = []
+
+    def __init__(self, largest=9, sleep=0.0, reward=None, fails=""):
+        self.largest, self.sleep, self.reward, self.fails = largest, sleep, reward, fails
+
+    def reset(self, seed, row):
+        self.number = random.Random(seed).randint(1, self.largest)
+        self.row = row
+        return "from 1 to %d" % self.largest
+
+    def step(self, action):
+        time.sleep(self.sleep)
+        if self.fails:
+            raise RuntimeError(self.fails)
+        guess = int(action)
+        right = guess == self.number
+        reward = self.reward if self.reward is not None else (1.0 if right else 0.25)
+        return ("higher" if guess < self.number else "lower"), reward, right, {"acc": right, "guess": guess}
+
+    def close(self):
+        Guess.closed.append(self.number)
+
+
+class Silent:
+    """Gives no rewards."""
+
+    async def reset(self, seed, row):
+        return None
+
+    async def step(self, action):
+        return "ok", None, action == "end", {}
+
+
+class Talks:
+    async def reset(self, seed, row):
+        return [{"role": "system", "content": "play"}, {"role": "user", "content": "begin"}]
+
+    async def step(self, action):
+        return "", "much", True, {}
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "worlds.py"
+    path.write_text(ENVIRONMENT, encoding="utf-8")
+    return str(path)
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER(text, add_special_tokens=False)["input_ids"])
+
+
+def answer(text: str) -> list[int]:
+    return ids(text + "<|im_end|>")
+
+
+def asked(text: str = "guess", uid: str = "e0-000001", **extra: Any) -> Prompt:
+    return Prompt(
+        uid=uid, row=1, token_ids=tuple(ids(f"<|user|>{text}<|im_end|><|assistant|>")),
+        messages=({"role": "user", "content": text},), data_source="guess", ground_truth="",
+        agent_name="env_agent", extra_info=extra,
+    )  # fmt: skip
+
+
+def play(
+    prompt: Prompt, model: ScriptedModel, *, max_tokens: int = 200, **settings: Any
+) -> tuple[Trajectory, ...]:
+    setup = AgentSetup(AgentConfig(default_agent="env_agent", **settings), TOKENIZER)
+    sampling = sampling_of(TOKENIZER, max_tokens=max_tokens)
+    return asyncio.run(play_episode(prompt, 0, model, sampling, seed=0, setup=setup))
+
+
+def world(file: str, name: str = "Guess", **kwargs: Any) -> EnvironmentConfig:
+    return EnvironmentConfig(name=f"{file}:{name}", kwargs=kwargs)
+
+
+def seed_for(number: int, largest: int = 9) -> int:
+    return next(seed for seed in range(1000) if random.Random(seed).randint(1, largest) == number)
+
+
+def test_an_episode_holds_exactly_the_tokens_that_were_sampled_and_shown(file: str) -> None:
+    model = ScriptedModel([answer("3"), answer("9"), answer("7")])
+    (played,) = play(asked(seed=seed_for(7)), model, environment=world(file))
+    # The first observation follows the row's question in the same turn; replies are user turns.
+    assert list(played.prompt_ids) == ids("<|user|>guess\n\nfrom 1 to 9<|im_end|><|assistant|>")
+    expected = (
+        answer("3") + ids("<|user|>higher<|im_end|><|assistant|>")
+        + answer("9") + ids("<|user|>lower<|im_end|><|assistant|>")
+        + answer("7")
+    )  # fmt: skip
+    assert list(played.response_ids) == expected
+    sampled = [
+        (token, log_prob, version)
+        for token, log_prob, version, chosen in zip(
+            played.response_ids, played.log_probs, played.versions, played.sampled, strict=True
+        )
+        if chosen
+    ]
+    assert sampled == model.said
+    assert {v for v, chosen in zip(played.versions, played.sampled, strict=True) if not chosen} == {
+        NOT_SAMPLED
+    }
+    assert (played.stop_reason, played.num_turns) == ("stop", 6)
+    assert played.reward_score == 1.5
+    assert played.extra["turn_scores"] == [0.25, 0.25, 1.0]
+    assert played.extra["reward_parts"] == {"acc": True, "guess": 7}
+    assert played.numbers["template_drift"] == 0
+
+
+def test_rewards_sit_on_the_last_token_of_each_answer(file: str) -> None:
+    model = ScriptedModel([answer("3"), answer("9"), answer("7")])
+    (played,) = play(asked(seed=seed_for(7)), model, environment=world(file))
+    # Each answer has two tokens (digit, end of turn), each reply 6 or 7 of its own: higher, lower and three controls.
+    first, second, third = 1, 2 + 9 + 1, 4 + 9 + 8 + 1
+    assert played.turn_rewards == ((first, 0.25), (second, 0.25), (third, 1.0))
+    assert all(played.sampled[place] for place, _ in played.turn_rewards)
+    # A weight of 2 and a penalty of 0.1 for length: 2 * 1.5 - 0.1; the penalty falls on the last token.
+    (scores,) = token_scores([played], 2.9, turn_weight=2.0)
+    assert [scores[place] for place in (first, second)] == [0.5, 0.5]
+    assert scores[third] == pytest.approx(1.9)
+    assert sum(scores) == pytest.approx(2.9)
+    assert sum(score != 0 for score in scores) == 3
+
+
+def test_with_credit_per_turn_every_answer_is_a_sample_with_the_rewards_from_it_on(file: str) -> None:
+    model = ScriptedModel([answer("3"), answer("9"), answer("7")])
+    turns = play(asked(seed=seed_for(7)), model, environment=world(file), credit="turn")
+    assert [list(turn.response_ids) for turn in turns] == [answer("3"), answer("9"), answer("7")]
+    assert all(all(turn.sampled) and turn.stands_alone for turn in turns)
+    one = turns[0].prompt_ids
+    two = (*one, *answer("3"), *ids("<|user|>higher<|im_end|><|assistant|>"))
+    three = (*two, *answer("9"), *ids("<|user|>lower<|im_end|><|assistant|>"))
+    assert [turn.prompt_ids for turn in turns] == [one, two, three]
+    said = [(t, p) for turn in turns for t, p in zip(turn.response_ids, turn.log_probs, strict=True)]
+    assert said == [(t, p) for t, p, _ in model.said]
+    assert turns[-1].reward_score == 1.5
+    # To go: 1.5, then 1.25, then 1.
+    assert [sum(row) for row in token_scores(turns, 1.5)] == [1.5, 1.25, 1.0]
+    episode = Episode(prompt=asked(), sample_index=0, trajectory=turns[-1], earlier=turns[:-1])
+    rows = episode_rows([episode], [1.5], temperature=1.0)
+    assert list(rows.non_tensor_batch["episode_id"]) == ["e0-000001/0.0", "e0-000001/0.1", "e0-000001/0"]
+    assert list(rows.non_tensor_batch["uid"]) == ["e0-000001"] * 3
+    where = [(m["role"], m["sequence"], m["tokens"]) for m in turns[-1].messages]
+    assert where == [("assistant", 0, [0, 2]), ("user", 0, [2, 2]), ("assistant", 1, [0, 2]), ("user", 1, [2, 2]),
+                     ("assistant", 2, [0, 2])]  # fmt: skip
+
+
+def test_sequences_of_an_episode_without_turn_rewards_share_its_reward() -> None:
+    whole = Trajectory(uid="a", sample_index=0, prompt_ids=(1,)).with_sampled((2, 3), (-1.0, -1.0), (0, 0))
+    assert token_scores([whole.finish("stop"), whole.finish("stop")], 0.5) == [[0.0, 0.5], [0.0, 0.5]]
+
+
+def test_an_environment_without_rewards_leaves_the_score_to_the_reward_function(file: str) -> None:
+    (played,) = play(asked(), ScriptedModel([answer("hm"), answer("end")]), environment=world(file, "Silent"))
+    assert played.reward_score is None
+    assert list(played.prompt_ids) == list(asked().token_ids), "nothing was shown first"
+
+
+def test_limits_end_the_episode_with_what_there_is(file: str) -> None:
+    hard = asked(seed=seed_for(9))
+    (played,) = play(hard, ScriptedModel([answer("1")]), environment=world(file), max_assistant_turns=3)
+    assert (played.stop_reason, played.reward_score, played.num_turns) == ("max_assistant_turns", 0.75, 6)
+    (played,) = play(hard, ScriptedModel([answer("1")]), environment=world(file), max_user_turns=1)
+    assert (played.stop_reason, played.num_turns) == ("max_user_turns", 4)
+    # 30 tokens, of which the first observation takes 14; an answer and its reply have 11, and the next answer 2.
+    (played,) = play(hard, ScriptedModel([answer("1")]), environment=world(file), max_tokens=30)
+    assert played.stop_reason == "length"
+    assert len(played.prompt_ids) + len(played.response_ids) <= len(hard.token_ids) + 30
+    (played,) = play(hard, ScriptedModel([ids("123456789" * 30)]), environment=world(file), max_tokens=50)
+    assert (played.stop_reason, played.reward_score) == ("length", 0.0)
+    assert played.numbers["env_steps"] == 0, "an answer that was cut off is no action"
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "sentence"),
+    [
+        ("Guess", {"fails": "no luck"}, "step: RuntimeError: no luck"),
+        ("Guess", {"sleep": 30}, "step took longer than 0.2 s"),
+        ("Guess", {"reward": float("nan")}, "the reward is nan; it must be finite"),
+        ("Guess", {"smallest": 1}, "does not take the arguments"),
+        ("Talks", {}, "the reward is 'much', not a number"),
+        ("Nothing", {}, "has no class 'Nothing'"),
+    ],
+)
+def test_a_broken_environment_fails_the_episode_with_a_sentence(
+    file: str, name: str, kwargs: Mapping[str, Any], sentence: str
+) -> None:
+    with pytest.raises((EnvironmentFailed, ValueError), match=sentence):
+        play(
+            asked(), ScriptedModel([answer("1")]), environment=world(file, name, **kwargs), tool_timeout_s=0.2
+        )
+
+
+def test_the_environment_is_closed_also_when_the_episode_is_cancelled(file: str) -> None:
+    async def never() -> list[int]:
+        await asyncio.sleep(30)
+        return []
+
+    async def run() -> Any:
+        setup = AgentSetup(AgentConfig(default_agent="env_agent", environment=world(file)), TOKENIZER)
+        model = ScriptedModel([never])
+        task = asyncio.create_task(
+            play_episode(asked(), 0, model, sampling_of(TOKENIZER, max_tokens=200), seed=0, setup=setup)
+        )
+        while not model.requests:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        from strop.agents.environments import find_environment
+
+        return find_environment(f"{file}:Guess")
+
+    maker = asyncio.run(run())
+    assert len(maker.closed) == 1
+
+
+def test_a_row_chooses_its_environment_and_adds_arguments() -> None:
+    row = {"extra_info": {"env_kwargs": {"largest": 5, "other": None}}}
+    chosen = choose_environment(row, name="a", kwargs={"largest": 9, "more": 1})
+    assert (chosen.name, chosen.kwargs) == ("a", {"largest": 5, "more": 1})
+    row = {"extra_info": {"env_name": "b", "env_kwargs": {"x": 1}}}
+    chosen = choose_environment(row, name="a", kwargs={"largest": 9})
+    assert (chosen.name, chosen.kwargs) == ("b", {"x": 1})
+    with pytest.raises(ValueError, match="names no environment"):
+        choose_environment({}, name="", kwargs={})
+
+
+def test_samples_of_a_prompt_meet_the_same_episode() -> None:
+    assert episode_seed("e0-000001", {}) == episode_seed("e0-000001", {}) != episode_seed("e0-000002", {})
+    assert 0 <= episode_seed("e0-000001", {}) < 2**31
+    assert episode_seed("e0-000001", {"seed": 7}) == 7

@@ -1,0 +1,257 @@
+"""Adapters of environments, each with the real package."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strop.agents.environments import EnvironmentChoice, Observation, PlayedEnvironment, Step
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def episode(
+    name: str, said: Sequence[str], /, *, seed: int = 0, **kwargs: Any
+) -> tuple[Observation, list[Step]]:
+    async def run() -> tuple[Observation, list[Step]]:
+        choice = EnvironmentChoice(name=name, kwargs=kwargs)
+        async with PlayedEnvironment(choice, timeout_s=60) as environment:
+            first = await environment.reset(seed, {})
+            return first, [await environment.step(action) for action in said]
+
+    return asyncio.run(run())
+
+
+# ---------------------------------------------------------------------------------------------------- gymnasium
+
+CORRIDOR = '''
+import gymnasium
+from gymnasium import spaces
+
+class Corridor(gymnasium.Env):
+    """Three steps to the right end it."""
+
+    def __init__(self, space="discrete"):
+        self.action_space = spaces.Discrete(2, seed=0) if space == "discrete" else spaces.Text(max_length=5)
+        self.observation_space = spaces.Text(max_length=40)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = int(self.np_random.integers(0, 2))
+        return f"at {self.at}", {}
+
+    def step(self, action):
+        self.at += 1 if action in (1, "right") else -1
+        return f"at {self.at}", float(self.at), self.at >= 3, self.at <= -2, {"place": self.at, "odd": object()}
+
+gymnasium.register("strop/Corridor-v0", entry_point=Corridor)
+'''
+
+
+@pytest.fixture(scope="module")
+def corridor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    pytest.importorskip("gymnasium", reason="needs the gymnasium package")
+    folder = tmp_path_factory.mktemp("gym")
+    (folder / "corridor_for_strop.py").write_text(CORRIDOR, encoding="utf-8")
+    sys.path.insert(0, str(folder))
+    yield "corridor_for_strop"
+    sys.path.remove(str(folder))
+
+
+def test_a_gymnasium_environment_is_played_in_words_and_numbers(corridor: str) -> None:
+    first, steps = episode(
+        "gymnasium", ["I go right.", "1", "jump", "right"], id="strop/Corridor-v0", imports=corridor,
+        actions={"right": 1, "left": 0}, instructions="Walk.",
+    )  # fmt: skip
+    place = int(first.text[-1])
+    assert first.text == f"Walk.\nat {place}"
+    assert [step.observation for step in steps[:2]] == [f"at {place + 1}", f"at {place + 2}"]
+    assert steps[1].reward == place + 2
+    assert steps[1].info == {"place": place + 2}
+    if not steps[1].is_done:
+        assert (steps[2].observation, steps[2].reward) == ("Invalid action: say one of right, left", 0.0)
+        assert steps[3].is_done
+
+
+def test_a_gymnasium_text_space_takes_the_answer_as_it_is(corridor: str) -> None:
+    _, steps = episode(
+        "gymnasium", ["right", "much too long"], id="strop/Corridor-v0", imports=corridor, space="text"
+    )
+    assert steps[0].observation.startswith("at ")
+    assert steps[1].observation == "Invalid action: the answer must have 1 to 5 of the characters allowed"
+
+
+def test_a_gymnasium_environment_that_ships_with_the_package_is_shown_as_json() -> None:
+    pytest.importorskip("gymnasium", reason="needs the gymnasium package")
+    first, steps = episode("gymnasium", ["0"], id="CartPole-v1", seed=3)
+    again, _ = episode("gymnasium", ["0"], id="CartPole-v1", seed=3)
+    assert first == again
+    assert len(json.loads(first.text)) == 4
+    assert steps[0].reward == 1.0
+
+
+# ------------------------------------------------------------------------------------------------ reasoning-gym
+
+
+def test_a_reasoning_gym_task_scores_its_own_answer() -> None:
+    reasoning_gym = pytest.importorskip("reasoning_gym", reason="needs the reasoning-gym package")
+    entry = reasoning_gym.create_dataset("chain_sum", size=1, seed=5)[0]
+    first, steps = episode("reasoning_gym", [f" {entry['answer']} "], seed=5, task="chain_sum")
+    assert first.text == entry["question"]
+    assert (steps[0].reward, steps[0].is_done, steps[0].info["acc"]) == (1.0, True, True)
+    _, tries = episode("reasoning_gym", ["no", entry["answer"]], seed=5, task="chain_sum", max_tries=2)
+    assert [(step.reward, step.is_done) for step in tries] == [(0.0, False), (1.0, True)]
+    assert tries[0].observation == "That is not right. Try again."
+
+
+def test_a_reasoning_gym_task_that_evaluates_answers_is_refused() -> None:
+    pytest.importorskip("reasoning_gym", reason="needs the reasoning-gym package")
+    from strop.agents.environments.reasoning_gym_env import ReasoningGymEnvironment
+    from strop.rewards.scorers import reasoning_gym as scorer
+
+    assert ReasoningGymEnvironment.EVALUATING == scorer.LITERAL_TASKS | scorer.EXPRESSION_TASKS
+    with pytest.raises(ValueError, match="evaluates the answer as a program"):
+        ReasoningGymEnvironment("countdown")
+
+
+# ---------------------------------------------------------------------------------------------------- verifiers
+
+TASKSET = """
+import verifiers.v1 as vf
+
+class SumData(vf.TaskData):
+    answer: str
+
+class SumTask(vf.Task[SumData]):
+    @vf.reward(weight=1.0)
+    async def right(self, trace) -> float:
+        return float(trace.last_reply == self.data.answer)
+
+    @vf.reward(weight=0.5)
+    async def short(self, trace) -> float:
+        return float(len(trace.last_reply) < 5)
+
+    @vf.metric
+    async def length(self, trace) -> float:
+        return len(trace.last_reply)
+
+class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
+    def load(self):
+        for n in range(4):
+            yield SumTask(SumData(prompt=f"{n} + 1 = ?", system_prompt="Add.", answer=str(n + 1)))
+
+class NeedsSetUp(SumTask):
+    async def setup(self, trace, runtime):
+        pass
+
+class Prepared(vf.Taskset[NeedsSetUp, vf.TasksetConfig]):
+    def load(self):
+        yield NeedsSetUp(SumData(prompt="?", answer="1"))
+"""
+
+
+@pytest.fixture
+def taskset(tmp_path: Path) -> str:
+    pytest.importorskip("verifiers.v1", reason="needs the verifiers package", exc_type=ImportError)
+    (tmp_path / "sums.py").write_text(TASKSET, encoding="utf-8")
+    return str(tmp_path / "sums.py")
+
+
+def test_a_verifiers_task_is_asked_and_scored_by_its_rewards(taskset: str) -> None:
+    first, steps = episode("verifiers", ["3"], seed=6, taskset=f"{taskset}:Sums")
+    # Seed 6 of four tasks: the one with n = 2. A right short answer is worth 1 + 0.5.
+    assert list(first.messages) == [
+        {"role": "system", "content": "Add."}, {"role": "user", "content": "2 + 1 = ?"},
+    ]  # fmt: skip
+    assert (steps[0].reward, steps[0].is_done) == (1.5, True)
+    assert steps[0].info == {"length": 1, "right": 1.0, "short": 0.5}
+    _, steps = episode("verifiers", ["a long answer"], index=1, taskset=f"{taskset}:Sums")
+    assert steps[0].reward == 0.0
+
+
+def test_verifiers_tasks_that_need_a_runtime_are_refused(taskset: str) -> None:
+    with pytest.raises(ValueError, match="have a method setup, which needs the package's own runtime"):
+        EnvironmentChoice(name="verifiers", kwargs={"taskset": f"{taskset}:Prepared"}).make()
+
+
+# ------------------------------------------------------------------------------------------------------ openenv
+
+SERVER = """
+import random, sys
+import uvicorn
+from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+
+class Guess(Action):
+    text: str
+
+class Hint(Observation):
+    text: str = ""
+
+class World(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        self.number = random.Random(seed).randint(1, 9)
+        return Hint(text="1 to 9", reward=None, done=False)
+
+    def step(self, action, timeout_s=None, **kwargs):
+        right = action.text == str(self.number)
+        return Hint(text="yes" if right else "no", reward=float(right), done=right)
+
+    @property
+    def state(self):
+        return State()
+
+app = create_fastapi_app(World, Guess, Hint, max_concurrent_envs=8)
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="error")
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    pytest.importorskip(
+        "openenv.core.generic_client", reason="needs the openenv-core package", exc_type=ImportError
+    )
+    script = tmp_path_factory.mktemp("openenv") / "server.py"
+    script.write_text(SERVER, encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, str(script), str(port)])
+    try:
+        for _ in range(600):
+            if process.poll() is not None:
+                raise RuntimeError("the server ended")
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_an_openenv_server_is_played_in_sessions_of_its_own(server: str) -> None:
+    settings = {"url": server, "action_key": "text", "observation_key": "text"}
+    number = random.Random(4).randint(1, 9)
+    first, steps = episode("openenv", ["0", str(number)], seed=4, **settings)
+    assert first.text == "1 to 9"
+    assert [(s.observation, s.reward, s.is_done) for s in steps] == [("no", 0.0, False), ("yes", 1.0, True)]
+    _, steps = episode("openenv", ["not JSON", '{"word": 3}', f'{{"text": "{number}"}}'], seed=4, url=server)
+    assert [step.observation[:14] for step in steps[:2]] == ["Invalid action", "Invalid action"]
+    assert steps[2].reward == 1.0

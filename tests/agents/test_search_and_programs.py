@@ -1,0 +1,135 @@
+"""The search tool over an index of its own, and the tool that runs programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from agent_cases import make_session
+
+from strop.agents.tools.python_sandbox import PythonSandboxTool, Ran, use_sandbox
+from strop.agents.tools.search import SearchIndex, SearchTool, build_index
+from strop.cli.main import main
+
+PASSAGES = [
+    {"id": "a", "contents": '"Heron"\nThe heron stands in shallow water and waits for fish.'},
+    {"id": "b", "contents": '"Kettle"\nWater boils in a kettle. Water, then tea.'},
+    {"id": "c", "contents": '"Razor"\nA razor is drawn along the strop.'},
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in PASSAGES), encoding="utf-8")
+    return path
+
+
+def called(tool: Any, **arguments: Any) -> Any:
+    async def run() -> Any:
+        async with make_session({tool.name: tool}) as session:
+            return await session.call(tool.name, arguments)
+
+    return asyncio.run(run())
+
+
+def test_the_command_builds_an_index_that_the_tool_reads(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = tmp_path / "index.sqlite"
+    assert main(["data", "index", str(corpus), "-o", str(index)]) == 0
+    assert "3 passages" in capsys.readouterr().out
+    index.chmod(stat.S_IRUSR)
+    tool = SearchTool({"index": str(index), "topk": 1})
+    result = called(tool, query_list=["who waits for fishes", "tea water", "nothing else"])
+    assert result.text.split("\n---\n") == [
+        "Doc 1 (Title: Heron)\nThe heron stands in shallow water and waits for fish.",
+        "Doc 1 (Title: Kettle)\nWater boils in a kettle. Water, then tea.",
+        "No passage found.",
+    ]  # fmt: skip
+    assert result.facts == {"num_passages": 2}
+    assert called(tool, query="water", topk=5).facts == {"num_passages": 2}
+
+
+def test_words_of_the_index_language_are_only_words(corpus: Path, tmp_path: Path) -> None:
+    build_index(corpus, tmp_path / "i")
+    index = SearchIndex(tmp_path / "i")
+    for query in (
+        '"',
+        "NEAR(",
+        "title:razor AND",
+        "a* OR -",
+        "'; DROP TABLE passages; --",
+        "\u0000",
+        "x" * 100_000,
+    ):
+        index.search(query, 3)
+    assert index.search("AND strop NOT", 3)[0].id == "c"
+    assert index.search("?!", 3) == []
+
+
+def test_a_parquet_corpus_is_indexed_at_first_use(tmp_path: Path) -> None:
+    rows = [{"title": "T", "text": f"number {n}"} for n in range(25)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "c.parquet")
+    tool = SearchTool({"index": str(tmp_path / "i"), "corpus": str(tmp_path / "c.parquet")})
+    assert called(tool, query_list=["17"]).text == "Doc 1 (Title: T)\nnumber 17"
+    assert called(tool, query_list=["number"]).facts == {"num_passages": 3}
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({}, "config has no index"),
+        ({"index": "/no/such"}, "there is no search index /no/such; make it with"),
+        ({"index": "{corpus}"}, "is no search index"),
+        ({"index": "/no/such", "colour": 1}, "unknown key 'colour'"),
+    ],
+)
+def test_mistakes_are_one_sentence(config: dict[str, Any], sentence: str, corpus: Path) -> None:
+    given = {key: str(corpus) if value == "{corpus}" else value for key, value in config.items()}
+    with pytest.raises(ValueError, match=sentence):
+        SearchTool(given)
+
+
+def test_an_empty_or_broken_corpus_leaves_no_index(tmp_path: Path) -> None:
+    for text, sentence in {"": "has no passages", '{"a": 1}\n': "has no text", "no\n": "line 1 of"}.items():
+        (tmp_path / "c.jsonl").write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=sentence):
+            build_index(tmp_path / "c.jsonl", tmp_path / "i")
+        assert {path.name for path in tmp_path.iterdir()} == {"c.jsonl"}
+
+
+def test_without_a_sandbox_no_program_runs() -> None:
+    result = called(PythonSandboxTool({}), code="print(1)")
+    assert result.error == "failed"
+    assert "no sandbox for programs is set up" in result.text
+
+
+def test_what_a_program_prints_is_shown_and_a_failing_sandbox_is_an_error() -> None:
+    asked: list[str] = []
+
+    async def run(code: str) -> Ran:
+        asked.append(code)
+        if "crash" in code:
+            return Ran(outcome="infrastructure", stdout="", stderr="", message="no room")
+        if "loop" in code:
+            return Ran(outcome="timeout", stdout="begun\n", stderr="", message="it ran longer than 10 s")
+        return Ran(outcome="ok", stdout="3\n", stderr="")
+
+    use_sandbox(run)
+    try:
+        tool = PythonSandboxTool({})
+        assert called(tool, code="```python\nprint(3)\n```").text == "3"
+        assert asked == ["print(3)"]
+        assert called(tool, code="loop").text == "begun\nError: it ran longer than 10 s"
+        failed = called(tool, code="crash")
+        assert (failed.error, "no room" in failed.text) == ("failed", True)
+        assert called(tool, code=3).text.startswith("Error: give the program")
+    finally:
+        use_sandbox(None)
