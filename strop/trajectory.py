@@ -1,6 +1,6 @@
-"""A prompt and a trajectory: the records that flow from the data set to the training batch.
+"""A prompt, its media and a trajectory: the records that flow from the data set to the training batch.
 
-Both are plain frozen data without torch and numpy, so reward workers and agents load them quickly.
+All are plain frozen data without torch and numpy, so reward workers and agents load them quickly.
 """
 
 from __future__ import annotations
@@ -14,6 +14,56 @@ UNFINISHED = "unfinished"
 """Stop reason of a trajectory to which tokens may still be appended."""
 NOT_SAMPLED = -1
 """Version recorded for a token that no policy chose (tool output, environment text)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Media:
+    """An image or a video of a prompt: where its pixels come from, and the tokens that stand for it.
+
+    Pixels are made where a model needs them; what travels is what the dataset has: paths, or encoded files.
+    """
+
+    kind: str
+    """`image` or `video`."""
+    parts: tuple[bytes | str, ...] = field(repr=False)
+    """The contents or the path of each file: one for an image, one per frame (or one animated file) for a video."""
+    size: tuple[int, int]
+    """Width and height in pixels, as decoded."""
+    grid: tuple[int, int, int]
+    """Patches along time, height and width, after resizing."""
+    start: int
+    """Where its tokens begin in the prompt."""
+    num_tokens: int
+    """Tokens that stand for it, one after another."""
+    key: str
+    """Equal for media with equal pixels."""
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """[start, end) of its tokens in the prompt."""
+        return self.start, self.start + self.num_tokens
+
+
+class MediaTokens(tuple[int, ...]):
+    """Token ids together with the media that some of them stand for: what an engine continues.
+
+    An engine that knows nothing of media sees plain token ids.
+    """
+
+    media: tuple[Media, ...]
+
+    def __new__(cls, token_ids: Sequence[int], media: Sequence[Media]) -> MediaTokens:
+        tokens = super().__new__(cls, token_ids)
+        tokens.media = tuple(media)
+        return tokens
+
+    def __getnewargs__(self) -> tuple[tuple[int, ...], tuple[Media, ...]]:  # for copies and other processes
+        return tuple(self), self.media
+
+
+def media_of(token_ids: Sequence[int]) -> tuple[Media, ...]:
+    """The media of these token ids; none of a plain sequence."""
+    return token_ids.media if isinstance(token_ids, MediaTokens) else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +85,12 @@ class Prompt:
     """What the reward function receives as the right answer."""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     """The dataset's free dictionary; handed to the reward function and to agents."""
-    agent_name: str = "single_turn"
+    agent_name: str = "single_turn_agent"
     """Which agent loop plays this prompt."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The other columns of the row, under their own names."""
+    media: tuple[Media, ...] = ()
+    """Images and videos, in the order of their tokens."""
 
     def __post_init__(self) -> None:
         if not self.uid:
@@ -50,6 +102,14 @@ class Prompt:
                 f"prompt {self.uid} (dataset row {self.row}) has no tokens; check its messages and the "
                 f"chat template"
             )
+        end = 0
+        for media in self.media:
+            if not end <= media.start < media.start + media.num_tokens <= len(self.token_ids):
+                raise ValueError(
+                    f"prompt {self.uid} (dataset row {self.row}) has {len(self.token_ids)} tokens, but its "
+                    f"{media.kind} is said to stand at {list(media.span)}; media are named in order, and none is cut"
+                )
+            end = media.start + media.num_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +141,19 @@ class Trajectory:
     """Seconds spent per activity, for example `generate_s`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Free facts from the agent; the reward function sees them in its extra_info."""
+    reward_score: float | None = None
+    """The score, where the agent gave one itself; the reward function is not asked then."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The conversation after the prompt as the agent understood it, for people: role, content, tool calls, and
+    which response tokens of which sequence each message is. Empty for a single answer."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """What the agent counted; each becomes a metric of the step."""
+    turn_rewards: tuple[tuple[int, float], ...] = ()
+    """Rewards of single answers: the place in the response of the answer's last token, and the reward. Over all
+    sequences of an episode they add up to its reward_score."""
+    stands_alone: bool = False
+    """This sequence is a sample of its own, worth the rewards from it on. Otherwise every sequence of an episode is
+    worth what the episode is."""
 
     def __post_init__(self) -> None:
         lengths = {

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from strop.engines.attention import AttentionContext
 from strop.engines.muon import embedding_names
+from strop.engines.vision import Pictures, Vision
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,8 +26,12 @@ class CausalLM:
     logits of the next token, or, for a value or reward model, one number per token.
     """
 
-    def __init__(self, module: nn.Module, *, compute_dtype: torch.dtype) -> None:
+    def __init__(
+        self, module: nn.Module, *, compute_dtype: torch.dtype, vision: Vision | None = None
+    ) -> None:
         self.module = module
+        self.vision = vision
+        """What it needs to take images; None for a model that takes text alone."""
         self.compute_dtype = compute_dtype
         self.config: Any = module.config
         self.root: nn.Module = _Root(module)
@@ -35,6 +40,7 @@ class CausalLM:
         """Whether the parameters are sharded over ranks, and cast by the hooks of sharding (engines/fsdp.py)."""
         self._backbone: nn.Module = module.base_model  # type: ignore[assignment]
         self._head = _head(module)
+        self._banned: Tensor | None = None
         self._is_compiled = False
         self.device = self._head.weight.device
         _disable_dropout(module)
@@ -50,6 +56,14 @@ class CausalLM:
         return self._head.bias
 
     @property
+    def banned_ids(self) -> Tensor | None:
+        """Ids of the tokens that stand for media, which have probability zero everywhere; None without any."""
+        if self.vision is not None and (self._banned is None or self._banned.device != self.device):
+            with torch.inference_mode(False):  # generation asks first, and training saves it for backward
+                self._banned = torch.tensor(sorted(self.vision.token_ids.values()), device=self.device)
+        return self._banned
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the language-model head; a tokenizer may use fewer."""
         return int(self.head_weight.shape[0])
@@ -61,7 +75,7 @@ class CausalLM:
         Rotary embeddings of type longrope change all frequencies beyond their original length, for every sequence
         of a pack, so that a token's log-prob would depend on its neighbours: they end there.
         """
-        limit: int | None = getattr(self.config, "max_position_embeddings", None)
+        limit: int | None = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         rope = getattr(self.config.get_text_config(), "rope_parameters", None) or {}
         if limit is not None and rope.get("rope_type") == "longrope":
             limit = min(limit, int(rope.get("original_max_position_embeddings") or limit))
@@ -74,8 +88,9 @@ class CausalLM:
         Raises:
             ValueError: the architecture keeps them in an unknown place.
         """
-        count = getattr(self.config, "num_hidden_layers", None)
-        for part in self._backbone.modules():
+        count = getattr(self.config.get_text_config(), "num_hidden_layers", None)
+        decoder = self._backbone if self.vision is None else self.module.get_decoder()  # type: ignore[operator]
+        for part in decoder.modules():
             if isinstance(part, nn.ModuleList) and len(part) == count:
                 return list(part)
         raise ValueError(
@@ -91,22 +106,47 @@ class CausalLM:
         result: T = self.root(partial(function, *args, **kwargs))
         return result
 
-    def backbone(self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext) -> Tensor:
-        """Final hidden states [N, D] of packed tokens [1, N] at positions [1, N]; part of a `run`."""
+    def backbone(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        context: AttentionContext,
+        pictures: Pictures | None = None,
+    ) -> Tensor:
+        """Final hidden states [N, D] of packed tokens [1, N]; part of a `run`.
+
+        Args:
+            input_ids: [1, N].
+            position_ids: [1, N]; [3, 1, N] where a prompt has media.
+            context: which token looks at which.
+            pictures: the media of the prompts, in the order of their tokens.
+        """
         if self._is_compiled:
             context = _Uncompiled(context)
         with self.precision():
             output = self._backbone(
-                input_ids=input_ids, position_ids=position_ids, use_cache=False, strop_context=context
+                input_ids=input_ids,
+                position_ids=position_ids,
+                use_cache=False,
+                strop_context=context,
+                **({} if pictures is None else pictures.arguments),
             )
-        hidden: Tensor = output.last_hidden_state[0]
+            hidden: Tensor = output.last_hidden_state[0]
+            if pictures is None and self.vision is not None and self.is_sharded:
+                hidden = self.vision.touched(hidden)
         return hidden
 
-    def hidden(self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext) -> Tensor:
-        """Final hidden states [N, D] of packed tokens [1, N] at positions [1, N], as a `run` of its own."""
+    def hidden(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        context: AttentionContext,
+        pictures: Pictures | None = None,
+    ) -> Tensor:
+        """Final hidden states [N, D] of packed tokens [1, N], as a `run` of its own; arguments as of `backbone`."""
         # Shapes change with every decode step here; compiled layers are for training.
         with torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext():
-            return self.run(self.backbone, input_ids, position_ids, context)
+            return self.run(self.backbone, input_ids, position_ids, context, pictures)
 
     def compile_layers(self) -> None:
         """Compile each decoder layer; attention itself stays as it is."""
@@ -134,6 +174,12 @@ class CausalLM:
     def save(self, folder: Path) -> None:
         """Write config and weights as an ordinary Hugging Face folder (safetensors); not for a sharded model."""
         self.module.save_pretrained(folder)  # type: ignore[operator]
+        self.save_processor(folder)
+
+    def save_processor(self, folder: Path) -> None:
+        """Write how images are read beside saved weights; nothing for a model that takes text alone."""
+        if self.vision is not None:
+            self.vision.save_processor(folder)
 
 
 class _Root(nn.Module):

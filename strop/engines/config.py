@@ -65,6 +65,8 @@ class ModelConfig:
     """Train adapters instead of all weights."""
     use_liger: bool = False
     """Run norms, SwiGLU and rotary embeddings through liger-kernel; CUDA only (install strop[liger])."""
+    freeze_vision_tower: bool = False
+    """Train the language part of a vision-language model alone; the part that reads images stays as it is."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", "float32", "bfloat16", "float64"):

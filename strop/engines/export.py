@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoTokenizer,
 )
@@ -28,11 +29,12 @@ from transformers.initialization import no_init_weights
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.lora import add_lora, has_adapter, merged_tensors, save_adapter
-from strop.engines.model import load_model, load_value_model
+from strop.engines.model import load_model, load_value_model, read_shape
 from strop.engines.probe import PROBE_TOLERANCE, check_packed
 from strop.engines.role_checkpoint import CONFIG_FOLDER, MODEL, load_weights
 from strop.engines.saved_tensors import STATE_FILE, SavedTensors
 from strop.engines.training import forward_log_probs, forward_values, make_rows
+from strop.engines.vision_pixels import has_vision_part, load_media_processor
 from strop.engines.weights import named_weights
 
 ACTOR, CRITIC = "actor", "critic"
@@ -120,6 +122,7 @@ def _write_and_prove(
     adapter_only: bool,
 ) -> Export:
     model = read_role(checkpoint, config, role=role)
+    model.vision = None  # compared as text with plain transformers, where tokens of media can be sampled
     if adapter_only and not has_adapter(model):
         raise ValueError(
             f"{checkpoint} was trained without adapters (model.lora.rank is 0), so it has none to export; leave "
@@ -141,6 +144,8 @@ def _write_and_prove(
     _save_tokenizer(checkpoint / role, checkpoint / HF_FOLDER, Path(config.path), folder, config)
     plain = _load_plain(folder, config, held, is_classifier=is_classifier, is_adapter=adapter_only)
     _keep_generation_settings(checkpoint, role, config, folder)
+    if (processor := load_media_processor(config.path)) is not None:
+        processor.save(folder)
     difference = _largest(rounded, plain_probe(plain, sequences))
     quantity = "value" if is_classifier else "log-prob"
     if not difference <= PROBE_TOLERANCE:
@@ -276,7 +281,7 @@ def _unread_model(folder: Path, config: ModelConfig, role: str, dtype: torch.dty
     """The architecture that a folder describes, with any weights; `check_packed` then makes it ready."""
     trust = config.trust_remote_code
     settings = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
-    auto_class: Any = AutoModelForCausalLM
+    auto_class: Any = AutoModelForImageTextToText if has_vision_part(settings) else AutoModelForCausalLM
     if role == CRITIC:
         settings.num_labels = 1
         auto_class = AutoModelForSequenceClassification
@@ -338,8 +343,12 @@ def _load_plain(
     folder: Path, config: ModelConfig, dtype: torch.dtype, *, is_classifier: bool, is_adapter: bool
 ) -> Any:
     """What was written, as anybody loads it; every weight must be there, and no other."""
-    auto_class: Any = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
     trust = config.trust_remote_code
+    auto_class: Any = AutoModelForCausalLM
+    if is_classifier:
+        auto_class = AutoModelForSequenceClassification
+    elif has_vision_part(read_shape(config)):
+        auto_class = AutoModelForImageTextToText
     options: dict[str, Any] = {"num_labels": 1} if is_classifier else {}
     if is_adapter:
         base = auto_class.from_pretrained(config.path, dtype=dtype, trust_remote_code=trust, **options)

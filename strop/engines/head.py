@@ -6,6 +6,7 @@ keeping them. For a vocabulary of 49 k and 10 k tokens the whole logits would be
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +15,18 @@ from torch import Tensor
 
 HEAD_CHUNK_ELEMENTS = 1 << 23
 """Logits held at one time, in numbers: 32 MiB in float32."""
+BANNED_LOGIT = -1e9
+"""Logit of a token that is never sampled: finite, so that its part of an entropy is 0 and not 0 * inf."""
 
 
 def token_log_probs(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, temperature: float
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    temperature: float,
+    banned: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target token and entropy of its distribution, both differentiable.
 
@@ -29,28 +38,113 @@ def token_log_probs(
         bias: [V] or None.
         targets: [N] int64.
         temperature: divides the logits, as it did while sampling.
+        banned: ids of tokens with probability zero.
 
     Returns:
         log-probs [N] and entropies [N], natural units, in at least float32.
     """
-    result: tuple[Tensor, Tensor] = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, temperature
+    log_probs, entropies, _ = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, targets[:, None], temperature, banned, 0
     )
-    return result
+    return log_probs[:, 0], entropies
 
 
-def scaled_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float | Tensor) -> Tensor:
-    """Logits divided by the temperature: [N, V] in at least float32. One definition for rollout and training."""
+@dataclass(frozen=True, kw_only=True)
+class ChosenTokens:
+    """What the policy says about K chosen tokens at each of N places."""
+
+    log_probs: Tensor
+    """[N, K], with gradient."""
+    is_likely: Tensor
+    """[N, K] bool: the token is one of the policy's own K most likely there."""
+
+
+def token_log_probs_at(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    chosen: Tensor,
+    *,
+    temperature: float,
+    banned: Tensor | None = None,
+) -> tuple[Tensor, Tensor, ChosenTokens]:
+    """As `token_log_probs`, with the log-probs of further tokens at each place out of the same logits.
+
+    Args:
+        hidden, weight, bias, targets, temperature, banned: as there.
+        chosen: [N, K] int64, other tokens; the target may be among them.
+
+    Returns:
+        log-probs [N], entropies [N], and the chosen tokens.
+    """
+    log_probs, entropies, is_likely = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
+        hidden,
+        weight,
+        bias,
+        torch.cat([targets[:, None], chosen], dim=1),
+        temperature,
+        banned,
+        chosen.shape[1],
+    )
+    at = ChosenTokens(log_probs=log_probs[:, 1:], is_likely=is_likely[:, 1:])
+    return log_probs[:, 0], entropies, at
+
+
+@torch.no_grad()
+def token_top_k(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    k: int,
+    *,
+    temperature: float,
+    banned: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The k most likely tokens after each hidden state [N, D], most likely first; without gradient.
+
+    Returns:
+        ids [N, k] int64, and log-probs [N, k] in at least float32.
+    """
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    ids = [torch.zeros((0, k), dtype=torch.int64, device=hidden.device)]
+    log_probs = [hidden.new_zeros((0, k), dtype=dtype)]
+    for rows in torch.split(hidden, chunk_rows(weight.shape[0])):
+        logits = scaled_logits(rows, weight, bias, temperature, banned)  # [c, V]
+        values, places = torch.topk(logits, k, dim=-1)
+        ids.append(places)
+        log_probs.append(values - torch.logsumexp(logits, dim=-1, keepdim=True))
+    return torch.cat(ids), torch.cat(log_probs)
+
+
+def scaled_logits(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: float | Tensor,
+    banned: Tensor | None = None,
+) -> Tensor:
+    """Logits divided by the temperature: [N, V] in at least float32. One definition for rollout and training.
+
+    Banned tokens have BANNED_LOGIT, of which the exponential is 0 beside that of any other.
+    """
     logits = F.linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if isinstance(temperature, float) and temperature == 1.0:
-        return logits
-    return logits / temperature
+    if not (isinstance(temperature, float) and temperature == 1.0):
+        logits = logits / temperature
+    if banned is not None:
+        logits[:, banned] = BANNED_LOGIT
+    return logits
 
 
 @torch.no_grad()
 def token_sum_pi_squared(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, *, temperature: float
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    temperature: float,
+    banned: Tensor | None = None,
 ) -> Tensor:
     """Sum over the vocabulary of p_v^2 [N], of the distributions after hidden states [N, D]; without gradient.
 
@@ -58,7 +152,7 @@ def token_sum_pi_squared(
     """
     parts = [hidden.new_zeros(0, dtype=torch.promote_types(hidden.dtype, torch.float32))]
     for rows in torch.split(hidden, chunk_rows(weight.shape[0])):
-        logits = scaled_logits(rows, weight, bias, temperature)  # [c, V]
+        logits = scaled_logits(rows, weight, bias, temperature, banned)  # [c, V]
         parts.append(torch.exp(torch.logsumexp(2 * logits, dim=-1) - 2 * torch.logsumexp(logits, dim=-1)))
     return torch.cat(parts)
 
@@ -76,30 +170,46 @@ def chunk_rows(vocab_size: int) -> int:
 
 
 class _TokenLogProbs(torch.autograd.Function):
+    """Log-probs of targets [N, C] and entropies [N]; with num_likely, also which targets [N, C] are among as many most
+    likely tokens."""
+
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        banned: Tensor | None,
+        num_likely: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         step = chunk_rows(weight.shape[0])
-        log_probs, entropies = [], []
+        log_probs, entropies, are_likely = [], [], []
         for start in range(0, len(targets), step):
             rows = slice(start, start + step)
-            logits = scaled_logits(hidden[rows], weight, bias, temperature)  # [c, V]
+            logits = scaled_logits(hidden[rows], weight, bias, temperature, banned)  # [c, V]
             normalizer = torch.logsumexp(logits, dim=-1)
-            log_probs.append(logits.gather(-1, targets[rows, None])[:, 0] - normalizer)
+            at_targets = logits.gather(-1, targets[rows])  # [c, C]
+            log_probs.append(at_targets - normalizer[:, None])
+            if num_likely:
+                least = torch.topk(logits, num_likely, dim=-1).values[:, -1:]
+                are_likely.append(at_targets >= least)
             probs = torch.exp(logits - normalizer[:, None])
             entropies.append(normalizer - torch.einsum("nv,nv->n", probs, logits))
-        ctx.save_for_backward(hidden, weight, bias, targets)
+        ctx.save_for_backward(hidden, weight, bias, targets, banned)
         ctx.temperature = temperature
         if not log_probs:
             empty = hidden.new_zeros(0, dtype=torch.promote_types(hidden.dtype, torch.float32))
-            return empty, empty.clone()
-        return torch.cat(log_probs), torch.cat(entropies)
+            log_probs, entropies = [empty.new_zeros((0, targets.shape[1]))], [empty]
+        is_likely = torch.cat(are_likely) if are_likely else torch.zeros_like(targets, dtype=torch.bool)
+        ctx.mark_non_differentiable(is_likely)
+        return torch.cat(log_probs), torch.cat(entropies), is_likely
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_log_probs, grad_entropies = grads
-        hidden, weight, bias, targets = ctx.saved_tensors
+        grad_log_probs, grad_entropies, _ = grads
+        hidden, weight, bias, targets, banned = ctx.saved_tensors
         step = chunk_rows(weight.shape[0])
         uses_entropy = bool(grad_entropies.any())
         grad_hidden = torch.empty_like(hidden)
@@ -110,11 +220,11 @@ class _TokenLogProbs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=wide) if trains_bias else None
         for start in range(0, len(targets), step):
             rows = slice(start, start + step)
-            logits = scaled_logits(hidden[rows], weight, bias, ctx.temperature)
+            logits = scaled_logits(hidden[rows], weight, bias, ctx.temperature, banned)
             normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
             probs = torch.exp(logits - normalizer)
-            grad = probs * -grad_log_probs[rows, None]
-            grad.scatter_add_(1, targets[rows, None], grad_log_probs[rows, None].to(grad.dtype))
+            grad = probs * -grad_log_probs[rows].sum(dim=-1, keepdim=True)
+            grad.scatter_add_(1, targets[rows], grad_log_probs[rows].to(grad.dtype))
             if uses_entropy:
                 # dH/dz_v = -p_v (z_v - sum_u p_u z_u)
                 mean = torch.einsum("nv,nv->n", probs, logits)[:, None]
@@ -133,6 +243,8 @@ class _TokenLogProbs(torch.autograd.Function):
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
             None,
             None,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import time
@@ -14,7 +15,13 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from strop.device import device_name
 from strop.engines.causal_lm import CausalLM
@@ -23,6 +30,8 @@ from strop.engines.liger import use_liger_kernels
 from strop.engines.lora import add_lora
 from strop.engines.parallel import Parallel
 from strop.engines.probe import check_packed
+from strop.engines.vision import Vision, freeze_vision_tower, has_vision_side
+from strop.engines.vision_pixels import has_vision_part, load_media_processor
 
 __all__ = [
     "CausalLM",
@@ -53,11 +62,15 @@ def load_tokenizer(config: ModelConfig) -> Any:
             f"into the folder: tokenizer.save_pretrained(FOLDER)"
         )
     try:
-        return AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"model.path {config.path!r} has no usable tokenizer: {_first_line(error)}"
         ) from error
+    of_processor = Path(config.path) / "chat_template.json"
+    if not tokenizer.chat_template and of_processor.is_file():  # some models for images keep it there alone
+        tokenizer.chat_template = json.loads(of_processor.read_text("utf-8"))["chat_template"]
+    return tokenizer
 
 
 def load_model(
@@ -77,14 +90,15 @@ def load_model(
             memory until it is sharded (TrainEngine, engines.fsdp.shard): no device holds all of it.
 
     Raises:
-        ValueError: no such folder, no causal language model in it, or an architecture whose result differs on
-            packed tokens (recurrent layers, soft-capped logits).
+        ValueError: no such folder, no causal language model in it, an architecture whose result differs on
+            packed tokens (recurrent layers, soft-capped logits), or no vision tower where one is to be frozen.
     """
     _check_folder(config)
     loading = _Loading(config, device, parallel)
-    module = _read_module(
-        config, str(weights_from or config.path), AutoModelForCausalLM, loading.weights_dtype
+    auto_class: Any = (
+        AutoModelForImageTextToText if has_vision_part(read_shape(config)) else AutoModelForCausalLM
     )
+    module = _read_module(config, str(weights_from or config.path), auto_class, loading.weights_dtype)
     return loading.finish(module)
 
 
@@ -107,6 +121,7 @@ def load_value_model(
         ValueError: as `load_model`; or several labels, or an architecture without a classification form.
     """
     _check_folder(config)
+    config = dataclasses.replace(config, freeze_vision_tower=False)  # a matter of the policy
     source = str(weights_from or config.path)
     _check_labels(source, config)
     loading = _Loading(config, device, parallel)
@@ -161,17 +176,22 @@ class _Loading:
         module.to(place)
         module.eval()
         check_packed(module, place)
+        vision = None
+        if has_vision_side(module):
+            vision = Vision(module, load_media_processor(self._config.path))
         if self._config.gradient_checkpointing:
             # The second name is that of older versions of transformers.
             later = hasattr(module, "activation_checkpointing_enable")
             enable = module.activation_checkpointing_enable if later else module.gradient_checkpointing_enable
             enable({"use_reentrant": False})
             module.train()  # transformers recomputes only in training mode; every dropout is 0
-        model = CausalLM(module, compute_dtype=self._dtype)
+        model = CausalLM(module, compute_dtype=self._dtype, vision=vision)
         if self._config.use_liger:
             use_liger_kernels(module, self._place)
         if self._config.lora.enabled:
             add_lora(model, self._config.lora)
+        if self._config.freeze_vision_tower:
+            freeze_vision_tower(module, self._config.path)  # its adapters too
         return model
 
 
@@ -212,7 +232,9 @@ def _read_module(
 ) -> Any:
     """The model with every weight of its architecture found in the folder; those that may be missing are 0."""
     kind = (
-        "causal language model" if auto_class is AutoModelForCausalLM else "model that can have a value head"
+        "model that can have a value head"
+        if auto_class is AutoModelForSequenceClassification
+        else "causal language model"
     )
     try:
         loaded: Any = auto_class.from_pretrained(

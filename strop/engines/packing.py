@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from strop.engines.attention import PackedAttention, Segment
+from strop.engines.vision import Pictures, Vision, next_position
+from strop.trajectory import Media
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,9 @@ class Row:
     first_token: int
     """Index of its first response token in the batch's flat token axis."""
     prompt_key: Hashable
-    """Equal for rows whose prompts are equal."""
+    """Equal for rows whose prompts are equal, media included."""
+    media: tuple[Media, ...] = ()
+    """Images and videos of the prompt, in order."""
 
     @property
     def suffix_length(self) -> int:
@@ -47,13 +51,15 @@ class MicroBatch:
     """The tensors of one forward pass over N packed tokens, predicting M response tokens."""
 
     input_ids: Tensor  # [1, N]
-    position_ids: Tensor  # [1, N]
+    position_ids: Tensor  # [1, N]; [3, 1, N] (time, height, width) where a prompt has media
     attention: PackedAttention
     hidden_index: Tensor
     """[M]: packed position whose hidden state predicts each response token."""
     targets: Tensor  # [M]
     token_index: Tensor
     """[M]: place of each response token in the batch's flat token axis."""
+    pictures: Pictures | None = None
+    """Media of the prompts, in the order of their tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -113,8 +119,17 @@ def _cut(group: Sequence[Row], max_tokens: int) -> list[list[Row]]:
     return pieces
 
 
-def pack(rows: Sequence[Row], *, device: torch.device) -> MicroBatch:
-    """The packed tensors of these rows; rows of one prompt share its tokens wherever they stand in `rows`."""
+def pack(rows: Sequence[Row], *, device: torch.device, vision: Vision | None = None) -> MicroBatch:
+    """The packed tensors of these rows; rows of one prompt share its tokens wherever they stand in `rows`.
+
+    Args:
+        rows: at least one.
+        device: of the tensors.
+        vision: of the model that runs them, for prompts with media.
+
+    Raises:
+        ValueError: a prompt has media, and the model takes none.
+    """
     groups: dict[Hashable, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.prompt_key, []).append(row)
@@ -130,13 +145,21 @@ def pack(rows: Sequence[Row], *, device: torch.device) -> MicroBatch:
         alone = len(group) == 1
         length = group[0].num_tokens if alone else prompt_length
         segments.append(Segment(start=at, length=length))
-        positions.append(torch.arange(length))
+        shift = 0  # how far positions of a response are from the number of tokens before
+        if group[0].media:
+            placed = _media_positions(group[0], vision)
+            shift = next_position(placed) - prompt_length
+            positions.append(placed)
+            if alone:
+                positions.append(torch.arange(prompt_length, length) + shift)
+        else:
+            positions.append(torch.arange(length))
         at += prompt_length
         for row in group:
             suffix = row.suffix_length
             ids.append(row.response[:-1])
             if not alone:
-                positions.append(torch.arange(prompt_length, prompt_length + suffix))
+                positions.append(torch.arange(prompt_length, prompt_length + suffix) + shift)
                 segments.append(
                     Segment(start=at, length=suffix, prefix_start=prompt_start, prefix_length=prompt_length)
                 )
@@ -147,11 +170,31 @@ def pack(rows: Sequence[Row], *, device: torch.device) -> MicroBatch:
             targets.append(row.response)
             tokens.append(torch.arange(row.first_token, row.first_token + len(row.response)))
             at += suffix
+    media = [one for group in groups.values() for one in group[0].media]
     return MicroBatch(
         input_ids=torch.cat(ids)[None].to(device),
-        position_ids=torch.cat(positions)[None].to(device),
+        position_ids=joined_positions(positions).to(device),
         attention=PackedAttention(segments, device=device),
         hidden_index=torch.cat(hidden).to(device),
         targets=torch.cat(targets).to(device),
         token_index=torch.cat(tokens),
+        pictures=vision.pictures(media, device=device) if media and vision is not None else None,
     )
+
+
+def joined_positions(parts: Sequence[Tensor]) -> Tensor:
+    """Positions [1, N] of runs of tokens [n]; [3, 1, N] where one of them is [3, n], the same in all three rows of
+    the others."""
+    if all(part.dim() == 1 for part in parts):
+        return torch.cat(list(parts))[None]
+    return torch.cat([part.expand(3, -1) for part in parts], dim=1)[:, None]
+
+
+def _media_positions(row: Row, vision: Vision | None) -> Tensor:
+    """Positions [3, P] of a prompt with media."""
+    if vision is None:
+        raise ValueError(
+            "a prompt has images, but the model takes text alone: use a vision-language model with its image processor"
+        )
+    vision.check(row.prompt.tolist(), row.media, "a prompt")
+    return vision.positions(row.prompt, row.media)

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.engines.attention import ATTENTION_NAME, PackedAttention, Segment
+from strop.engines.attention import PackedAttention, Segment
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import scaled_logits
+from strop.engines.vision_probe import picture_probe, use_packed_attention
 
 PROBE_TOKENS = 12
 """Length of the two sequences on which a loaded model is compared with its own attention."""
@@ -60,7 +61,8 @@ def check_packed(module: Any, device: torch.device) -> None:
     else:
         own = module.base_model(input_ids=ids, use_cache=False).last_hidden_state
     own = own.flatten(0, 1).float()
-    module.set_attn_implementation(ATTENTION_NAME)
+    picture_difference = picture_probe(module, device)
+    use_packed_attention(module)
     model = CausalLM(module, compute_dtype=torch.float32)
     segments = [Segment(start=i * PROBE_TOKENS, length=PROBE_TOKENS) for i in range(2)]
     recorder = _Recorder(PackedAttention(segments, device=device))
@@ -82,16 +84,22 @@ def check_packed(module: Any, device: torch.device) -> None:
         raise ValueError(
             f"{name} gives other {what} on packed tokens than alone (largest difference {difference:.2g}): {_REFUSAL}"
         )
+    if picture_difference is not None and not (difference := picture_difference(module)) < PROBE_TOLERANCE:
+        raise ValueError(
+            f"{name} gives other log-probs on packed prompts with images than on each alone (largest difference "
+            f"{difference:.2g}): {_REFUSAL}"
+        )
 
 
 def _check_layers(model: CausalLM, recorder: _Recorder) -> None:
     name = type(model.module).__name__
-    num_layers = getattr(model.config, "num_hidden_layers", len(recorder.layers))
+    text = model.config.get_text_config()
+    num_layers = getattr(text, "num_hidden_layers", len(recorder.layers))
     if recorder.layers != list(range(num_layers)):
         raise ValueError(
             f"{name} attends in {len(set(recorder.layers))} of its {num_layers} layers on packed tokens: {_REFUSAL}"
         )
-    kinds = set(getattr(model.config, "layer_types", None) or ())
+    kinds = set(getattr(text, "layer_types", None) or ())
     unseen = kinds - {"full_attention", "sliding_attention"}
     if "sliding_attention" in kinds and recorder.windows == {None}:
         unseen.add("sliding_attention")

@@ -11,7 +11,7 @@ its own rows, also with none. Ranks with fewer micro-batches than others run emp
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,39 @@ from torch import Tensor
 from strop.engines import fsdp, gradients
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
-from strop.engines.forward import concentrations, token_outputs, value_outputs
+from strop.engines.forward import (
+    concentrations,
+    token_outputs,
+    token_outputs_at,
+    top_k_outputs,
+    value_outputs,
+)
+from strop.engines.head import ChosenTokens
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import MicroBatch, Row, pack, split_rows
 from strop.engines.parallel import Parallel, alone
 from strop.engines.weights import digest_weights
+from strop.trajectory import Media
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(log_probs [M], entropies [M], token_index [M]) -> scalar: the sum of these tokens' weighted terms.
 token_index [M] is each token's place in the flat token axis of all rows of the call."""
 
+ChosenLoss = Callable[[Tensor, Tensor, Tensor, ChosenTokens], Tensor]
+"""As `Loss`, of chosen tokens [M, K] too."""
+
 ValueLoss = Callable[[Tensor, Tensor], Tensor]
 """(values [M], token_index [M]) -> scalar: the sum of these tokens' weighted terms."""
 
 
-def make_rows(prompts: Sequence[Tensor], responses: Sequence[Tensor]) -> list[Row]:
+def make_rows(
+    prompts: Sequence[Tensor], responses: Sequence[Tensor], media: Sequence[tuple[Media, ...]] | None = None
+) -> list[Row]:
     """Rows of one batch, in order; equal prompts will be computed once.
+
+    Args:
+        prompts, responses: token ids of each row.
+        media: images and videos of each prompt; None where no prompt has any.
 
     Raises:
         ValueError: an empty prompt or response.
@@ -47,7 +64,11 @@ def make_rows(prompts: Sequence[Tensor], responses: Sequence[Tensor]) -> list[Ro
             raise ValueError(
                 f"row {index} has {len(prompt)} prompt and {len(response)} response tokens; each row needs both"
             )
-        rows.append(Row(prompt, response, first, prompt.numpy().tobytes()))
+        own = () if media is None else media[index]
+        key: Hashable = prompt.numpy().tobytes()
+        if own:
+            key = (key, *(one.key for one in own))
+        rows.append(Row(prompt, response, first, key, own))
         first += len(response)
     return rows
 
@@ -143,6 +164,34 @@ class TrainEngine:
 
         return self._accumulate(rows, terms)
 
+    def accumulate_chosen(
+        self, rows: Sequence[Row], loss: ChosenLoss, chosen: Tensor, *, temperature: float
+    ) -> float:
+        """As `accumulate`, for a loss of further tokens in the place of each response token.
+
+        Args:
+            rows, loss, temperature: as there.
+            chosen: [N, K] ids, in the flat token axis of all rows of the call.
+        """
+
+        def terms(micro_batch: MicroBatch, token_index: Tensor | None) -> Tensor:
+            if token_index is None:  # K is the same on all ranks, with rows or without
+                ids = chosen.new_zeros((len(micro_batch.targets), chosen.shape[1]))
+            else:
+                ids = chosen[token_index]
+            log_probs, entropies, at = token_outputs_at(
+                self.model,
+                micro_batch,
+                ids.to(micro_batch.targets),
+                temperature=temperature,
+                parallel=self.parallel,
+            )
+            if token_index is None:
+                return 0.0 * (log_probs.sum() + entropies.sum() + at.log_probs.sum())
+            return loss(log_probs, entropies, token_index, at)
+
+        return self._accumulate(rows, terms)
+
     def accumulate_values(self, rows: Sequence[Row], loss: ValueLoss) -> float:
         """As `accumulate`, for a loss of values."""
 
@@ -197,6 +246,7 @@ class TrainEngine:
             state[name] = seen[id(tensor)]
         if self.parallel.rank == 0:
             module.save_pretrained(folder, state_dict=state)
+            self.model.save_processor(folder)
         self.parallel.barrier(f"the model in {folder.name}")
 
     def checksum(self) -> str:
@@ -220,7 +270,7 @@ class TrainEngine:
                 each=self._config.gradient_sync == "each",
                 keep_parameters=not self._config.reshard_after_forward,
             )
-            micro_batch = pack(part or [_NOTHING], device=self.model.device)
+            micro_batch = pack(part or [_NOTHING], device=self.model.device, vision=self.model.vision)
             with fsdp.activations_on_host(self.model, enabled=self._config.offload_activations):
                 value = terms(micro_batch, micro_batch.token_index if part else None)
             value.backward()  # type: ignore[no-untyped-call]
@@ -251,13 +301,43 @@ def forward_log_probs(
     ranks = alone(model.device) if parallel is None else parallel
     log_probs, entropies = _per_token(model, rows), _per_token(model, rows)
     for part in _equal_parts(rows, max_tokens, ranks):
-        micro_batch = pack(part or [_NOTHING], device=model.device)
+        micro_batch = pack(part or [_NOTHING], device=model.device, vision=model.vision)
         values, entropy = token_outputs(model, micro_batch, temperature=temperature, parallel=ranks)
         if part:
             log_probs[micro_batch.token_index] = values.cpu()
             entropies[micro_batch.token_index] = entropy.cpu()
     fsdp.reshard(model)
     return log_probs, entropies
+
+
+@torch.no_grad()
+def forward_top_k(
+    model: CausalLM,
+    rows: Sequence[Row],
+    k: int,
+    *,
+    temperature: float,
+    max_tokens: int,
+    banned: Tensor | None = None,
+    parallel: Parallel | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The k most likely tokens in the place of each response token, on the CPU: ids and log-probs [N, k] in row order.
+
+    `banned` are ids that are passed over, beside those of the model itself.
+    """
+    ranks = alone(model.device) if parallel is None else parallel
+    log_probs = _per_token(model, rows)[:, None].repeat(1, k)
+    ids = torch.zeros(log_probs.shape, dtype=torch.int64)
+    for part in _equal_parts(rows, max_tokens, ranks):
+        micro_batch = pack(part or [_NOTHING], device=model.device, vision=model.vision)
+        best, values = top_k_outputs(
+            model, micro_batch, k, temperature=temperature, banned=banned, parallel=ranks
+        )
+        if part:
+            ids[micro_batch.token_index] = best.cpu()
+            log_probs[micro_batch.token_index] = values.to(log_probs)
+    fsdp.reshard(model)
+    return ids, log_probs
 
 
 @torch.no_grad()
@@ -280,7 +360,7 @@ def _forward(
     """One number per response token, flat [N] in row order, on the CPU."""
     values = _per_token(model, rows)
     for part in _equal_parts(rows, max_tokens, ranks):
-        micro_batch = pack(part or [_NOTHING], device=model.device)
+        micro_batch = pack(part or [_NOTHING], device=model.device, vision=model.vision)
         here = outputs(micro_batch)
         if part:
             values[micro_batch.token_index] = here.cpu()

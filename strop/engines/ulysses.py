@@ -168,6 +168,14 @@ class SequenceShard:
         received = _all_to_all(sent, self.send_counts, self.receive_counts, self.group)
         return F.embedding(self.receive_index, received)
 
+    def share(self, values: Tensor) -> Tensor:
+        """This rank's share [m, ...] of values [M, ...] of all predicted tokens; the last shares end in zeros."""
+        m, rank = len(self.targets), dist.get_rank(self.group)
+        padded = F.pad(
+            values, (0, 0) * (values.dim() - 1) + (0, m * dist.get_world_size(self.group) - len(values))
+        )
+        return padded[rank * m : (rank + 1) * m]
+
     def gather(self, share: Tensor) -> Tensor:
         """Results [M, ...] of all predicted tokens, on every rank, from those of this rank's share [m, ...].
 

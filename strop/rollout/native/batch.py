@@ -7,7 +7,7 @@ samples), decodes one token for every running sequence, and returns the requests
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,9 +18,12 @@ from torch import Tensor
 from strop.engines.attention import PackedAttention, Segment
 from strop.engines.head import scaled_logits
 from strop.engines.model import CausalLM
+from strop.engines.packing import joined_positions
+from strop.engines.vision import next_position
 from strop.rollout.native.cache import DecodeAttention, PrefillAttention, SlotCache
 from strop.rollout.native.sampling import SamplingRows, next_tokens
 from strop.rollout.types import Sampling, StopReason, TokenOutput
+from strop.trajectory import Media
 
 PREFILL_TOKENS = 4096
 """Prompt tokens computed in one forward pass; a longer prompt runs alone."""
@@ -33,14 +36,18 @@ class Request:
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: Sampling
-    prompt_key: bytes = field(init=False)
-    """Equal for equal prompts; unlike a tuple it is hashed only once."""
+    media: tuple[Media, ...] = ()
+    """Images and videos that tokens of the prompt stand for."""
+    prompt_key: Hashable = field(init=False)
+    """Equal for equal prompts with equal media; unlike a tuple of tokens it is hashed only once."""
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.prompt_key = np.array(self.prompt_ids, dtype=np.int64).tobytes()
+        if self.media:
+            self.prompt_key = (self.prompt_key, *(one.key for one in self.media))
 
     def output(self, stop_reason: StopReason) -> TokenOutput:
         """What was generated so far."""
@@ -58,6 +65,8 @@ class _Prefix:
 
     key_values: Tensor  # [2, L, Hkv, P, D]
     logits: Tensor  # [V]
+    shift: int
+    """Position of the next token, less the number of tokens: an image has fewer positions than tokens."""
 
 
 class DecodeBatch:
@@ -69,9 +78,10 @@ class DecodeBatch:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._cache = SlotCache(max_running)
-        self._prefixes: dict[bytes, _Prefix] = {}
+        self._prefixes: dict[Hashable, _Prefix] = {}
         self._rows = SamplingRows(max_running)
         self._lengths = np.zeros(max_running, dtype=np.int64)
+        self._shifts = np.zeros(max_running, dtype=np.int64)
         self._last = np.zeros(max_running, dtype=np.int64)
         self.num_prefilled = 0
         """Prompt tokens computed so far."""
@@ -119,7 +129,7 @@ class DecodeBatch:
         if count == 0:
             return []
         # Requests of one prompt take consecutive slots, in the order in which their prompt first came.
-        groups: dict[bytes, list[Request]] = {}
+        groups: dict[Hashable, list[Request]] = {}
         for _ in range(count):
             request = self.waiting.popleft()
             groups.setdefault(request.prompt_key, []).append(request)
@@ -132,19 +142,19 @@ class DecodeBatch:
             self._cache.write(slots, prefix.key_values)
             logits.append(prefix.logits.expand(len(requests), -1))
             for slot, request in zip(slots, requests, strict=True):
-                self._set_row(slot, request)
+                self._set_row(slot, request, prefix.shift)
             self.running.extend(requests)
         if self._prefixes:
             still_wanted = {request.prompt_key for request in self.waiting}
             self._prefixes = {key: prefix for key, prefix in self._prefixes.items() if key in still_wanted}
         return self._take(torch.cat(logits), range(first, len(self.running)), version)
 
-    def _set_row(self, slot: int, request: Request) -> None:
+    def _set_row(self, slot: int, request: Request, shift: int) -> None:
         sampling, rows = request.sampling, self._rows
         rows.temperature[slot] = sampling.temperature
         rows.top_p[slot], rows.top_k[slot] = sampling.top_p, sampling.top_k
         rows.key[slot], rows.position[slot] = sampling.key, sampling.position
-        self._lengths[slot] = len(request.prompt_ids)
+        self._lengths[slot], self._shifts[slot] = len(request.prompt_ids), shift
 
     def _prefill(self, requests: Sequence[Request]) -> None:
         """Compute the prompts of these requests, all different, packed under a token bound."""
@@ -166,14 +176,27 @@ class DecodeBatch:
         segments = [Segment(start=int(end) - n, length=n) for end, n in zip(ends, lengths, strict=True)]
         attention = PrefillAttention(PackedAttention(segments, device=model.device))
         ids = torch.tensor([token for r in requests for token in r.prompt_ids], device=model.device)
-        positions = torch.cat([torch.arange(n) for n in lengths]).to(model.device)
-        hidden = model.hidden(ids[None], positions[None], attention)
+        media = [one for request in requests for one in request.media]
+        placed = [self._positions(request) for request in requests]
+        shifts = [
+            next_position(one) - n if one.dim() == 2 else 0 for one, n in zip(placed, lengths, strict=True)
+        ]
+        pictures = None
+        if media and model.vision is not None:
+            pictures = model.vision.pictures(media, device=model.device)
+        hidden = model.hidden(ids[None], joined_positions(placed).to(model.device), attention, pictures)
         logits = self._logits(hidden[torch.from_numpy(ends - 1).to(model.device)])
         key_values = attention.key_values(model.compute_dtype)
         for index, (request, segment) in enumerate(zip(requests, segments, strict=True)):
             tokens = key_values[:, :, :, segment.start : segment.start + segment.length]
-            self._prefixes[request.prompt_key] = _Prefix(tokens, logits[index])
+            self._prefixes[request.prompt_key] = _Prefix(tokens, logits[index], shifts[index])
         self.num_prefilled += int(ends[-1])
+
+    def _positions(self, request: Request) -> Tensor:
+        """Positions [P] of a prompt; [3, P] of one with media."""
+        if not request.media or self._model.vision is None:
+            return torch.arange(len(request.prompt_ids))
+        return self._model.vision.positions(torch.tensor(request.prompt_ids), request.media)
 
     def _decode(self) -> Tensor:
         """Logits [B, V] of the next token of every running sequence."""
@@ -183,12 +206,16 @@ class DecodeBatch:
         lengths = torch.from_numpy(self._lengths[:b]).to(model.device)
         ids = torch.from_numpy(self._last[:b]).to(model.device)
         attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens)
-        hidden = model.hidden(ids[None], lengths[None], attention)
+        positions = lengths
+        if model.vision is not None:
+            positions = lengths + torch.from_numpy(self._shifts[:b]).to(model.device)
+        hidden = model.hidden(ids[None], positions[None], attention)
         self._lengths[:b] += 1
         return self._logits(hidden)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return scaled_logits(hidden, self._model.head_weight, self._model.head_bias, 1.0)
+        model = self._model
+        return scaled_logits(hidden, model.head_weight, model.head_bias, 1.0, model.banned_ids)
 
     def _take(self, logits: Tensor, slots: range, version: int) -> list[tuple[Request, StopReason]]:
         """Sample one token for these slots, record it, and release the sequences that ended with it."""
@@ -230,5 +257,6 @@ class DecodeBatch:
                 self._cache.move(last, slot, int(self._lengths[last]))
                 self._rows.move(np.array([last]), np.array([slot]))
                 self._lengths[slot], self._last[slot] = self._lengths[last], self._last[last]
+                self._shifts[slot] = self._shifts[last]
                 self.running[slot] = self.running[last]
             self.running.pop()

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from strop.engines.model import CausalLM
 from strop.rollout.native.batch import DecodeBatch, Request
 from strop.rollout.types import Sampling, StopReason, TokenOutput
+from strop.trajectory import media_of
 
 HEALTH_TIMEOUT_S = 60.0
 """Within this time a working engine generates one token, even behind a full batch of other requests."""
@@ -25,6 +26,7 @@ class NativeEngine:
     def __init__(self, model: CausalLM, *, max_running: int, version: int = 0) -> None:
         self._batch = DecodeBatch(model, max_running=max_running)
         self._vocab_size = model.vocab_size
+        self._vision = model.vision
         self._max_positions = model.max_positions
         self._version = version
         self._futures: dict[str, tuple[Request, asyncio.Future[TokenOutput]]] = {}
@@ -39,11 +41,11 @@ class NativeEngine:
         return self._version
 
     async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
-        """Continue `prompt_ids` until a stop token, `max_tokens`, or an abort.
+        """Continue `prompt_ids` until a stop token, `max_tokens`, or an abort; they may be `MediaTokens`.
 
         Raises:
             ValueError: an empty prompt, a token outside the vocabulary, more tokens than the model has positions
-                for, or an id that is already running.
+                for, an id that is already running, or media that do not fit the tokens or the model.
         """
         prompt = tuple(prompt_ids)
         if not prompt or min(prompt) < 0 or max(prompt) >= self._vocab_size:
@@ -61,7 +63,15 @@ class NativeEngine:
             )
         if request_id in self._futures:
             raise ValueError(f"request {request_id} is already running; give each request its own id")
-        request = Request(request_id, prompt, sampling)
+        media = media_of(prompt_ids)
+        if self._vision is not None:
+            self._vision.check(prompt, media, f"request {request_id}")
+        elif media:
+            raise ValueError(
+                f"request {request_id} has {len(media)} images or videos, but the model takes text alone; use a "
+                f"vision-language model"
+            )
+        request = Request(request_id, prompt, sampling, media)
         future: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
         self._futures[request_id] = (request, future)
         self._batch.waiting.append(request)

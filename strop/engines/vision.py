@@ -1,0 +1,175 @@
+"""What a vision-language model needs beside token ids: pixels, and positions along time, height and width.
+
+The model's own functions are called, so each architecture of transformers brings its formulas: `get_rope_index`
+for positions, and a forward pass that puts the vision tower's output in the places of the media tokens. Packed
+sequences give that pass the pictures of all prompts in the order of their tokens.
+
+    text t0 t1 <image of 2 x 3 tokens> t2      positions, one column per token
+    time       0 1  2 2 2 2 2 2        5
+    height     0 1  2 2 2 3 3 3        5
+    width      0 1  2 3 4 2 3 4        5       the response goes on with 6, 7, ... in all three rows
+
+Source: Wang et al. 2024, arXiv:2409.12191, section 2.1 (M-RoPE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from strop.engines.vision_pixels import MediaProcessor, has_vision_part, media_token_ids
+from strop.trajectory import Media
+
+_ARGUMENTS = {
+    "image": ("pixel_values", "image_grid_thw"),
+    "video": ("pixel_values_videos", "video_grid_thw"),
+}
+"""Kind of media -> arguments of the model for its patches and their grids."""
+_TYPES = {"image": 1, "video": 2}
+"""Kind of media -> what transformers calls its token type; text is 0."""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The media of packed prompts, as arguments of the model's forward pass."""
+
+    arguments: Mapping[str, Tensor]
+    """pixel_values [patches, C t p p], image_grid_thw [images, 3], and the same of videos, where there are any."""
+
+
+class Vision:
+    """The vision side of one model."""
+
+    def __init__(self, module: Any, processor: MediaProcessor | None) -> None:
+        """Find the model's own functions.
+
+        Args:
+            module: a Hugging Face model for which `has_vision_side` holds.
+            processor: that of its folder; without one it takes text alone.
+        """
+        self._module = module
+        self._get_rope_index = module.base_model.get_rope_index
+        self._processor = processor
+        self.token_ids = media_token_ids(module.config)
+        """Kind of media -> id of its token; the model is never to choose one of these."""
+
+    def check(self, token_ids: Sequence[int], media: Sequence[Media], where: str) -> None:
+        """Refuse media tokens without media, or the other way round.
+
+        Raises:
+            ValueError: they do not fit.
+        """
+        for kind, token in self.token_ids.items():
+            wanted = sum(one.num_tokens for one in media if one.kind == kind)
+            found = token_ids.count(token)
+            if wanted != found:
+                raise ValueError(
+                    f"{where} has {found} tokens that stand for parts of {kind}s, but its {kind}s take {wanted}; "
+                    f"prompts with media come from strop.data, and agents append to them without changing them"
+                )
+
+    def positions(self, token_ids: Tensor, media: Sequence[Media]) -> Tensor:
+        """Positions [3, P] of a prompt [P] with media, on the CPU; what follows goes on after the largest one."""
+        types = torch.zeros_like(token_ids, dtype=torch.int32)
+        for kind, token in self.token_ids.items():
+            types[token_ids == token] = _TYPES[kind]
+        grids = {
+            name: torch.tensor([one.grid for one in media if one.kind == kind])
+            for kind, (_, name) in _ARGUMENTS.items()
+            if any(one.kind == kind for one in media)
+        }
+        positions, _ = self._get_rope_index(token_ids[None], mm_token_type_ids=types[None], **grids)
+        found: Tensor = positions[:, 0]
+        return found
+
+    def pictures(self, media: Sequence[Media], *, device: torch.device) -> Pictures:
+        """Patches and grids of these media, in order.
+
+        Raises:
+            ValueError: a file cannot be read, or the model folder has no image processor.
+        """
+        if self._processor is None:
+            raise ValueError(
+                "a prompt has images, but the model folder has no image processor: copy preprocessor_config.json into "
+                "it"
+            )
+        arguments: dict[str, Tensor] = {}
+        for kind, (patches, grids) in _ARGUMENTS.items():
+            chosen = [one for one in media if one.kind == kind]
+            if chosen:
+                arguments[patches] = torch.cat([self._processor.patches(one) for one in chosen]).to(device)
+                arguments[grids] = torch.tensor([one.grid for one in chosen], device=device)
+        return Pictures(arguments)
+
+    def touched(self, hidden: Tensor) -> Tensor:
+        """`hidden`, with a gradient of 0 for every weight of the vision tower that is trained.
+
+        Ranks add their gradients up together, so a rank whose prompts have no image takes part as well.
+        """
+        tower = vision_tower(self._module)
+        if (
+            tower is None
+            or not torch.is_grad_enabled()
+            or not any(p.requires_grad for p in tower.parameters())
+        ):
+            return hidden
+        settings = self._module.config.vision_config
+        side = int(settings.spatial_merge_size)
+        width = int(
+            getattr(settings, "in_channels", 3) * settings.temporal_patch_size * settings.patch_size**2
+        )
+        seen = self._module.base_model.get_image_features(
+            torch.zeros(side * side, width, device=hidden.device),
+            torch.tensor([[1, side, side]], device=hidden.device),
+            return_dict=True,
+        )
+        features = _tensors([seen.pooler_output, getattr(seen, "deepstack_features", None)])
+        return hidden + torch.stack([0.0 * part.sum() for part in features]).sum().to(hidden.dtype)
+
+    def save_processor(self, folder: Path) -> None:
+        """Copy the settings of the image processor into another model folder."""
+        if self._processor is not None:
+            self._processor.save(folder)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in nested lists."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for part in value or () for tensor in _tensors(part)]
+
+
+def has_vision_side(module: Any) -> bool:
+    """Whether a loaded model is of the kind that this module knows."""
+    return has_vision_part(module.config) and hasattr(module.base_model, "get_rope_index")
+
+
+def vision_tower(module: Any) -> nn.Module | None:
+    """The part of a model that reads pictures, up to what the language part takes; None without one."""
+    tower = getattr(module.base_model, "visual", None)
+    return tower if isinstance(tower, nn.Module) else None
+
+
+def freeze_vision_tower(module: Any, path: str) -> None:
+    """Take the vision tower out of training.
+
+    Raises:
+        ValueError: the model has none.
+    """
+    tower = vision_tower(module)
+    if tower is None:
+        raise ValueError(
+            f"model.freeze_vision_tower is true, but model.path {path!r} is a {type(module).__name__}, which has no "
+            f"vision tower; set it to false"
+        )
+    tower.requires_grad_(False)
+
+
+def next_position(positions: Tensor) -> int:
+    """Where the response of a prompt with these positions [3, P] goes on."""
+    return int(positions.max()) + 1
