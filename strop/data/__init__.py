@@ -1,10 +1,13 @@
 """Data in: rows from files, prompts and conversations from rows, and the order in which they are visited.
 
-    sources.py, folders.py, readers.py   rows from local files, folders, the hub and URLs
+    sources.py, folders.py, readers.py   rows from local files, folders, the hub and URLs, all in memory
+    stored.py, custom.py, rlhf.py        rows by number: from their files, or of a class of the user's own
+    cache.py                             what is kept for the next run, within a bound
     rows.py, chat.py                     one row through the column mapping and the chat template
     encoding.py, truncation.py           token ids of many prompts, kept for the next run; cutting to a limit
-    prompts.py, sft.py                   PromptDataset and SftDataset
+    prompts.py, streaming.py, sft.py     PromptDataset, StreamedPrompts and SftDataset
     mixing.py, sampler.py                how often, and in which order, rows are visited
+    curriculum.py, field_samplers.py     orders by name, and those of a user's own: functions and classes
     checking.py, prepare.py              what is wrong with files; well-known data sets in the field's schema
 
 `checking` and `prepare` are imported by their commands, not here; so are `strop.data.tiny`, which makes a small
@@ -15,23 +18,32 @@ from __future__ import annotations
 
 from strop.data.chat import Chat, render, require_chat_template
 from strop.data.config import DataConfig, SftDataConfig
+from strop.data.curriculum import RowResult, register_sampler
+from strop.data.field_samplers import AbstractCurriculumSampler, AbstractSampler
 from strop.data.mixing import check_source_weights, visits_per_epoch
 from strop.data.prompts import PromptDataset
 from strop.data.readers import read_rows
+from strop.data.rlhf import RLHFDataset, collate_fn
 from strop.data.sampler import PromptSampler, parse_visit_uid, val_uid, visit_uid
 from strop.data.sft import SftDataset, SftExample, tokenize_chat
 
 __all__ = [
+    "AbstractCurriculumSampler",
+    "AbstractSampler",
     "Chat",
     "DataConfig",
     "PromptDataset",
     "PromptSampler",
+    "RLHFDataset",
+    "RowResult",
     "SftDataConfig",
     "SftDataset",
     "SftExample",
     "check_source_weights",
+    "collate_fn",
     "parse_visit_uid",
     "read_rows",
+    "register_sampler",
     "render",
     "require_chat_template",
     "tokenize_chat",

@@ -14,6 +14,8 @@ from typing import Any
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
+from strop.data.media import MediaSource
+
 NO_TEMPLATE = (
     "the tokenizer of {name} has no chat template, so chat messages cannot be turned into tokens; use an "
     "instruct model, or set chat_template in the tokenizer_config.json of the model folder"
@@ -32,6 +34,8 @@ class Chat:
     """Tool schemas in the function form of OpenAI."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the template."""
+    media: tuple[MediaSource, ...] = ()
+    """Images and videos, in the order of the messages' parts."""
 
 
 def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -5,6 +5,7 @@ Unlike a run, which stops at the first bad row, this goes through all rows and c
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from collections import Counter
@@ -14,12 +15,15 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from strop.data.chat import encode, render, require_chat_template
+from strop.data.chat import Chat, encode_all, render, require_chat_template
 from strop.data.config import DataConfig
+from strop.data.media import MediaEncoder, MediaSource, Placed, shown_text
 from strop.data.rows import missing_values, row_chat, row_data_source, row_messages
 from strop.data.truncation import cut
 
 _MAX_BINS = 10
+_BATCH = 512
+"""Prompts per call of the tokenizer."""
 _NUM_NAMED = 5
 """Rows or pairs of rows that are named in a list of many."""
 
@@ -46,7 +50,7 @@ class ShownPrompt:
     """Why this one: first, median length, longest."""
     num_tokens: int
     text: str
-    """Decoded from the token ids, special tokens included."""
+    """Decoded from the token ids, special tokens included; an image is `<image 448x448: 256 tokens>`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +124,7 @@ def examine(
     require_chat_template(tokenizer)
     missing: dict[str, list[int]] = {name: [] for name in _mapped(config)}
     remedies: dict[str, str] = {}
-    encoded: dict[int, list[int]] = {}
-    malformed: list[str] = []
+    found = _Prompts(tokenizer)
     sources: Counter[str] = Counter()
     for row, source in enumerate(rows):
         for name, remedy in missing_values(source, config).items():
@@ -129,24 +132,18 @@ def examine(
             remedies.setdefault(name, remedy)
         name = row_data_source(source, config)
         sources.update([name] if name else [])
-        if source.get(config.prompt_key) is None:
-            continue
-        try:
-            chat = row_chat(source, config, f"row {row}")
-            encoded[row] = encode(tokenizer, render(tokenizer, chat, add_generation_prompt=True))
-            if not encoded[row]:
-                del encoded[row]
-                raise ValueError(f"row {row} has a prompt of no tokens; check its messages and the template")
-        except ValueError as error:
-            malformed.append(str(error))
+        if source.get(config.prompt_key) is not None:
+            found.add(row, source, config)
+    found.encode()
+    encoded, malformed = found.encoded, [found.malformed[row] for row in sorted(found.malformed)]
     columns = tuple(
         Column(
             name=name,
-            num_missing=len(found),
-            first_missing=found[0] if found else None,
+            num_missing=len(absent),
+            first_missing=absent[0] if absent else None,
             remedy=remedies.get(name, ""),
         )
-        for name, found in missing.items()
+        for name, absent in missing.items()
     )
     return DataReport(
         num_rows=len(rows),
@@ -157,8 +154,52 @@ def examine(
         limit=config.max_prompt_tokens,
         sources=dict(sorted(sources.items())),
         repeats=_repeats(rows, config),
-        shown=_shown(encoded, tokenizer, config),
+        shown=_shown(encoded, tokenizer, config, found.encoder, found.placed),
     )
+
+
+class _Prompts:
+    """Token ids of the rows that can be prompts, encoded in batches, which fast tokenizers spread over threads."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._waiting: list[tuple[int, Chat, str]] = []
+        self.encoder = MediaEncoder(tokenizer)
+        self.encoded: dict[int, list[int]] = {}
+        self.placed: dict[int, tuple[Placed, ...]] = {}
+        self.malformed: dict[int, str] = {}
+        """Why a row cannot be a prompt."""
+
+    def add(self, row: int, source: Mapping[str, Any], config: DataConfig) -> None:
+        """Take in the next row."""
+        try:
+            chat = row_chat(source, config, f"row {row}")
+            if chat.media:
+                self.encoder.require(chat.where)
+            self._waiting.append((row, chat, render(self._tokenizer, chat, add_generation_prompt=True)))
+        except ValueError as error:
+            self.malformed[row] = str(error)
+        if len(self._waiting) == _BATCH:
+            self.encode()
+
+    def encode(self) -> None:
+        """Encode what was taken in."""
+        encoded = encode_all(self._tokenizer, [text for _, _, text in self._waiting])
+        for (row, chat, _), ids in zip(self._waiting, encoded, strict=True):
+            try:
+                self._keep(row, chat, ids)
+            except ValueError as error:
+                self.malformed[row] = str(error)
+        self._waiting = []
+
+    def _keep(self, row: int, chat: Chat, ids: list[int]) -> None:
+        if not ids:
+            raise ValueError(f"row {row} has a prompt of no tokens; check its messages and the template")
+        if chat.media:
+            media = self.encoder.place(chat.media, f"row {row}")
+            ids = list(self.encoder.expand(ids, media, f"row {row}"))
+            self.placed[row] = media
+        self.encoded[row] = ids
 
 
 def overlap(
@@ -207,9 +248,9 @@ def _identities(rows: Sequence[Mapping[str, Any]], config: DataConfig) -> dict[i
             continue
         try:
             messages = row_messages(source, config, "")
+            media = _media_identity(row_chat(source, config, "").media)
         except ValueError:  # reported with the malformed rows
             continue
-        media = [repr(source.get(key)) for key in ("images", "videos", "audios") if source.get(key)]
         plain = [
             (message["role"], " ".join(content.split()) if isinstance(content, str) else content)
             for message in messages
@@ -219,8 +260,21 @@ def _identities(rows: Sequence[Mapping[str, Any]], config: DataConfig) -> dict[i
     return identities
 
 
+def _media_identity(media: Sequence[MediaSource]) -> list[str]:
+    """What makes media the same as others: their paths, or a digest of their contents."""
+    return [
+        hashlib.blake2b(file, digest_size=16).hexdigest() if isinstance(file, bytes) else repr(file)
+        for source in media
+        for file in source.files
+    ]
+
+
 def _shown(
-    encoded: Mapping[int, list[int]], tokenizer: PreTrainedTokenizerBase, config: DataConfig
+    encoded: Mapping[int, list[int]],
+    tokenizer: PreTrainedTokenizerBase,
+    config: DataConfig,
+    encoder: MediaEncoder,
+    placed: Mapping[int, tuple[Placed, ...]],
 ) -> tuple[ShownPrompt, ...]:
     """The first prompt, one of median length and the longest, of those that a run would use."""
     limit, is_cut = config.max_prompt_tokens, config.truncation != "error"
@@ -236,10 +290,14 @@ def _shown(
             chosen.setdefault(row, "another")
     shown = []
     for row, why in chosen.items():
-        ids = used[row]
+        ids, media = used[row], placed.get(row, ())
         if config.truncation != "error" and len(ids) > limit:
-            ids = cut(ids, limit, config.truncation)
+            try:
+                ids = cut(ids, limit, config.truncation, encoder.spans(ids, media) if media else ())
+            except ValueError as error:
+                shown.append(ShownPrompt(row=row, why=why, num_tokens=len(ids), text=f"(refused: {error})"))
+                continue
             why = f"{why}, cut ({config.truncation}) from {len(used[row])} tokens"
-        text = str(tokenizer.decode(ids, skip_special_tokens=False))
+        text = shown_text(tokenizer, ids, media, encoder.starts(ids, media) if media else ())
         shown.append(ShownPrompt(row=row, why=why, num_tokens=len(ids), text=text))
     return tuple(shown)

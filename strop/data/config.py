@@ -8,6 +8,25 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
+class DatasetClassConfig:
+    """A class of the user's own that makes the rows."""
+
+    path: str = ""
+    """Python file with the class, relative to the current directory. Empty: rows are read from the files as they
+    are."""
+    name: str = ""
+    """Name of the class in that file."""
+
+    def __post_init__(self) -> None:
+        if bool(self.path) != bool(self.name):
+            given, missing = ("path", "name") if self.path else ("name", "path")
+            raise ValueError(
+                f"data.dataset_class.{given} is {getattr(self, given)!r}, but data.dataset_class.{missing} is empty; "
+                f"set both, or none"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Prompts for training and validation."""
 
@@ -16,9 +35,18 @@ class DataConfig:
     (FOLDER@split), hub:owner/name[:config][@split], or URLs. Relative paths start at the current directory."""
     val_files: tuple[str, ...] = ()
     """The same for validation; empty means no validation."""
+    dataset_class: DatasetClassConfig = field(default_factory=DatasetClassConfig)
+    """A class of your own that makes the rows of training and validation, {path: my_data.py, name: MyDataset}. It is
+    called as MyDataset(data_files, tokenizer, config, processor=None, max_samples=-1) and gives a row by its number."""
+    streaming: bool = False
+    """Read and encode each training prompt when it is visited, instead of all before the first step: for sets that do
+    not fit into memory. Validation prompts are held in any case."""
     cache_dir: str = ""
-    """Folder for fetched files and for the token ids of large sets; empty means ~/.cache/strop. May be deleted
-    at any time."""
+    """Folder for fetched files, for the token ids of large sets and for indexes of streamed ones; empty means
+    ~/.cache/strop. May be deleted at any time but while a run starts."""
+    cache_max_bytes: int = 50 * 2**30
+    """Most that the cache folder may take, in bytes: at the start of a run what was not used for longest is removed
+    from it, but nothing that this run uses or that was used within the last hour."""
     prompt_key: str = "prompt"
     """Column with the prompt: a list of chat messages, or a string that becomes one user message."""
     data_source_key: str = "data_source"
@@ -38,8 +66,13 @@ class DataConfig:
     prompts_per_step: int = 64
     """Prompts per training step; each is sampled rollout.samples_per_prompt times. Need not divide
     anything."""
-    shuffle: bool = True
-    """Visit the rows of each epoch in an order drawn from the seed; false: in the order of the files."""
+    sampler: str = "shuffled"
+    """Order of the rows of an epoch: shuffled (drawn from the seed), in_order (of the files); by the pass rate at their
+    last visit, easy_first, hard_first or near_half (those first that passed about half of the time); or one of your
+    own (algorithm.extensions)."""
+    reorder_every: int = 0
+    """Steps after which a sampler that sees results orders the rest of the epoch again; 0: at the start of each epoch
+    only."""
     filter_overlong_prompts: bool = True
     """Drop prompts over max_prompt_tokens and report how many; false: data.truncation says what becomes of
     them."""
@@ -60,6 +93,14 @@ class DataConfig:
         for name, limit in (("train", self.max_train_prompts), ("val", self.max_val_prompts)):
             if limit is not None:
                 _check_positive(f"data.max_{name}_prompts", limit)
+        if self.reorder_every < 0:
+            raise ValueError(
+                f"data.reorder_every is {self.reorder_every} steps; use 0 for each epoch's start only"
+            )
+        if self.cache_max_bytes < 0:
+            raise ValueError(
+                f"data.cache_max_bytes is {self.cache_max_bytes}; use 0 to keep only what is in use"
+            )
         _check_named("data.prompt_key", self.prompt_key)
         _check_named("data.data_source_key", self.data_source_key)
         if self.ground_truth_key == "":
@@ -71,6 +112,18 @@ class DataConfig:
             raise ValueError(
                 f"data.truncation={self.truncation} cuts long prompts, but data.filter_overlong_prompts=true "
                 f"drops them before; set data.filter_overlong_prompts=false to cut them"
+            )
+        if self.streaming and self.source_weights:
+            raise ValueError(
+                "data.source_weights counts the rows of every data source before the first visit, but "
+                "data.streaming=true reads a row when it is visited: leave the weights out and repeat or thin out "
+                "files instead, or set data.streaming=false"
+            )
+        if self.streaming and not self.filter_overlong_prompts and self.truncation == "error":
+            raise ValueError(
+                "data.streaming=true meets a prompt that is too long at its visit, in the middle of a run, where "
+                "data.truncation=error would end it: set data.filter_overlong_prompts=true to pass over such "
+                "prompts, or data.truncation to left, right or middle to cut them"
             )
         for source, weight in self.source_weights.items():
             if not (math.isfinite(weight) and weight >= 0):

@@ -23,8 +23,8 @@ import tokenizers
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from strop.data.cache import cache_folder, use
 from strop.data.chat import Chat, encode_all, render
-from strop.data.sources import default_cache_folder
 
 MIN_CACHED_ROWS = 5000
 """Smaller sets are encoded within seconds and not kept."""
@@ -47,8 +47,7 @@ def encode_prompts(
     """
     path = None
     if num_chats >= MIN_CACHED_ROWS and _is_repeatable(tokenizer):
-        folder = Path(cache_dir or default_cache_folder()).expanduser() / "prompts"
-        path = folder / f"{digest(tokenizer, chats())}.npz"
+        path = cache_folder(cache_dir) / "prompts" / f"{digest(tokenizer, chats())}.npz"
         kept = _load(path, num_chats)
         if kept is not None:
             return kept
@@ -95,6 +94,7 @@ def _save(path: Path, encoded: Sequence[array[int]]) -> None:
                 flat = np.frombuffer(b"".join(ids.tobytes() for ids in encoded), dtype=np.intc)
                 np.savez(file, lengths=lengths, token_ids=flat)
             staging.replace(path)
+            use(path)
         finally:
             staging.unlink(missing_ok=True)
     except OSError as error:
@@ -106,6 +106,7 @@ def _load(path: Path, num_chats: int) -> list[array[int]] | None:
     try:
         with np.load(path) as kept:
             lengths, flat = kept["lengths"], kept["token_ids"]
+        use(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:

@@ -12,7 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from strop.data.chat import Chat, require_chat_template
 from strop.data.config import DataConfig
 from strop.data.encoding import encode_prompts
+from strop.data.media import MediaEncoder, Placed
 from strop.data.rows import (
+    MEDIA_KEYS,
     missing_values,
     row_chat,
     row_data_source,
@@ -21,7 +23,7 @@ from strop.data.rows import (
     row_messages,
 )
 from strop.data.truncation import cut
-from strop.trajectory import Prompt
+from strop.trajectory import Media, Prompt
 
 _PLACES = {"left": "on the left", "right": "on the right", "middle": "in the middle"}
 
@@ -38,6 +40,8 @@ class PromptDataset:
         config: column names and limits.
         split: `train` keeps at most max_train_prompts, `val` at most max_val_prompts; also the word for the
             rows in messages.
+        first_row: number of the first of these rows in the files, for messages.
+        media: for this tokenizer, to share it between data sets.
 
     Raises:
         ValueError: a column is missing, a row is malformed, the tokenizer has no chat template, a prompt is
@@ -50,16 +54,24 @@ class PromptDataset:
         tokenizer: PreTrainedTokenizerBase,
         config: DataConfig,
         split: Literal["train", "val"],
+        *,
+        first_row: int = 0,
+        media: MediaEncoder | None = None,
     ) -> None:
         require_chat_template(tokenizer)
         if not rows:
             raise ValueError(f"{split} data has no rows; check data.{split}_files")
         self.split = split
         self._source_rows = rows
+        self._first_row = first_row
         self._config = config
         self._max_prompts = config.max_train_prompts if split == "train" else config.max_val_prompts
         self._check_columns()
+        self._media = media or MediaEncoder(tokenizer)
+        self._placed: dict[int, tuple[Placed, ...]] = {}
         encoded = encode_prompts(tokenizer, self._chats, len(rows), config.cache_dir)
+        for row in self._placed:
+            encoded[row] = self._with_media(row, encoded[row])
         for row, ids in enumerate(encoded):
             if not ids:
                 raise ValueError(
@@ -101,11 +113,15 @@ class PromptDataset:
         if row not in self._ids:
             raise KeyError(f"row {row} is not among the {len(self)} rows of the {self.split} prompts")
         config, source = self._config, self._source_rows[row]
-        named = {config.prompt_key, config.data_source_key, "extra_info", "agent_name"}
+        named = {config.prompt_key, config.data_source_key, "extra_info", "agent_name", *MEDIA_KEYS}
         if config.ground_truth_key is not None and "." in config.ground_truth_key:
             named.add(
                 config.ground_truth_key.split(".")[0]
             )  # a plain column stays: TRL rewards take it by name
+        media: tuple[Media, ...] = ()
+        if row in self._placed:
+            sources = row_chat(source, config, self._where(row)).media
+            media = self._media.media(self._ids[row], sources, self._placed[row])
         return Prompt(
             uid=uid,
             row=row,
@@ -114,9 +130,14 @@ class PromptDataset:
             data_source=row_data_source(source, config),
             ground_truth=row_ground_truth(source, config),
             extra_info=row_extra_info(source, self._where(row)),
-            agent_name=source.get("agent_name") or "single_turn",
+            agent_name=source.get("agent_name") or "single_turn_agent",
             columns={key: value for key, value in source.items() if key not in named},
+            media=media,
         )
+
+    def refusal(self, prompt: Prompt) -> str:
+        """Empty: prompts that cannot be played are not among these."""
+        return ""
 
     def report(self) -> str:
         """One line: how many prompts, how long, how many dropped or cut."""
@@ -138,7 +159,7 @@ class PromptDataset:
         return line
 
     def _where(self, row: int) -> str:
-        return f"{self.split} row {row}"
+        return f"{self.split} row {self._first_row + row}"
 
     def _check_columns(self) -> None:
         """Report all columns that the mapping names and a row lacks, in one error."""
@@ -152,7 +173,18 @@ class PromptDataset:
 
     def _chats(self) -> Iterator[Chat]:
         for row, source in enumerate(self._source_rows):
-            yield row_chat(source, self._config, self._where(row))
+            chat = row_chat(source, self._config, self._where(row))
+            if chat.media:
+                self._media.require(chat.where)
+                self._placed[row] = ()  # measured once all are encoded
+            yield chat
+
+    def _with_media(self, row: int, token_ids: array[int]) -> array[int]:
+        """The ids of a row with media, with all tokens that stand for them."""
+        where = self._where(row)
+        chat = row_chat(self._source_rows[row], self._config, where)
+        self._placed[row] = self._media.place(chat.media, where)
+        return self._media.expand(token_ids, self._placed[row], where)
 
     def _limit(self, encoded: Sequence[array[int]]) -> dict[int, array[int]]:
         """The prompts that are kept, by row, each within the limit."""
@@ -177,17 +209,27 @@ class PromptDataset:
         dropped = set(over) if is_filtered else set()
         rows = [row for row in range(len(encoded)) if row not in dropped]
         if self._max_prompts is not None:
-            rows = _spread(rows, self._max_prompts)
+            rows = list(spread(rows, self._max_prompts))
         kept = {row: encoded[row] for row in rows}
         if self._config.truncation != "error":
             for row in rows:
                 if len(encoded[row]) > limit:
-                    kept[row] = array("i", cut(encoded[row], limit, self._config.truncation))
+                    kept[row] = array("i", self._cut(row, encoded[row]))
                     self._num_cut += 1
         return kept
 
+    def _cut(self, row: int, token_ids: array[int]) -> list[int]:
+        """At most max_prompt_tokens of the ids of a row, without a cut inside of its media."""
+        spans = self._media.spans(token_ids, self._placed[row]) if row in self._placed else []
+        side = self._config.truncation
+        assert side != "error", "the first prompt that is too long was refused before"
+        try:
+            return cut(token_ids, self._config.max_prompt_tokens, side, spans)
+        except ValueError as error:
+            raise ValueError(f"{self._where(row)}: {error}") from error
 
-def _spread(rows: list[int], count: int) -> list[int]:
+
+def spread(rows: Sequence[int], count: int) -> Sequence[int]:
     """At most `count` rows at even distances, so that a file sorted by source or difficulty is covered."""
     if len(rows) <= count:
         return rows

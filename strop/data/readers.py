@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,7 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
             JSON is named by its number.
         FileNotFoundError: a file does not exist.
     """
-    if isinstance(files, str | Path):
-        raise TypeError(f"read_rows takes a list of files, got the single path {str(files)!r}; wrap it in []")
-    if not files:
-        raise ValueError(
-            "no data file was named; set data.train_files (or data.val_files) to a list of .parquet or "
-            ".jsonl files"
-        )
+    check_entries(files)
     rows: list[dict[str, Any]] = []
     for entry in files:
         found = _read_entry(str(entry), cache_dir)
@@ -49,32 +44,71 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
     return rows
 
 
-def _read_entry(entry: str, cache_dir: str | Path) -> list[dict[str, Any]]:
-    if entry.startswith(HUB_PREFIX):
-        return load_hub(entry)
+def check_entries(files: Sequence[str | Path]) -> None:
+    """Raise for a list of entries that is none, or names nothing."""
+    if isinstance(files, str | Path):
+        raise TypeError(f"read_rows takes a list of files, got the single path {str(files)!r}; wrap it in []")
+    if not files:
+        raise ValueError(
+            "no data file was named; set data.train_files (or data.val_files) to a list of .parquet or "
+            ".jsonl files"
+        )
+
+
+def leaves(entry: str, cache_dir: str | Path) -> list[Path]:
+    """What an entry other than `hub:` means: files, and folders that `save_to_disk` wrote, in their order.
+
+    Raises:
+        ValueError: an unknown suffix, a folder with several splits, or a URL that cannot be fetched.
+        FileNotFoundError: there is no such file.
+    """
     if is_url(entry):
         path = fetch(entry, SUFFIXES, cache_dir)
-        try:
-            return _read_path(path, "")
-        except ValueError as error:
-            raise ValueError(f"data entry {entry!r}, fetched to {path}: {error}") from error
+        with fetched(entry, path):
+            return _leaves(path, "")
     path, split = split_entry(entry)
     if not path.exists():
         raise FileNotFoundError(_missing(path))
-    return _read_path(path, split)
+    return _leaves(path, split)
 
 
-def _read_path(path: Path, split: str) -> list[dict[str, Any]]:
+@contextmanager
+def fetched(entry: str, path: Path) -> Iterator[None]:
+    """Errors about a copy name the URL that it was fetched from."""
+    try:
+        yield
+    except ValueError as error:
+        if not is_url(entry):
+            raise
+        raise ValueError(f"data entry {entry!r}, fetched to {path}: {error}") from error
+
+
+def _read_entry(entry: str, cache_dir: str | Path) -> list[dict[str, Any]]:
+    if entry.startswith(HUB_PREFIX):
+        return load_hub(entry)
+    rows: list[dict[str, Any]] = []
+    for path in leaves(entry, cache_dir):
+        with fetched(entry, path):
+            rows.extend(_read_leaf(path))
+    return rows
+
+
+def _leaves(path: Path, split: str) -> list[Path]:
     if path.is_dir():
-        return _read_folder(path, split)
-    if path.suffix == ".parquet":
-        return _read_parquet(path)
-    if path.suffix in (".jsonl", ".json"):
-        return _read_json(path)
-    raise ValueError(
-        f"data file {path} ends in {path.suffix or 'no suffix'!r}; use one of {', '.join(SUFFIXES)}, or "
-        f"a folder with such files"
-    )
+        return _folder_leaves(path, split)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(
+            f"data file {path} ends in {path.suffix or 'no suffix'!r}; use one of {', '.join(SUFFIXES)}, or "
+            f"a folder with such files"
+        )
+    return [path]
+
+
+def _read_leaf(path: Path) -> list[dict[str, Any]]:
+    if path.is_dir():
+        rows: list[dict[str, Any]] = open_saved(path).to_list()
+        return rows
+    return _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
 
 
 def _missing(path: Path) -> str:
@@ -99,12 +133,16 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"data file {path} cannot be read as parquet ({reason}); write it again, or check that it was "
-            f"copied whole"
-        ) from error
+        raise parquet_refused(path, error) from error
     return rows
+
+
+def parquet_refused(path: Path, error: Exception) -> ValueError:
+    """What is raised for a file that pyarrow cannot read."""
+    reason = str(error).splitlines()[0]
+    return ValueError(
+        f"data file {path} cannot be read as parquet ({reason}); write it again, or check that it was copied whole"
+    )
 
 
 def _read_json(path: Path) -> list[dict[str, Any]]:
@@ -120,7 +158,7 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: U+2028 may stand in a string
         if line.strip():
-            rows.append(_parse_object(line, f"line {number} of {path}"))
+            rows.append(parse_object(line, f"line {number} of {path}"))
     return rows
 
 
@@ -138,7 +176,8 @@ def _read_json_list(path: Path, text: str) -> list[dict[str, Any]]:
     return list(items)
 
 
-def _parse_object(line: str, where: str) -> dict[str, Any]:
+def parse_object(line: str, where: str) -> dict[str, Any]:
+    """The object of a line of JSON; `where` names it in errors."""
     try:
         item = json.loads(line)
     except json.JSONDecodeError as error:
@@ -158,30 +197,30 @@ def _not_an_object(where: str, item: object) -> str:
     )
 
 
-def _read_folder(path: Path, split: str) -> list[dict[str, Any]]:
+def _folder_leaves(path: Path, split: str) -> list[Path]:
     if (path / "dataset_dict.json").exists():
-        splits = _parse_object((path / "dataset_dict.json").read_text("utf-8"), f"{path}/dataset_dict.json")
+        splits = parse_object((path / "dataset_dict.json").read_text("utf-8"), f"{path}/dataset_dict.json")
         names = [str(name) for name in splits.get("splits", [])]
         if split in names:
-            return _read_saved(path / split)
+            return [path / split]
         example = path / names[0] if names else path
         raise ValueError(
             f"data folder {path} is a dataset with the splits {', '.join(names)}; name one of them, for "
             f"example {example}"
         )
     if (path / "state.json").exists():
-        return _read_saved(path)
-    return [row for file in folder_files(path, split) for row in _read_path(file, "")]
+        return [path]
+    return folder_files(path, split)
 
 
-def _read_saved(path: Path) -> list[dict[str, Any]]:
+def open_saved(path: Path) -> Any:
+    """The `datasets.Dataset` of a folder that `save_to_disk` wrote, mapped into memory."""
     import datasets  # heavy, and only folders need it
 
     try:
-        rows: list[dict[str, Any]] = datasets.load_from_disk(str(path)).to_list()
+        return datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, pyarrow.ArrowException) as error:
         raise ValueError(
             f"data folder {path} cannot be read by datasets ({type(error).__name__}: {error}); save it again "
             f"with save_to_disk"
         ) from error
-    return rows

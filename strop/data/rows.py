@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from strop.data.chat import Chat, to_chat, to_messages
 from strop.data.config import DataConfig
+from strop.data.media import has_media, take_media, without_contents
 
 MEDIA_KEYS = ("images", "videos", "audios")
 _OTHER_ANSWER_KEYS = ("answer", "solution", "ground_truth", "target", "label")
@@ -47,7 +49,12 @@ def row_ground_truth(source: Mapping[str, Any], config: DataConfig) -> Any:
 
 
 def row_messages(source: Mapping[str, Any], config: DataConfig, where: str) -> tuple[dict[str, Any], ...]:
-    """The prompt as chat messages."""
+    """The prompt as chat messages, as they stand in the row; pictures in their parts are only named."""
+    messages = _messages(source, config, where)
+    return without_contents(messages) if has_media(source, messages) else messages
+
+
+def _messages(source: Mapping[str, Any], config: DataConfig, where: str) -> tuple[dict[str, Any], ...]:
     key = config.prompt_key
     return to_messages(source[key], role="user", where=where, key=key)
 
@@ -69,17 +76,20 @@ def row_chat(source: Mapping[str, Any], config: DataConfig, where: str) -> Chat:
     """All that the chat template sees of the row.
 
     Raises:
-        ValueError: the row is malformed, or has media.
+        ValueError: the row is malformed, has sound, or other media than its messages have places for.
     """
-    media = [key for key in MEDIA_KEYS if source.get(key)]
-    if media:
+    if source.get("audios"):
         raise ValueError(
-            f"{where} has {media[0]}, which are not given to the model yet: remove the column or use rows with "
-            f"text only"
+            f"{where} has audios, which no model is given here: remove the column, or use rows with text, images and "
+            f"videos"
         )
     row_extra_info(source, where)
-    messages = row_messages(source, config, where)
-    return to_chat(source, messages, options=config.chat_template_kwargs, where=where)
+    messages = _messages(source, config, where)
+    if not has_media(source, messages):
+        return to_chat(source, messages, options=config.chat_template_kwargs, where=where)
+    placed, media = take_media(source, messages, where)
+    chat = to_chat(source, placed, options=config.chat_template_kwargs, where=where)
+    return dataclasses.replace(chat, media=media)
 
 
 def _suggestion(source: Mapping[str, Any]) -> str:

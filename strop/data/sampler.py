@@ -1,8 +1,9 @@
 """Which rows a step visits.
 
-The order of an epoch is a pure function of (seed, epoch). The position in it is the set of visits already
-consumed, not an offset: prompts that were in flight when a run ended are simply not in that set, so they are
-visited again, and nothing is skipped or repeated.
+The order of an epoch is a pure function of (seed, epoch), or, of a sampler that sees results (curriculum.py), of
+those as well; such an order is part of a checkpoint. The position in it is the set of visits already consumed, not an
+offset: prompts that were in flight when a run ended are simply not in that set, so they are visited again, and
+nothing is skipped or repeated.
 """
 
 from __future__ import annotations
@@ -10,12 +11,23 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from strop.randomness import permutation, random_key
+from strop.data.curriculum import (
+    RowResult,
+    checked_order,
+    ordered_rows,
+    results_as_json,
+    results_of_json,
+    sees_results,
+)
+from strop.data.field_samplers import FieldSampler
+from strop.protocol import DataProto
 
 _VISIT_UID = re.compile(r"e(\d+)-(\d{6,})")
 
@@ -48,9 +60,11 @@ class PromptSampler:
         rows: row numbers to visit, without repeats (`PromptDataset.row_numbers`).
         prompts_per_step: visits per step.
         seed: seed of the run.
-        shuffle: False visits the rows of every epoch in the order given.
+        name: of the sampler that orders the rows of an epoch (`strop.data.curriculum`).
         num_epochs: None goes on without end.
         chosen: the rows that an epoch visits, out of all; not given: all of them.
+        reorder_every: steps after which what is left of an epoch is ordered again; 0: never.
+        instance: the sampler object, where `name` is that of a class.
     """
 
     def __init__(
@@ -58,21 +72,25 @@ class PromptSampler:
         rows: Sequence[int],
         prompts_per_step: int,
         seed: int,
-        shuffle: bool = True,
+        name: str = "shuffled",
         *,
         num_epochs: int | None = None,
         chosen: Callable[[int], Collection[int]] | None = None,
+        reorder_every: int = 0,
+        instance: FieldSampler | None = None,
     ) -> None:
         if len(rows) == 0:
             raise ValueError("a sampler needs at least one row; check the data files and the length filter")
-        if len(set(rows)) != len(rows):
+        self._rows = np.asarray(rows, dtype=np.int64)  # [rows]
+        if len(np.unique(self._rows)) != len(rows):
             raise ValueError("the rows of a sampler must not repeat; pass PromptDataset.row_numbers")
         if prompts_per_step < 1:
             raise ValueError(f"data.prompts_per_step is {prompts_per_step}; it must be at least 1")
-        self._rows = np.asarray(rows, dtype=np.int64)  # [rows]
         self._prompts_per_step = prompts_per_step
         self._seed = seed
-        self._shuffle = shuffle
+        self._name, self._sees_results = name, sees_results(name)
+        self._reorder_every, self._instance = reorder_every, instance
+        self._results: dict[int, RowResult] = {}
         self._num_epochs = num_epochs
         self._rest_until: dict[int, tuple[int, int | None]] = {}
         self._chosen = (
@@ -87,7 +105,7 @@ class PromptSampler:
         while self._is_over(self._epoch, consumed.get(self._epoch, set())):
             del consumed[self._epoch]
             self._epoch += 1
-        self._order = self.order(self._epoch)
+        self._order: NDArray[np.int64] | None = None  # made when it is needed: by then the results are there
         self._index = 0
 
     def _is_over(self, epoch: int, consumed: set[int]) -> bool:
@@ -99,11 +117,18 @@ class PromptSampler:
         )
 
     def order(self, epoch: int) -> list[int]:
-        """The rows of an epoch in the order of their visits."""
-        if not self._shuffle:
-            return [int(row) for row in self._rows]
-        key = random_key(self._seed, "prompt_order", epoch)
-        return [int(row) for row in self._rows[permutation(key, len(self._rows))]]
+        """The rows of an epoch in the order of their visits, by the results that are known now.
+
+        Raises:
+            ValueError: a sampler of the user's own returned something else than the rows.
+        """
+        return [int(row) for row in self._order_of(epoch)]
+
+    def _order_of(self, epoch: int) -> NDArray[np.int64]:
+        if self._instance is None:
+            return ordered_rows(self._name, self._rows, self._results, epoch=epoch, seed=self._seed)
+        places = checked_order(self._name, np.arange(len(self._rows)), self._instance.positions())
+        return self._rows[places]
 
     def next(self, count: int | None = None) -> list[tuple[int, int]]:
         """The (epoch, row) visits of the next step; shorter, then empty, when the last epoch is over.
@@ -117,17 +142,58 @@ class PromptSampler:
         wanted = self._prompts_per_step if count is None else count
         visits: list[tuple[int, int]] = []
         while len(visits) < wanted and not self.is_finished:
-            row = self._order[self._index]
+            if self._order is None:
+                self._order = self._order_of(self._epoch)
+            row = int(self._order[self._index])
             if row not in self._consumed.get(self._epoch, ()) and not self._rests(row, self._epoch):
                 visits.append((self._epoch, row))
+                if self._reorder_every:  # the position in an order says nothing about the next one
+                    self._consumed.setdefault(self._epoch, set()).add(row)
             self._index += 1
             if self._index == len(self._order):
                 self._check_some_left()
                 self._consumed.pop(self._epoch, None)
                 self._epoch += 1
-                self._order = self.order(self._epoch)
-                self._index = 0
+                self._order, self._index = None, 0
         return visits
+
+    @property
+    def sees_results(self) -> bool:
+        """`record` is of use."""
+        return self._sees_results
+
+    @property
+    def wants_batch(self) -> bool:
+        """`record` takes a batch too."""
+        return self._instance is not None and self._instance.learns
+
+    def record(self, step: int, results: Mapping[int, RowResult], batch: DataProto | None = None) -> None:
+        """What came of rows in a step.
+
+        The sampler sees it when it orders the next epoch, or with `reorder_every` the rest of this one.
+
+        Args:
+            step: which one.
+            results: by row; `visits` is that of this step.
+            batch: the samples, for a sampler in the field's form; None in a step without.
+        """
+        if self._instance is not None and batch is not None:
+            self._instance.update(batch)
+        for row, result in results.items():
+            before = self._results[row].visits if row in self._results else 0
+            self._results[row] = replace(result, visits=before + result.visits)
+        if self._reorder_every and step % self._reorder_every == 0:
+            self._order, self._index = None, 0
+
+    def progress(self) -> dict[str, Any]:
+        """What a sampler that sees results depends on, for the manifest of a checkpoint; of others, nothing."""
+        if not self._sees_results and self._instance is None:
+            return {}
+        order = None if self._order is None else self._order.tolist()
+        own = None if self._instance is None else self._instance.state()
+        return {
+            "results": results_as_json(self._results), "epoch": self._epoch, "order": order, "own": own
+        }  # fmt: skip
 
     def retire(self, row: int, epoch: int) -> None:
         """Do not visit this row in the epochs after this one: there is nothing left to learn from it."""
@@ -180,7 +246,8 @@ class PromptSampler:
         """What the order depends on, for the manifest of a checkpoint; `restore` compares it."""
         return {
             "seed": self._seed,
-            "shuffle": self._shuffle,
+            "sampler": self._name,
+            "reorder_every": self._reorder_every,
             "num_rows": len(self._rows),
             "rows_digest": hashlib.sha256(self._rows.astype("<i8").tobytes()).hexdigest()[:16],
         }
@@ -190,6 +257,7 @@ class PromptSampler:
         consumed: Collection[str],
         state: Mapping[str, Any] | None = None,
         curriculum: Mapping[str, Sequence[int | None]] | None = None,
+        progress: Mapping[str, Any] | None = None,
     ) -> None:
         """Continue after the visits in `consumed`: every other visit follows, in its order.
 
@@ -197,6 +265,7 @@ class PromptSampler:
             consumed: uids of all training visits that are done (`Ledger`).
             state: what `state` said when the checkpoint was written.
             curriculum: what `curriculum` said then.
+            progress: what `progress` said then.
 
         Raises:
             ValueError: `state` differs from this sampler's, or `consumed` names rows that it does not have.
@@ -206,17 +275,23 @@ class PromptSampler:
         self._rest_until = {
             int(row): (int(since or 0), until) for row, (since, until) in (curriculum or {}).items()
         }
-        known = {int(row) for row in self._rows}
+        visits = [parse_visit_uid(uid) for uid in consumed]
+        is_known = np.isin(np.array([row for _, row in visits], dtype=np.int64), self._rows)
         by_epoch: dict[int, set[int]] = {}
-        for uid in consumed:
-            epoch, row = parse_visit_uid(uid)
-            if row not in known:
+        for (epoch, row), known, uid in zip(visits, is_known, consumed, strict=True):
+            if not known:
                 raise ValueError(
-                    f"the run already trained on prompt {uid}, but row {row} is not among the {len(known)} "
+                    f"the run already trained on prompt {uid}, but row {row} is not among the {len(self._rows)} "
                     f"rows read now; resume with the data files and data.max_prompt_tokens of the run"
                 )
             by_epoch.setdefault(epoch, set()).add(row)
         self._start(by_epoch)
+        if progress:
+            self._results = results_of_json(progress["results"])
+            if self._instance is not None:
+                self._instance.restore(progress["own"])
+            if progress["epoch"] == self._epoch and progress["order"] is not None:
+                self._order = np.asarray(progress["order"], dtype=np.int64)
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
         now = self.state()

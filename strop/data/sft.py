@@ -31,6 +31,7 @@ from strop.data.chat import (
     to_chat,
     to_messages,
 )
+from strop.data.media import has_media
 
 _GENERATION_BLOCK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
@@ -169,6 +170,10 @@ class SftDataset:
             raise ValueError(
                 f"{where} has no assistant message to train on, after a first one of another role (roles: "
                 f"{', '.join(message['role'] for message in messages)}); add the answer, or remove the row"
+            )
+        if has_media(row, messages) or row.get("audios"):
+            raise ValueError(
+                f"{where} has images, videos or audios, which fine-tuning does not take; remove the columns"
             )
         return to_chat(row, messages, options=options, where=where), first_trained
 

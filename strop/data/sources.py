@@ -15,11 +15,21 @@ import importlib
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+from strop.data.cache import cache_folder, size_of, use
+
+SILENCE_S = 60.0
+"""How long a store may send nothing before a fetch ends, in seconds."""
+
+T = TypeVar("T")
 
 HUB_PREFIX = "hub:"
 _HUB = re.compile(
@@ -43,11 +53,6 @@ class HubSource:
     """Which of its splits."""
 
 
-def default_cache_folder() -> Path:
-    """Where fetched files and encoded prompts are kept when data.cache_dir is empty."""
-    return Path.home() / ".cache" / "strop"
-
-
 def is_url(entry: str) -> bool:
     """Whether an entry of data.train_files is a URL."""
     return _URL.match(entry) is not None
@@ -69,7 +74,17 @@ def parse_hub(entry: str) -> HubSource:
 
 
 def load_hub(entry: str) -> list[dict[str, Any]]:
-    """All rows of a split of a hub data set; `datasets` downloads it and keeps it in its own cache.
+    """All rows of a split of a hub data set.
+
+    Raises:
+        ValueError: as `open_hub`.
+    """
+    rows: list[dict[str, Any]] = open_hub(entry).to_list()
+    return rows
+
+
+def open_hub(entry: str) -> Any:
+    """The `datasets.Dataset` of a split of a hub data set; `datasets` downloads it and keeps it in its own cache.
 
     Raises:
         ValueError: the entry has another form, or `datasets` cannot read it, with its reason.
@@ -77,9 +92,7 @@ def load_hub(entry: str) -> list[dict[str, Any]]:
     source = parse_hub(entry)
     datasets: Any = importlib.import_module("datasets")  # heavy, and only some entries need it
     try:
-        rows: list[dict[str, Any]] = datasets.load_dataset(
-            source.name, source.config, split=source.split
-        ).to_list()
+        return datasets.load_dataset(source.name, source.config, split=source.split)
     except Exception as error:
         # The hub's client, its HTTP library and the readers of formats raise errors of their own kinds.
         raise ValueError(
@@ -87,39 +100,81 @@ def load_hub(entry: str) -> list[dict[str, Any]]:
             f"split, or download it where there is a network (hf download {source.name} --repo-type dataset "
             f"--local-dir DIR) and name DIR@{source.split}"
         ) from error
-    return rows
 
 
-def fetch(url: str, suffixes: tuple[str, ...], cache_dir: str | Path = "") -> Path:
+def fetch(
+    url: str, suffixes: tuple[str, ...], cache_dir: str | Path = "", *, silence_s: float = SILENCE_S
+) -> Path:
     """A local copy of what a URL names: a file, or a folder with the files in it that end as wanted.
 
     Args:
         url: of any kind that fsspec knows.
         suffixes: of the files that are taken from a folder.
         cache_dir: where copies are kept; empty means the default.
+        silence_s: how long the store may take to answer, and to send the next bytes of a file, in seconds.
 
     Raises:
-        ValueError: the kind of URL is unknown or needs a package, nothing is there, or the store failed.
+        ValueError: the kind of URL is unknown or needs a package, nothing is there, or the store failed or went
+            silent.
     """
     fsspec: Any = importlib.import_module("fsspec.core")
     try:
         system, path = fsspec.url_to_fs(url)
-        info = system.info(path)
-        is_folder = info["type"] == "directory"
-        found = system.find(path, detail=True) if is_folder else {path: info}
+        root, found = _while_heard(lambda: _listing(system, path), lambda: 0, silence_s)
+        is_folder = root["type"] == "directory"
         wanted = {_name_below(path, name): name for name in found if _is_wanted(name, suffixes, is_folder)}
         if not wanted:
             raise FileNotFoundError(f"the folder holds no {', '.join(suffixes)} files")
         key = _key(url, {local: found[name] for local, name in wanted.items()})
-        folder = Path(cache_dir or default_cache_folder()).expanduser() / "files" / key
+        folder = cache_folder(cache_dir) / "files" / key
         if not folder.is_dir():
-            _fetch_into(folder, system, wanted)
+            _fetch_into(folder, system, wanted, silence_s)
+        use(folder)
     except Exception as error:
         # Every store has its own client with its own kinds of errors.
         raise ValueError(
             f"data entry {url!r} cannot be fetched ({_reason(error)}); {_way_out(error)}"
         ) from error
     return folder if is_folder else folder / next(iter(wanted))
+
+
+def _listing(system: Any, path: str) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]]]:
+    """What the store says about a path, and about the files there by their names."""
+    info: Mapping[str, Any] = system.info(path)
+    return info, system.find(path, detail=True) if info["type"] == "directory" else {path: info}
+
+
+def _while_heard(work: Callable[[], T], progress: Callable[[], int], silence_s: float) -> T:
+    """The result of `work`, done in a thread of its own as long as `progress` grows.
+
+    Stores have deadlines of their own, of minutes or none. A thread that waits for a silent store cannot be
+    stopped; it is left behind and does not keep the process alive.
+
+    Raises:
+        TimeoutError: `progress` has not changed for `silence_s` seconds.
+    """
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:  # noqa: BLE001  # raised again below, in the thread that waits
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="fetch")
+    thread.start()
+    seen, heard_at = progress(), time.monotonic()
+    while thread.is_alive():
+        thread.join(min(silence_s / 4, 1.0))
+        now = progress()
+        if now != seen:
+            seen, heard_at = now, time.monotonic()
+        elif time.monotonic() - heard_at > silence_s and thread.is_alive():
+            raise TimeoutError(f"nothing was received for {silence_s:g} s")
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def _name_below(path: str, name: str) -> str:
@@ -142,7 +197,7 @@ def _key(url: str, infos: Mapping[str, Mapping[str, Any]]) -> str:
     return state.hexdigest()
 
 
-def _fetch_into(folder: Path, system: Any, wanted: Mapping[str, str]) -> None:
+def _fetch_into(folder: Path, system: Any, wanted: Mapping[str, str], silence_s: float) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix="fetching-", dir=folder.parent))
     try:
@@ -151,7 +206,7 @@ def _fetch_into(folder: Path, system: Any, wanted: Mapping[str, str]) -> None:
             if not target.resolve().is_relative_to(staging.resolve()):
                 raise ValueError(f"the file name {local!r} leads out of the folder")
             target.parent.mkdir(parents=True, exist_ok=True)
-            system.get_file(name, str(target))
+            _while_heard(partial(system.get_file, name, str(target)), partial(size_of, staging), silence_s)
         try:
             staging.rename(folder)
         except OSError:
@@ -168,6 +223,8 @@ def _way_out(error: Exception) -> str:
         return "install the package that it names"
     if isinstance(error, ValueError) and "rotocol" in str(error):
         return "use a kind of URL that fsspec knows, such as s3://, gs://, https:// or file://"
+    if isinstance(error, TimeoutError):
+        return "check the address, and that this machine can reach it"
     return "check the address, and that this machine may read it"
 
 

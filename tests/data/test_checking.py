@@ -34,7 +34,7 @@ def test_every_problem_is_counted_not_only_the_first() -> None:
     ]
     assert report.num_malformed == 2
     assert report.malformed[0].startswith("row 4: column 'prompt' holds list []")
-    assert report.malformed[1].startswith("row 5 has images, which are not given to the model yet")
+    assert report.malformed[1].startswith("row 5 has 0 placeholders <image> in its messages, but 1 images")
     # The template adds 19 tokens.
     assert report.lengths == {0: 21, 1: 20, 3: 20, 6: 49}
     assert (report.num_over, report.sources) == (1, {"s": 5, "t": 1})

@@ -37,7 +37,7 @@ def test_a_row_of_the_fields_schema_becomes_a_prompt() -> None:
     assert (prompt.data_source, prompt.ground_truth) == ("strop/exact", "dc")
     assert prompt.extra_info == {"index": 5, "split": "train"}
     assert prompt.columns == {"ability": "text"}
-    assert dataset.prompt(0, "e3-000000").agent_name == "single_turn"
+    assert dataset.prompt(0, "e3-000000").agent_name == "single_turn_agent"
 
 
 def test_the_template_is_used_without_tokens_of_the_tokenizers_own() -> None:
@@ -145,7 +145,10 @@ def test_a_tokenizer_without_chat_template_says_what_to_do() -> None:
             "train row 0: the chat template cannot render the messages .roles: user",
         ),
         ({"extra_info": "text"}, "column 'extra_info' holds a str"),
-        ({"images": [{"path": "a.png"}]}, "train row 0 has images"),
+        (
+            {"images": [{"path": "a.png"}]},
+            "train row 0 has 0 placeholders <image> .* 1 images in column 'images'",
+        ),
         ({"tools": "{broken"}, "column 'tools' is text that is not JSON"),
         ({"tools": {"name": "x"}}, "column 'tools' holds dict"),
     ],

@@ -19,9 +19,14 @@ def all_visits(sampler: PromptSampler) -> list[tuple[int, int]]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(rows=row_lists, per_step=st.integers(1, 30), seed=st.integers(0, 5), shuffle=st.booleans())
-def test_every_epoch_visits_each_row_once(rows: list[int], per_step: int, seed: int, shuffle: bool) -> None:
-    sampler = PromptSampler(rows, per_step, seed, shuffle, num_epochs=3)
+@given(
+    rows=row_lists,
+    per_step=st.integers(1, 30),
+    seed=st.integers(0, 5),
+    name=st.sampled_from(["shuffled", "in_order"]),
+)
+def test_every_epoch_visits_each_row_once(rows: list[int], per_step: int, seed: int, name: str) -> None:
+    sampler = PromptSampler(rows, per_step, seed, name, num_epochs=3)
     steps = []
     while step := sampler.next():
         steps.append(step)
@@ -69,17 +74,17 @@ def test_the_order_depends_on_seed_and_epoch_only() -> None:
     assert one.order(0) != one.order(1)
     assert one.order(0) != PromptSampler(rows, 4, 1).order(0)
     assert one.order(0) != rows
-    assert PromptSampler(rows, 4, 0, shuffle=False).order(5) == rows
+    assert PromptSampler(rows, 4, 0, name="in_order").order(5) == rows
 
 
 def test_a_step_crosses_the_end_of_an_epoch() -> None:
-    sampler = PromptSampler([4, 5, 6], 2, 0, shuffle=False)
+    sampler = PromptSampler([4, 5, 6], 2, 0, name="in_order")
     assert [sampler.next() for _ in range(3)] == [[(0, 4), (0, 5)], [(0, 6), (1, 4)], [(1, 5), (1, 6)]]
     assert sampler.num_steps is None
 
 
 def test_epoch_is_that_of_the_next_visit() -> None:
-    sampler = PromptSampler([4, 5, 6], 2, 0, shuffle=False)
+    sampler = PromptSampler([4, 5, 6], 2, 0, name="in_order")
     epochs = [sampler.epoch]
     for _ in range(3):
         sampler.next()

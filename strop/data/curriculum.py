@@ -1,0 +1,199 @@
+"""The order in which the rows of an epoch are visited: built-in ones, and functions of a user's own that see results.
+
+A sampler is a pure function, called with what it has parameters for:
+
+    order(rows, results, *, epoch, seed) -> the same rows, in the order of their visits
+
+`results` holds what came of the rows so far (`RowResult`, by row number; rows that were never scored are not in
+it). It is recorded by the trainer and part of every checkpoint, so a resumed run goes on in the same order.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strop.algorithms.registry import Registry
+from strop.randomness import permutation, random_key
+
+Rows = Sequence[int] | NDArray[np.int64]
+"""Row numbers."""
+Sampler = Callable[..., Rows]
+"""See the module."""
+F = TypeVar("F", bound=Sampler)
+
+OFFERED = ("rows", "results", "epoch", "seed")
+"""What a sampler is given, by keyword, where it has a parameter of the name."""
+
+SAMPLERS: Registry[Sampler] = Registry("sampler", replaceable=False)
+
+UNKNOWN_PASS_RATE = 0.5
+"""Of a row that was never scored: in the middle between easy and hard."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowResult:
+    """What came of a row of the training data at its last visit."""
+
+    visits: int
+    """Visits with at least one scored sample, over the whole run."""
+    mean_score: float
+    """Mean score of the samples of the last one."""
+    pass_rate: float
+    """Share of them that passed."""
+    last_step: int
+    """When that was."""
+
+
+def register_sampler(name: str) -> Callable[[F], F]:
+    """A decorator that makes a function, or a class in the field's form (field_samplers.py), available as
+    data.sampler=name.
+
+    Raises:
+        ValueError: the name is taken, the function requires something that nobody gives it, or the class has a state
+            that no checkpoint can hold.
+    """
+
+    def add(function: F) -> F:
+        if isinstance(function, type):
+            missing = [
+                one for one in ("__iter__", "state_dict", "load_state_dict") if not hasattr(function, one)
+            ]
+            if missing:
+                raise ValueError(
+                    f"sampler {name!r}: {_name(function)} has no {' and no '.join(missing)}, so a run that is resumed "
+                    f"would go on in another order: add state_dict(), which returns plain values, and "
+                    f"load_state_dict(state), or write a function order(rows, results, *, epoch, seed)"
+                )
+            SAMPLERS.register(name)(function)
+            return function
+        required = [
+            parameter.name
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.default is inspect.Parameter.empty
+            and parameter.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        ]
+        unknown = [parameter for parameter in required if parameter not in OFFERED]
+        if unknown or "rows" not in required:
+            raise ValueError(
+                f"sampler {name!r}: {_name(function)} has the parameters {', '.join(required) or 'none'}, but a "
+                f"sampler is order(rows, results, *, epoch, seed); results, epoch and seed may be left out"
+            )
+        SAMPLERS.register(name)(function)
+        return function
+
+    return add
+
+
+def sees_results(name: str) -> bool:
+    """The sampler has a parameter for results, or is a class with a method `update`.
+
+    Raises:
+        ValueError: there is no such sampler.
+    """
+    function = SAMPLERS[name]
+    if isinstance(function, type):
+        return hasattr(function, "update")
+    return "results" in inspect.signature(function).parameters
+
+
+def ordered_rows(
+    name: str, rows: NDArray[np.int64], results: Mapping[int, RowResult], *, epoch: int, seed: int
+) -> NDArray[np.int64]:
+    """The rows in the order that the sampler gives them: [rows] int64.
+
+    A sampler that sees results gets a list of rows, and a copy of the results; another one the array, which is a tenth
+    as large.
+
+    Raises:
+        ValueError: there is no such sampler, or it returned something else than these rows.
+    """
+    function = SAMPLERS[name]
+    parameters = inspect.signature(function).parameters
+    offered: dict[str, object] = {"rows": rows, "epoch": epoch, "seed": seed}
+    if "results" in parameters:
+        offered |= {"rows": rows.tolist(), "results": dict(results)}
+    given: object = function(**{key: value for key, value in offered.items() if key in parameters})
+    return checked_order(name, rows, given)
+
+
+def checked_order(name: str, rows: NDArray[np.int64], given: object) -> NDArray[np.int64]:
+    """What a sampler returned, if it is an order of these rows.
+
+    Raises:
+        ValueError: it is none.
+    """
+    function = SAMPLERS[name]
+    if not isinstance(given, Sequence | np.ndarray):
+        raise ValueError(
+            f"sampler {name!r}: {_name(function)} returned a {type(given).__name__}, but a sampler returns a "
+            f"sequence with the {len(rows)} rows"
+        )
+    numbers = np.asarray(given)
+    if numbers.dtype.kind not in "iu" or not np.array_equal(np.sort(numbers, axis=None), np.sort(rows)):
+        strange = np.setdiff1d(numbers, rows).tolist()
+        what = f", among them {strange[0]!r}, which is none of them" if strange else ""
+        raise ValueError(
+            f"sampler {name!r}: {_name(function)} returned {numbers.size} entries{what}, but a sampler returns each "
+            f"of the {len(rows)} rows once; use algorithm.filter_groups to leave prompts out"
+        )
+    return numbers.astype(np.int64)
+
+
+def results_as_json(results: Mapping[int, RowResult]) -> dict[str, list[float]]:
+    """For the manifest of a checkpoint."""
+    return {str(row): list(astuple(result)) for row, result in sorted(results.items())}
+
+
+def results_of_json(values: Mapping[str, Sequence[float]]) -> dict[int, RowResult]:
+    """The inverse of `results_as_json`."""
+    return {
+        int(row): RowResult(visits=int(visits), mean_score=score, pass_rate=rate, last_step=int(step))
+        for row, (visits, score, rate, step) in values.items()
+    }
+
+
+@register_sampler("shuffled")
+def shuffled(rows: Rows, *, epoch: int, seed: int) -> NDArray[np.int64]:
+    """An order drawn from the seed, another one in each epoch."""
+    return np.asarray(rows)[permutation(random_key(seed, "prompt_order", epoch), len(rows))]
+
+
+@register_sampler("in_order")
+def in_order(rows: Rows) -> Rows:
+    """The order of the files."""
+    return rows
+
+
+@register_sampler("easy_first")
+def easy_first(rows: Rows, results: Mapping[int, RowResult], *, epoch: int, seed: int) -> Rows:
+    """Rows that passed most often at their last visit first, shuffled where equal."""
+    return sorted(shuffled(rows, epoch=epoch, seed=seed).tolist(), key=lambda row: -_pass_rate(results, row))
+
+
+@register_sampler("hard_first")
+def hard_first(rows: Rows, results: Mapping[int, RowResult], *, epoch: int, seed: int) -> Rows:
+    """Rows that passed least often at their last visit first, shuffled where equal."""
+    return sorted(shuffled(rows, epoch=epoch, seed=seed).tolist(), key=lambda row: _pass_rate(results, row))
+
+
+@register_sampler("near_half")
+def near_half(rows: Rows, results: Mapping[int, RowResult], *, epoch: int, seed: int) -> Rows:
+    """Rows first of which about half of the samples passed at their last visit, which teach most, and rows that were
+    never scored; shuffled where equal."""
+    return sorted(
+        shuffled(rows, epoch=epoch, seed=seed).tolist(), key=lambda row: abs(_pass_rate(results, row) - 0.5)
+    )
+
+
+def _pass_rate(results: Mapping[int, RowResult], row: int) -> float:
+    return results[row].pass_rate if row in results else UNKNOWN_PASS_RATE
+
+
+def _name(function: Sampler) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"

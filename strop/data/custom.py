@@ -1,0 +1,224 @@
+"""Rows of a class of the user's own (data.dataset_class), in the calling convention of the field.
+
+    MyDataset(data_files, tokenizer, config, processor=None, max_samples=-1)
+    len(dataset), dataset[i] -> a row as a dictionary
+
+A row has the columns of a file's row. The prompt may stand under `raw_prompt`, and `index`, `tools_kwargs` and
+`interaction_kwargs` beside `extra_info` instead of in it. Tensors are left out: token ids are made here, from the
+messages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+
+from strop.data.config import DataConfig
+from strop.data.readers import read_rows
+from strop.data.stored import open_rows
+
+RAW_PROMPT = "raw_prompt"
+_BESIDE_EXTRA_INFO = ("index", "tools_kwargs", "interaction_kwargs")
+_MODULE = "strop_dataset_class"
+
+
+class DatasetSettings(Mapping[str, Any]):
+    """The `config` of a dataset class: data.* under the names of the field and under ours.
+
+    Values are read as attributes, as items, or with `get(name, default)`.
+    """
+
+    def __init__(self, config: DataConfig, seed: int | None) -> None:
+        ours = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+        self._values: dict[str, Any] = {
+            **ours,
+            "train_files": list(config.train_files),
+            "val_files": list(config.val_files),
+            "cache_dir": config.cache_dir or "~/.cache/strop",
+            "max_prompt_length": config.max_prompt_tokens,
+            "max_response_length": config.max_response_tokens,
+            "train_batch_size": config.prompts_per_step,
+            "train_max_samples": config.max_train_prompts or -1,
+            "val_max_samples": config.max_val_prompts or -1,
+            "reward_fn_key": config.data_source_key,
+            "apply_chat_template_kwargs": dict(config.chat_template_kwargs),
+            "image_key": "images",
+            "video_key": "videos",
+            "return_raw_chat": True,
+            "return_full_prompt": False,
+            "return_raw_input_ids": False,
+            "return_multi_modal_inputs": False,
+            "need_tools_kwargs": False,
+            "filter_overlong_prompts_workers": 1,
+            "tool_config_path": None,
+            "use_shm": False,
+            "shuffle": False,  # rows are put in order by data.sampler, by their numbers
+            "seed": seed,
+            "custom_cls": {"path": config.dataset_class.path, "name": config.dataset_class.name},
+        }
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(
+                f"the settings of a dataset class have no {name!r}; there are {', '.join(sorted(self._values))}. "
+                f"Use config.get({name!r}, default) for what may be missing"
+            ) from None
+
+
+class CustomRows(Sequence[dict[str, Any]]):
+    """The rows of an object with `__len__` and `__getitem__`, each in the form of a file's row.
+
+    Args:
+        dataset: the object.
+        label: its class and file, for messages.
+        prompt_key: column that the prompt goes to.
+
+    Raises:
+        ValueError: it has no rows, and from a row: it is none.
+    """
+
+    def __init__(self, dataset: Any, *, label: str, prompt_key: str) -> None:
+        self._dataset, self._label, self._prompt_key = dataset, label, prompt_key
+        try:
+            self._length = len(dataset)
+        except Exception as error:
+            raise ValueError(f"{label}: len() failed with {_reason(error)}") from error
+        if self._length < 1:
+            raise ValueError(f"{label} has {self._length} rows; a data set needs at least one")
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(self._length))]
+        if not 0 <= index < self._length:
+            raise IndexError(f"row {index} of {self._length}")
+        try:
+            found = self._dataset[index]
+        except Exception as error:
+            raise ValueError(f"{self._label}: row {index} failed with {_reason(error)}") from error
+        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+            raise ValueError(
+                f"{self._label}: row {index} is a {type(found).__name__}, but __getitem__ must return a dictionary "
+                f"of columns such as {self._prompt_key}, data_source and reward_model"
+            )
+        return self._as_row(found)
+
+    def _as_row(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        row = {name: value for name, value in found.items() if not isinstance(value, torch.Tensor)}
+        raw_prompt = row.pop(RAW_PROMPT, None)
+        if raw_prompt is not None:
+            row[self._prompt_key] = list(raw_prompt) if not isinstance(raw_prompt, str) else raw_prompt
+        extra_info = row.get("extra_info")
+        beside = {name: row.pop(name) for name in _BESIDE_EXTRA_INFO if name in row}
+        beside = {name: value for name, value in beside.items() if value is not None and value != {}}
+        if extra_info is None or isinstance(
+            extra_info, Mapping
+        ):  # else the row is refused later, by its column
+            row["extra_info"] = {**beside, **(extra_info or {})}
+        return row
+
+
+def load_rows(
+    config: DataConfig, split: Literal["train", "val"], tokenizer: Any, *, seed: int | None = None
+) -> Sequence[dict[str, Any]]:
+    """The rows of a split as `config` says: of its files or of a class of the user's own, held or read by number.
+
+    Raises:
+        ValueError, FileNotFoundError: the sentence says which file, class or row cannot be used.
+    """
+    files = config.train_files if split == "train" else config.val_files
+    is_streamed = config.streaming and split == "train"
+    if config.dataset_class.path:
+        limit = config.max_train_prompts if split == "train" else config.max_val_prompts
+        rows = open_custom(config, files, tokenizer, max_samples=limit, seed=seed)
+        return rows if is_streamed else list(rows)
+    return open_rows(files, config.cache_dir) if is_streamed else read_rows(files, config.cache_dir)
+
+
+def open_custom(
+    config: DataConfig, files: Sequence[str], tokenizer: Any, *, max_samples: int | None, seed: int | None
+) -> CustomRows:
+    """The rows of data.dataset_class for these files.
+
+    Raises:
+        ValueError: the file or class is missing, or making the object failed; the sentence names the class.
+    """
+    wanted = config.dataset_class
+    label = f"data.dataset_class {wanted.name} of {wanted.path}"
+    make = load_class(wanted.path, wanted.name)
+    try:
+        dataset = make(
+            list(files),
+            tokenizer,
+            DatasetSettings(config, seed),
+            processor=None,
+            max_samples=-1 if max_samples is None else max_samples,
+        )
+    except Exception as error:
+        raise ValueError(
+            f"{label} cannot be made: {_reason(error)}; it is called as {wanted.name}(data_files, tokenizer, config, "
+            f"processor=None, max_samples=-1)"
+        ) from error
+    return CustomRows(dataset, label=label, prompt_key=config.prompt_key)
+
+
+def load_class(path: str, name: str) -> Any:
+    """The class of this name in a Python file.
+
+    Raises:
+        ValueError: there is no such file or class, or importing it failed.
+    """
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise ValueError(
+            f"data.dataset_class.path is {path!r}, but {file} is no file; relative paths start at the current "
+            f"directory"
+        )
+    spec = importlib.util.spec_from_file_location(_MODULE, file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"data.dataset_class.path is {path!r}, which is no Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_MODULE] = module  # classes look their module up, for example to be pickled
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"data.dataset_class.path: {file} cannot be imported: {_reason(error)}") from error
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        classes = sorted(key for key, value in vars(module).items() if isinstance(value, type))
+        raise ValueError(
+            f"data.dataset_class.name is {name!r}, but {path} has no class of that name; it has "
+            f"{', '.join(classes) or 'none'}"
+        )
+    return found
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,147 @@
+"""Training prompts that are read and encoded when they are visited.
+
+Nothing is known about a row before its visit, so a prompt that is too long shows then. With
+data.filter_overlong_prompts it is passed over and the next visit of the order takes its place: a step has as many
+prompts as without, and what is visited depends on seed, files and limits alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from strop.data.chat import require_chat_template
+from strop.data.config import DataConfig
+from strop.data.media import MediaEncoder
+from strop.data.prompts import PromptDataset, spread
+from strop.data.sampler import PromptSampler, visit_uid
+from strop.trajectory import Prompt
+
+_NO_LIMIT = 2**31 - 1
+_NUM_TRIED = 32
+"""Rows that are read before a run, at even distances, so that a wrong mapping ends it at once."""
+
+
+class TrainingPrompts(Protocol):
+    """What a run asks of its training prompts; `PromptDataset` and `StreamedPrompts` are such."""
+
+    @property
+    def row_numbers(self) -> Sequence[int]:
+        """What a sampler visits."""
+
+    def prompt(self, row: int, uid: str) -> Prompt:
+        """The prompt of a row, as the visit `uid`."""
+
+    def refusal(self, prompt: Prompt) -> str:
+        """Why a visited prompt is not played; empty when it is."""
+
+    def report(self) -> str:
+        """One line for the person who starts a run."""
+
+
+class StreamedPrompts:
+    """The training prompts of rows that are read by number, such as `StoredRows`.
+
+    Args:
+        rows: read at each visit; not held.
+        tokenizer: with a chat template.
+        config: column names and limits; data.max_train_prompts keeps rows at even distances, of all rows.
+
+    Raises:
+        ValueError: the tokenizer has no chat template, or one of a few rows that are tried cannot be a prompt.
+    """
+
+    def __init__(
+        self, rows: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, config: DataConfig
+    ) -> None:
+        require_chat_template(tokenizer)
+        if not rows:
+            raise ValueError("train data has no rows; check data.train_files")
+        self._rows = rows
+        self._tokenizer = tokenizer
+        self._media = MediaEncoder(tokenizer)
+        self._limit = config.max_prompt_tokens
+        self._is_filtered = config.filter_overlong_prompts
+        longest = _NO_LIMIT if self._is_filtered else config.max_prompt_tokens
+        self._config = dataclasses.replace(config, max_prompt_tokens=longest, max_train_prompts=None)
+        self._numbers: Sequence[int] = range(len(rows))
+        if config.max_train_prompts is not None:
+            self._numbers = spread(self._numbers, config.max_train_prompts)
+        tried = [self.prompt(row, visit_uid(0, row)) for row in spread(self._numbers, _NUM_TRIED)]
+        self._num_tried = len(tried)
+        self._num_too_long = sum(bool(self.refusal(prompt)) for prompt in tried)
+
+    @property
+    def row_numbers(self) -> Sequence[int]:
+        """Every row, whether or not its prompt is too long."""
+        return self._numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def prompt(self, row: int, uid: str) -> Prompt:
+        """The prompt of a row number, as the visit `uid`; as it is when it is too long to be played.
+
+        Raises:
+            ValueError: the row cannot be a prompt; the sentence names it.
+        """
+        one = PromptDataset(
+            [self._rows[row]], self._tokenizer, self._config, "train", first_row=row, media=self._media
+        )
+        return dataclasses.replace(one.prompt(0, uid), row=row)
+
+    def refusal(self, prompt: Prompt) -> str:
+        """Why a visited prompt is not played; empty when it is."""
+        if self._is_filtered and len(prompt.token_ids) > self._limit:
+            return f"prompt longer than data.max_prompt_tokens={self._limit}"
+        return ""
+
+    def report(self) -> str:
+        """One line: how many rows, and how many of those that were tried are too long."""
+        line = f"train: {len(self)} rows, read and encoded when they are visited (data.streaming)"
+        if self._num_too_long:
+            line += (
+                f"; {self._num_too_long} of {self._num_tried} tried are longer than data.max_prompt_tokens="
+                f"{self._limit} and are passed over"
+            )
+        return line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """The visits of a step, or of a round of one."""
+
+    prompts: list[Prompt]
+    """Those that are played, in the order of the visits."""
+    refused: dict[str, str]
+    """The others: why, by uid."""
+
+
+def draw(prompts: TrainingPrompts, sampler: PromptSampler, count: int) -> Drawn:
+    """`count` prompts of the next visits, fewer only when the last epoch is over.
+
+    Raises:
+        ValueError: no row of all has a prompt that can be played.
+    """
+    drawn = Drawn(prompts=[], refused={})
+    while len(drawn.prompts) < count:
+        visits = sampler.next(count - len(drawn.prompts))
+        if not visits:
+            break
+        for epoch, row in visits:
+            prompt = prompts.prompt(row, visit_uid(epoch, row))
+            reason = prompts.refusal(prompt)
+            if reason:
+                drawn.refused[prompt.uid] = reason
+            else:
+                drawn.prompts.append(prompt)
+        if not drawn.prompts and len(drawn.refused) >= len(prompts.row_numbers):
+            raise ValueError(
+                f"none of {len(drawn.refused)} visited prompts can be used ({next(iter(drawn.refused.values()))}); "
+                f"raise the limit, or check the data with `strop data check`"
+            )
+    return drawn

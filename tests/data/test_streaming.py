@@ -1,0 +1,235 @@
+"""Training prompts that are read and encoded when they are visited."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+from chat_templates import CHATML, make_tokenizer
+
+from strop.data import DataConfig, PromptDataset, PromptSampler, read_rows
+from strop.data import stored as stored_rows
+from strop.data.stored import open_rows
+from strop.data.streaming import StreamedPrompts, draw
+
+TOKENIZER = make_tokenizer(CHATML)
+FRAME = 2 + 5 + 1 + 1 + 10  # tokens around a user message: see test_prompts.py
+
+
+def row(number: int, length: int = 3) -> dict[str, Any]:
+    return {
+        "data_source": "strop/exact",
+        "prompt": [{"role": "user", "content": f"{number:03d}".ljust(length, "x")}],
+        "reward_model": {"style": "rule", "ground_truth": str(number)},
+    }
+
+
+def config(**changes: Any) -> DataConfig:
+    return DataConfig(**{"train_files": ("x.parquet",), "prompts_per_step": 4, "streaming": True, **changes})
+
+
+def write_lines(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return path
+
+
+def write_parquet(path: Path, rows: Sequence[dict[str, Any]], group: int = 7) -> Path:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path, row_group_size=group)
+    return path
+
+
+ROWS = [row(number) for number in range(40)]
+
+
+# ---------------------------------------------------------------------------- rows by number
+
+
+@pytest.mark.parametrize("kind", ["lines", "parquet", "large groups", "saved", "folder"])
+def test_rows_by_number_are_those_that_are_read_at_once(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    if kind == "lines":
+        path = write_lines(tmp_path / "a.jsonl", ROWS)
+        path.write_text(path.read_text().replace("\n", "\n\n  \n", 3))  # blank lines are no rows
+    elif kind == "saved":
+        path = tmp_path / "saved"
+        datasets.Dataset.from_list(ROWS).save_to_disk(str(path))
+    elif kind == "folder":
+        path = tmp_path / "folder"
+        path.mkdir()
+        write_parquet(path / "train-0.parquet", ROWS[:15])
+        write_parquet(path / "train-1.parquet", ROWS[15:])
+    else:
+        path = write_parquet(tmp_path / "a.parquet", ROWS)
+    if kind == "large groups":
+        monkeypatch.setattr(stored_rows, "MAX_GROUP_BYTES", 0)
+    found = open_rows([path, path], cache)
+    assert list(found) == read_rows([path, path]) == ROWS * 2
+    assert [found[number]["prompt"] for number in (79, 3, 41, -1)] == [
+        (ROWS * 2)[number]["prompt"] for number in (79, 3, 41, -1)
+    ]
+    assert found[38:42] == (ROWS * 2)[38:42]
+    with pytest.raises(IndexError):
+        found[80]
+    kept = [file.suffix for file in (cache / "rows").iterdir()] if (cache / "rows").exists() else []
+    assert kept == {"lines": [".npy"], "large groups": [".arrow"]}.get(kind, [])
+
+
+def test_the_index_of_a_file_is_made_once_and_again_when_it_changed(tmp_path: Path) -> None:
+    path, cache = write_lines(tmp_path / "a.jsonl", ROWS[:3]), tmp_path / "cache"
+    assert len(open_rows([path], cache)) == 3
+    (kept,) = (cache / "rows").iterdir()
+    before = kept.stat().st_ino
+    assert len(open_rows([path], cache)) == 3
+    assert kept.stat().st_ino == before
+    write_lines(path, ROWS[:5])
+    assert [one["prompt"] for one in open_rows([path], cache)] == [one["prompt"] for one in ROWS[:5]]
+    assert len(list((cache / "rows").iterdir())) == 2
+
+
+def test_counting_parquet_rows_reads_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_parquet(tmp_path / "a.parquet", ROWS)
+    asked: list[int] = []
+    real = pyarrow.parquet.ParquetFile.read_row_group
+    monkeypatch.setattr(
+        pyarrow.parquet.ParquetFile,
+        "read_row_group",
+        lambda self, group: (asked.append(group), real(self, group))[1],
+    )
+    found = open_rows([path], tmp_path / "cache")
+    assert (len(found), asked) == (40, [])
+    assert (found[8], found[13]) == (ROWS[8], ROWS[13])
+    assert asked == [1], "rows 7 to 13 are one group, which is read once"
+
+
+def test_what_cannot_be_read_by_row_is_said(tmp_path: Path) -> None:
+    listed = tmp_path / "a.json"
+    listed.write_text(json.dumps(ROWS[:2]))
+    with pytest.raises(ValueError, match="holds one JSON list.*write one object per line"):
+        open_rows([listed], tmp_path)
+    broken = tmp_path / "b.jsonl"
+    broken.write_text('{"x": 1}\n{oh\n')
+    found = open_rows([broken], tmp_path)
+    with pytest.raises(ValueError, match=r"row 1 of .*b.jsonl is not valid JSON"):
+        found[1]
+    empty = tmp_path / "c.jsonl"
+    empty.write_text("\n")
+    with pytest.raises(ValueError, match=r"c.jsonl has no rows"):
+        open_rows([empty], tmp_path)
+    torn = tmp_path / "d.parquet"
+    torn.write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match="cannot be read as parquet"):
+        open_rows([torn], tmp_path)
+
+
+# ---------------------------------------------------------------------------- prompts
+
+
+@pytest.mark.parametrize("limit", [None, 11])
+def test_without_long_prompts_the_visits_are_those_of_a_set_that_is_held(limit: int | None) -> None:
+    held = PromptDataset(ROWS, TOKENIZER, config(streaming=False, max_train_prompts=limit), "train")
+    streamed = StreamedPrompts(ROWS, TOKENIZER, config(max_train_prompts=limit))
+    samplers = [PromptSampler(one.row_numbers, 4, 3) for one in (held, streamed)]
+    for _ in range(25):  # more than two epochs of 40
+        expected, found = (
+            draw(one, sampler, 4) for one, sampler in zip((held, streamed), samplers, strict=True)
+        )
+        assert found == expected
+        assert (len(found.prompts), found.refused) == (4, {})
+
+
+def test_long_prompts_are_passed_over_and_the_next_visit_takes_their_place() -> None:
+    # Rows 0, 5, 10 … are 5 characters longer than the limit allows.
+    rows = [row(number, 8 if number % 5 == 0 else 3) for number in range(20)]
+    prompts = StreamedPrompts(rows, TOKENIZER, config(max_prompt_tokens=FRAME + 3))
+    sampler = PromptSampler(prompts.row_numbers, 4, 0, "in_order")
+    steps = [draw(prompts, sampler, 4) for _ in range(4)]
+    assert [[prompt.row for prompt in step.prompts] for step in steps] == [
+        [1, 2, 3, 4], [6, 7, 8, 9], [11, 12, 13, 14], [16, 17, 18, 19],
+    ]  # fmt: skip
+    assert [list(step.refused) for step in steps] == [
+        ["e0-000000"], ["e0-000005"], ["e0-000010"], ["e0-000015"],
+    ]  # fmt: skip
+    assert set(steps[0].refused.values()) == {f"prompt longer than data.max_prompt_tokens={FRAME + 3}"}
+    assert "4 of 20 tried are longer than" in prompts.report()
+
+
+def test_a_set_that_is_resumed_goes_on_with_the_same_prompts() -> None:
+    rows = [row(number, 3 + number % 4) for number in range(30)]
+    prompts = StreamedPrompts(rows, TOKENIZER, config(max_prompt_tokens=FRAME + 4))
+    whole = PromptSampler(prompts.row_numbers, 4, 0)
+    steps = [draw(prompts, whole, 4) for _ in range(9)]
+    for cut in (1, 4, 7):
+        consumed = [uid for step in steps[:cut] for uid in [*(p.uid for p in step.prompts), *step.refused]]
+        later = PromptSampler(prompts.row_numbers, 4, 0)
+        later.restore(consumed, whole.state())
+        assert [draw(prompts, later, 4) for _ in range(9 - cut)] == steps[cut:]
+
+
+def test_cutting_at_the_visit_is_cutting_before() -> None:
+    rows = [row(number, 3 + number % 4) for number in range(8)]
+    changes = {"max_prompt_tokens": FRAME + 4, "filter_overlong_prompts": False, "truncation": "left"}
+    held = PromptDataset(rows, TOKENIZER, config(streaming=False, **changes), "train")
+    streamed = StreamedPrompts(rows, TOKENIZER, config(**changes))
+    for number in range(8):
+        assert streamed.prompt(number, f"e0-{number:06d}") == held.prompt(number, f"e0-{number:06d}")
+    sampler = PromptSampler(streamed.row_numbers, 8, 0, num_epochs=1)
+    assert not draw(streamed, sampler, 8).refused
+    assert draw(streamed, sampler, 8).prompts == []
+
+
+def test_a_set_of_long_prompts_alone_ends_and_does_not_go_on_for_ever() -> None:
+    prompts = StreamedPrompts(ROWS, TOKENIZER, config(max_prompt_tokens=5))
+    with pytest.raises(ValueError, match=r"none of 4\d visited prompts can be used .*max_prompt_tokens=5"):
+        draw(prompts, PromptSampler(prompts.row_numbers, 4, 0), 4)
+
+
+def test_a_wrong_mapping_and_a_bad_row_are_named() -> None:
+    with pytest.raises(ValueError, match="train row 0 has no value for 'question'"):
+        StreamedPrompts(ROWS, TOKENIZER, config(prompt_key="question"))
+    bad = [*ROWS[:5], {**ROWS[5], "prompt": 7}, *[row(number) for number in range(6, 200)]]
+    prompts = StreamedPrompts(bad, TOKENIZER, config())
+    with pytest.raises(ValueError, match="train row 5: column 'prompt' holds int 7"):
+        prompts.prompt(5, "e0-000005")
+    with pytest.raises(ValueError, match=r"train data has no rows"):
+        StreamedPrompts([], TOKENIZER, config())
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"source_weights": {"a": 2.0}}, "data.source_weights counts the rows"),
+        ({"filter_overlong_prompts": False}, "in the middle of a run"),
+    ],
+)
+def test_what_streaming_cannot_do_is_refused(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        config(**changes)
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        path = tmp_path / f"{count}.jsonl"
+        path.write_text("".join(json.dumps(row(number % 1000, 500)) + "\n" for number in range(count)))
+        open_rows([path], tmp_path)  # the index is made
+        tracemalloc.start()
+        try:
+            prompts = StreamedPrompts(open_rows([path], tmp_path), TOKENIZER, config(max_prompt_tokens=1000))
+            sampler = PromptSampler(prompts.row_numbers, 4, 0, "in_order")
+            for _ in range(10):
+                draw(prompts, sampler, 4)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(100)  # what is allocated once
+    # A row of 500 characters takes more than 1000 bytes as a dictionary; a number in a list takes 40.
+    assert (peak(4000) - peak(400)) / 3600 < 250
