@@ -2,6 +2,8 @@
 
     config.py            AlgorithmConfig, the numbers a user sets (torch-free)
     correction_config.py CorrectionConfig, those of rollout correction (torch-free)
+    distillation_config.py  DistillationConfig, those of learning from a teacher (torch-free)
+    kl_kinds.py          names of the KL estimators (torch-free)
     registry.py          names from a config to functions, with what each function needs (torch-free)
     extensions.py        files of the user's own that register functions (torch-free)
     user_functions.py    functions in the field's calling convention, called as they expect

@@ -7,29 +7,16 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from strop.algorithms.correction_config import CorrectionConfig
+from strop.algorithms.distillation_config import DistillationConfig
+from strop.algorithms.kl_kinds import KL_KINDS, KlKind
 
 AggregationMode = Literal[
     "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
 ]
-KlKind = Literal[
-    "k1",
-    "kl",
-    "abs",
-    "k2",
-    "mse",
-    "k3",
-    "low_var_kl",
-    "k1+",
-    "kl+",
-    "abs+",
-    "k2+",
-    "mse+",
-    "k3+",
-    "low_var_kl+",
-]
+Resampling = Literal["none", "pow", "max_min", "max_random"]
 
 AGGREGATION_MODES: tuple[str, ...] = get_args(AggregationMode)
-KL_KINDS: tuple[str, ...] = get_args(KlKind)
+RESAMPLINGS: tuple[str, ...] = get_args(Resampling)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +66,9 @@ class FilterGroupsConfig:
     """Leave out groups with a mean below this too: harder than the band of difficulty."""
     highest_mean: float | None = None
     """Leave out groups with a mean above this too: easier than the band."""
+    filter: str = ""
+    """A filter of your own by its registered name (extensions), which judges the groups that these rules leave;
+    empty: none."""
     max_rounds: int = 10
     """Rounds of sampling in one step, each with at most data.prompts_per_step prompts."""
     at_limit: Literal["train", "stop"] = "train"
@@ -136,12 +126,30 @@ class AlgorithmConfig:
     dppo_kl, dro, gpg (reinforce), clip_cov, kl_cov, or one of your own (extensions)."""
     loss_settings: dict[str, Any] = field(default_factory=dict)
     """Further settings of the loss, by the names of its keyword arguments."""
+    policy_coef: float = 1.0
+    """Weight of the policy loss beside the distillation term; 0: the teacher alone teaches, whatever the rewards."""
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
+    """A term that pulls the policy towards a teacher (teacher.path)."""
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     """What is done about tokens whose log-probs in the rollout differ from the trainer's."""
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     """Which groups of samples are trained on; by default all."""
+    reward_shaping: str = ""
+    """A function of your own by its registered name (extensions) that changes the rewards of a prompt's samples
+    before they are trained on, after reward.weight and reward.overlong_buffer; empty: none."""
+    shaping_settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of that function, by the names of its keyword arguments."""
+    resampling: Resampling = "none"
+    """PF-PPO: train on as many samples as there are, drawn with replacement by their scores. pow: in proportion to
+    |score|^resampling_power. max_min: the largest and the smallest score alone. max_random: the largest score with
+    weight 0.4, every other with 0.1. none: each sample once."""
+    resampling_power: float = 2.0
+    """Exponent of resampling=pow."""
+    resampling_within: Literal["batch", "prompt"] = "batch"
+    """What scores are compared with and drawn from: all samples of the step, or those of the same prompt."""
     extensions: tuple[str, ...] = ()
-    """Python files with estimators and losses of your own, which register themselves when they are imported."""
+    """Python files with functions of your own (estimators, losses, filters, reward shaping, samplers), which
+    register themselves when they are imported."""
     clip_ratio: float = 0.2
     """The ratio is clipped to [1 - clip_ratio, 1 + clip_ratio]; the two keys below override one side."""
     clip_ratio_low: float | None = None
@@ -206,6 +214,13 @@ class AlgorithmConfig:
         self._check_aggregation()
         self._check_reward_parts()
         self._check_correction()
+        self._check_policy_coef()
+        self._check_resampling()
+        if self.shaping_settings and not self.reward_shaping:
+            raise ValueError(
+                f"algorithm.shaping_settings has {', '.join(self.shaping_settings)}, but algorithm.reward_shaping "
+                f"names no function: name it, or remove them"
+            )
         for name in ("kl_loss_type", "kl_penalty"):
             if getattr(self, name) not in KL_KINDS:
                 raise ValueError(f"algorithm.{name} is {getattr(self, name)!r}; known: {', '.join(KL_KINDS)}")
@@ -245,6 +260,29 @@ class AlgorithmConfig:
         if len(set(self.reward_keys)) < len(self.reward_keys):
             raise ValueError(f"algorithm.reward_keys names a part twice: {', '.join(self.reward_keys)}")
 
+    def _check_resampling(self) -> None:
+        if self.resampling not in RESAMPLINGS:
+            raise ValueError(f"algorithm.resampling is {self.resampling!r}; known: {', '.join(RESAMPLINGS)}")
+        if self.resampling_within not in ("batch", "prompt"):
+            raise ValueError(
+                f"algorithm.resampling_within is {self.resampling_within!r}; use batch or prompt"
+            )
+        if not (math.isfinite(self.resampling_power) and self.resampling_power >= 0):
+            raise ValueError(
+                f"algorithm.resampling_power is {self.resampling_power}: use a finite number of at least 0, such as "
+                f"2.0"
+            )
+        if self.resampling != "pow" and self.resampling_power != 2.0:
+            raise ValueError(
+                f"algorithm.resampling_power is {self.resampling_power}, but algorithm.resampling="
+                f"{self.resampling} takes no power: set algorithm.resampling=pow, or remove it"
+            )
+        if self.resampling == "none" and self.resampling_within != "batch":
+            raise ValueError(
+                f"algorithm.resampling_within is {self.resampling_within}, but algorithm.resampling=none draws "
+                f"nothing: choose a resampling, or remove it"
+            )
+
     def _check_correction(self) -> None:
         holds_it = self.old_log_probs == "rollout" and self.policy_loss not in ("reinforce", "gpg")
         if self.correction.weights != "none" and holds_it:
@@ -254,6 +292,29 @@ class AlgorithmConfig:
                 f"rollout already and would be corrected twice: set weights=none, old_log_probs=recompute, or "
                 f"policy_loss=reinforce"
             )
+
+    def _check_policy_coef(self) -> None:
+        if not (math.isfinite(self.policy_coef) and self.policy_coef >= 0):
+            raise ValueError(
+                f"algorithm.policy_coef is {self.policy_coef}, but the policy loss has a finite weight of at least 0"
+            )
+        if self.policy_coef != 1.0 and not self.distillation.is_on:
+            raise ValueError(
+                f"algorithm.policy_coef is {self.policy_coef}, but there is no teacher to weigh the policy loss "
+                f"against: set algorithm.distillation.kind, or remove it"
+            )
+        if self.policy_coef != 0:
+            return
+        for key, is_set in (
+            ("use_kl_in_reward", self.use_kl_in_reward),
+            ("correction.weights", self.correction.weights != "none"),
+            ("filter_groups.enable", self.filter_groups.enable),
+        ):
+            if is_set:
+                raise ValueError(
+                    f"algorithm.{key} is set, but it changes what advantages teach, and with algorithm.policy_coef=0 "
+                    f"they teach nothing: remove one of the two"
+                )
 
     @property
     def clip_low(self) -> float:

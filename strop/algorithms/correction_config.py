@@ -77,6 +77,21 @@ class CorrectionConfig:
                 f"algorithm.correction.{key} is {value}, but algorithm.correction.weights=none has no weights "
                 f"for it: set weights to token, sequence or geometric, or remove {key}"
             )
+        if self.weights == "none" and self.upper != 2.0:
+            raise ValueError(
+                f"algorithm.correction.upper is {self.upper}, but algorithm.correction.weights=none has no weights "
+                f"to bound: set weights to token, sequence or geometric, or remove upper"
+            )
+        if self.lower != 0.5 and (self.weights == "none" or self.mode != "mask"):
+            why = (
+                "weights=none has no weights"
+                if self.weights == "none"
+                else "mode=truncate has no lower bound"
+            )
+            raise ValueError(
+                f"algorithm.correction.lower is {self.lower}, but algorithm.correction.{why}: set mode=mask with "
+                f"weights, or remove lower"
+            )
         for name, bound in self.reject.items():
             read_rule(name, bound)
 

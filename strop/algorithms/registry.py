@@ -6,7 +6,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +22,8 @@ class Declaration:
     needs: frozenset[str] = frozenset()
     """Columns passed by keyword, e.g. `group_ids` or `values`. Empty: the function declared nothing and
     follows the field's own calling convention."""
+    follows_field: bool = False
+    """True if the function follows the field's calling convention and takes the columns that it needs beside it."""
     settings: frozenset[str] = frozenset()
     """Numbers and switches passed by keyword that have a key of their own in the config, e.g. `norm_by_std`.
     All other settings are the function's keyword defaults; see `own_settings`."""
@@ -40,16 +42,26 @@ class Declaration:
     @property
     def is_user_convention(self) -> bool:
         """True if the function follows the field's calling convention, not ours."""
-        return not self.needs
+        return self.follows_field or not self.needs
 
 
 class Registry(dict[str, F], Generic[F]):
-    """Functions by name. An unknown name lists the known ones; names are case-sensitive."""
+    """Functions by name. An unknown name lists the known ones; names are case-sensitive.
 
-    def __init__(self, kind: str, *, replaceable: bool) -> None:
+    Args:
+        kind: what the functions are, for messages.
+        replaceable: a name may be given to another function later.
+        field_parameters: a function with one of these parameters follows the field's calling convention, also where
+            it declares columns that it needs.
+    """
+
+    def __init__(
+        self, kind: str, *, replaceable: bool, field_parameters: frozenset[str] = frozenset()
+    ) -> None:
         super().__init__()
         self.kind = kind
         self.replaceable = replaceable
+        self.field_parameters = field_parameters
         self._declarations: dict[str, Declaration] = {}
 
     def register(
@@ -86,6 +98,8 @@ class Registry(dict[str, F], Generic[F]):
 
         def add(function: F) -> F:
             _check_declaration(self.kind, keys[0], function, declaration)
+            parameters = inspect.signature(function).parameters
+            declared = replace(declaration, follows_field=not self.field_parameters.isdisjoint(parameters))
             for key in keys:
                 taken_by = self.get(key)
                 if taken_by is not None and taken_by is not function and not self.replaceable:
@@ -96,7 +110,7 @@ class Registry(dict[str, F], Generic[F]):
                     )
             for key in keys:
                 self[key] = function
-                self._declarations[key] = declaration
+                self._declarations[key] = declared
             return function
 
         return add

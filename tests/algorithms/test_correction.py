@@ -224,7 +224,7 @@ SETTINGS = st.fixed_dictionaries(
         "normalize": st.booleans(),
         "reject": REJECT,
     }
-)
+).map(lambda setting: setting if setting["mode"] == "mask" else {**setting, "lower": 0.5})
 
 
 def tensors(batch: list[list[tuple[float, float, bool]]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -31,6 +31,16 @@ def test_forward_kl_over_the_top_tokens() -> None:
     torch.testing.assert_close(whole.terms.detach(), double([0.25 * math.log(2)]))
 
 
+def test_overlap_of_the_top_tokens_of_both() -> None:
+    # Of two tokens the second is also in the policy's top two: half; its 0.25 (ln 0.125 - ln 0.25) = -0.25 ln 2.
+    # In the second row none is, and there is no token to take a mean of.
+    log_probs = double([[0.25, 0.125], [0.25, 0.125]]).log()
+    teacher = double([[0.5, 0.25], [0.5, 0.25]]).log()
+    got = topk_forward_kl(log_probs, teacher, is_likely=torch.tensor([[False, True], [False, False]]))
+    torch.testing.assert_close(got.statistics["overlap_ratio"], double([0.5, 0.0]))
+    torch.testing.assert_close(got.statistics["overlap_token_advantage"], double([-0.25 * math.log(2), 0.0]))
+
+
 @given(
     student=st.lists(st.floats(0.01, 1), min_size=3, max_size=6),
     teacher=st.lists(st.floats(0.01, 1), min_size=3, max_size=6),

@@ -18,9 +18,15 @@ from strop.algorithms.user_functions import adv_config, call_advantage_estimator
 
 AdvantageFn = Callable[..., tuple[Tensor, Tensor]]
 
-ADV_ESTIMATOR_REGISTRY: Registry[AdvantageFn] = Registry("advantage estimator", replaceable=False)
+ADV_ESTIMATOR_REGISTRY: Registry[AdvantageFn] = Registry(
+    "advantage estimator", replaceable=False, field_parameters=frozenset({"config", "index"})
+)
 register_adv_est = ADV_ESTIMATOR_REGISTRY.register
-"""Decorator: `@register_adv_est(name, needs=[...], settings=[...], group_relative=True)`."""
+"""Decorator: `@register_adv_est(name, needs=[...], settings=[...], group_relative=True)`.
+
+A function with a parameter `config` or `index` follows the field's convention; `needs` then names what it takes beside
+the rewards and the mask: values (which brings a critic), reward_baselines (a greedy answer per prompt), ref_log_prob,
+old_log_probs, sum_pi_squared, reward_parts."""
 
 OPTIONAL_COLUMNS = frozenset({"rollout_is_weights"})
 """Columns that an estimator gets if it has a parameter of that name and the batch has the column."""
@@ -77,7 +83,7 @@ def check_estimator(
         )
     given = {"norm_by_std": not norm_by_std, "gamma": gamma != 1.0, "lam": lam != 1.0}
     for setting, is_set in given.items():
-        if is_set and declaration.needs and setting not in declaration.settings:
+        if is_set and not declaration.is_user_convention and setting not in declaration.settings:
             users = [other for other, asks in _declarations() if setting in asks.settings]
             raise ValueError(
                 f"{SHARED_SETTINGS[setting]} is set, but algorithm.adv_estimator={name} has no such setting: "
@@ -167,14 +173,14 @@ def call_estimator(
     Raises:
         ValueError: a missing column, or a result that is not two tensors [B, R].
     """
-    if declaration.is_user_convention:
-        return _call_in_field_convention(function, columns, settings, algorithm, uids)
     missing = sorted(declaration.needs - columns.keys())
     if missing:
         raise ValueError(
             f"advantage estimator {name!r} needs the columns {', '.join(missing)}, but the batch has "
             f"{', '.join(sorted(columns))}"
         )
+    if declaration.is_user_convention:
+        return _call_in_field_convention(function, declaration, columns, settings, algorithm, uids)
     passed = declaration.needs | (_optional_columns(function, declaration) & columns.keys())
     taken = (declaration.settings | own_settings(function, declaration).keys()) - OPTIONAL_COLUMNS
     arguments: dict[str, object] = {key: columns[key] for key in passed}
@@ -187,6 +193,7 @@ def call_estimator(
 
 def _call_in_field_convention(
     function: AdvantageFn,
+    declaration: Declaration,
     columns: Mapping[str, Tensor],
     settings: Mapping[str, object],
     algorithm: AlgorithmConfig | None,
@@ -199,7 +206,7 @@ def _call_in_field_convention(
             lam=cast(float, settings.get("lam", 1.0)),
         )
     own = {key: value for key, value in settings.items() if key not in SHARED_SETTINGS}
-    given_by_name = {"token_level_rewards", "rewards", "response_mask", "group_ids"}
+    given_by_name = {"token_level_rewards", "rewards", "response_mask", "group_ids"} - declaration.needs
     index = np.array(columns["group_ids"].tolist() if uids is None else list(uids), dtype=object)
     return call_advantage_estimator(
         function,

@@ -17,7 +17,11 @@ TAIL_EPS = 1e-8
 
 
 def topk_forward_kl(
-    log_probs: Tensor, teacher_log_probs: Tensor, *, with_tail: bool = False
+    log_probs: Tensor,
+    teacher_log_probs: Tensor,
+    *,
+    with_tail: bool = False,
+    is_likely: Tensor | None = None,
 ) -> PolicyLossTerms:
     """KL(teacher || policy) at each position over the teacher's top k tokens.
 
@@ -31,11 +35,15 @@ def topk_forward_kl(
         log_probs: [..., K], of the policy, with gradient, at the teacher's top k tokens.
         teacher_log_probs: [..., K], of the teacher, at the same tokens.
         with_tail: count the tokens outside the top k as one.
+        is_likely: [..., K] bool, true where the token is also one of the policy's top k.
 
     Returns:
-        Terms [...], and the statistics student_mass and teacher_mass: the probability inside the top k.
+        Terms [...], and the statistics student_mass and teacher_mass: the probability inside the top k. With
+        is_likely also overlap_ratio, the share of tokens that are in both, and overlap_token_advantage, their mean
+        of p_teacher(k) * (log p(k) - log p_teacher(k)), 0 where there are none.
 
-    Source: Hinton et al. 2015, arXiv:1503.02531, in the form of a divergence.
+    Source: Hinton et al. 2015, arXiv:1503.02531, in the form of a divergence; the overlap as in arXiv:2604.13016,
+        in the form in which verl logs it.
     """
     if log_probs.shape != teacher_log_probs.shape:
         raise ValueError(
@@ -43,14 +51,19 @@ def topk_forward_kl(
             f"{tuple(teacher_log_probs.shape)}: both must hold the teacher's top k tokens of each position"
         )
     teacher = teacher_log_probs.detach()
-    terms = (teacher.exp() * (teacher - log_probs)).sum(dim=-1)
+    parts = teacher.exp() * (teacher - log_probs)
+    terms = parts.sum(dim=-1)
     mass, teacher_mass = log_probs.exp().sum(dim=-1), teacher.exp().sum(dim=-1)
     if with_tail:
         tail, teacher_tail = ((1 - inside).clamp(min=TAIL_EPS) for inside in (mass, teacher_mass))
         terms = terms + teacher_tail * (teacher_tail.log() - tail.log())
-    return PolicyLossTerms(
-        terms=terms, statistics={"student_mass": mass.detach(), "teacher_mass": teacher_mass}
-    )
+    statistics = {"student_mass": mass.detach(), "teacher_mass": teacher_mass}
+    if is_likely is not None:
+        shared = is_likely.sum(dim=-1)
+        statistics["overlap_ratio"] = shared.to(teacher) / is_likely.shape[-1]
+        advantages = -(parts.detach() * is_likely).sum(dim=-1)
+        statistics["overlap_token_advantage"] = advantages / shared.clamp(min=1)
+    return PolicyLossTerms(terms=terms, statistics=statistics)
 
 
 def reverse_kl_terms(log_probs: Tensor, teacher_log_probs: Tensor, *, kind: str = "k1+") -> PolicyLossTerms:

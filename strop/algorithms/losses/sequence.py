@@ -25,17 +25,23 @@ negative advantage."""
 def row_means(values: Tensor, response_mask: Tensor, row_ids: Tensor) -> Tensor:
     """The mean over the masked-in tokens of a row, at each of its tokens; 0 in a row without such tokens.
 
+    The tokens of a row are added one after another, so that the same call gives the same bits on every device; adding
+    them where they fall (index_add) leaves the order to a GPU's scheduler.
+
     Args:
         values: [B, R] or [N]; finite outside the mask.
         response_mask: same shape, true on tokens that count.
         row_ids: same shape, int64, the row of each token, counted from 0.
     """
     rows, valid = row_ids.reshape(-1), response_mask.reshape(-1)
-    num_rows = int(rows.max()) + 1 if rows.numel() else 0
+    if not rows.numel():
+        return torch.zeros_like(values)
+    num_rows = int(rows.max()) + 1
     kept = torch.where(valid, values.reshape(-1), torch.zeros_like(values.reshape(-1)))
-    zeros = torch.zeros(num_rows, dtype=values.dtype, device=values.device)
-    total = zeros.index_add(0, rows, kept)  # [B]
-    count = zeros.index_add(0, rows, valid.to(values.dtype))  # [B]
+    by_row = rows.argsort(stable=True)
+    lengths = torch.bincount(rows, minlength=num_rows)  # [B]
+    total = torch.segment_reduce(kept[by_row], "sum", lengths=lengths, initial=0.0)  # [B]
+    count = torch.bincount(rows[valid], minlength=num_rows)  # [B]
     return (total / count.clamp(min=1))[rows].reshape(values.shape)
 
 

@@ -1,0 +1,47 @@
+"""Settings of distillation that cannot apply are refused, and those that can are read."""
+
+from __future__ import annotations
+
+import pytest
+
+from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.distillation_config import DistillationConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"kind": "jsd"}, "kind is 'jsd'; use none, reverse_kl or forward_kl"),
+        ({"coef": 0.5}, "coef is 0.5, but algorithm.distillation.kind=none has no teacher"),
+        ({"top_k": 8}, "top_k is 8, but algorithm.distillation.kind=none has no teacher"),
+        ({"kind": "reverse_kl", "top_k": 8}, "top_k is 8, but it is a setting of kind=forward_kl"),
+        ({"kind": "reverse_kl", "with_tail": True}, "with_tail is True, but it is a setting of kind=forward"),
+        ({"kind": "forward_kl", "kl_kind": "k3"}, "kl_kind is k3, but it is a setting of kind=reverse_kl"),
+        ({"kind": "forward_kl", "top_k": 0}, "top_k is 0; compare at least 1 token"),
+        ({"kind": "forward_kl", "coef": 0.0}, "coef is 0.0, but a weight that pulls towards the teacher"),
+        ({"kind": "forward_kl", "coef": float("nan")}, "coef is nan, but a weight"),
+        ({"kind": "reverse_kl", "kl_kind": "k9"}, "kl_kind is 'k9'; known: k1, kl"),
+        ({"kind": "reverse_kl", "kl_kind": "kl"}, "kl_kind is kl, whose gradient averages to zero"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(settings: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match="algorithm.distillation") as caught:
+        DistillationConfig(**settings)  # type: ignore[arg-type]
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"policy_coef": 0.5}, "policy_coef is 0.5, but there is no teacher"),
+        ({"policy_coef": -1.0}, "policy_coef is -1.0, but the policy loss has a finite weight"),
+    ],
+)
+def test_a_weight_of_the_policy_loss_needs_a_teacher(settings: dict[str, float], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        AlgorithmConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_nothing_is_on_by_default() -> None:
+    assert not AlgorithmConfig().distillation.is_on
+    assert AlgorithmConfig(distillation=DistillationConfig(kind="reverse_kl")).distillation.is_on
