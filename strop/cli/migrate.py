@@ -99,8 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
     """The migration, and the command that takes its result."""
-    from strop.config.migration import migrate_trl, migrate_verl, read_calls, read_verl
-    from strop.config.migration.verl_sft import migrate_verl_sft
+    from strop.config.migration import migrate_trl, migrate_verl, migrate_verl_sft, read_calls, read_verl
 
     if args.library == "trl":
         if len(args.files) > 1:

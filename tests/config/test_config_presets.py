@@ -26,6 +26,7 @@ NEEDED = {
     "dapo": ["trainer.max_steps=10", "data.max_response_tokens=8192"],
     "dr_grpo": ["algorithm.loss_scale_factor=512"],
     "gdpo": ["algorithm.reward_keys=[score,format]"],
+    "on_policy_distillation": ["teacher.path=models/teacher"],
 }
 """What a preset leaves to whoever uses it, where a run cannot do without."""
 
@@ -83,11 +84,20 @@ def test_presets_have_the_numbers_of_the_papers() -> None:
         "dapo_loss": (0.2, 0.28),
         "gspo": (3e-4, 4e-4),
         "gmpo": (0.4, 0.4),
-        "dppo_tv": (0.15, 0.15),
+        "dppo_tv": (0.2, 0.2),
         "dppo_kl": (0.05, 0.05),
     }
     assert load("cispo").algorithm.clip_low >= 1, "a weight is never clipped from below"
     assert load("grpo").algorithm.kl_loss_coef == 0.04
+    for name in ("dppo_tv", "dppo_kl"):  # appendices C.1 and E
+        algorithm = load(name).algorithm
+        assert algorithm.loss_settings == {"truncation": 5.0}
+        assert (algorithm.norm_adv_by_std, algorithm.old_log_probs) == (False, "rollout")
+    assert load("clip_cov").algorithm.loss_settings == {
+        "clip_cov_ratio": 2e-4, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0,
+    }  # fmt: skip
+    assert load("kl_cov").algorithm.loss_settings == {"kl_cov_ratio": 2e-3, "ppo_kl_coef": 1.0}
+    assert load("rloo").algorithm.kl_ctrl.kl_coef == 0.03
     assert load("sapo").algorithm.loss_settings == {"tau_pos": 1.0, "tau_neg": 1.05}
     bounds = {name: load(name).algorithm.correction for name in ("tis", "icepop", "mis")}
     assert {name: (c.weights, c.mode, c.upper) for name, c in bounds.items()} == {

@@ -6,11 +6,6 @@ from typing import Any
 import pytest
 
 from strop.config.migration import Migration, migrate_trl, read_calls
-from strop.config.migration.found import Found
-from strop.config.migration.rules import ACCOUNTED
-from strop.config.migration.trl import tables
-from strop.config.schema import locate
-from strop.trainer.config import Config
 
 SCRIPT = """
 import torch
@@ -69,10 +64,19 @@ def status(migration: Migration, key: str) -> tuple[str, str]:
         ("loss_type='dr_grpo', max_completion_length=300, scale_rewards='none'", 1,
          {"algorithm.loss_agg_mode": "seq-mean-token-sum-norm", "algorithm.loss_scale_factor": 300,
           "algorithm.norm_adv_by_std": False}),
+        # TRL bounds the weight by 5, which is 4 above 1, and not from below.
         ("loss_type='cispo', epsilon_high=5.0", 1,
-         {"algorithm.policy_loss": "cispo", "algorithm.clip_ratio_high": 5.0}),
+         {"algorithm.policy_loss": "cispo", "algorithm.clip_ratio_low": 1.0, "algorithm.clip_ratio_high": 4.0}),
         ("importance_sampling_level='sequence', epsilon=3e-4, delta=4.0", 1,
          {"algorithm.policy_loss": "gspo", "algorithm.clip_ratio": 3e-4, "algorithm.clip_ratio_c": 4.0}),
+        ("", 1, {"model.gradient_checkpointing": True, "algorithm.loss_agg_mode": "token-mean"}),
+        # It validates as it trains: 8 sampled answers.
+        ("eval_strategy='steps', eval_steps=5, temperature=0.9", 1,
+         {"eval.samples_per_prompt": 8, "eval.temperature": 0.9, "eval.every": 5}),
+        ("use_vllm=True", 1, {"algorithm.correction.weights": "sequence", "algorithm.correction.mode": "mask",
+                              "algorithm.correction.upper": 3.0}),
+        ("scale_rewards='mean'", 1, {"algorithm.adv_estimator": "maxrl"}),
+        ("shuffle_dataset=False", 1, {"data.sampler": "in_order"}),
         ("beta=0.04", 1, {"algorithm.use_kl_loss": True, "algorithm.kl_loss_coef": 0.04}),
         ("bf16=True, seed=7, report_to=['wandb', 'tensorboard']", 1,
          {"model.dtype": "bfloat16", "trainer.seed": 7, "trainer.trackers": ["console", "jsonl", "tensorboard"]}),
@@ -152,6 +156,35 @@ def test_a_reward_in_the_script_itself_is_taken_only_where_loading_it_trains_not
         assert status(migration, "GRPOTrainer.reward_funcs")[0] == expected, text
 
 
+def several_rewards(tmp_path: Path, config: str) -> Migration:
+    path = tmp_path / "several.py"
+    path.write_text(
+        "from trl import GRPOConfig, GRPOTrainer\n"
+        "def short(completions, **kwargs):\n    return [0.5]\n"
+        "def right(completions, **kwargs):\n    return [1.0]\n"
+        "if __name__ == '__main__':\n"
+        f"    GRPOTrainer(model='m', reward_funcs=[short, right], args=GRPOConfig({config})).train()\n"
+    )
+    script = read_calls(path)
+    return migrate_trl(script.found, script.kind)
+
+
+def test_several_rewards_keep_their_weights(tmp_path: Path) -> None:
+    for config, weights in (("", [1.0, 1.0]), ("reward_weights=[0.25, 2.0]", [0.25, 2.0])):
+        functions = ours(several_rewards(tmp_path, config))["reward.functions"]
+        assert [(one["name"], one["weight"]) for one in functions] == [
+            ("short", weights[0]), ("right", weights[1]),
+        ]  # fmt: skip
+        assert {Path(one["path"]).name for one in functions} == {"several.py"}
+
+
+def test_weights_that_do_not_match_the_rewards_are_not_guessed(tmp_path: Path) -> None:
+    migration = several_rewards(tmp_path, "reward_weights=[1.0]")
+    state, note = status(migration, "GRPOTrainer.reward_funcs")
+    assert state != "translated"
+    assert "2 rewards, and 1 reward_weights" in note
+
+
 def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
     witness = tmp_path / "witness"
     path = tmp_path / "train.py"
@@ -197,35 +230,3 @@ def test_a_script_that_cannot_be_migrated_has_its_sentence(tmp_path: Path, text:
     with pytest.raises(ValueError) as error:
         read_calls(path)
     assert sentence in str(error.value)
-
-
-SAMPLES: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    1,
-    2,
-    0.5,
-    "x",
-    "no",
-    "steps",
-    "token",
-    ["a"],
-    {},
-    "sequence",
-    "linear",
-)
-
-
-@pytest.mark.parametrize("kind", ["GRPO", "RLOO", "SFT"])
-def test_every_row_answers_with_keys_of_ours_or_a_reason(kind: str) -> None:
-    for key in tables(kind):
-        if key.endswith(("reward_funcs", "processes")):
-            continue
-        for value in SAMPLES:
-            row = migrate_trl([Found(key=key, value=value, place="here")], kind).rows[-1]
-            assert row.key == key
-            assert row.outcome.status in ACCOUNTED | {"unresolved"}
-            assert row.outcome.ours or row.outcome.note
-            for name in row.outcome.ours:
-                locate(Config, name)

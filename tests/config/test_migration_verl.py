@@ -5,11 +5,7 @@ from typing import Any
 
 import pytest
 
-from strop.config.migration import Migration, migrate_verl, read_verl
-from strop.config.migration.rules import ACCOUNTED
-from strop.config.migration.verl import TABLE
-from strop.config.schema import locate
-from strop.trainer.config import Config
+from strop.config.migration import Migration, migrate_verl, migrate_verl_sft, read_verl
 
 A, R, M, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
 
@@ -123,6 +119,16 @@ def status(migration: Migration, key: str) -> tuple[str, str]:
              "algorithm.rollout_correction.rollout_rs_threshold=\"'0.999_1.001,0.01'\""],
             {"algorithm.correction.reject": {"seq_mean_k1": [0.999, 1.001], "seq_mean_k3": 0.01}},
         ),
+        (["algorithm.use_pf_ppo=True", "algorithm.pf_ppo.weight_pow=3.0"],
+         {"algorithm.resampling": "pow", "algorithm.resampling_power": 3.0}),
+        (["algorithm.use_pf_ppo=True", "algorithm.pf_ppo.reweight_method=max_min"],
+         {"algorithm.resampling": "max_min", "algorithm.resampling_power": None}),
+        (["algorithm.use_pf_ppo=False", "algorithm.pf_ppo.weight_pow=2.0"],
+         {"algorithm.resampling": None, "algorithm.resampling_power": None}),
+        (["data.custom_cls.path=rows.py", "data.custom_cls.name=Rows", "data.shuffle=False"],
+         {"data.dataset_class.path": "rows.py", "data.dataset_class.name": "Rows", "data.sampler": "in_order"}),
+        ([f"{A}.fsdp_config.use_no_sync_for_gradient_accumulation=False", f"{A}.optim.optimizer=AdamW8bit"],
+         {"actor.engine.gradient_sync": "each", "actor.optim.name": "adamw_8bit"}),
         (["algorithm.rollout_correction.bypass_mode=True",
           "algorithm.rollout_correction.loss_type=reinforce"],
          {"algorithm.old_log_probs": "rollout", "algorithm.policy_loss": "reinforce"}),
@@ -165,6 +171,28 @@ def test_defaults_that_differ_from_ours_are_written_out(tmp_path: Path) -> None:
     assert found["resources.ranks"] == 8
     assert found["data.filter_overlong_prompts"] is False
     assert {row.place for row in migration.rows if row.key == "trainer.total_epochs"} == {"default"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["algorithm.adv_estimator=gae"], {"critic.optim.lr": 1e-5, "critic.samples_per_update": 256}),
+        ([f"{M}.lora_rank=8"], {"model.lora.rank": 8, "model.lora.alpha": 16}),
+        (["critic.model.lora_rank=8"], {"critic.lora.rank": 8, "critic.lora.alpha": 16}),
+        ([f"{A}.policy_loss.loss_mode=kl_cov"], {"algorithm.loss_settings.ppo_kl_coef": 0.1}),
+        (["algorithm.filter_groups.enable=True"], {"algorithm.filter_groups.metric": "score"}),
+    ],
+)
+def test_defaults_of_what_a_script_turns_on_are_written_out(
+    tmp_path: Path, settings: list[str], expected: dict[str, Any]
+) -> None:
+    found = ours(migrate(tmp_path, *settings))
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_defaults_of_what_is_off_are_left_alone(tmp_path: Path) -> None:
+    found = ours(migrate(tmp_path, "algorithm.adv_estimator=grpo"))
+    assert not any("lora" in key or key.startswith(("critic", "algorithm.filter_groups")) for key in found)
 
 
 def test_keys_of_absent_roles_are_not_needed(tmp_path: Path) -> None:
@@ -312,8 +340,6 @@ def test_the_ways_to_start_a_training(tmp_path: Path, command: str) -> None:
 
 
 def test_fine_tuning_has_its_own_keys(tmp_path: Path) -> None:
-    from strop.config.migration.verl_sft import migrate_verl_sft
-
     script = tmp_path / "sft.sh"
     script.write_text(
         "torchrun --standalone --nnodes=1 --nproc_per_node=4 -m verl.trainer.fsdp_sft_trainer "
@@ -329,6 +355,20 @@ def test_fine_tuning_has_its_own_keys(tmp_path: Path) -> None:
     assert found["sft.data.completion_key"] == "answer"
     assert found["sft.num_epochs"] == 3
     assert found["resources.ranks"] == 4
+    # What fsdp_sft_trainer assumes.
+    assert (found["sft.optim.betas"], found["sft.optim.schedule"]) == ([0.9, 0.95], "cosine")
+    assert (found["run.save_every"], found["eval.every"], found["trainer.seed"]) == (0, 0, 1)
+
+
+def test_todays_fine_tuning_has_other_defaults(tmp_path: Path) -> None:
+    script = tmp_path / "sft.sh"
+    script.write_text("torchrun -m verl.trainer.sft_trainer data.train_files=t.parquet model.path=/m/q\n")
+    migration = migrate_verl_sft(read_verl([script], {}).found)
+    found = ours(migration)
+    assert migration.open_rows == ()
+    assert (found["sft.optim.lr"], found["model.gradient_checkpointing"]) == (1e-3, True)
+    assert "sft.optim.schedule" not in found
+    assert "sft.data.prompt_key" not in found
 
 
 # Keys of COMPAT's sections 6 and 7, and those its other sections name.
@@ -480,48 +520,69 @@ def test_every_key_that_users_know_is_accounted_for(tmp_path: Path) -> None:
         text.split("=")[0] for text in settings
     }
     assert migration.open_rows == ()
-    refused = {row.key for row in migration.rows if row.outcome.status == "refused"}
-    assert refused == {
-        f"{R}.multi_turn.tool_config_path",
-        f"{R}.multi_turn.function_tool_path",
-        f"{R}.agent.default_agent_loop",
-        f"{R}.agent.agent_loop_config_path",
+    assert [row.key for row in migration.rows if row.outcome.status == "refused"] == []
+    found = ours(migration)
+    assert (found["agent.tools"], found["agent.function_tools"]) == ("tools.yaml", "tools.py")
+    assert (found["agent.loops"], found["agent.default_agent"]) == ("loops.yaml", "tool_agent")
+    assert (found["agent.max_assistant_turns"], found["agent.tool_format"]) == (4, "hermes")
+
+
+def test_tool_settings_without_tools_are_not_needed(tmp_path: Path) -> None:
+    migration = migrate(tmp_path, f"{R}.multi_turn.max_parallel_calls=2", f"{R}.multi_turn.format=hermes")
+    assert not any(key.startswith("agent.") for key in ours(migration))
+    assert status(migration, f"{R}.multi_turn.format") == (
+        "not needed", "read with tools or agent loops alone",
+    )  # fmt: skip
+
+
+def test_a_sandbox_server_is_taken_over(tmp_path: Path) -> None:
+    found = ours(migrate(tmp_path, "reward.sandbox_fusion.url=http://h:8080/run_code",
+                         "reward.sandbox_fusion.memory_limit_mb=256"))  # fmt: skip
+    assert {key: value for key, value in found.items() if key.startswith("reward.")} == {
+        "reward.sandbox.backend": "sandbox_fusion",
+        "reward.sandbox.url": "http://h:8080/run_code",
+        "reward.sandbox.limits.memory_mib": 256,
     }
 
 
-SAMPLES: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    1,
-    2,
-    0.5,
-    "x",
-    "token",
-    "adamw",
-    ["a"],
-    {},
-    "0.5_2.0",
-    "grpo",
-    "gae",
+T = "distillation.teacher_model.model_path=teacher"
+D = "distillation.distillation_loss"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            [f"{D}.loss_mode=forward_kl_topk", f"{D}.topk=128", f"{D}.use_task_rewards=false"],
+            {"algorithm.distillation.kind": "forward_kl", "algorithm.distillation.top_k": 128}
+            | {"algorithm.policy_coef": 0.0},
+        ),
+        (
+            [
+                *(f"{D}.loss_mode=k1", f"{D}.use_policy_gradient=true", f"{D}.topk=128"),
+                *(f"{D}.use_task_rewards=true", f"{D}.distillation_loss_coef=0.5"),
+            ],
+            {"algorithm.distillation.kind": "reverse_kl", "algorithm.distillation.kl_kind": "k1+"}
+            | {"algorithm.distillation.coef": 0.5},
+        ),
+    ],
 )
+def test_learning_from_a_teacher(tmp_path: Path, settings: list[str], expected: dict[str, Any]) -> None:
+    found = ours(migrate(tmp_path, "distillation.enabled=true", T, *settings))
+    kept = {
+        key: value
+        for key, value in found.items()
+        if "distillation" in key or key in ("teacher.path", "algorithm.policy_coef")
+    }
+    assert kept == {"teacher.path": "teacher", **expected}
 
 
-@pytest.mark.parametrize("key", [key for key in TABLE if not key.endswith(".*")])
-def test_every_row_answers_with_keys_of_ours_or_a_reason(key: str, tmp_path: Path) -> None:
-    from strop.config.migration.found import Found
+def test_a_teacher_that_is_off_leaves_nothing_behind(tmp_path: Path) -> None:
+    found = ours(migrate(tmp_path, "distillation.enabled=false", T, f"{D}.loss_mode=k3", f"{D}.topk=128"))
+    assert not [key for key in found if "distillation" in key or key.startswith("teacher")]
 
-    for estimator in ("grpo", "gae"):
-        for value in SAMPLES:
-            found = [
-                Found(key="algorithm.adv_estimator", value=estimator, place="here"),
-                Found(key=f"{A}.use_kl_loss", value=True, place="here"),
-                Found(key="reward_model.enable", value=True, place="here"),
-                Found(key=key, value=value, place="here"),
-            ]
-            row = migrate_verl(found).rows[-1]
-            assert row.key == key
-            assert row.outcome.status in ACCOUNTED | {"unresolved"}
-            assert row.outcome.ours or row.outcome.note
-            for name in row.outcome.ours:
-                locate(Config, name)
+
+def test_a_divergence_that_is_not_here_is_refused(tmp_path: Path) -> None:
+    for mode in (f"{D}.loss_mode=k3", f"{D}.loss_mode=jsd"):
+        migration = migrate(tmp_path, "distillation.enabled=true", T, mode, f"{D}.use_policy_gradient=true")
+        assert status(migration, f"{D}.loss_mode")[0] == "refused"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strop.config.migration.rules import Convert, Facts, Outcome, Rule, UnreadableError, many, refuse, skip
+from strop.config.migration.outcomes import Convert, Facts, Outcome, UnreadableError, many, refuse, skip
 
 
 def integer(value: Any, facts: Facts) -> int:
@@ -64,6 +64,11 @@ def if_set(convert: Convert | None = None) -> Convert:
     return rule
 
 
+def if_any(value: Any, facts: Facts) -> Any:
+    """A mapping or list, unless it is empty."""
+    return value or skip("empty there too")
+
+
 def choice(ours: Mapping[Any, Any], *, instead: str) -> Convert:
     """A value by its name; an outcome in the mapping is the answer, and other names are refused."""
 
@@ -76,20 +81,14 @@ def choice(ours: Mapping[Any, Any], *, instead: str) -> Convert:
     return rule
 
 
-def when_true(ours: Mapping[str, Any], *, otherwise: str, note: str = "") -> Rule:
-    """Our keys where theirs is true; not needed where it is false."""
-    return lambda key, value, facts: many(ours, note) if value is True else skip(otherwise)
+ORDER = choice({True: "shuffled", False: "in_order"}, instead="use shuffled or in_order: data.sampler")
+"""Rows are shuffled, or not."""
 
 
-def below(prefix: str, ours: str) -> Rule:
-    """Every key below a section of theirs, under its own name below one of ours."""
-    return lambda key, value, facts: many({f"{ours}.{key.removeprefix(prefix + '.')}": value})
-
-
-def model_path(ours: str) -> Rule:
+def model_path(ours: str) -> Convert:
     """A model folder; a hub id is translated, with the word that it must be downloaded."""
 
-    def rule(key: str, value: Any, facts: Facts) -> Outcome:
+    def rule(value: Any, facts: Facts) -> Outcome:
         if not isinstance(value, str) or not value:
             return skip("not set")
         is_local = value.startswith(("/", ".", "~"))
@@ -99,3 +98,9 @@ def model_path(ours: str) -> Rule:
         return many({ours: value}, note)
 
     return rule
+
+
+def tracker_names(value: Any, known: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """(our trackers, names that have none here) of one name or a list of names."""
+    names = [value] if isinstance(value, str) else list(value or [])
+    return [known[name] for name in names if name in known], [name for name in names if name not in known]

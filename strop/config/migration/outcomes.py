@@ -1,0 +1,82 @@
+"""What can become of a setting of another library, and the facts that decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["translated", "not needed", "refused", "unresolved", "unknown"]
+
+ACCOUNTED: frozenset[Status] = frozenset({"translated", "not needed", "refused"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What becomes of one setting."""
+
+    status: Status
+    ours: Mapping[str, Any] = field(default_factory=dict)
+    """Our full keys and their plain values."""
+    note: str = ""
+    """Why, or what to know about it."""
+
+
+class Facts:
+    """All settings that were found, over the other library's own defaults."""
+
+    def __init__(
+        self, given: Mapping[str, Any], defaults: Mapping[str, Any], unread: Collection[str] = ()
+    ) -> None:
+        self._given, self._defaults, self._unread = given, defaults, unread
+
+    def is_given(self, key: str) -> bool:
+        """The files set the key."""
+        return key in self._given
+
+    def get(self, key: str) -> Any:
+        """The value in force; None where neither the files nor the defaults have one.
+
+        Raises:
+            UnreadableError: the files set it, to a value that could not be read, so the default does not hold.
+        """
+        if key in self._unread and key in self._defaults:
+            raise UnreadableError(f"depends on {key}, which could not be read")
+        value = self._given.get(key)
+        return self._defaults.get(key) if value is None else value
+
+    def number(self, key: str) -> int | float:
+        """The value in force, as a number.
+
+        Raises:
+            UnreadableError: it is no number.
+        """
+        value = self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UnreadableError(f"{key} is {value!r} and would have to be a number")
+        return value
+
+
+class UnreadableError(ValueError):
+    """A value that a rule cannot read; the message says why."""
+
+
+Convert = Callable[[Any, Facts], Any]
+"""(value, all facts) -> our value, or an outcome in its place."""
+Rule = Callable[[str, Any, Facts], Outcome]
+"""(their key, its value, all facts) -> what becomes of it."""
+
+
+def many(ours: Mapping[str, Any], note: str = "") -> Outcome:
+    """Several of our keys, or none but a note."""
+    return Outcome(status="translated", ours=ours, note=note)
+
+
+def skip(why: str) -> Outcome:
+    """The outcome of a setting that has nothing to set here."""
+    return Outcome(status="not needed", note=why)
+
+
+def refuse(why: str) -> Outcome:
+    """The outcome of a setting that asks for what strop does not do."""
+    return Outcome(status="refused", note=why)

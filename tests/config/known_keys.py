@@ -1,0 +1,253 @@
+"""Names of settings of other libraries, as their own configuration references list them.
+
+verl: `verl/trainer/config` of the versions of mid-2025 and of 2026, `_generated_ppo_trainer.yaml` and what it is made
+of, `sft_trainer.yaml` and `sft_trainer_engine.yaml`. TRL: GRPOConfig, RLOOConfig and SFTConfig of 2026, with the
+arguments of transformers' TrainingArguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+_OPTIM = (
+    "optimizer optimizer_impl lr lr_warmup_steps_ratio total_training_steps weight_decay lr_warmup_steps betas "
+    "clip_grad "
+    "min_lr_ratio num_cycles lr_scheduler_type lr_wsd_stable_steps_ratio zero_indexed_step warmup_style "
+    "override_optimizer_config"
+)
+_MEGATRON_OPTIM = (
+    "lr_warmup_init lr_decay_steps lr_decay_style min_lr weight_decay_incr_style lr_wsd_decay_style"
+)
+_FSDP = (
+    "wrap_policy.min_num_params param_offload optimizer_offload offload_policy reshard_after_forward fsdp_size "
+    "forward_prefetch model_dtype use_orig_params seed full_determinism ulysses_sequence_parallel_size "
+    "entropy_from_logits_with_chunking entropy_from_logits_chunk_size use_torch_compile entropy_checkpointing "
+    "use_no_sync_for_gradient_accumulation pad_to_length pad_to_length_bucket forward_only strategy dtype qat.enable "
+    "qat.mode qat.group_size qat.ignore_patterns qat.activation_observer qat.quantization_config_path "
+    "turbo_config.distributed.fully_shard_parallel_size _target_"
+)
+_PROFILER = (
+    "profiler.tool profiler.enable profiler.all_ranks profiler.ranks profiler.save_path profiler.relocate_results "
+    "profiler.finish_hook_cmd profiler.tool_config.nsys.discrete profiler.tool_config.torch.schedule.active"
+)
+_CHECKPOINT = "checkpoint.save_contents checkpoint.load_contents checkpoint.async_save checkpoint.contents"
+_MODEL = (
+    "path hf_config_path tokenizer_path use_shm trust_remote_code custom_chat_template external_lib override_config "
+    "enable_gradient_checkpointing enable_activation_offload use_remove_padding truncate_padding lora_rank lora_alpha "
+    "target_modules exclude_modules lora_adapter_path use_liger use_fused_kernels fused_kernel_options.impl_backend "
+    "tiled_mlp.enabled tiled_mlp.num_shards mtp.enable mtp.enable_train mtp.enable_rollout mtp.detach_encoder "
+    "mtp.mtp_loss_scaling_factor mtp.speculative_algorithm mtp.method lora.type lora.merge lora.rank lora.alpha "
+    "lora.dropout lora.target_modules lora.exclude_modules lora.dropout_position lora.lora_A_init_method "
+    "lora.lora_B_init_method lora.a2a_experimental lora.dtype lora.adapter_path lora.freeze_vision_model "
+    "lora.freeze_vision_projection lora.freeze_language_model _target_"
+)
+_ENTROPY = (
+    "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing pad_to_length"
+)
+_REWARD_MODEL_ROLLOUT = (
+    "name dtype gpu_memory_utilization enforce_eager cudagraph_capture_sizes free_cache_engine data_parallel_size "
+    "expert_parallel_size tensor_model_parallel_size max_num_batched_tokens max_model_len max_num_seqs load_format "
+    "engine_kwargs limit_images enable_chunked_prefill enable_prefix_caching disable_log_stats skip_tokenizer_init "
+    "prompt_length response_length"
+)
+_A, _R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+VERL: dict[str, str] = {
+    "data": (
+        "tokenizer use_shm train_files val_files train_max_samples val_max_samples prompt_key reward_fn_key "
+        "max_prompt_length max_response_length train_batch_size gen_batch_size val_batch_size tool_config_path "
+        "function_tool_path return_raw_input_ids return_raw_chat return_full_prompt shuffle seed "
+        "dataloader_num_workers image_patch_size validation_shuffle filter_overlong_prompts "
+        "filter_overlong_prompts_workers truncation image_key video_key audio_key trust_remote_code custom_cls.path "
+        "custom_cls.name return_multi_modal_inputs apply_chat_template_kwargs mm_processor_kwargs sampler.class_path "
+        "sampler.class_name sampler.group_key sampler.group_names sampler.group_ratios datagen.path datagen.name"
+    ),
+    "actor_rollout_ref": "hybrid_engine nccl_timeout",
+    "actor_rollout_ref.model": f"{_MODEL} return_last_hidden_state use_fused_loss",
+    _A: (
+        "strategy ppo_mini_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu use_dynamic_bsz "
+        "ppo_max_token_len_per_gpu clip_ratio clip_ratio_low clip_ratio_high tau_pos tau_neg freeze_vision_tower "
+        "policy_loss.loss_mode policy_loss.clip_cov_ratio policy_loss.clip_cov_lb policy_loss.clip_cov_ub "
+        "policy_loss.kl_cov_ratio policy_loss.ppo_kl_coef policy_loss.dro_beta policy_loss._target_ clip_ratio_c "
+        "loss_agg_mode use_token_level_loss loss_scale_factor entropy_coeff calculate_entropy "
+        "calculate_sum_pi_squared use_kl_loss "
+        "use_prefix_grouper use_torch_compile kl_loss_coef kl_loss_type ppo_epochs shuffle data_loader_seed rollout_n "
+        f"checkpoint.strict use_fused_kernels use_remove_padding grad_clip ulysses_sequence_parallel_size {_ENTROPY} "
+        "router_replay.mode router_replay.record_file router_replay.replay_file qat.enable qat.mode qat.group_size "
+        f"megatron.tensor_model_parallel_size _target_ {_CHECKPOINT} {_PROFILER}"
+    ),
+    f"{_A}.optim": f"{_OPTIM} {_MEGATRON_OPTIM} _target_",
+    f"{_A}.fsdp_config": _FSDP,
+    "actor_rollout_ref.ref": (
+        "rollout_n strategy use_torch_compile log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu "
+        "log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu router_replay.mode router_replay.record_file model "
+        f"ulysses_sequence_parallel_size _target_ {_ENTROPY} {_PROFILER}"
+    ),
+    "actor_rollout_ref.ref.fsdp_config": _FSDP,
+    _R: (
+        "name mode nnodes n_gpus_per_node temperature top_k top_p full_determinism seed prompt_length response_length "
+        "dtype gpu_memory_utilization ignore_eos enforce_eager cudagraph_capture_sizes free_cache_engine "
+        "tensor_model_parallel_size data_parallel_size expert_parallel_size pipeline_model_parallel_size "
+        "max_num_batched_tokens max_model_len max_num_seqs enable_chunked_prefill enable_prefix_caching logprobs_mode "
+        "scheduling_policy load_format layered_summon log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu "
+        "log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu disable_log_stats do_sample n over_sample_rate "
+        "multi_stage_wake_up engine_kwargs.vllm engine_kwargs.sglang engine_kwargs.trtllm engine_kwargs.swap_space "
+        "val_kwargs.top_k val_kwargs.top_p val_kwargs.temperature val_kwargs.n val_kwargs.do_sample multi_turn.enable "
+        "multi_turn.max_assistant_turns multi_turn.tool_config_path multi_turn.function_tool_path "
+        "multi_turn.interaction_config_path multi_turn.max_user_turns multi_turn.max_turns "
+        "multi_turn.max_parallel_calls multi_turn.max_tool_response_length multi_turn.tool_response_truncate_side "
+        "multi_turn.use_inference_chat_template multi_turn.tokenization_sanity_check_mode multi_turn.format "
+        "multi_turn.num_repeat_rollouts calculate_log_probs agent.num_workers agent.default_agent_loop "
+        "agent.agent_loop_config_path agent.custom_async_server.path agent.custom_async_server.name "
+        "checkpoint_engine.backend checkpoint_engine.update_weights_bucket_megabytes checkpoint_engine.engine_kwargs "
+        "checkpoint_engine.custom_backend_module update_weights_bucket_megabytes trace.project_name "
+        "trace.experiment_name trace.backend trace.token2text trace.max_samples_per_step_per_worker skip.enable "
+        "skip.dump_dir skip.max_dump_step skip.action skip_rollout skip_dump_dir skip_tokenizer_init "
+        "use_preprocessed_multimodal_input enable_rollout_routing_replay moe_load_balance_metrics_interval "
+        "prometheus.enable prometheus.port prometheus.file prometheus.served_model_name quantization "
+        "quantization_config_file mtp qat disaggregation.enabled disaggregation.prefill_replicas "
+        f"disaggregation.transfer_backend chat_scheduler use_fire_sampling _target_ {_PROFILER}"
+    ),
+    "critic": (
+        "rollout_n strategy enable ppo_mini_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu "
+        "use_dynamic_bsz ppo_max_token_len_per_gpu forward_max_token_len_per_gpu ppo_epochs shuffle data_loader_seed "
+        "cliprange_value loss_agg_mode loss_scale_factor forward_micro_batch_size forward_micro_batch_size_per_gpu "
+        f"ulysses_sequence_parallel_size grad_clip _target_ {_CHECKPOINT} {_PROFILER}"
+    ),
+    "critic.optim": f"{_OPTIM} _target_",
+    "critic.model": _MODEL,
+    "critic.fsdp": _FSDP,
+    "critic.model.fsdp_config": _FSDP,
+    "custom_reward_function": "path name overlong_buffer.enable overlong_buffer.len overlong_buffer.penalty_factor",
+    "reward_model": (
+        "enable strategy model.input_tokenizer model.path model.external_lib model.trust_remote_code model.use_shm "
+        "model.use_remove_padding model.use_fused_kernels model.fsdp_config.param_offload micro_batch_size "
+        "micro_batch_size_per_gpu max_length use_dynamic_bsz forward_max_token_len_per_gpu reward_manager "
+        "launch_reward_fn_async sandbox_fusion.url sandbox_fusion.max_concurrent sandbox_fusion.memory_limit_mb "
+        "ulysses_sequence_parallel_size num_workers enable_resource_pool n_gpus_per_node nnodes reward_loop_source "
+        "reward_loop_module_path reward_loop_class_name overlong_buffer.enable overlong_buffer.len "
+        f"overlong_buffer.penalty_factor overlong_buffer.log {_PROFILER}"
+    ),
+    "reward_model.rollout": _REWARD_MODEL_ROLLOUT,
+    "sandbox_fusion": "url max_concurrent memory_limit_mb",
+    "reward": (
+        "num_workers custom_reward_function.path custom_reward_function.name compute_score_kwargs "
+        "reward_manager.source reward_manager.name reward_manager.module.path reward_manager.module.name "
+        "reward_model.enable reward_model.enable_resource_pool reward_model.n_gpus_per_node reward_model.nnodes "
+        "reward_model.model_path sandbox_fusion.url sandbox_fusion.max_concurrent sandbox_fusion.memory_limit_mb "
+        "reward_kwargs.overlong_buffer_cfg.enable reward_kwargs.overlong_buffer_cfg.len "
+        "reward_kwargs.overlong_buffer_cfg.penalty_factor reward_kwargs.overlong_buffer_cfg.log "
+        "reward_kwargs.max_resp_len _target_"
+    ),
+    "reward.reward_model.rollout": f"{_REWARD_MODEL_ROLLOUT} temperature top_k top_p n do_sample ignore_eos",
+    "algorithm": (
+        "gamma lam adv_estimator norm_adv_by_std_in_grpo filter_groups.enable filter_groups.metric "
+        "filter_groups.max_num_gen_batches filter_groups.max_inflight_gen_batches use_kl_in_reward kl_penalty "
+        "kl_ctrl.type kl_ctrl.kl_coef kl_ctrl.horizon kl_ctrl.target_kl use_pf_ppo pf_ppo.reweight_method "
+        "pf_ppo.weight_pow gdpo_reward_keys gdpo_reward_weights _target_"
+    ),
+    "algorithm.rollout_correction": (
+        "rollout_is rollout_is_threshold rollout_rs rollout_rs_threshold bypass_mode loss_type "
+        "rollout_is_batch_normalize debug_rollout_actor_probs"
+    ),
+    "distillation": (
+        "enabled distillation_loss.loss_mode distillation_loss.topk distillation_loss.use_task_rewards "
+        "n_gpus_per_node nnodes teacher_models.teacher_model.model_path teacher_key"
+    ),
+    "transfer_queue": "enable metrics.enabled backend.storage_backend backend.SimpleStorage.total_storage_size",
+    "trainer": (
+        "balance_batch balance_keep_minibatch total_epochs total_training_steps project_name experiment_name logger "
+        "log_val_generations rollout_data_dir validation_data_dir nnodes n_gpus_per_node save_freq esi_redundant_time "
+        "resume_mode resume_from_path checkpoint_callback_class val_before_train val_only test_freq critic_warmup "
+        "default_hdfs_dir del_local_ckpt_after_load default_local_dir max_actor_ckpt_to_keep max_critic_ckpt_to_keep "
+        "val_on_last_step ray_wait_register_center_timeout device use_legacy_worker_impl use_v1 "
+        "v1.trainer_mode v1.sync "
+        "v1.colocate_async.num_warmup_batches v1.separate_async.num_warmup_batches "
+        "v1.separate_async.parameter_sync_step v1.separate_async.hybrid_rollout.enable_switch "
+        "v1.sampler.max_off_policy_threshold v1.sampler.max_off_policy_strategy v1.sampler.sync_refill_failed_groups "
+        "v1.sampler.custom_sampler.path v1.sampler.custom_sampler.name v1.sampler.sampler_kwargs"
+    ),
+    "global_profiler": "tool steps profile_continuous_steps save_path global_tool_config.nsys.discrete _target_",
+    "skip": "rollout.enable rollout.dump_dir rollout.steps rollout.action rollout_tq.enable async_rollout.enable",
+    "ray_kwargs": "ray_init.num_cpus ray_init.runtime_env.py_executable timeline_json_file",
+    "ray_init": "num_cpus",
+}
+"""Keys of `main_ppo`, by section."""
+
+VERL_SFT: dict[str, str] = {
+    "data": (
+        "train_batch_size micro_batch_size micro_batch_size_per_gpu max_token_len_per_gpu use_dynamic_bsz train_files "
+        "val_files train_max_samples val_max_samples prompt_key response_key prompt_dict_keys response_dict_keys "
+        "multiturn.enable multiturn.messages_key messages_key tools_key enable_thinking_key enable_thinking_default "
+        "pad_mode max_length truncation balance_dp_token chat_template custom_cls.path custom_cls.name use_shm "
+        "apply_chat_template_kwargs num_workers ignore_input_ids_mismatch"
+    ),
+    "model": f"{_MODEL} partial_pretrain fsdp_config.model_dtype fsdp_config.wrap_policy.min_num_params "
+    "fsdp_config.cpu_offload fsdp_config.offload_params",
+    "optim": f"{_OPTIM} warmup_steps_ratio lr_scheduler",
+    "engine": _FSDP,
+    "checkpoint": "save_contents load_contents _target_",
+    "trainer": (
+        "default_local_dir default_hdfs_dir resume_path project_name experiment_name total_epochs total_training_steps "
+        "logger seed save_freq test_freq max_ckpt_to_keep balance_batch resume_mode resume_from_path device nnodes "
+        "n_gpus_per_node profile_interval"
+    ),
+    "profiler": "tool enable",
+}
+"""Keys of the two fine-tuning trainers, by section."""
+
+_TRAINING_ARGUMENTS = (
+    "output_dir per_device_train_batch_size num_train_epochs max_steps learning_rate lr_scheduler_type "
+    "lr_scheduler_kwargs warmup_steps warmup_ratio optim optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon "
+    "optim_target_modules gradient_accumulation_steps average_tokens_across_devices max_grad_norm "
+    "label_smoothing_factor bf16 fp16 bf16_full_eval fp16_full_eval tf32 activation_checkpointing "
+    "activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs torch_compile "
+    "torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config use_cache neftune_noise_alpha "
+    "torch_empty_cache_steps auto_find_batch_size logging_strategy logging_steps logging_first_step log_on_each_node "
+    "logging_nan_inf_filter include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to run_name "
+    "project trackio_space_id trackio_bucket_id trackio_static_space_id eval_strategy eval_steps eval_delay "
+    "per_device_eval_batch_size prediction_loss_only eval_on_start eval_do_concat_batches eval_use_gather_object "
+    "eval_accumulation_steps include_for_metrics batch_eval_metrics save_only_model save_strategy save_steps "
+    "save_on_each_node save_total_limit enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id "
+    "hub_strategy hub_always_push hub_revision load_best_model_at_end metric_for_best_model greater_is_better "
+    "ignore_data_skip restore_callback_states_from_checkpoint full_determinism seed data_seed use_cpu "
+    "accelerator_config parallelism_config dataloader_drop_last dataloader_num_workers dataloader_pin_memory "
+    "dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order "
+    "remove_unused_columns label_names train_sampling_strategy length_column_name ddp_find_unused_parameters "
+    "ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config deepspeed debug "
+    "skip_memory_metrics do_train do_eval do_predict resume_from_checkpoint local_rank"
+)
+_GENERATING = (
+    "model_init_kwargs disable_dropout num_generations num_generations_eval max_completion_length "
+    "max_prompt_length ds3_gather_for_generation shuffle_dataset generation_batch_size "
+    "steps_per_generation temperature "
+    "top_p top_k min_p generation_kwargs chat_template_kwargs repetition_penalty use_transformers_paged "
+    "cache_implementation use_vllm vllm_mode vllm_model_impl vllm_structured_outputs_regex vllm_server_base_url "
+    "vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization "
+    "vllm_max_model_length vllm_tensor_parallel_size vllm_enable_sleep_mode beta num_iterations epsilon epsilon_high "
+    "reward_weights mask_truncated_completions sync_ref_model ref_model_mixup_alpha ref_model_sync_steps "
+    "log_completions num_completions_to_print log_unique_prompts"
+)
+TRL: dict[str, str] = {
+    "GRPOConfig": (
+        f"{_TRAINING_ARGUMENTS} {_GENERATING} cast_lm_head_to_fp32 delta sapo_temperature_neg sapo_temperature_pos "
+        "importance_sampling_level multi_objective_aggregation scale_rewards loss_type top_entropy_quantile "
+        "max_tool_calling_iterations vllm_importance_sampling_correction vllm_importance_sampling_mode "
+        "vllm_importance_sampling_cap off_policy_mask_threshold use_bias_correction_kl log_completions_hub_repo"
+    ),
+    "RLOOConfig": f"{_TRAINING_ARGUMENTS} {_GENERATING} normalize_advantages reward_clip_range",
+    "SFTConfig": (
+        f"{_TRAINING_ARGUMENTS} model_init_kwargs chat_template_path dataset_text_field dataset_kwargs "
+        "dataset_num_proc eos_token max_length truncation_mode shuffle_dataset packing packing_strategy padding_free "
+        "pad_to_multiple_of eval_packing completion_only_loss assistant_only_loss loss_type activation_offloading "
+        "pad_token"
+    ),
+}
+"""Keyword arguments by configuration."""
+
+
+def names(sections: dict[str, str]) -> Iterator[str]:
+    """The full key of every name."""
+    for section, text in sections.items():
+        for name in text.split():
+            yield f"{section}.{name}"
