@@ -1,6 +1,6 @@
 """`strop check`: can a run learn, and does a loss or an estimator keep the rules that training relies on?
 
-Exit codes: 0 everything is fine; 1 something is not, each thing told in a sentence.
+Exit codes: 0 a run would start, a function keeps every rule; 1 not, with a sentence for each reason.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ NAME is the name a function is registered under, or the function's own. key=valu
 algorithm.loss_settings and algorithm.adv_settings.
 
 A configuration is checked with samples: the prompts of its first step are played and scored as in the run, nothing is
-trained, and ten answers are shown with what the scorer made of them.
+trained, and ten answers are shown with what the scorer made of them. `strop train` does the same on fewer prompts
+before its first step. FAIL: the run would not start; warn: it would, but look at it.
 """
 
 KINDS = ("loss", "estimator")
-SHOWN = 10
-"""Answers of a run that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,22 +125,18 @@ def _check_run(args: argparse.Namespace) -> int:
             {
                 "kind": "run",
                 "name": args.what,
-                "passed": found.is_fine,
+                "passed": not found.obstacles,
                 "seconds": found.seconds,
+                "num_prompts": found.num_prompts,
+                "num_samples": found.num_samples,
                 "checks": [asdict(check) for check in found.checks],
+                "samples": found.samples,
             }
         )
-        return 0 if found.is_fine else 1
-    for row in found.samples[:: max(1, len(found.samples) // SHOWN)][:SHOWN]:
-        extracted = (row["reward_parts"] or {}).get("pred", row["response"])
-        answer = f"{row['id']}  score {row['score']}  {extracted!r}, right is {row['ground_truth']!r}"
-        print(plain(f"{answer}  {row['error'] or ''}".rstrip(), is_one_line=True))
-    for check in found.checks:
-        print(plain(f"{'ok  ' if check.is_fine else 'FAIL'} {check.name}: {check.text}", is_one_line=True))
-        if check.advice:
-            print(plain(f"     {check.advice}", is_one_line=True))
-    print(f"{'ready to train' if found.is_fine else 'this run would not learn'}; {found.seconds:.1f} s")
-    return 0 if found.is_fine else 1
+        return 1 if found.obstacles else 0
+    for line in found.lines():
+        print(plain(line, is_one_line=True))
+    return 1 if found.obstacles else 0
 
 
 def _check_loss(name: str, words: Sequence[str]) -> list[Finding]:

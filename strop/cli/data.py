@@ -1,4 +1,4 @@
-"""`strop data check` and `strop data prepare`: data files before a run.
+"""`strop data check`, `prepare` and `cache`: data files before a run, and what is kept of them.
 
 Exit codes: 0 a run would take the files; 2 it would refuse them, with every reason, or they cannot be read.
 """
@@ -10,6 +10,7 @@ import dataclasses
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ examples:
   strop data check --config examples/arithmetic/config.yaml
   strop data prepare gsm8k hub:openai/gsm8k:main@train data/gsm8k/train.parquet
   strop data prepare math downloads/MATH@test data/math/test.parquet
+  strop data cache
+  strop data cache --clear data.cache_dir=/scratch/cache
 
 check reads all rows the way `strop train` would, and lists everything that is wrong with them, not only the first
 thing. Without FILE it takes data.train_files and data.val_files of the configuration.
@@ -34,6 +37,9 @@ thing. Without FILE it takes data.train_files and data.val_files of the configur
 prepare NAME SRC OUT turns the raw rows of a well-known data set into rows for training. NAME is gsm8k, math, geo3k,
 dapo_math or countdown; SRC is a file, a folder (FOLDER@split), a data set of the hub or a URL; OUT ends in .parquet or
 .jsonl, and its name without that is the split.
+
+cache lists what data.cache_dir keeps, last used first: fetched files, token ids of large sets, and indexes of streamed
+files. --clear removes all of it; a run that is about to start may need it made again.
 """
 
 _BAR_WIDTH = 40
@@ -44,13 +50,13 @@ _SETTING = re.compile(r"[+~]?[a-z_]+(\.[\w/-]+)+=|[a-z_]+=")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("action", choices=("check", "prepare"), help="what to do")
+    parser.add_argument("action", choices=("check", "prepare", "cache", "index"), help="what to do")
     parser.add_argument(
         "words",
         nargs="*",
         default=[],
         metavar="FILE",
-        help="check: files, and settings as key=value; prepare: NAME SRC OUT",
+        help="check: files, and settings as key=value; prepare: NAME SRC OUT; cache: settings; index: CORPUS",
     )
     parser.add_argument("--model", metavar="MODEL", help="check: whose tokenizer and chat template count")
     parser.add_argument(
@@ -60,12 +66,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--with-tool", action="store_true", help="prepare gsm8k: rows for an agent with a tool"
     )
+    parser.add_argument("--clear", action="store_true", help="cache: remove what is kept")
+    parser.add_argument(
+        "-o", "--index", metavar="FILE", help="index: the search index to write, for the tool search"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    return _prepare(args) if args.action == "prepare" else _check(args)
+    if args.clear and args.action != "cache":
+        raise UsageError("--clear belongs to cache")
+    if args.index and args.action != "index":
+        raise UsageError("--index belongs to index")
+    return {"prepare": _prepare, "check": _check, "cache": _cache, "index": _index}[args.action](args)
+
+
+def _index(args: argparse.Namespace) -> int:
+    if len(args.words) != 1 or not args.index or args.model or args.val or args.with_tool or args.config:
+        raise UsageError("index takes one corpus and -o FILE: strop data index corpus.jsonl -o index.sqlite")
+    from strop.agents.tools.search import build_index
+
+    count = build_index(Path(args.words[0]), Path(args.index))
+    if args.json:
+        print_json({"index": args.index, "passages": count})
+    else:
+        print(f"{plain(args.index)}: {count} passages")
+    return 0
+
+
+def _cache(args: argparse.Namespace) -> int:
+    others = [word for word in args.words if not _SETTING.match(word)]
+    if others or args.model or args.val or args.with_tool:
+        raise UsageError("cache takes settings such as data.cache_dir=DIR, and --config, --clear and --json")
+    args.overrides = list(args.words)
+    config = load_settings(args)
+    from strop.data.cache import cache_folder, entries, remove
+
+    folder = cache_folder(config.data.cache_dir)
+    found = entries(folder)
+    total = sum(entry.num_bytes for entry in found)
+    if args.clear:
+        remove(found)
+    if args.json:
+        rows = [
+            {"path": str(entry.path), "bytes": entry.num_bytes, "used_at": entry.used_at} for entry in found
+        ]
+        print_json({"folder": str(folder), "bytes": total, "entries": rows, "cleared": args.clear})
+        return 0
+    for entry in found if not args.clear else []:
+        used = datetime.fromtimestamp(entry.used_at, UTC).strftime("%Y-%m-%d %H:%M")
+        name = plain(str(entry.path.relative_to(folder)))
+        print(f"{entry.num_bytes / 2**20:10.1f} MiB  last used {used} UTC  {name}")
+    what = "removed from" if args.clear else "in"
+    limit = config.data.cache_max_bytes / 2**20
+    size = f"{_count_entries(len(found))} of {total / 2**20:.1f} MiB"
+    print(f"{size} {what} {plain(str(folder))}; a run keeps at most {limit:.0f} MiB")
+    return 0
+
+
+def _count_entries(number: int) -> str:
+    return f"{number} {'entry' if number == 1 else 'entries'}"
 
 
 def _prepare(args: argparse.Namespace) -> int:
@@ -99,20 +160,26 @@ def _check(args: argparse.Namespace) -> int:
     val = args.val or ([] if files else list(config.data.val_files))
     if not train:
         raise UsageError("name the files to check, or a configuration with data.train_files (--config FILE)")
+    from strop.agents.rows import with_agents
+    from strop.agents.setup import AgentSetup
     from strop.data.checking import examine, overlap
-    from strop.data.readers import read_rows
+    from strop.data.custom import load_rows
     from strop.engines.model import load_tokenizer
 
     tokenizer = load_tokenizer(dataclasses.replace(config.model, path=_model_folder(args, config)))
-    rows = {"train": read_rows(train, config.data.cache_dir)}
+    data = dataclasses.replace(config.data, train_files=tuple(train), val_files=tuple(val))
+    rows = {"train": load_rows(data, "train", tokenizer, seed=config.trainer.seed)}
     if val:
-        rows["val"] = read_rows(val, config.data.cache_dir)
-    reports = {split: examine(found, tokenizer, config.data) for split, found in rows.items()}
+        rows["val"] = load_rows(data, "val", tokenizer)
+    setup = AgentSetup(config.agent, tokenizer, template_options=config.data.chat_template_kwargs)
+    nameless = [line for split, found in rows.items() for line in _agent_problems(split, found)]
+    shown = rows if nameless else {split: with_agents(found, setup, split) for split, found in rows.items()}
+    reports = {split: examine(found, tokenizer, config.data) for split, found in shown.items()}
     shared = overlap(rows["train"], rows["val"], config.data) if val else {}
     problems = [
         f"{split}: {problem}" for split, report in reports.items() for problem in report.problems(config.data)
     ]
-    problems += [line for split, found in rows.items() for line in _agent_problems(split, found)]
+    problems += nameless
     has_scorer = _scorer_finder(config)
     if args.json:
         records = {split: _record(report, has_scorer) for split, report in reports.items()}

@@ -1,4 +1,7 @@
-"""`strop doctor`: whether the machines that a run would use fit together, before the run."""
+"""`strop doctor`: whether the machines that a run would use fit together; and of a run, what its numbers say.
+
+Exit codes: 0 nothing is wrong; 1 something is, each thing told in a sentence.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,18 @@ import argparse
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from strop.cli.output import print_json
-from strop.cli.settings import add_config_arguments, load_settings
+from strop.cli.output import UsageError, plain, print_json
+from strop.cli.settings import load_settings
 
 if TYPE_CHECKING:
     from strop.controller.ray.cluster import Node
     from strop.controller.ray.survey import MachineFacts
+    from strop.health import Diagnosis
     from strop.trainer.config import ResourcesConfig
 
 EPILOG = """\
@@ -24,9 +28,13 @@ examples:
   strop doctor
   strop doctor resources.address=auto --path /shared/runs
   strop doctor --config run.yaml
+  strop doctor runs/first
 
-Without resources.address it looks at this machine alone, with a private Ray cluster. Exit code 0: nothing is wrong;
-1: something is, and each line says what to do.
+With a run folder it reads the metrics of that run and says what the health rules find in them, with the step in which
+each one spoke first (docs/preflight.md lists the rules). The run may be finished, interrupted or still going on.
+
+Without one it looks at the machines of a cluster, or, without resources.address, at this machine alone with a private
+Ray cluster. Exit code 0: nothing is wrong; 1: something is, and each line says what to do.
 """
 
 MAX_CLOCK_DIFFERENCE_S = 2.0
@@ -48,7 +56,14 @@ class Finding:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    add_config_arguments(parser)
+    parser.add_argument("--config", metavar="FILE", help="YAML file with settings, or the name of a preset")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="RUN|key=value",
+        help="a run folder; or settings that say which machines are looked at",
+    )
     parser.add_argument(
         "--path",
         metavar="DIR",
@@ -60,6 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
+    folders = [word for word in args.overrides if "=" not in word]
+    if folders:
+        _refuse_more(args, folders)
+        return _diagnose(Path(folders[0]), wants_json=args.json)
     resources = load_settings(args).resources
     findings = examine(resources, path=args.path or Path.cwd())
     if args.json:
@@ -68,6 +87,60 @@ def run(args: argparse.Namespace) -> int:
         for one in findings:
             print(f"{'ok  ' if one.is_fine else 'FAIL'} {one.check}: {one.text}")
     return 0 if all(one.is_fine for one in findings) else 1
+
+
+def _refuse_more(args: argparse.Namespace, folders: list[str]) -> None:
+    given = [word for word in args.overrides if word != folders[0]]
+    given += [f"--{name}" for name in ("config", "path") if getattr(args, name) is not None]
+    if given:
+        raise UsageError(
+            f"`strop doctor {folders[0]}` reads the metrics of that run, so {' '.join(given)} has no place here"
+        )
+
+
+def _diagnose(folder: Path, *, wants_json: bool) -> int:
+    """What the health rules say of a run."""
+    from strop.health import RULES
+
+    found, num_steps = diagnose(folder)
+    if wants_json:
+        print_json(
+            {
+                "run": str(folder),
+                "steps": num_steps,
+                "diagnoses": [{"step": step, **asdict(one)} for step, one in found],
+            }
+        )
+    else:
+        for step, one in found:
+            print(plain(f"step {step}  {one.name}: {one.message}", is_one_line=True))
+        rest = f"{len(found)} of {len(RULES)} rules spoke" if found else f"none of {len(RULES)} rules spoke"
+        print(f"{num_steps} steps; {rest}")
+    return 1 if found else 0
+
+
+def diagnose(folder: Path) -> tuple[list[tuple[int, Diagnosis]], int]:
+    """The rules that apply to a run with the step in which each one spoke first, and how many steps there are.
+
+    Raises:
+        RunError: there is no run.
+        UsageError: it has no metrics.
+    """
+    from strop.health import Watch
+    from strop.run import RunFolder
+    from strop.trainer.trackers import METRICS_FILE, read_metrics
+
+    RunFolder.open(folder, read_only=True).close()
+    file = folder / METRICS_FILE
+    steps = read_metrics(file) if file.is_file() else []
+    if not steps:
+        raise UsageError(
+            f"{folder} has no metrics in {METRICS_FILE} yet; a run writes them after its first step, unless 'jsonl' "
+            f"was taken out of trainer.trackers"
+        )
+    watch = Watch()
+    found = [(int(numbers["step"]), one) for numbers in steps for one in watch.see(numbers)]
+    return found, int(steps[-1]["step"])
 
 
 def examine(resources: ResourcesConfig, *, path: Path) -> list[Finding]:

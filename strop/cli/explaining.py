@@ -20,6 +20,10 @@ REGISTRY_KEYS = {
     "algorithm.adv_settings": "advantage estimator",
     "algorithm.policy_loss": "policy loss",
     "algorithm.loss_settings": "policy loss",
+    "algorithm.filter_groups.filter": "group filter",
+    "algorithm.reward_shaping": "reward shaping",
+    "algorithm.shaping_settings": "reward shaping",
+    "data.sampler": "sampler",
 }
 """Keys whose values are registered functions, or the settings of such."""
 
@@ -119,9 +123,14 @@ def _registered(key: str) -> Iterator[Registered]:
     from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
     from strop.algorithms.losses import POLICY_LOSS_REGISTRY
     from strop.algorithms.registry import own_settings
+    from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS
     from strop.config.explain import papers_in
+    from strop.data.curriculum import SAMPLERS
 
-    registry: Any = POLICY_LOSS_REGISTRY if kind == "policy loss" else ADV_ESTIMATOR_REGISTRY
+    registries: tuple[Any, ...] = (
+        ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, FILTERS, REWARD_SHAPINGS, SAMPLERS,
+    )  # fmt: skip
+    registry = next(one for one in registries if one.kind == kind)
     for name in sorted(registry):
         function, declaration = registry[name], registry.declaration(name)
         text = _docstring(function)

@@ -1,8 +1,8 @@
 """`strop`: one program, one command per module.
 
-Exit codes: 0 done; 1 `strop diff` or `strop config diff` found a difference, `strop check` found a fault, or
-strop itself is broken (with a traceback); 2 the input cannot be used, with one sentence about what and what
-to do; 130 interrupted.
+Exit codes: 0 done; 1 `strop diff` or `strop config diff` found a difference, `strop check` or `strop score
+--check` found a fault, or strop itself is broken (with a traceback); 2 the input cannot be used, with one
+sentence about what and what to do; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -77,10 +77,19 @@ COMMANDS = {
         loads_models=True,
     ),
     "samples": Command(summary="what the model wrote during a run, with rewards", module="strop.cli.samples"),
+    "score": Command(
+        summary="a reward over saved answers, without a model: what would change", module="strop.cli.score"
+    ),
     "diff": Command(summary="where two runs part: first step and stage", module="strop.cli.diff"),
     "doctor": Command(
-        summary="whether the machines of a cluster fit together: versions, devices, ports, paths",
+        summary="whether the machines of a cluster fit together; and of a run, what its numbers say",
         module="strop.cli.doctor",
+    ),
+    "sandbox": Command(
+        summary="whether programs that a model writes can be isolated here", module="strop.cli.sandbox"
+    ),
+    "env": Command(
+        summary="whether an environment is fit for training, without a model", module="strop.cli.env"
     ),
     "config": Command(summary="the settings of a run, with their meaning", module="strop.cli.config"),
 }

@@ -12,6 +12,7 @@ from strop.cli.dropped import find_fates, table_of
 from strop.cli.models import find_model
 from strop.cli.output import UsageError, plain, print_json, say
 from strop.cli.token_view import legend, response_tokens, summary, token_table, token_text
+from strop.cli.turn_view import training_sequences, turns_text
 from strop.run import RunError, RunFolder
 
 if TYPE_CHECKING:
@@ -83,7 +84,11 @@ def run(args: argparse.Namespace) -> int:
     for row in shown:
         console.print(panel(row, decode))
         if args.tokens and decode is not None:
-            console.print(token_table(response_tokens(row, decode)))
+            sequences = training_sequences(row)
+            for number, sequence in enumerate(sequences, start=1):
+                if len(sequences) > 1:
+                    console.print(f"sequence {number} of {len(sequences)}", highlight=False)
+                console.print(token_table(response_tokens(sequence, decode)))
     if decode is not None:
         console.print(legend())
     steps = sorted({row["step"] for row in rows})
@@ -162,18 +167,25 @@ def find_samples(
 
 
 def panel(row: Mapping[str, Any], decode: Callable[[Sequence[int]], str] | None = None) -> Panel:
-    """One sample, for a terminal; with `decode`, the response has a colour per token."""
+    """One sample, for a terminal; with `decode`, the response has a colour per token.
+
+    An episode of an agent is shown turn by turn.
+    """
     from rich.panel import Panel
     from rich.text import Text
 
-    tokens = [] if decode is None else response_tokens(row, decode)
+    sequences = [] if decode is None else [response_tokens(one, decode) for one in training_sequences(row)]
+    tokens = [token for sequence in sequences for token in sequence]
     body = Text()
     for label, text in _sections(row):
         body.append(f"{label}  ", style="bold cyan")
-        if tokens and label == "response":
-            body.append("\n").append(token_text(tokens)).append("\n")
+        if label == "response" and (tokens or row.get("messages")):
+            shown = turns_text(row, decode) if row.get("messages") else token_text(tokens).append("\n")
+            body.append("\n").append(shown)
+            if not tokens:
+                continue
             body.append("tokens    ", style="bold cyan")
-            text = summary(tokens)
+            text = summary(tokens) + (f", in {len(sequences)} sequences" if len(sequences) > 1 else "")
         body.append(plain(text) + "\n")
     body.rstrip()
     return Panel(body, title=Text(_title(row)), title_align="left", border_style=_colour(row))
@@ -190,16 +202,26 @@ def _title(row: Mapping[str, Any]) -> str:
 
 
 def _sections(row: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    num_tokens = 0 if row["response_ids"] is None else len(row["response_ids"])
+    num_tokens = sum(len(one["response_ids"] or ()) for one in training_sequences(row))
     found = [
         ("prompt  ", row["prompt"] or ""),
         ("response", row["response"] or ""),
         ("expected", "" if row["ground_truth"] is None else _text(row["ground_truth"])),
         ("reward  ", " ".join(f"{name}={_text(part)}" for name, part in (row["reward_parts"] or {}).items())),
+        ("agent   ", _agent_facts(row)),
         ("error   ", row["error"] or ""),
         ("ended   ", f"{row['stop_reason'] or 'unfinished'} after {num_tokens} tokens"),
     ]
     return [(label, text) for label, text in found if text or label.strip() == "response"]
+
+
+def _agent_facts(row: Mapping[str, Any]) -> str:
+    """Who played, and what it noted about the whole episode."""
+    facts = row.get("agent_facts") or {}
+    player = [row["agent_name"]] if row.get("agent_name") and row.get("messages") else []
+    return " ".join(
+        player + [f"{k}={_text(value)}" for k, value in facts.items() if value not in ([], {}, None)]
+    )
 
 
 def _text(value: object) -> str:

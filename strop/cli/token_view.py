@@ -73,8 +73,17 @@ def token_text(tokens: Sequence[Token]) -> Text:
         members = list(span)
         who = "sampled" if is_sampled else "given"
         text.append(f"{chr(10) if number else ''}{who} [{len(members)}]  ", style="bold")
-        for token in members:
-            text.append(plain(token.text), style=token.style)
+        text.append(coloured(members))
+    return text
+
+
+def coloured(tokens: Sequence[Token]) -> Text:
+    """The text of the tokens, each in its colour."""
+    from rich.text import Text
+
+    text = Text()
+    for token in tokens:
+        text.append(plain(token.text), style=token.style)
     return text
 
 

@@ -18,6 +18,9 @@ examples:
   strop train model.path=models/smollm2 'data.train_files=[train.parquet]' reward.path=reward.py
   strop train --resume runs/arithmetic
 
+Before the first step a few dozen samples are played: ten are shown with their scores, and a run that could not learn
+is not started, with a sentence that says why (docs/preflight.md).
+
 An interrupted run continues from its last checkpoint to the same end. `strop config show --docs` lists all
 settings.
 """
@@ -27,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
     add_run_arguments(parser, kind="train")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="start also a run of which the preflight says that it would not learn",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         if start.is_finished:
             result = finished_result(start.run)
         else:
-            result = train(start.config, start.run, checkpoint=start.checkpoint, say=say)
+            result = train(start.config, start.run, checkpoint=start.checkpoint, say=say, force=args.force)
     if args.json:
         print_json(
             {

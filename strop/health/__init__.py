@@ -1,10 +1,28 @@
 """Rules that turn what a run shows into named diagnoses with advice.
 
+tokens       before anything is generated: template, tokenizer and vocabulary
 preflight    before a run: can it learn anything?
+rules        during and after a run, from its metrics
 """
 
 from __future__ import annotations
 
-from strop.health.preflight import Check, Probe, examine
+from strop.health.history import History
+from strop.health.preflight import Agreement, Probe, can_teach, examine
+from strop.health.rules import RULES, Diagnosis, Watch
+from strop.health.tokens import TokenFacts, examine_tokens
+from strop.health.verdict import Check
 
-__all__ = ["Check", "Probe", "examine"]
+__all__ = [
+    "RULES",
+    "Agreement",
+    "Check",
+    "Diagnosis",
+    "History",
+    "Probe",
+    "TokenFacts",
+    "Watch",
+    "can_teach",
+    "examine",
+    "examine_tokens",
+]

@@ -71,6 +71,7 @@ class Saver:
         run.events.sync()
         position = {
             "sampler": self._sampler.state(),
+            "sampler_progress": self._sampler.progress(),
             "ledger": run.ledger.state(),
             "chain": run.fingerprints.head,
         }
@@ -147,7 +148,9 @@ def restore_position(run: RunFolder, checkpoint: Checkpoint, sampler: PromptSamp
     """Put ledger and sampler where they were when the checkpoint was written."""
     facts = checkpoint.manifest.facts
     run.ledger.restore(checkpoint.step, facts["ledger"])
-    sampler.restore(run.ledger.consumed(), facts["sampler"], facts.get("curriculum"))
+    sampler.restore(
+        run.ledger.consumed(), facts["sampler"], facts.get("curriculum"), facts.get("sampler_progress")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

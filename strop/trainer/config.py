@@ -6,19 +6,32 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from strop.agents.config import AgentConfig
 from strop.algorithms.advantages import adv_estimator_declaration, check_estimator
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.extensions import load_extensions
 from strop.algorithms.losses import check_loss_settings
+from strop.algorithms.stream_functions import FILTERS, check_shaping
 from strop.data.config import DataConfig, SftDataConfig
+from strop.data.curriculum import sees_results
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.rewards.config import RewardConfig
 from strop.rollout.config import RolloutConfig
 from strop.run.config import RunConfig
-from strop.workers.config import ActorConfig, CriticConfig, ReferenceConfig, RewardModelConfig
+from strop.workers.config import (
+    ActorConfig,
+    CriticConfig,
+    ReferenceConfig,
+    RewardModelConfig,
+    TeacherConfig,
+)
 
-APART_ROLES = ("rollout", "critic", "reference", "reward_model")
+APART_ROLES = ("rollout", "critic", "reference", "teacher", "reward_model")
 """Roles that can have processes of their own; the actor is always in the main pool."""
+
+
+UNMEASURED_IN_BASELINES = ("algorithm.reward_shaping", "reward_model.path")
+"""Settings that greedy answers are scored without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +46,9 @@ class TrainerConfig:
     """Steps at the start in which only the critic is trained; 0: the actor is trained from the first step."""
     trackers: tuple[str, ...] = ("console", "jsonl", "tensorboard")
     """Where metrics go."""
+    preflight: bool = True
+    """Play a few dozen samples before the first step, show ten of them scored, and do not start a run that could not
+    learn (`strop train --force` does). It changes nothing of the run."""
 
     def __post_init__(self) -> None:
         if self.num_epochs < 1:
@@ -165,6 +181,8 @@ class Config:
     """Supervised fine-tuning: read by `strop sft` alone."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """Generation during training."""
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    """What happens between a prompt and its final answer: agents and tools."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     """Scoring."""
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
@@ -173,6 +191,8 @@ class Config:
     """The policy."""
     reference: ReferenceConfig = field(default_factory=ReferenceConfig)
     """The frozen model of a KL term; loaded only when there is one."""
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    """The frozen model that algorithm.distillation learns from."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The value model; loaded only when the advantage estimator needs values (gae)."""
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
@@ -198,7 +218,10 @@ class Config:
         )
         check_loss_settings(self.algorithm.policy_loss, self.algorithm.loss_settings)
         self._check_reward_parts()
+        self._check_sampler()
+        self._check_stream_functions()
         self._check_filter()
+        self._check_streaming()
         self._check_penalty()
         self._check_budgets()
         self._check_roles()
@@ -209,6 +232,8 @@ class Config:
         engines = {"actor": self.actor.engine}
         if self.uses_reference:
             engines["reference"] = self.reference.engine
+        if self.uses_teacher:
+            engines["teacher"] = self.teacher.engine
         if self.uses_critic:
             engines["critic"] = self.critic.engine
         for name, engine in engines.items():
@@ -237,6 +262,7 @@ class Config:
                 f"critic.path is {self.critic.path!r}, but algorithm.adv_estimator={self.algorithm.adv_estimator} "
                 f"uses no values: set algorithm.adv_estimator=gae, or remove it"
             )
+        self._check_teacher()
         if self.trainer.critic_warmup and not self.uses_critic:
             raise ValueError(
                 f"trainer.critic_warmup is {self.trainer.critic_warmup}, but algorithm.adv_estimator="
@@ -256,15 +282,39 @@ class Config:
             "rollout": True,
             "critic": self.uses_critic,
             "reference": self.uses_reference and self.model.lora.rank == 0,
+            "teacher": self.uses_teacher,
             "reward_model": self.uses_reward_model,
         }
         for role in self.resources.apart:
             if not used[role]:
                 raise ValueError(f"resources.apart names {role}, but this run has no such role: remove it")
 
+    def _check_teacher(self) -> None:
+        kind, path = self.algorithm.distillation.kind, self.teacher.path
+        if path and not self.uses_teacher:
+            raise ValueError(
+                f"teacher.path is {path!r}, but algorithm.distillation.kind=none learns from nobody: set it to "
+                f"reverse_kl or forward_kl, or remove the path"
+            )
+        if self.uses_teacher and not path:
+            raise ValueError(
+                f"algorithm.distillation.kind is {kind}, but teacher.path is empty: set it to the folder of a model "
+                f"with the policy's vocabulary"
+            )
+        if not self.uses_teacher and self.teacher != TeacherConfig():
+            raise ValueError(
+                "a setting of teacher is given, but algorithm.distillation.kind=none has no teacher: remove it"
+            )
+        if self.algorithm.policy_coef == 0 and self.uses_critic:
+            raise ValueError(
+                f"algorithm.policy_coef=0 uses no advantage, but algorithm.adv_estimator="
+                f"{self.algorithm.adv_estimator} would train a critic for it: use reinforce_plus_plus"
+            )
+
     def _check_ranks(self) -> None:
         for role, engine in (
-            ("actor", self.actor.engine), ("reference", self.reference.engine), ("critic", self.critic.engine)
+            ("actor", self.actor.engine), ("reference", self.reference.engine), ("critic", self.critic.engine),
+            ("teacher", self.teacher.engine),
         ):  # fmt: skip
             ranks = self.resources.apart.get(role, self.resources.ranks)
             for key, size in (
@@ -309,6 +359,38 @@ class Config:
                 f"many tokens below the limit, so set it to at most {limit}, or 0"
             )
 
+    def _check_sampler(self) -> None:
+        if not sees_results(self.data.sampler) and self.data.reorder_every:
+            raise ValueError(
+                f"data.reorder_every is {self.data.reorder_every}, but data.sampler={self.data.sampler} does not look "
+                f"at results, so the order would stay: use easy_first, hard_first, near_half or one of your own, or "
+                f"remove it"
+            )
+
+    def _check_stream_functions(self) -> None:
+        algorithm = self.algorithm
+        if algorithm.filter_groups.filter:
+            FILTERS[algorithm.filter_groups.filter]  # an unknown name fails here, with the known ones
+        if algorithm.reward_shaping:
+            check_shaping(algorithm.reward_shaping, algorithm.shaping_settings)
+        for key, is_set in (
+            ("algorithm.reward_shaping", algorithm.reward_shaping),
+            ("reward.overlong_buffer", self.reward.overlong_buffer),
+            ("reward.weight", self.reward.weight != 1),
+            ("reward_model.path", self.uses_reward_model),
+        ):
+            if is_set and self.needs("reward_parts"):
+                raise ValueError(
+                    f"{key} changes the whole reward, but algorithm.adv_estimator={algorithm.adv_estimator} takes its "
+                    f"parts one by one: let the reward function return a part for it, or remove it"
+                )
+            if is_set and self.needs("reward_baselines") and key in UNMEASURED_IN_BASELINES:
+                raise ValueError(
+                    f"{key} changes the rewards of samples, but not those of the greedy answers that "
+                    f"algorithm.adv_estimator={algorithm.adv_estimator} compares them with: remove it, or use another "
+                    f"estimator"
+                )
+
     def _check_filter(self) -> None:
         if self.algorithm.filter_groups.enable and self.trainer.max_steps is None:
             raise ValueError(
@@ -321,9 +403,24 @@ class Config:
                 "least 2"
             )
 
+    def _check_streaming(self) -> None:
+        if self.data.streaming and self.data.filter_overlong_prompts and self.trainer.max_steps is None:
+            raise ValueError(
+                "data.streaming passes over prompts that are too long at their visit, so epochs do not tell how many "
+                "steps there are: set trainer.max_steps"
+            )
+
     def needs(self, column: str) -> bool:
         """The advantage estimator declares this column."""
         return column in adv_estimator_declaration(self.algorithm.adv_estimator).needs
+
+    @property
+    def num_epochs(self) -> int | None:
+        """Visits of each prompt; None when trainer.max_steps alone ends the run, because visits may be without use."""
+        is_open = self.algorithm.filter_groups.enable or (
+            self.data.streaming and self.data.filter_overlong_prompts
+        )
+        return None if is_open else self.trainer.num_epochs
 
     @property
     def uses_critic(self) -> bool:
@@ -335,6 +432,11 @@ class Config:
         """Something compares the policy with a frozen reference."""
         algorithm = self.algorithm
         return algorithm.use_kl_loss or algorithm.use_kl_in_reward or self.needs("ref_log_prob")
+
+    @property
+    def uses_teacher(self) -> bool:
+        """The policy learns from a teacher."""
+        return self.algorithm.distillation.is_on
 
     @property
     def uses_reward_model(self) -> bool:

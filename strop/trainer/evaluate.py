@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from strop.agents.setup import AgentSetup
 from strop.engines.model import load_model, load_tokenizer
 from strop.rewards import RewardPool, summarize
 from strop.rollout.client import RolloutClient
@@ -63,7 +64,7 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
             "data.val_files is empty; name the files to evaluate on, for example data.val_files=[val.parquet]"
         )
     tokenizer = load_tokenizer(config.model)
-    prompts = load_val_prompts(config.data, tokenizer)
+    prompts = load_val_prompts(config.data, tokenizer, config.agent)
     say(
         f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature {config.eval.temperature}"
     )
@@ -92,12 +93,14 @@ async def _play(
         done += 1
         on_progress(done, total)
 
-    async with RewardPool(config.reward) as pool:
+    async with RewardPool(config.reward, tokenizer=config.model.path) as pool:
         await _try_scorer(pool, prompts[:NUM_PROBES], say)
         model = load_model(config.model, device=config.resources.device)
         engine = NativeEngine(model, max_running=config.rollout.max_running)
         client = RolloutClient(engine, timeout_s=config.rollout.timeout_s)
-        rollouts = Rollouts(client, pool, tokenizer, seed=config.trainer.seed)
+        options = config.data.chat_template_kwargs
+        setup = AgentSetup(config.agent, tokenizer, template_options=options)
+        rollouts = Rollouts(client, pool, tokenizer, seed=config.trainer.seed, setup=setup)
         on_progress(0, total)
         return await rollouts.play(
             prompts,

@@ -48,6 +48,11 @@ class Experience:
     def __len__(self) -> int:
         return len(self.reports)
 
+    @property
+    def sample_starts(self) -> list[int]:
+        """The first row of each sample; a sample has several rows where its history was rewritten on the way."""
+        return [row for row in range(len(self)) if row == 0 or self.reports[row - 1].is_last_row]
+
     def union(self, columns: DataProtoFuture | DataProto, *names: str) -> Experience:
         """With these columns added, for the same rows in the same order."""
         added = future_of(columns) if isinstance(columns, DataProto) else columns
@@ -91,13 +96,18 @@ class Experience:
 
     def light(self) -> DataProtoFuture:
         """The rows with the columns that advantages are made of, without token ids."""
-        return self.rows.select([name for name in ADVANTAGE_COLUMNS if name in self.column_names])
+        return self.rows.select(
+            [name for name in ADVANTAGE_COLUMNS if name in self.column_names], list(NAMES)
+        )
 
     def totals(self) -> BatchTotals:
         """What the loss of these rows divides by."""
         counts = self.num_trained
         return BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))
 
+
+NAMES = ("uid", "id", "episode_id")
+"""Columns beside the tensors that say whose row it is; others, such as images, stay with the workers."""
 
 ROLLOUT_COLUMNS = frozenset(
     {"prompts", "responses", "response_mask", "rollout_log_probs", "token_level_scores"}
@@ -109,7 +119,6 @@ def experience_of(
     rows: DataProtoFuture,
     reports: Sequence[EpisodeReport],
     *,
-    on_error: str,
     extra_columns: Collection[str] = (),
 ) -> Experience:
     """The samples of a step that can be trained on.
@@ -117,10 +126,9 @@ def experience_of(
     Args:
         rows: the rollout role's rows.
         reports: of all episodes of the step.
-        on_error: see `EpisodeReport.reward`; the same rule decided which rows there are.
         extra_columns: tensor columns that the role made beside the usual ones.
     """
-    kept = tuple(report for report in reports if report.reward(on_error=on_error) is not None)
+    kept = tuple(row for report in reports if report.reward() is not None for row in report.rows())
     return Experience(
         rows=rows,
         reports=kept,
@@ -132,7 +140,9 @@ def experience_of(
 def optimizer_batches(
     experience: Experience, *, samples_per_update: int, epochs: int
 ) -> Iterator[Experience]:
-    """The rows of each optimizer step, in order, `epochs` times over."""
+    """The rows of each optimizer step, in order, `epochs` times over; all rows of a sample are in the same one."""
+    starts = experience.sample_starts
     for _ in range(epochs):
-        for start in range(0, len(experience), samples_per_update):
-            yield experience.slice(start, min(start + samples_per_update, len(experience)))
+        for first in range(0, len(starts), samples_per_update):
+            after = first + samples_per_update
+            yield experience.slice(starts[first], starts[after] if after < len(starts) else len(experience))

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 
 from strop.controller import as_future
-from strop.data.sampler import parse_visit_uid, visit_uid
+from strop.data.sampler import parse_visit_uid
 from strop.protocol import DataProto
 from strop.rewards import check_failed_share
 from strop.rollout.types import Sampling
-from strop.run import RunFolder
+from strop.run import Fate, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, experience_of
-from strop.trainer.groups import CAUSES, FAILED, SOLVED, SURPLUS, judge
+from strop.trainer.groups import CAUSES, FAILED, SOLVED, SURPLUS, judge, shaped_by_user
 from strop.trainer.learning import StepRecord
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
-from strop.workers.reports import EpisodeReport, check_failed_episodes
+from strop.workers.reports import EpisodeReport, check_failed_episodes, training_rewards
 from strop.workers.rollout import prompts_as_rows, reports_of
 
 _LOWEST_RATE = 0.1
@@ -77,7 +79,7 @@ class Gatherer:
 
     def _round(self, record: StepRecord, num_prompts: int) -> Experience:
         """Some prompts, drawn and played."""
-        prompts = self._next_prompts(record.step, num_prompts)
+        prompts = self._next_prompts(record, num_prompts)
         baselines = self._greedy_rewards(prompts) if self._config.needs("reward_baselines") else {}
         reports = self.play(
             prompts, self._config.rollout.samples_per_prompt, self._sampling, adds=bool(record.reports)
@@ -89,9 +91,8 @@ class Gatherer:
         rollout = self._roles.rollout.call
         rollout.sleep()
         experience = experience_of(
-            as_future(rollout.rows()),
+            as_future(rollout.rows(shaped_by_user(self._config, reports, self._sampling.max_tokens))),
             reports,
-            on_error=self._config.reward.on_error,
             extra_columns=["reward_parts"] if self._config.algorithm.reward_keys else [],
         )
         if self._config.needs("reward_baselines") and experience.reports:
@@ -114,33 +115,45 @@ class Gatherer:
             )
             return reports_of(played)
 
-    def _next_prompts(self, step: int, count: int) -> list[Prompt]:
-        """Prompts of the next visits; from here on they count as consumed."""
-        visits = self._data.sampler.next(count)
-        prompts = [self._data.train.prompt(row, visit_uid(epoch, row)) for epoch, row in visits]
+    def _next_prompts(self, record: StepRecord, count: int) -> list[Prompt]:
+        """Prompts of the next visits; from here on they count as consumed, with those that were passed over."""
+        drawn = self._data.draw(count)
         samples = range(self._config.rollout.samples_per_prompt)
-        self._run.ledger.issue(step, [f"{prompt.uid}/{i}" for prompt in prompts for i in samples])
-        return prompts
+        uids = [prompt.uid for prompt in drawn.prompts]
+        self._run.ledger.issue(
+            record.step, [f"{uid}/{i}" for uid in [*uids, *drawn.refused] for i in samples]
+        )
+        self._run.ledger.settle(
+            record.step,
+            {f"{uid}/{i}": Fate("filtered", why) for uid, why in drawn.refused.items() for i in samples},
+        )
+        if self._config.data.streaming:
+            name = "training/overlong_prompts"
+            record.numbers[name] = record.numbers.get(name, 0.0) + len(drawn.refused)
+        return drawn.prompts
 
     def _greedy_rewards(self, prompts: list[Prompt]) -> dict[str, float | None]:
         """By uid: the reward of the greedy answer, ReMax's baseline."""
         greedy = dataclasses.replace(self._sampling, temperature=0.0, top_p=1.0, top_k=0)
-        on_error = self._config.reward.on_error
         reports = self.play(prompts, 1, greedy, keeps=False)
-        return {report.uid: report.reward(on_error=on_error) for report in reports}
+        rewards = self._training_rewards(reports)
+        return {report.uid: rewards.get(report.id) for report in reports}
 
     def _baselines(self, experience: Experience, greedy: dict[str, float | None]) -> DataProto:
         """Column reward_baselines [B]; where the greedy answer could not be scored, the mean of the prompt's
         samples, which is what it estimates."""
-        weight, on_error = self._config.reward.weight, self._config.reward.on_error
+        rewards = self._training_rewards(experience.reports)
         own: dict[str, list[float]] = {}
         for report in experience.reports:
-            reward = report.reward(on_error=on_error)
-            assert reward is not None, "only such samples are trained on"
-            own.setdefault(report.uid, []).append(reward)
+            own.setdefault(report.uid, []).append(rewards[report.id])
         means = {uid: sum(rewards) / len(rewards) for uid, rewards in own.items()}
         values = [means[r.uid] if (known := greedy[r.uid]) is None else known for r in experience.reports]
-        return DataProto.from_dict({"reward_baselines": weight * torch.tensor(values)})
+        return DataProto.from_dict({"reward_baselines": torch.tensor(values)})
+
+    def _training_rewards(self, reports: Sequence[EpisodeReport]) -> dict[str, float]:
+        """By sample id, what the samples are worth: baselines and samples are measured alike."""
+        limit = self._sampling.max_tokens
+        return training_rewards(reports, self._config.reward, max_response_tokens=limit)
 
     def _check_scores(self, reports: list[EpisodeReport]) -> None:
         """Too many samples that could not be scored end the run."""
@@ -152,7 +165,7 @@ class Gatherer:
         """Uids of the groups of a round that are trained on; the record and the sampler hear of the others."""
         settings = self._config.algorithm.filter_groups
         kept: set[str] = set()
-        for group in judge(reports, settings, on_error=self._config.reward.on_error):
+        for group in judge(reports, settings):
             cause = group.cause or (SURPLUS if len(kept) == at_most else "")
             if cause:
                 record.dropped[group.uid] = cause
@@ -173,5 +186,6 @@ class Gatherer:
         record.numbers[f"{prefix}/rounds"] = float(rounds)
         record.numbers[f"{prefix}/evicted_samples"] = float(causes.total())
         record.numbers[f"{prefix}/discarded_surplus_samples"] = float(surplus)
-        for cause in CAUSES:
-            record.numbers[f"{prefix}/{cause.replace(' ', '_')}"] = float(causes[cause])
+        own = self._config.algorithm.filter_groups.filter
+        for cause in [*CAUSES, *([f"filter {own}"] if own else []), *causes]:
+            record.numbers[f"{prefix}/{re.sub(r'[^0-9A-Za-z]+', '_', cause)}"] = float(causes[cause])

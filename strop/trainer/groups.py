@@ -1,12 +1,21 @@
-"""Which groups of samples can teach: the filter of DAPO's dynamic sampling, and what a sampler learns of prompts."""
+"""The samples of a prompt together: which groups can teach, what a user's shaping makes of their rewards, and what a
+sampler learns of prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from strop.algorithms.config import FilterGroupsConfig
-from strop.workers.reports import EpisodeReport
+from strop.algorithms.stream_functions import SampleGroup, filter_cause, shaped_rewards
+from strop.data.curriculum import RowResult
+from strop.data.sampler import parse_visit_uid
+from strop.protocol import DataProto
+from strop.trainer.config import Config
+from strop.trainer.experience import Experience
+from strop.workers.reports import PASS_THRESHOLD, EpisodeReport, training_rewards
 
 SOLVED, FAILED, EQUAL, EASY, HARD, UNSCORED = (
     "solved by every sample",
@@ -20,6 +29,9 @@ SOLVED, FAILED, EQUAL, EASY, HARD, UNSCORED = (
 CAUSES = (SOLVED, FAILED, EQUAL, EASY, HARD, UNSCORED)
 SURPLUS = "surplus of dynamic sampling"
 
+SAMPLER_COLUMNS = ("response_mask", "token_level_scores", "token_level_rewards", "advantages", "returns")
+"""Columns of `sampler_batch`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
@@ -31,28 +43,116 @@ class Group:
     """Why it is left out; empty where it is trained on."""
 
 
-def judge(reports: Sequence[EpisodeReport], settings: FilterGroupsConfig, *, on_error: str) -> list[Group]:
+def judge(reports: Sequence[EpisodeReport], settings: FilterGroupsConfig) -> list[Group]:
     """Every group of these samples, in the order of their first samples.
 
-    A group is left out where all its numbers are equal (at least 1: solved, at most 0: failed, else equal), or
-    where their mean is outside the band [lowest_mean, highest_mean].
+    A group is left out where all its numbers are equal (at least 1: solved, at most 0: failed, else equal), where
+    their mean is outside the band [lowest_mean, highest_mean], or where the filter of the user's own says so.
 
     Args:
         reports: samples, those of a prompt with the same uid.
-        settings: which number is judged, and the band.
-        on_error: see `EpisodeReport.reward`; samples without a reward are not judged.
+        settings: which number is judged, and the band. Samples without a reward are not judged.
     """
-    numbers: dict[str, list[float]] = {}
+    return [Group(uid=group.uid, cause=_cause(group, settings)) for group in sample_groups(reports)]
+
+
+def sample_groups(reports: Sequence[EpisodeReport]) -> list[SampleGroup]:
+    """The samples that are trained on by prompt, in the order of first appearance; a prompt without any has an empty
+    group."""
+    held: dict[str, list[EpisodeReport]] = {}
+    source: dict[str, str] = {}
     for report in reports:
-        held = numbers.setdefault(report.uid, [])
-        reward = report.reward(on_error=on_error)
-        if reward is not None:
-            accuracy = report.accuracy
-            held.append(reward if settings.metric == "score" or accuracy is None else accuracy)
-    return [Group(uid=uid, cause=_cause(held, settings)) for uid, held in numbers.items()]
+        usable = held.setdefault(report.uid, [])
+        source[report.uid] = report.data_source
+        if report.reward() is not None:
+            usable.append(report)
+    groups = []
+    for uid, samples in held.items():
+        rewards = [sample.reward() or 0.0 for sample in samples]
+        groups.append(
+            SampleGroup(
+                uid=uid,
+                data_source=source[uid],
+                rewards=tuple(rewards),
+                accuracies=tuple(
+                    reward if sample.accuracy is None else sample.accuracy
+                    for sample, reward in zip(samples, rewards, strict=True)
+                ),
+                parts=tuple({} if s.outcome is None else dict(s.outcome.parts) for s in samples),
+                response_lengths=tuple(sample.num_response_tokens for sample in samples),
+                num_turns=tuple(sample.num_turns for sample in samples),
+                stop_reasons=tuple(sample.stop_reason for sample in samples),
+            )
+        )
+    return groups
 
 
-def _cause(numbers: Sequence[float], settings: FilterGroupsConfig) -> str:
+def shaped_by_user(
+    config: Config, reports: Sequence[EpisodeReport], max_response_tokens: int
+) -> dict[str, float] | None:
+    """Rewards by sample id after algorithm.reward_shaping; None without it.
+
+    Args:
+        config: of the run.
+        reports: samples, those of a prompt with the same uid.
+        max_response_tokens: limit of a response, which penalties on long ones refer to.
+    """
+    name = config.algorithm.reward_shaping
+    if not name:
+        return None
+    plain = training_rewards(reports, config.reward, max_response_tokens=max_response_tokens)
+    ids: dict[str, list[str]] = {}
+    for report in reports:
+        if report.id in plain:
+            ids.setdefault(report.uid, []).append(report.id)
+    shaped: dict[str, float] = {}
+    for group in sample_groups(reports):
+        members = ids.get(group.uid, [])
+        if members:
+            rewards = shaped_rewards(
+                name,
+                group,
+                [plain[member] for member in members],
+                max_response_tokens=max_response_tokens,
+                settings=config.algorithm.shaping_settings,
+            )
+            shaped |= dict(zip(members, rewards, strict=True))
+    return shaped
+
+
+def row_results(reports: Sequence[EpisodeReport], *, step: int) -> dict[int, RowResult]:
+    """What came of each row that was visited in a step, with one visit each; rows without a scored sample are left
+    out. Of a row that was visited twice, in two epochs, the later visit counts."""
+    scored: dict[str, list[EpisodeReport]] = {}
+    for report in reports:
+        if report.score is not None:
+            scored.setdefault(report.uid, []).append(report)
+    results: dict[int, RowResult] = {}
+    for uid, samples in scored.items():
+        _, row = parse_visit_uid(uid)
+        passed = sum((sample.accuracy or 0.0) > PASS_THRESHOLD for sample in samples)
+        results[row] = RowResult(
+            visits=results[row].visits + 1 if row in results else 1,
+            mean_score=sum(sample.score or 0.0 for sample in samples) / len(samples),
+            pass_rate=passed / len(samples),
+            last_step=step,
+        )
+    return results
+
+
+def sampler_batch(experience: Experience | None) -> DataProto | None:
+    """What a sampler in the field's form is shown of a step: per sample the scores, rewards and advantages, with uid
+    and the row's number (`index`), without the tokens. None in a step without samples."""
+    if experience is None:
+        return None
+    names = [name for name in SAMPLER_COLUMNS if name in experience.column_names]
+    rows = experience.rows.select(names, ["uid", "id"]).get()
+    numbers = np.array([parse_visit_uid(report.uid)[1] for report in experience.reports], dtype=object)
+    return rows.union(DataProto.from_dict({}, non_tensors={"index": numbers}))
+
+
+def _cause(group: SampleGroup, settings: FilterGroupsConfig) -> str:
+    numbers = group.rewards if settings.metric == "score" else group.accuracies
     if len(numbers) < 2:
         return UNSCORED
     lowest, highest = min(numbers), max(numbers)
@@ -63,4 +163,4 @@ def _cause(numbers: Sequence[float], settings: FilterGroupsConfig) -> str:
         return EASY
     if settings.lowest_mean is not None and mean < settings.lowest_mean:
         return HARD
-    return ""
+    return filter_cause(settings.filter, group) if settings.filter else ""

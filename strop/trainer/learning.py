@@ -17,15 +17,17 @@ from strop.algorithms.reduce import Reduction
 from strop.controller import Cut, WorkerGroup, as_batch, as_future
 from strop.protocol import DataProto, DataProtoFuture
 from strop.trainer.config import Config
-from strop.trainer.experience import Experience, optimizer_batches
+from strop.trainer.experience import NAMES, Experience, optimizer_batches
 from strop.trainer.phases import Phases
 from strop.trainer.reporting import merge_ranks
+from strop.trainer.resampling import SCORE_COLUMNS, draw_metrics, drawn_rows, sample_scores
 from strop.trainer.roles import Roles
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
 from strop.workers.reports import EpisodeReport
 from strop.workers.summary import BatchSummary
+from strop.workers.teacher import TeacherWorker
 
 
 @dataclass(kw_only=True)
@@ -51,6 +53,8 @@ class StepRecord:
     """Uids of the groups that dynamic sampling left out, with the cause."""
     rejected: set[str] = field(default_factory=set)
     """Ids of the samples of which rollout correction left no token."""
+    not_drawn: set[str] = field(default_factory=set)
+    """Ids of the samples that resampling left out."""
     trained: set[str] = field(default_factory=set)
     """Ids of the samples of the optimizer steps that were taken."""
 
@@ -72,14 +76,15 @@ class Learner:
             with phase("reward_model"), roles.turn("reward_model"):
                 scores = roles.reward_model.call.compute_rm_score(rows(experience, roles.reward_model))
                 experience = experience.union(done(scores), "rm_scores")
-        has_log_probs = self._needs_old_log_probs(len(experience))
+        has_log_probs = self._needs_old_log_probs(len(experience.sample_starts))
         if has_log_probs:
             with phase("old_log_prob"), roles.turn("actor"):
                 log_probs = actor.call.compute_log_prob(rows(experience, actor))
                 experience = experience.union(done(log_probs), "old_log_probs", "entropys")
-                if config.needs("sum_pi_squared"):
-                    sums = actor.call.compute_sum_pi_squared(rows(experience, actor))
-                    experience = experience.union(done(sums), "sum_pi_squared")
+        if config.needs("sum_pi_squared"):
+            with phase("sum_pi_squared"), roles.turn("actor"):
+                sums = actor.call.compute_sum_pi_squared(rows(experience, actor))
+                experience = experience.union(done(sums), "sum_pi_squared")
         if config.algorithm.correction.is_on:
             with phase("correction"):
                 experience = self._correct(experience, record)
@@ -93,14 +98,20 @@ class Learner:
         with phase("adv"):
             advantages = actor.call.compute_advantages(as_batch(experience.light()), kl_coef=self.kl.value)
             experience = experience.union(done(advantages), "advantages", "returns", "token_level_rewards")
+        trained = experience if config.algorithm.resampling == "none" else self._drawn(experience, record)
         if critic is not None:
             with phase("update_critic"), roles.turn("critic"):
-                self._update_critic(critic, experience, record)
+                self._update_critic(critic, trained, record)
         if record.step > config.trainer.critic_warmup:
+            if roles.teacher is not None and len(trained):
+                with phase("teacher"), roles.turn("teacher"):
+                    trained = self._taught(roles.teacher, trained)
             with phase("update_actor"), roles.turn("actor"):
-                experience = self._update_actor(actor, experience, record, keeps=not has_log_probs)
+                kept = self._update_actor(actor, trained, record, keeps=not has_log_probs)
+            if kept is not None:
+                experience = experience.union(kept, "log_probs")
         with phase("summary"):
-            record.summary = actor.call.summarize_batch(as_batch(experience.rows))
+            record.summary = actor.call.summarize_batch(as_batch(experience.rows.select(None, list(NAMES))))
         record.experience = experience
         self._control_kl(record)
 
@@ -116,12 +127,42 @@ class Learner:
             names.append("rollout_is_weights")
         return replace(experience.union(made.select(names), *names), num_trained=counts)
 
+    def _drawn(self, experience: Experience, record: StepRecord) -> Experience:
+        """The rows that are trained on, drawn by their scores; one that was drawn twice is there twice.
+
+        Rows of which a correction left no token cannot be drawn.
+        """
+        usable = experience.take([row for row, count in enumerate(experience.num_trained) if count])
+        if not len(usable):
+            return usable
+        names = [name for name in SCORE_COLUMNS if name in usable.column_names]
+        scores = sample_scores(usable.rows.select(names).get())
+        drawn = drawn_rows(
+            scores,
+            [report.uid for report in usable.reports],
+            self._config.algorithm,
+            seed=self._config.trainer.seed,
+            step=record.step,
+        )
+        record.numbers |= draw_metrics(scores, drawn)
+        trained = usable.take(drawn)
+        record.not_drawn = {r.episode_id for r in usable.reports} - {r.episode_id for r in trained.reports}
+        return trained
+
     def _reference_log_probs(self, experience: Experience) -> DataProto:
         """By the frozen model, or by the policy without its adapter."""
         reference, actor = self._roles.reference, self._roles.actor
         if reference is None:
             return actor.call.compute_ref_log_prob(rows(experience, actor))
         return reference.call.compute_ref_log_prob(rows(experience, reference))
+
+    def _taught(self, teacher: WorkerGroup[TeacherWorker], trained: Experience) -> Experience:
+        """With what the teacher says, which the update alone reads: for a forward KL, top_k numbers per token."""
+        if self._config.algorithm.distillation.kind == "reverse_kl":
+            log_probs = teacher.call.compute_teacher_log_prob(rows(trained, teacher))
+            return trained.union(done(log_probs), "teacher_log_prob")
+        most_likely = teacher.call.compute_teacher_top_k(rows(trained, teacher))
+        return trained.union(done(most_likely), "teacher_ids", "teacher_logprobs")
 
     def _needs_old_log_probs(self, num_samples: int) -> bool:
         """With one optimizer step on the whole batch, the log-probs of that very pass are the old ones."""
@@ -132,6 +173,7 @@ class Learner:
             or config.algorithm.use_kl_in_reward
             or config.trainer.critic_warmup > 0
             or config.algorithm.correction.is_on
+            or config.algorithm.resampling != "none"
             or config.needs("old_log_probs")
         )
 
@@ -150,10 +192,10 @@ class Learner:
 
     def _update_actor(
         self, actor: WorkerGroup[ActorWorker], experience: Experience, record: StepRecord, *, keeps: bool
-    ) -> Experience:
+    ) -> DataProtoFuture | None:
         """Every optimizer step of the policy.
 
-        With `keeps`, the rows come back with the log-probs of the (only) pass over them, before its step.
+        With `keeps`, the log-probs of the (only) pass over the rows come back, from before its step.
         """
         config = self._config
         kept: list[DataProtoFuture] = []
@@ -169,7 +211,7 @@ class Learner:
             if keeps:
                 own = done(actor.call.kept_log_probs())
                 kept.append(own.take(_callers_order(cut)) if isinstance(cut, Cut) else own)
-        return experience.union(DataProtoFuture.concat(kept), "log_probs") if kept else experience
+        return DataProtoFuture.concat(kept) if kept else None
 
     def _take_note(self, result: DataProto, part: Experience, record: StepRecord, *, role: str) -> None:
         """Metrics of one optimizer step, and whose samples it was."""
@@ -180,7 +222,9 @@ class Learner:
         if result.meta_info["skipped"]:
             record.skipped.append(result.meta_info["skipped"])
         else:
-            record.trained.update(report.id for report in part.reports if report.id not in record.rejected)
+            record.trained.update(
+                report.episode_id for report in part.reports if report.id not in record.rejected
+            )
 
     def _control_kl(self, record: StepRecord) -> None:
         """Move the coefficient of the KL penalty towards its target."""

@@ -14,22 +14,28 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from strop.agents.config import ENV_AGENT
 from strop.algorithms.kl_control import make_kl_controller
 from strop.algorithms.reduce import merge_metrics, metric_values
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
+from strop.health import Watch
 from strop.rewards import Outcome, RewardPool, summarize
 from strop.run import Checkpoint, Fate, RunFolder
 from strop.trainer import metrics as measure
 from strop.trainer.checkpointing import Saver, restore_position
 from strop.trainer.config import Config
+from strop.trainer.environments import certify_environments
 from strop.trainer.gathering import Gatherer
+from strop.trainer.groups import row_results, sampler_batch
 from strop.trainer.learning import Learner, StepRecord
+from strop.trainer.preflight import RunRefused, try_out
 from strop.trainer.records import step_digests, untrained_fate
 from strop.trainer.reporting import Say, episode_metrics, no_signal, num_response_tokens, num_tokens
+from strop.trainer.resampling import NOT_DRAWN
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
 from strop.trainer.setup import (
     TrainingData,
@@ -38,7 +44,7 @@ from strop.trainer.setup import (
     set_threads,
     training_sampling,
 )
-from strop.trainer.trackers import TrackerGroup, TrackerSetup
+from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, read_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers.reports import Decided, check_failed_episodes
 
@@ -59,10 +65,13 @@ class TrainResult:
 class Trainer:
     """One run. `train` makes it and runs it."""
 
-    def __init__(self, config: Config, run: RunFolder, *, checkpoint: Checkpoint | None, say: Say) -> None:
+    def __init__(
+        self, config: Config, run: RunFolder, *, checkpoint: Checkpoint | None, say: Say, force: bool = False
+    ) -> None:
         self.config = config
         self._run = run
         self._say = say
+        self._force = force
         set_threads(config.resources)
         self.data: TrainingData = load_training_data(config)
         self._checkpoint = checkpoint
@@ -76,15 +85,20 @@ class Trainer:
     def fit(self) -> TrainResult:
         """Train to the last step; the run folder then holds everything."""
         start = time.perf_counter()
-        self._preflight()
+        self._probe_reward()
         with ExitStack() as stack:
             self._start_roles(stack)
+            if self._start_step == 0 and self._wants_preflight():
+                certify_environments(self.config, self.data, self._run, self._say)
+                self._preflight()
+            self._watch = self._start_watch()
             setup = TrackerSetup(
                 folder=self._run.path, total_steps=self.data.num_steps, resume_step=self._start_step
             )
             trackers = stack.enter_context(TrackerGroup(self.config.trainer.trackers, setup))
             if self._start_step == 0 and self._wants_first_validation():
-                trackers.log(0, self._validate(0).metrics)
+                trackers.log(0, metrics := self._validate(0).metrics)
+                self._watch.see(metrics)
             for step in range(self._start_step + 1, self.data.num_steps + 1):
                 self._run_step(step, trackers)
             self._saver.finish()
@@ -113,21 +127,65 @@ class Trainer:
 
     # ------------------------------------------------------------------ around it
 
-    def _preflight(self) -> None:
+    def _probe_reward(self) -> None:
         """Try the reward function on a few rows, their right answer and no answer, before anything is loaded."""
         rows = self.data.train.row_numbers[:2]
-        prompts = [self.data.train.prompt(row, visit_uid(0, row)) for row in rows]
+        visited = [self.data.train.prompt(row, visit_uid(0, row)) for row in rows]
+        prompts = [
+            prompt for prompt in visited if prompt.agent_name != ENV_AGENT
+        ]  # environments give rewards
+        if not prompts:
+            return
         answers = [
             p.ground_truth if isinstance(p.ground_truth, str) else str(p.ground_truth) for p in prompts
         ]
 
         async def probe() -> list[Outcome]:
-            async with RewardPool(self.config.reward) as pool:
+            async with RewardPool(self.config.reward, tokenizer=self.config.model.path) as pool:
                 return await pool.preflight([*prompts, *prompts], [*answers, *["" for _ in prompts]])
 
         outcomes = asyncio.run(probe())
         if any(outcome.kind != "score" for outcome in outcomes):
             self._say(f"reward preflight: {summarize(outcomes, timeout_s=self.config.reward.timeout_s)}")
+
+    def _wants_preflight(self) -> bool:
+        """False also when a start that came no further than this has done it."""
+        verdicts = [event["verdict"] for event in self._run.events.read("preflight")]
+        return self.config.trainer.preflight and not {"ready", "forced"} & set(verdicts)
+
+    def _preflight(self) -> None:
+        """A few dozen samples of the first step; a run that could not learn ends here.
+
+        Raises:
+            RunRefused: nothing would be learned, and nobody insisted.
+        """
+        found = try_out(self.config, self.data, self.roles)
+        for line in found.lines():
+            self._say(line)
+        obstructed = "forced" if self._force else "refused"
+        self._run.events.append(
+            "preflight",
+            0,
+            fsync=True,
+            verdict=obstructed if found.obstacles else "ready",
+            checks=[asdict(check) for check in found.checks],
+            num_prompts=found.num_prompts,
+            num_samples=found.num_samples,
+            seconds=found.seconds,
+        )
+        if found.obstacles and not self._force:
+            raise RunRefused(found.refusal())
+        if found.obstacles:
+            self._say(f"started by --force, against {', '.join(check.name for check in found.obstacles)}")
+
+    def _start_watch(self) -> Watch:
+        """The health rules, with what a run that is continued has seen and said."""
+        file = self._run.path / METRICS_FILE
+        earlier = read_metrics(file) if self._start_step and file.is_file() else []
+        return Watch(
+            told=[event["name"] for event in self._run.events.read("health")],
+            earlier=[numbers for numbers in earlier if numbers["step"] <= self._start_step],
+        )
 
     def _start_roles(self, stack: ExitStack) -> None:
         config = self.config
@@ -169,6 +227,9 @@ class Trainer:
             self._run.events.append(kind, step, fsync=True, phase=record.phases.current, error=reason)
             raise
         self._write(record)
+        if self.data.sampler.sees_results:
+            batch = sampler_batch(record.experience) if self.data.sampler.wants_batch else None
+            self.data.sampler.record(step, row_results(record.reports, step=step), batch)
         numbers = self._metrics(record)
         self._warn(record, numbers)
         is_last = step == self.data.num_steps
@@ -183,6 +244,9 @@ class Trainer:
             num_response_tokens=num_response_tokens(record.reports),
             num_total_tokens=num_tokens(record.reports),
         )
+        for found in self._watch.see(numbers):
+            self._run.events.append("health", step, name=found.name, message=found.message)
+            self._say(f"step {step}: {found.message}")
         self._run.events.append("step", step, seconds=record.phases.total(), phases=record.phases.seconds)
         trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
         if is_last or _is_due(step, self.config.run.save_every):
@@ -224,6 +288,7 @@ class Trainer:
         advantages = {} if record.summary is None else record.summary.advantages
         skipped = dict.fromkeys(advantages, record.skipped[0] if record.skipped else "")
         skipped |= dict.fromkeys(record.rejected, "rollout correction rejected every token of it")
+        skipped |= dict.fromkeys(record.not_drawn, NOT_DRAWN)
         fates = {
             r.id: Fate("trained")
             if r.id in record.trained
@@ -291,7 +356,9 @@ def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def train(config: Config, run: RunFolder, *, checkpoint: Checkpoint | None = None, say: Say) -> TrainResult:
+def train(
+    config: Config, run: RunFolder, *, checkpoint: Checkpoint | None = None, say: Say, force: bool = False
+) -> TrainResult:
     """Run a training to its end, with this process as its controller.
 
     Args:
@@ -299,5 +366,9 @@ def train(config: Config, run: RunFolder, *, checkpoint: Checkpoint | None = Non
         run: a fresh run folder, or one rolled back to `checkpoint`.
         checkpoint: where to continue.
         say: takes lines for the person who watches.
+        force: start also where the preflight says that nothing would be learned.
+
+    Raises:
+        RunRefused: the preflight said so, without `force`.
     """
-    return Trainer(config, run, checkpoint=checkpoint, say=say).fit()
+    return Trainer(config, run, checkpoint=checkpoint, say=say, force=force).fit()

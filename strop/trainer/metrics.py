@@ -6,9 +6,9 @@ Each name says in its function over what it averages: tokens, samples, groups or
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from torch import Tensor
 
@@ -22,15 +22,20 @@ from strop.algorithms.measures import (
     off_policy_metrics,
     spread,
 )
+from strop.rewards.outcome import KINDS, OutcomeKind
 
 __all__ = [
     "PHASES_OVER_ALL_TOKENS",
+    "agent_loop_metrics",
+    "agent_number_metrics",
     "critic_metrics",
     "group_metrics",
     "length_metrics",
     "mismatch_metrics",
     "off_policy_metrics",
     "reward_outcome_metrics",
+    "reward_part_metrics",
+    "reward_usage_metrics",
     "throughput_metrics",
     "timing_metrics",
     "turn_metrics",
@@ -69,6 +74,40 @@ def turn_metrics(num_turns: Numbers) -> Metrics:
     return spread("num_turns", num_turns)
 
 
+def agent_loop_metrics(seconds: Sequence[Mapping[str, float]], lengths: Sequence[tuple[int, int]]) -> Metrics:
+    """timing_s/agent_loop/{generate_sequences,tool_calls,compute_score}/{min,max,mean} over samples.
+
+    Also timing_s/agent_loop/slowest/{...,prompt_length,response_length} of the sample that took longest in all.
+
+    Args:
+        seconds: per sample, by those names; 0 where one is missing.
+        lengths: per sample, tokens of prompt and response.
+    """
+    if not seconds:
+        return {}
+    prefix = "timing_s/agent_loop"
+    names = ("generate_sequences", "tool_calls", "compute_score")
+    metrics: Metrics = {}
+    for name in names:
+        metrics |= spread(f"{prefix}/{name}", [one.get(name, 0.0) for one in seconds])
+    slowest = max(range(len(seconds)), key=lambda i: sum(seconds[i].get(name, 0.0) for name in names))
+    for name in names:
+        metrics[f"{prefix}/slowest/{name}"] = seconds[slowest].get(name, 0.0)
+    metrics[f"{prefix}/slowest/prompt_length"] = float(lengths[slowest][0])
+    metrics[f"{prefix}/slowest/response_length"] = float(lengths[slowest][1])
+    return metrics
+
+
+def agent_number_metrics(numbers: Sequence[Mapping[str, float]]) -> Metrics:
+    """{name}/{min,max,mean} of what agents counted, over the samples that have it: tool_call_counts, tool_rewards,
+    tool_errors, template_drift."""
+    names = sorted({name for one in numbers for name in one})
+    metrics: Metrics = {}
+    for name in names:
+        metrics |= spread(name, [one[name] for one in numbers if name in one])
+    return metrics
+
+
 def timing_metrics(
     seconds: Mapping[str, float], *, num_response_tokens: int, num_total_tokens: int
 ) -> Metrics:
@@ -92,14 +131,46 @@ def throughput_metrics(*, num_total_tokens: int, step_s: float, num_devices: int
     return metrics
 
 
-def reward_outcome_metrics(kinds: Sequence[Literal["score", "error", "timeout"]]) -> Metrics:
-    """reward/{ok,error,timeout}: how many samples were scored, and how many were not and why."""
+def reward_outcome_metrics(kinds: Sequence[OutcomeKind]) -> Metrics:
+    """reward/{ok,error,timeout,infrastructure}: how many samples were scored, and how many were not and why.
+
+    Also reward/{...}_share of all samples that were to be scored.
+    """
     counts = Counter(kinds)
-    return {
-        "reward/ok": float(counts["score"]),
-        "reward/error": float(counts["error"]),
-        "reward/timeout": float(counts["timeout"]),
-    }
+    metrics: Metrics = {}
+    for kind in KINDS:
+        name = "ok" if kind == "score" else kind
+        metrics[f"reward/{name}"] = float(counts[kind])
+        if kinds:
+            metrics[f"reward/{name}_share"] = counts[kind] / len(kinds)
+    return metrics
+
+
+def reward_part_metrics(sources: Sequence[str], parts: Sequence[Mapping[str, float | str | bool]]) -> Metrics:
+    """reward/{part}/mean over the samples that have the part as a number, and reward/{source}/{part}/mean where there
+    are several data sources.
+
+    Args:
+        sources, parts: data source and parts of each scored sample.
+    """
+    values: dict[str, list[float]] = {}
+    names = [""] if len(set(sources)) < 2 else ["", *sorted(set(sources))]
+    for source, of_sample in zip(sources, parts, strict=True):
+        for part, value in of_sample.items():
+            if isinstance(value, str) or not math.isfinite(value):
+                continue
+            for name in names:
+                if name in ("", source):
+                    key = f"reward/{name}/{part}/mean" if name else f"reward/{part}/mean"
+                    values.setdefault(key, []).append(float(value))
+    return {key: math.fsum(values[key]) / len(values[key]) for key in sorted(values)}
+
+
+def reward_usage_metrics(usage: Sequence[Mapping[str, float]]) -> Metrics:
+    """reward/{name}: what scoring used up, added over samples: judge/{requests,retries,cached,input_tokens,
+    output_tokens,cost,wait_s}, server/{...}."""
+    names = sorted({name for one in usage for name in one})
+    return {f"reward/{name}": math.fsum(one.get(name, 0.0) for one in usage) for name in names}
 
 
 def _lengths(prefix: str, lengths: Tensor, limit: int) -> Metrics:

@@ -1,28 +1,47 @@
-"""A few dozen samples through the real path of a run, before it starts: the samples of its own first step."""
+"""A few dozen samples through the real path of a run, before it starts: the first samples of its own first step.
+
+Nothing that a run is made of is touched: the sampler keeps its position, the ledger hears of nothing, no file of
+samples is written, and random numbers belong to the samples, not to the order in which they are drawn.
+"""
 
 from __future__ import annotations
 
-import tempfile
+import copy
+import math
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from strop.algorithms.advantages import adv_estimator_declaration
-from strop.controller import as_batch, as_future
-from strop.data.sampler import visit_uid
-from strop.health import Check, Probe, examine
+from strop.controller import as_future
+from strop.data.chat import Chat, render
+from strop.device import device_name
+from strop.engines.model import read_shape
+from strop.health import Agreement, Check, Probe, TokenFacts, can_teach, examine, examine_tokens
 from strop.protocol import columns
-from strop.run import SampleStore
 from strop.trainer.config import Config
 from strop.trainer.experience import experience_of
+from strop.trainer.groups import shaped_by_user
+from strop.trainer.learning import done, rows
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
-from strop.trainer.setup import load_training_data, set_threads, training_sampling
+from strop.trainer.setup import TrainingData, load_training_data, set_threads, training_sampling
 from strop.trajectory import Prompt
-from strop.workers.reports import Decided, EpisodeReport
+from strop.workers.reports import EpisodeReport
 from strop.workers.rollout import prompts_as_rows, reports_of
 
-_STEP = 1
+ROUND_SAMPLES, ROUND_PROMPTS, MAX_ROUNDS = 48, 4, 4
+"""Before a run, samples and least prompts of a round; a further round is played as long as none of them can teach."""
+SHOWN = 10
+"""Answers that are shown."""
+_SHOWN_CHARACTERS = 120
+
+
+class RunRefused(ValueError):
+    """A run was not started, because it could not learn; the sentence says why and what to change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +50,40 @@ class Preflight:
 
     checks: list[Check]
     samples: list[dict[str, Any]]
-    """Rows of the sample store, in the order of prompts and samples."""
+    """Some of the answers: id, response, ground_truth, pred (what the scorer read, None where it does not say), score,
+    reward, error."""
+    num_prompts: int
+    num_samples: int
     seconds: float
-    """Wall-clock time, loading included."""
+    """Wall-clock time, without the loading of models."""
 
     @property
-    def is_fine(self) -> bool:
-        """Every check is."""
-        return all(check.is_fine for check in self.checks)
+    def obstacles(self) -> list[Check]:
+        """The checks that stand in the way of any learning."""
+        return [check for check in self.checks if check.level == "stop"]
+
+    def lines(self) -> list[str]:
+        """The answers, the checks and the verdict, for a person."""
+        marks = {"ok": "ok  ", "warn": "warn", "stop": "FAIL"}
+        lines = [_answer_line(sample) for sample in self.samples]
+        for check in self.checks:
+            lines.append(f"{marks[check.level]} {check.name}: {check.text}")
+            if check.advice:
+                lines.append(f"     {check.advice}")
+        verdict = "this run would not learn" if self.obstacles else "ready to train"
+        return [*lines, f"{verdict}; {self.num_samples} samples in {self.seconds:.1f} s"]
+
+    def refusal(self) -> str:
+        """Why a run does not start, in one sentence."""
+        reasons = "; ".join(f"{check.name}: {check.text} - {check.advice}" for check in self.obstacles)
+        return (
+            f"this run would not learn, so it was not started. {reasons}. To start it all the same: --force, or "
+            f"trainer.preflight=false"
+        )
 
 
 def run_preflight(config: Config, *, num_prompts: int) -> Preflight:
-    """Play the first prompts of a run and look at what would be trained. Nothing is written or trained.
+    """Load what a run needs, play its first prompts and look at what would be trained. Nothing is written or trained.
 
     Args:
         config: of the run.
@@ -51,52 +92,261 @@ def run_preflight(config: Config, *, num_prompts: int) -> Preflight:
     Raises:
         ValueError, FileNotFoundError: the sentence says what cannot be used.
     """
-    start = time.perf_counter()
     set_threads(config.resources)
     data = load_training_data(config)
     check_models(config)
-    visits = data.sampler.next(min(num_prompts, len(data.train.row_numbers)))
-    prompts = [data.train.prompt(row, visit_uid(epoch, row)) for epoch, row in visits]
-    with tempfile.TemporaryDirectory() as name, start_runtime(config, log_dir=None) as runtime:
-        store = SampleStore(Path(name))
+    with start_runtime(config, log_dir=None) as runtime:
         roles = make_roles(
-            config, runtime, num_steps=data.num_steps, checkpoint=None, version=0, samples=store.folder
+            config, runtime, num_steps=data.num_steps, checkpoint=None, version=0, samples=None
         )
-        played = roles.rollout.call.play(
-            prompts_as_rows(prompts),
-            config.rollout.samples_per_prompt,
-            training_sampling(config, data.tokenizer),
-        )
-        reports = reports_of(played)
-        difference = _log_prob_difference(config, roles, reports)
-        decided = dict.fromkeys((report.id for report in reports), Decided(None, "filtered", "preflight"))
-        roles.rollout.call.write_samples(_STEP, decided, split="train")
-        samples = store.read(_STEP)
-    probe = Probe(
-        reports=reports,
-        max_response_tokens=config.data.max_response_tokens,
-        max_failed_share=config.reward.max_failed_share,
-        is_group_relative=adv_estimator_declaration(config.algorithm.adv_estimator).is_group_relative,
-        log_prob_difference=difference,
-        num_changed_prompts=sum(not _is_stable(data.tokenizer, prompt) for prompt in prompts),
+        return try_out(config, data, roles, prompts_per_round=num_prompts, max_rounds=1)
+
+
+def try_out(
+    config: Config,
+    data: TrainingData,
+    roles: Roles,
+    *,
+    prompts_per_round: int | None = None,
+    max_rounds: int = MAX_ROUNDS,
+) -> Preflight:
+    """Play the first prompts of a run with the roles that it has.
+
+    Args:
+        config: of the run.
+        data: its prompts; the sampler stays where it is.
+        roles: with the weights that the run starts from.
+        prompts_per_round: prompts to play; not given: enough for about 48 samples.
+        max_rounds: further rounds with other prompts are played, up to this many, until a sample can teach.
+
+    Raises:
+        RunRefused: there is no prompt to play.
+    """
+    start = time.perf_counter()
+    per_round = prompts_per_round or max(
+        ROUND_PROMPTS, math.ceil(ROUND_SAMPLES / config.rollout.samples_per_prompt)
     )
-    return Preflight(checks=examine(probe), samples=samples, seconds=time.perf_counter() - start)
+    prompts = first_prompts(data, per_round * max_rounds)
+    if not prompts:
+        raise RunRefused(
+            f"none of the first {per_round * max_rounds} prompts can be played: they are longer than "
+            f"data.max_prompt_tokens={config.data.max_prompt_tokens}; raise it"
+        )
+    facts = token_facts(config, data.tokenizer, prompts)
+    trial = _Trial(config, data, roles, facts)
+    checks = examine_tokens(facts)
+    if all(check.level != "stop" for check in checks):
+        for begin in range(0, len(prompts), per_round):
+            trial.play(prompts[begin : begin + per_round])
+            if can_teach(trial.probe()):
+                break
+        checks = examine(trial.probe())
+    return Preflight(
+        checks=checks,
+        samples=trial.shown(),
+        num_prompts=len(trial.prompts),
+        num_samples=len(trial.reports),
+        seconds=time.perf_counter() - start,
+    )
 
 
-def _log_prob_difference(config: Config, roles: Roles, reports: list[EpisodeReport]) -> float | None:
-    """Largest difference between the log-probs recorded while sampling and the trainer's."""
-    rollout_rows = as_future(roles.rollout.call.rows())
-    experience = experience_of(rollout_rows, reports, on_error=config.reward.on_error)
-    if not experience.reports:
+def first_prompts(data: TrainingData, count: int) -> list[Prompt]:
+    """Those of the next visits, at most one visit per row; the sampler of the run keeps its position."""
+    ahead = replace(data, sampler=copy.deepcopy(data.sampler))
+    return ahead.draw(min(count, len(data.train.row_numbers))).prompts
+
+
+@dataclass(kw_only=True)
+class _Compared:
+    """Log-probs of sampled tokens, [tokens] of each round."""
+
+    trainer: list[Tensor] = field(default_factory=list)
+    engine: list[Tensor] = field(default_factory=list)
+
+    def agreement(self, *, is_float32: bool) -> Agreement | None:
+        if not sum(part.numel() for part in self.trainer):
+            return None
+        ours, theirs = torch.cat(self.trainer).double(), torch.cat(self.engine).double()
+        difference = (ours - theirs).abs()
+        return Agreement(
+            num_tokens=ours.numel(),
+            max_log_prob=float(difference.max()),
+            mean_log_prob=float(difference.mean()),
+            mean_prob=float((ours.exp() - theirs.exp()).abs().mean()),
+            is_float32=is_float32,
+        )
+
+
+class _Trial:
+    """What was played so far, and what the algorithm would see of it."""
+
+    def __init__(self, config: Config, data: TrainingData, roles: Roles, facts: TokenFacts) -> None:
+        self._config, self._roles, self._facts = config, roles, facts
+        self._tokenizer = data.tokenizer
+        self._sampling = training_sampling(config, data.tokenizer)
+        self.prompts: list[Prompt] = []
+        self.reports: list[EpisodeReport] = []
+        self._rewards: dict[str, tuple[float, ...]] = {}
+        self._responses: dict[str, Tensor] = {}
+        self._compared = _Compared()
+
+    def play(self, prompts: Sequence[Prompt]) -> None:
+        """One round: sample, score, and compare log-probs, as a step does."""
+        config, roles = self._config, self._roles
+        with roles.turn("rollout"):
+            played = roles.rollout.call.play(
+                prompts_as_rows(prompts), config.rollout.samples_per_prompt, self._sampling
+            )
+        reports = reports_of(played)
+        roles.rollout.call.sleep()
+        self.prompts += prompts
+        self.reports += reports
+        has_parts = bool(config.algorithm.reward_keys)
+        experience = experience_of(
+            as_future(roles.rollout.call.rows(shaped_by_user(config, reports, self._sampling.max_tokens))),
+            reports,
+            extra_columns=["reward_parts"] if has_parts else [],
+        )
+        if not experience.reports:
+            return
+        names = ["token_level_scores", "responses", "response_mask", "rollout_log_probs", "old_log_probs"]
+        names += ["reward_parts"] if has_parts else []
+        if roles.reward_model is not None:
+            names.append("rm_scores")
+            with roles.turn("reward_model"):
+                scores = roles.reward_model.call.compute_rm_score(rows(experience, roles.reward_model))
+                experience = experience.union(done(scores), "rm_scores")
+        with roles.turn("actor"):
+            log_probs = roles.actor.call.compute_log_prob(rows(experience, roles.actor))
+            experience = experience.union(done(log_probs), "old_log_probs")
+        self._take(experience.reports, experience.rows.select(names).get().tensors())
+
+    def _take(self, reports: Sequence[EpisodeReport], tensors: Mapping[str, Tensor]) -> None:
+        """Rewards, answers and log-probs of one round."""
+        totals = torch.stack([row.sum() for row in columns.rows(tensors["token_level_scores"])])
+        if "rm_scores" in tensors:
+            totals = totals + tensors["rm_scores"].to(totals)
+        parts = tensors["reward_parts"].tolist() if "reward_parts" in tensors else [[] for _ in reports]
+        responses = columns.rows(tensors["responses"])
+        for report, total, part, response in zip(reports, totals.tolist(), parts, responses, strict=True):
+            if report.is_last_row:  # of an episode's training sequences the one that has the episode's name
+                self._rewards[report.id] = (total, *part)
+                self._responses[report.id] = response
+        sampled = columns.flat(tensors["response_mask"]).bool()
+        self._compared.trainer.append(columns.flat(tensors["old_log_probs"])[sampled])
+        self._compared.engine.append(columns.flat(tensors["rollout_log_probs"])[sampled])
+
+    def probe(self) -> Probe:
+        """All rounds together."""
+        config = self._config
+        return Probe(
+            tokens=self._facts,
+            reports=self.reports,
+            rewards=self._rewards,
+            max_response_tokens=config.data.max_response_tokens,
+            max_failed_share=config.reward.max_failed_share,
+            is_group_relative=adv_estimator_declaration(config.algorithm.adv_estimator).is_group_relative,
+            has_teacher=config.uses_teacher,
+            agreement=self._compared.agreement(is_float32=_is_float32(config)),
+        )
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Ten samples at even distances."""
+        truths = {prompt.uid: prompt.ground_truth for prompt in self.prompts}
+        stride = max(1, len(self.reports) // SHOWN)
+        return [self._sample(report, truths[report.uid]) for report in self.reports[::stride][:SHOWN]]
+
+    def _sample(self, report: EpisodeReport, ground_truth: object) -> dict[str, Any]:
+        response, outcome = self._responses.get(report.id), report.outcome
+        return {
+            "id": report.id,
+            "response": None
+            if response is None
+            else self._tokenizer.decode(response.tolist(), skip_special_tokens=True),
+            "ground_truth": ground_truth,
+            "pred": None if outcome is None else outcome.parts.get("pred"),
+            "score": report.score,
+            "reward": self._rewards.get(report.id, (None,))[0],
+            "error": report.failure or ("" if outcome is None else outcome.error),
+        }
+
+
+def _is_float32(config: Config) -> bool:
+    """Policy and engine compute in float32, or better."""
+    is_cpu = device_name(config.resources.device) == "cpu"
+    return config.model.dtype in ("float32", "float64") or (config.model.dtype == "auto" and is_cpu)
+
+
+def _answer_line(sample: Mapping[str, Any]) -> str:
+    """`e0-000012/3  score 1.0  'the answer is 7', read as '7', right is '7'`."""
+    shown = f"{sample['id']}  score {sample['score']}"
+    reward, score = sample["reward"], sample["score"] or 0.0
+    if reward is not None and not math.isclose(reward, score, abs_tol=1e-6):  # the reward is a float32
+        shown += f", reward {sample['reward']:.3g}"
+    shown += f"  {_shortened(sample['response'])}" if sample["response"] is not None else "  not kept"
+    if sample["pred"] is not None:
+        shown += f", read as {_shortened(sample['pred'])}"
+    return f"{shown}, right is {_shortened(sample['ground_truth'])}  {sample['error']}".rstrip()
+
+
+def _shortened(value: object) -> str:
+    """Beginning and end: answers stand at the end."""
+    text = repr(value)
+    half = _SHOWN_CHARACTERS // 2
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:half]}…{text[-half:]}"
+
+
+# ------------------------------------------------------------------------------------------- the template
+
+
+def token_facts(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> TokenFacts:
+    """What prompts, template and vocabulary show."""
+    ids = [list(prompt.token_ids) for prompt in prompts]
+    texts = [tokenizer.decode(one) for one in ids]
+    opening = _opening(config, tokenizer, prompts[0])
+    start = getattr(tokenizer, "bos_token_id", None)
+    shape = read_shape(config.model)
+    return TokenFacts(
+        num_prompts=len(prompts),
+        num_changed=sum(
+            list(tokenizer.encode(text, add_special_tokens=False)) != one
+            for text, one in zip(texts, ids, strict=True)
+        ),
+        num_double_starts=sum(start is not None and one[:2] == [start, start] for one in ids),
+        num_without_opening=sum(opening.strip() not in text[-len(opening) - 200 :] for text in texts)
+        if opening
+        else 0,
+        has_opening=None if opening is None else bool(opening.strip()),
+        unknown_end=_unknown_end(config, tokenizer, prompts[0]),
+        num_tokens=len(tokenizer),
+        num_embeddings=int(getattr(shape.get_text_config(), "vocab_size", 0) or 0),
+        largest_id=max(max(one) for one in ids),
+    )
+
+
+def _opening(config: Config, tokenizer: Any, prompt: Prompt) -> str | None:
+    """What the template writes before an answer; None when it refuses these messages without their tools."""
+    options = config.data.chat_template_kwargs
+    chat = Chat(messages=tuple(prompt.messages), where=prompt.uid, options=options)
+    try:
+        whole = render(tokenizer, chat, add_generation_prompt=True)
+        bare = render(tokenizer, chat, add_generation_prompt=False)
+    except ValueError:
         return None
-    computed = as_future(roles.actor.call.compute_log_prob(as_batch(experience.cut(roles.actor.mesh))))
-    ours = columns.flat(computed.get().tensors()["old_log_probs"])
-    recorded = experience.rows.select(["rollout_log_probs", "response_mask"]).get().tensors()
-    sampled = columns.flat(recorded["response_mask"]).bool()
-    theirs = columns.flat(recorded["rollout_log_probs"])
-    return float((ours - theirs)[sampled].abs().max())
+    return whole[len(bare) :] if whole.startswith(bare) else None
 
 
-def _is_stable(tokenizer: Any, prompt: Prompt) -> bool:
-    ids = list(prompt.token_ids)
-    return list(tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False)) == ids
+def _unknown_end(config: Config, tokenizer: Any, prompt: Prompt) -> str:
+    """The special token after an answer, when generation does not stop at it; empty when it does, or there is none."""
+    answer = "ok"
+    messages = (*prompt.messages, {"role": "assistant", "content": answer})
+    chat = Chat(messages=messages, where=prompt.uid, options=config.data.chat_template_kwargs)
+    try:
+        text = render(tokenizer, chat, add_generation_prompt=False)
+    except ValueError:
+        return ""
+    ids = tokenizer.encode(text.rpartition(answer)[2].lstrip(), add_special_tokens=False)
+    if not ids or ids[0] not in tokenizer.all_special_ids:
+        return ""
+    stops = training_sampling(config, tokenizer).stop_token_ids
+    return "" if ids[0] in stops else str(tokenizer.convert_ids_to_tokens(ids[0]))

@@ -34,6 +34,7 @@ def num_tokens(reports: Sequence[EpisodeReport]) -> int:
 def episode_metrics(reports: Sequence[EpisodeReport], config: Config) -> dict[str, float]:
     """Lengths, turns and outcomes of the played episodes."""
     played = [report for report in reports if report.is_played]
+    outcomes = [(report.data_source, report.outcome) for report in reports if report.outcome is not None]
     return {
         **measure.length_metrics(
             prompt_lengths=[report.num_prompt_tokens for report in played],
@@ -43,13 +44,34 @@ def episode_metrics(reports: Sequence[EpisodeReport], config: Config) -> dict[st
             max_response_tokens=config.data.max_response_tokens,
         ),
         **measure.turn_metrics([report.num_turns for report in played]),
-        **measure.reward_outcome_metrics([r.outcome.kind for r in reports if r.outcome is not None]),
+        **measure.agent_loop_metrics(
+            [_seconds(report) for report in played],
+            [(report.num_prompt_tokens, report.num_response_tokens) for report in played],
+        ),
+        **measure.agent_number_metrics([report.numbers for report in played]),
+        **measure.reward_outcome_metrics([outcome.kind for _, outcome in outcomes]),
+        **measure.reward_part_metrics(
+            [source for source, outcome in outcomes if outcome.score is not None],
+            [outcome.parts for _, outcome in outcomes if outcome.score is not None],
+        ),
+        **measure.reward_usage_metrics([outcome.usage for _, outcome in outcomes]),
         "rollout/failed": float(len(reports) - len(played)),
     }
 
 
+def _seconds(report: EpisodeReport) -> dict[str, float]:
+    """Time of one sample per activity, under the names of the field."""
+    return {
+        "generate_sequences": report.timings.get("generate_s", 0.0),
+        "tool_calls": report.timings.get("tool_calls", 0.0),
+        "compute_score": 0.0 if report.outcome is None else report.outcome.seconds,
+    }
+
+
 def no_signal(numbers: Mapping[str, float], config: Config) -> str:
-    """A sentence when no group of the step can teach anything; empty otherwise."""
+    """A sentence when no group of the step can teach anything, and no teacher does; empty otherwise."""
+    if config.uses_teacher:
+        return ""
     if numbers.get("rollout/groups_mixed", 1.0) > 0 or numbers.get("rollout/groups_single", 0.0) == 1:
         return ""
     clipped = numbers.get("response_length/clip_ratio", 0.0)

@@ -25,6 +25,7 @@ from strop.workers.critic import CriticWorker
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reward_model import RewardModelWorker
 from strop.workers.rollout import RolloutWorker
+from strop.workers.teacher import TeacherWorker, check_teacher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ class Roles:
     rollout: WorkerGroup[RolloutWorker]
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
+    teacher: WorkerGroup[TeacherWorker] | None = None
+    """The model that the policy learns from; None without distillation."""
     critic: WorkerGroup[CriticWorker] | None = None
     reward_model: WorkerGroup[RewardModelWorker] | None = None
     shares_weights: bool = True
@@ -112,11 +115,13 @@ def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
 
 
 def check_models(config: Config) -> None:
-    """Refuse models that cannot be divided over the ranks of their role, before any process starts.
+    """Refuse models that do not fit each other, or the ranks of their role, before any process starts.
 
     Raises:
-        ValueError: as `check_sequence_parallel`.
+        ValueError: as `check_teacher` and `check_sequence_parallel`.
     """
+    if config.uses_teacher:
+        check_teacher(config.model, config.teacher)
     used = {
         "actor": (config.actor.engine, config.model.path, True),
         "critic": (config.critic.engine, config.critic.path or config.model.path, config.uses_critic),
@@ -125,6 +130,7 @@ def check_models(config: Config) -> None:
             config.reference.path or config.model.path,
             config.uses_reference,
         ),
+        "teacher": (config.teacher.engine, config.teacher.path, config.uses_teacher),
     }
     for name, (engine, path, is_used) in used.items():
         if is_used and engine.sequence_parallel > 1:
@@ -199,6 +205,14 @@ def _specs(
             config.reference,
             device=device,
         ).on(role_mesh(config, "reference", config.reference.engine))
+    if config.uses_teacher:
+        specs["teacher"] = role(
+            TeacherWorker,
+            config.model,
+            config.teacher,
+            config.algorithm.distillation,
+            device=device,
+        ).on(role_mesh(config, "teacher", config.teacher.engine))
     if config.uses_reward_model:
         specs["reward_model"] = role(
             RewardModelWorker,
@@ -210,6 +224,8 @@ def _specs(
         config.model,
         config.rollout,
         config.reward,
+        agent=config.agent.with_absolute_paths(),
+        template_options=config.data.chat_template_kwargs,
         device=device,
         seed=config.trainer.seed,
         version=version,

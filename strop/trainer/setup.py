@@ -10,12 +10,18 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from strop.agents.config import AgentConfig
 from strop.agents.registry import agents
+from strop.agents.rows import with_agents
+from strop.agents.setup import AgentSetup
+from strop.data.cache import cache_folder, prune
 from strop.data.config import DataConfig
+from strop.data.custom import load_rows
+from strop.data.field_samplers import field_sampler
 from strop.data.mixing import check_source_weights, weighted_epochs
 from strop.data.prompts import PromptDataset
-from strop.data.readers import read_rows
 from strop.data.sampler import PromptSampler, val_uid
+from strop.data.streaming import Drawn, StreamedPrompts, TrainingPrompts, draw
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.rollout.types import Sampling
@@ -28,10 +34,18 @@ class TrainingData:
     """Prompts of a run, and how many steps they make."""
 
     tokenizer: Any
-    train: PromptDataset
+    train: TrainingPrompts
     val_prompts: list[Prompt]
     sampler: PromptSampler
     num_steps: int
+
+    def draw(self, count: int) -> Drawn:
+        """The prompts of the next visits, and the visits that were passed over."""
+        drawn = draw(self.train, self.sampler, count)
+        for prompt in drawn.prompts:
+            if prompt.agent_name:
+                _check_agent(prompt.agent_name, "train", prompt.row)
+        return drawn
 
     def report(self) -> list[str]:
         """One line per split."""
@@ -50,49 +64,64 @@ def load_training_data(config: Config) -> TrainingData:
     tokenizer = load_tokenizer(config.model)
     if not config.data.train_files:
         raise ValueError("data.train_files is empty; name at least one .parquet or .jsonl file")
-    rows = read_rows(config.data.train_files, config.data.cache_dir)
-    _check_agents(rows, "train")
-    train = PromptDataset(rows, tokenizer, config.data, "train")
-    weights, chosen = config.data.source_weights, None
-    num_epochs = None if config.algorithm.filter_groups.enable else config.trainer.num_epochs
-    if weights:
-        check_source_weights(train.data_sources, weights)
-        chosen, num_epochs = weighted_epochs(train.data_sources, weights, num_epochs, config.trainer.seed)
+    data = config.data
+    weights, chosen, num_epochs = data.source_weights, None, config.num_epochs
+    setup = AgentSetup(config.agent, tokenizer, template_options=data.chat_template_kwargs)
+    rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
+    train: TrainingPrompts
+    if data.streaming:
+        train = StreamedPrompts(with_agents(rows, setup, "train", is_streamed=True), tokenizer, data)
+    else:
+        _check_agents(rows, "train")
+        train = PromptDataset(with_agents(rows, setup, "train"), tokenizer, data, "train")
+        if weights:
+            check_source_weights(train.data_sources, weights)
+            chosen, num_epochs = weighted_epochs(train.data_sources, weights, num_epochs, config.trainer.seed)
     sampler = PromptSampler(
         train.row_numbers,
         config.data.prompts_per_step,
         config.trainer.seed,
-        config.data.shuffle,
+        config.data.sampler,
         num_epochs=num_epochs,
         chosen=chosen,
+        reorder_every=config.data.reorder_every,
+        instance=field_sampler(train.row_numbers, data),
     )
     limits = [limit for limit in (sampler.num_steps, config.trainer.max_steps) if limit is not None]
     num_steps = min(limits)  # the configuration sees to it that there is one
+    val_prompts = load_val_prompts(data, tokenizer, config.agent) if data.val_files else []
+    prune(cache_folder(data.cache_dir), data.cache_max_bytes)
     return TrainingData(
         tokenizer=tokenizer,
         train=train,
-        val_prompts=load_val_prompts(config.data, tokenizer) if config.data.val_files else [],
+        val_prompts=val_prompts,
         sampler=sampler,
         num_steps=num_steps,
     )
 
 
-def load_val_prompts(data: DataConfig, tokenizer: Any) -> list[Prompt]:
+def load_val_prompts(data: DataConfig, tokenizer: Any, agent: AgentConfig) -> list[Prompt]:
     """The validation prompts, in the order of the files."""
-    rows = read_rows(data.val_files, data.cache_dir)
+    setup = AgentSetup(agent, tokenizer, template_options=data.chat_template_kwargs)
+    rows = load_rows(data, "val", tokenizer)
     _check_agents(rows, "val")
-    dataset = PromptDataset(rows, tokenizer, data, "val")
+    dataset = PromptDataset(with_agents(rows, setup, "val"), tokenizer, data, "val")
     return [dataset.prompt(row, val_uid(row)) for row in dataset.row_numbers]
 
 
 def _check_agents(rows: Sequence[Mapping[str, Any]], split: str) -> None:
     for number, row in enumerate(rows):
         name = row.get("agent_name")
-        if name and name not in agents:
-            raise ValueError(
-                f"{split} row {number} has agent_name {name!r}, but no agent has that name; known: "
-                f"{', '.join(sorted(agents))}"
-            )
+        if name:
+            _check_agent(str(name), split, number)
+
+
+def _check_agent(name: str, split: str, row: int) -> None:
+    if name not in agents:
+        raise ValueError(
+            f"{split} row {row} has agent_name {name!r}, but no agent has that name; known: "
+            f"{', '.join(sorted(agents))}"
+        )
 
 
 def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()) -> tuple[int, ...]:

@@ -79,7 +79,7 @@ class SupervisedTrainer:
 
     def _load(self, data: SftDataConfig, files: Sequence[str], split: str) -> SftDataset:
         dataset = SftDataset(
-            read_rows(files),
+            read_rows(files, self._config.data.cache_dir),
             self._tokenizer,
             data.max_tokens,
             messages_key=data.messages_key,

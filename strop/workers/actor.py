@@ -100,7 +100,7 @@ class ActorWorker(TrainedWorker):
                 ratio: rollout_log_probs [B, R~] with algorithm.old_log_probs=rollout, else old_log_probs [B, R~],
                 or none, in which case the log-probs of this very pass are the old ones (ratio 1 in value, not in
                 gradient); ref_log_prob [B, R~] when there is a KL loss; loss_mask and rollout_is_weights [B, R~]
-                where the rollout was corrected.
+                where the rollout was corrected; with a teacher, what it said (`TeacherWorker`).
             totals: counts of the whole optimizer batch, over all ranks; the loss divides by them.
             keep_log_probs: hold log-probs and entropies of this pass for `kept_log_probs`.
 
@@ -114,7 +114,11 @@ class ActorWorker(TrainedWorker):
             before, _ = self.engine.log_probs(rows, temperature=temperature)
             loss.prepare(before, self.engine.parallel)
         needed = loss.needs_gradient(rows)
-        value = self.engine.accumulate(_chosen(rows, needed, True), loss, temperature=temperature)
+        moving = _chosen(rows, needed, True)
+        if loss.chosen_ids is None:
+            value = self.engine.accumulate(moving, loss, temperature=temperature)
+        else:
+            value = self.engine.accumulate_chosen(moving, loss, loss.chosen_ids, temperature=temperature)
         self._measure(_chosen(rows, needed, False), loss, temperature)
         report = self.engine.step()
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
@@ -127,7 +131,9 @@ class ActorWorker(TrainedWorker):
 
     def _measure(self, rows: list[Row], loss: PolicyLoss, temperature: float) -> None:
         """Rows that cannot move the policy (advantage 0, no other term) are measured without a gradient."""
-        packed = make_rows([row.prompt for row in rows], [row.response for row in rows])
+        packed = make_rows(
+            [row.prompt for row in rows], [row.response for row in rows], [row.media for row in rows]
+        )
         log_probs, entropies = self.engine.log_probs(packed, temperature=temperature)
         if rows:
             index = torch.cat([torch.arange(r.first_token, r.first_token + len(r.response)) for r in rows])

@@ -32,6 +32,16 @@ class ReferenceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TeacherConfig:
+    path: str = ""
+    """Hugging Face folder of the model that is learned from, with the policy's vocabulary; empty: no teacher."""
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """Compute precision, as that of the policy (model.dtype)."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """How its forward passes are cut."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CriticConfig:
     path: str = ""
     """Hugging Face folder to start from, with the policy's tokenizer: a causal language model, which gets a new

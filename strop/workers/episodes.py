@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from strop.agents.episodes import play_episode
+from strop.agents.episodes import default_setup, play_episode
+from strop.agents.setup import AgentSetup
 from strop.protocol import DataProto, columns
 from strop.rewards.outcome import Outcome
 from strop.rewards.pool import RewardPool
 from strop.rollout.client import GenerateClient
-from strop.rollout.types import Sampling
-from strop.trajectory import Prompt, Trajectory
+from strop.rollout.types import Sampling, TokenOutput
+from strop.trajectory import Media, MediaTokens, Prompt, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,9 @@ class Episode:
     prompt: Prompt
     sample_index: int
     trajectory: Trajectory | None
-    """None when the agent failed."""
+    """None when the agent failed; of several training sequences the last one."""
+    earlier: tuple[Trajectory, ...] = ()
+    """Training sequences before it, of an episode whose history was rewritten on the way."""
     text: str = ""
     """The response as text, without special tokens: what the scorer read."""
     outcome: Outcome | None = None
@@ -47,15 +50,47 @@ class Episode:
     def id(self) -> str:
         return f"{self.prompt.uid}/{self.sample_index}"
 
+    @property
+    def sequences(self) -> tuple[Trajectory, ...]:
+        """Its training sequences that have a sampled token, in order."""
+        played = (*self.earlier, *(() if self.trajectory is None else (self.trajectory,)))
+        return tuple(one for one in played if any(one.sampled))
+
+
+class MediaClient:
+    """A client for one prompt with media, which agents need not know of: they see token ids."""
+
+    def __init__(self, client: GenerateClient, media: tuple[Media, ...]) -> None:
+        self._client, self._media = client, media
+
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
+        """Continue `prompt_ids`, which begin with the prompt's tokens."""
+        return await self._client.generate(request_id, MediaTokens(prompt_ids, self._media), sampling)
+
 
 class Rollouts:
     """Plays prompts with one engine client and one pool of scorers."""
 
-    def __init__(self, client: GenerateClient, pool: RewardPool, tokenizer: Any, *, seed: int) -> None:
+    def __init__(
+        self,
+        client: GenerateClient,
+        pool: RewardPool,
+        tokenizer: Any,
+        *,
+        seed: int,
+        setup: AgentSetup | None = None,
+    ) -> None:
+        """Args:
+        client, pool: the engine and the scorers.
+        tokenizer: of the model.
+        seed: of the run.
+        setup: agents and tools; None for single turns.
+        """
         self._client = client
         self._pool = pool
         self._tokenizer = tokenizer
         self._seed = seed
+        self._setup = setup or default_setup(tokenizer)
 
     async def play(
         self,
@@ -89,32 +124,109 @@ class Rollouts:
 
     async def _episode(self, prompt: Prompt, sample_index: int, sampling: Sampling) -> Episode:
         try:
-            trajectory = await play_episode(prompt, sample_index, self._client, sampling, seed=self._seed)
+            client = MediaClient(self._client, prompt.media) if prompt.media else self._client
+            sequences = await play_episode(
+                prompt, sample_index, client, sampling, seed=self._seed, setup=self._setup
+            )
         except Exception as error:
             logger.exception("episode %s/%d failed", prompt.uid, sample_index)
             failure = f"{type(error).__name__}: {error}"
             return Episode(prompt=prompt, sample_index=sample_index, trajectory=None, failure=failure)
-        text = self._tokenizer.decode(trajectory.response_ids, skip_special_tokens=True)
+        if not sequences:
+            nothing = Trajectory(uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids)
+            finished = nothing.finish("the agent gave no sequence")
+            return Episode(prompt=prompt, sample_index=sample_index, trajectory=finished)
+        trajectory, earlier = sequences[-1], sequences[:-1]
+        text = "".join(
+            self._tokenizer.decode(one.response_ids, skip_special_tokens=True) for one in sequences
+        )
         outcome = None
-        if trajectory.stop_reason != "aborted":
+        if trajectory.reward_score is not None:
+            score = trajectory.reward_score
+            parts = trajectory.extra.get("reward_parts", {})
+            outcome = Outcome(kind="score", score=score, parts={"acc": score, **parts})
+        elif trajectory.stop_reason != "aborted":
             outcome = await self._pool.score(prompt, trajectory, text)
         return Episode(
-            prompt=prompt, sample_index=sample_index, trajectory=trajectory, text=text, outcome=outcome
+            prompt=prompt,
+            sample_index=sample_index,
+            trajectory=trajectory,
+            earlier=earlier,
+            text=text,
+            outcome=outcome,
         )
 
 
-def episode_rows(episodes: Sequence[Episode], rewards: Sequence[float], *, temperature: float) -> DataProto:
-    """One row per episode, in order; all have a trajectory with at least one response token.
+def media_column(episodes: Sequence[Episode]) -> DataProto:
+    """Column `media` of each row's prompt: what a training role of a vision-language model needs as well."""
+    media = [episode.prompt.media for episode in episodes for _ in episode.sequences]
+    column = np.empty(len(media), dtype=object)
+    for index, one in enumerate(media):  # one by one: numpy would look into tuples of equal length
+        column[index] = one
+    return DataProto.from_dict({}, non_tensors={"media": column})
 
-    Columns: prompts [B, P~], responses, response_mask, rollout_log_probs and token_level_scores [B, R~] (the
-    reward on the last response token); uid and id beside them. Without episodes, the same columns with no row.
+
+def row_id(episode_id: str, number: int, count: int) -> str:
+    """Name of a training sequence: its sample's for the last (or only) one, else with its number behind."""
+    return episode_id if number == count - 1 else f"{episode_id}.{number}"
+
+
+def token_scores(
+    sequences: Sequence[Trajectory], reward: float, *, turn_weight: float = 1.0
+) -> list[list[float]]:
+    """Per sequence and response token, what it is trained with; each sequence's scores add up to what it is worth.
+
+    Args:
+        sequences: of one episode, in order.
+        reward: of the episode, after weights and penalties.
+        turn_weight: of the rewards of single answers, the weight that `reward` has already.
     """
-    trajectories = [episode.trajectory for episode in episodes if episode.trajectory is not None]
-    assert len(trajectories) == len(episodes) == len(rewards), "failed episodes were left out before"
+    made: list[list[float]] = []
+    for sequence in sequences:
+        scores = [0.0] * len(sequence.response_ids)
+        for place, value in sequence.turn_rewards:
+            if place < len(scores):  # not one that was cut off
+                scores[place] += turn_weight * value
+        own = sum(scores)
+        scores[-1] += reward - own
+        made.append(scores)
+        if sequence.stands_alone:
+            reward -= own
+    return made
+
+
+def episode_rows(
+    episodes: Sequence[Episode], rewards: Sequence[float], *, temperature: float, turn_weight: float = 1.0
+) -> DataProto:
+    """One row per training sequence, in the order of the episodes; each episode has at least one.
+
+    Every sequence carries the reward of its episode; one that stands alone what the episode had from it on, and an
+    episode_id of its own.
+
+    Columns: prompts [B, P~], responses, response_mask, rollout_log_probs and token_level_scores [B, R~] (rewards of
+    single answers on the last token of each, the rest on the last response token); uid, id and episode_id beside
+    them. Without episodes, the same columns with no row.
+    """
+    trajectories = [one for episode in episodes for one in episode.sequences]
+    counts = [len(episode.sequences) for episode in episodes]
+    assert len(counts) == len(rewards), "one reward per episode"
+    assert all(counts), "episodes without a sampled token were left out before"
+    ids = [
+        row_id(episode.id, number, count)
+        for episode, count in zip(episodes, counts, strict=True)
+        for number in range(count)
+    ]
     prompt_lengths = torch.tensor([len(t.prompt_ids) for t in trajectories], dtype=torch.int64)
     lengths = torch.tensor([len(t.response_ids) for t in trajectories], dtype=torch.int64)
-    scores = torch.zeros(int(lengths.sum()))
-    scores[lengths.cumsum(0) - 1] = torch.tensor(list(rewards))
+    scores = torch.tensor(
+        [
+            score
+            for episode, reward in zip(episodes, rewards, strict=True)
+            for row in token_scores(episode.sequences, reward, turn_weight=turn_weight)
+            for score in row
+        ],
+        dtype=torch.float32,
+    )
 
     def flat(values: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor([value for row in values for value in row], dtype=dtype)
@@ -136,7 +248,11 @@ def episode_rows(episodes: Sequence[Episode], rewards: Sequence[float], *, tempe
         },
         non_tensors={
             "uid": np.array([t.uid for t in trajectories], dtype=object),
-            "id": np.array([t.id for t in trajectories], dtype=object),
+            "id": np.array(ids, dtype=object),
+            "episode_id": np.array(
+                [name if t.stands_alone else t.id for t, name in zip(trajectories, ids, strict=True)],
+                dtype=object,
+            ),
         },
     )
     rows.meta_info["temperature"] = temperature

@@ -44,8 +44,36 @@ def batch_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: fl
         kl, _ = _kl(data, algorithm, mask)
         rewards = penalized_rewards(rewards, kl, mask, coef=kl_coef)
     uids = list(data.non_tensor_batch["uid"])
+    speakers = episode_speakers(list(data.non_tensor_batch.get("episode_id", ())), mask)
+    if speakers is None:
+        advantages, returns = _estimated(data, algorithm, rewards, mask, uids, slice(None))
+    else:
+        rows, speaker_of = speakers
+        chosen = [uids[row] for row in rows]
+        advantages, returns = _estimated(data, algorithm, rewards[rows], mask[rows], chosen, rows)
+        advantages, returns = spread_over_sequences(advantages, returns, mask, rows, speaker_of)
+    inside = torch.arange(rewards.shape[1])[None] < lengths[:, None]
+    return DataProto.from_dict(
+        {
+            "advantages": columns.from_padded(advantages, inside),
+            "returns": columns.from_padded(returns, inside),
+            "token_level_rewards": columns.from_padded(rewards, inside),
+        }
+    )
+
+
+def _estimated(
+    data: DataProto,
+    algorithm: AlgorithmConfig,
+    rewards: Tensor,
+    mask: Tensor,
+    uids: list[str],
+    rows: list[int] | slice,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns [B', R] of some rows, by the configured estimator."""
+    tensors = data.tensors()
     taken = adv_estimator_columns(algorithm.adv_estimator) | OFFERED
-    advantages, returns = estimate_advantages(
+    return estimate_advantages(
         algorithm.adv_estimator,
         token_level_rewards=rewards,
         response_mask=mask,
@@ -57,18 +85,57 @@ def batch_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: fl
             "reward_weights": algorithm.reward_weights,
             **algorithm.adv_settings,
         },
-        columns={name: _padded(data, name) for name in taken if name in tensors},
+        columns={name: _padded(data, name)[rows] for name in taken if name in tensors},
         algorithm=algorithm,
         uids=uids,
     )
-    inside = torch.arange(rewards.shape[1])[None] < lengths[:, None]
-    return DataProto.from_dict(
-        {
-            "advantages": columns.from_padded(advantages, inside),
-            "returns": columns.from_padded(returns, inside),
-            "token_level_rewards": columns.from_padded(rewards, inside),
-        }
-    )
+
+
+def episode_speakers(episode_ids: list[str], mask: Tensor) -> tuple[list[int], list[int]] | None:
+    """Which row speaks for each episode, where episodes have several training sequences; None where none has.
+
+    It is the last one of which a token is trained: an episode counts once in the statistics of its group, and one
+    whose last sequence was rejected keeps its advantage.
+
+    Args:
+        episode_ids: [B], equal for the sequences of an episode.
+        mask: [B, R] bool, tokens that are trained.
+
+    Returns:
+        The speaking rows in order, and for each row [B] the place of its speaker among them.
+    """
+    if len(set(episode_ids)) == len(episode_ids):
+        return None
+    has_tokens = mask.any(dim=-1).tolist()
+    speaker: dict[str, int] = {}
+    for row, name in enumerate(episode_ids):
+        if has_tokens[row] or name not in speaker or not has_tokens[speaker[name]]:
+            speaker[name] = row
+    rows = sorted(speaker.values())
+    place = {row: index for index, row in enumerate(rows)}
+    return rows, [place[speaker[name]] for name in episode_ids]
+
+
+def spread_over_sequences(
+    advantages: Tensor, returns: Tensor, mask: Tensor, rows: list[int], speaker_of: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns [B, R] of all sequences, from those [E, R] of the speaking ones.
+
+    A speaking row keeps its own. Every other token of the episode gets what the speaker's first trained token has:
+    the credit for all that followed, which is the advantage of every token for outcome rewards.
+
+    Args:
+        mask: [B, R] bool, tokens that are trained.
+        rows, speaker_of: see `episode_speakers`.
+    """
+    first = mask[rows].int().argmax(dim=-1, keepdim=True)  # [E, 1]
+    spread = []
+    for values in (advantages, returns):
+        credit = values.gather(1, first)[speaker_of]  # [B, 1]
+        whole = torch.where(mask, credit, torch.zeros_like(credit))  # [B, R]
+        whole[rows] = values
+        spread.append(whole)
+    return spread[0], spread[1]
 
 
 def shaping_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, float]:

@@ -11,7 +11,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig
 from strop.engines.packing import Row
 from strop.engines.parallel import Parallel
-from strop.engines.training import forward_log_probs, forward_values
+from strop.engines.training import forward_log_probs, forward_top_k, forward_values
 
 
 class FrozenModel:
@@ -42,6 +42,24 @@ class FrozenModel:
             self.model, rows, temperature=temperature, max_tokens=self._max_tokens, parallel=self._parallel
         )
         return log_probs
+
+    def top_k(
+        self, rows: Sequence[Row], k: int, *, temperature: float, banned: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Ids and log-probs [N, k] of the most likely tokens in the place of each response token, in row order.
+
+        `banned` are ids that are passed over.
+        """
+        self._onload()
+        return forward_top_k(
+            self.model,
+            rows,
+            k,
+            temperature=temperature,
+            max_tokens=self._max_tokens,
+            banned=banned,
+            parallel=self._parallel,
+        )
 
     def values(self, rows: Sequence[Row]) -> Tensor:
         """The head's number before each response token, flat [N] in row order."""

@@ -27,6 +27,7 @@ class ReferenceWorker(Worker):
             path=reference.path or model.path,
             gradient_checkpointing=False,
             lora=LoraConfig(),  # whatever is trained, the comparison is with the model as it stands
+            freeze_vision_tower=False,
         )
         parallel = join(self.placement, reference.engine, device=device)
         self._frozen = FrozenModel(load_model(frozen, parallel=parallel), reference.engine, parallel)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import torch
+
+from strop.algorithms.shaping import overlong_penalty
+from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
-from strop.workers.episodes import Episode
+from strop.trajectory import Trajectory
+from strop.workers.episodes import Episode, row_id
 
 MAX_FAILED_SHARE = 0.2
 """Share of a step's episodes that may fail before scoring; above it the run stops."""
@@ -21,6 +26,14 @@ class EpisodesFailed(RuntimeError):
     """Too many episodes failed; the message holds the first failure."""
 
 
+class SequenceSize(NamedTuple):
+    """Tokens of one training sequence of an episode."""
+
+    num_prompt_tokens: int
+    num_response_tokens: int
+    num_sampled_tokens: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpisodeReport:
     """One sample without its tokens."""
@@ -32,7 +45,7 @@ class EpisodeReport:
     """Of the prompt."""
     num_prompt_tokens: int
     num_response_tokens: int = 0
-    """Tokens after the prompt, sampled or given."""
+    """Tokens after the prompt, sampled or given, of all training sequences."""
     num_sampled_tokens: int = 0
     """Response tokens that the policy chose."""
     num_turns: int = 0
@@ -44,11 +57,39 @@ class EpisodeReport:
     """None when there was nothing to score."""
     failure: str = ""
     """Why there is no trajectory; empty when there is one."""
+    timings: Mapping[str, float] = field(default_factory=dict)
+    """Seconds per activity of the agent."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """What the agent counted."""
+    sequences: tuple[SequenceSize, ...] = ()
+    """Its training sequences, where there are several."""
+    row: str = ""
+    """Name of a training sequence, where this is the report of one of several."""
 
     @property
     def id(self) -> str:
+        """Name of the row; of the only or last one of an episode, that of the sample in the ledger."""
+        return self.row or self.episode_id
+
+    @property
+    def episode_id(self) -> str:
         """Name of the sample in the ledger: `<uid>/<sample_index>`."""
         return f"{self.uid}/{self.sample_index}"
+
+    @property
+    def is_last_row(self) -> bool:
+        """No other training sequence of the episode comes after this one."""
+        return self.row in ("", self.episode_id)
+
+    def rows(self) -> tuple[EpisodeReport, ...]:
+        """One report per training sequence, in order."""
+        if not self.sequences:
+            return (self,)
+        count = len(self.sequences)
+        return tuple(
+            replace(self, sequences=(), row=row_id(self.episode_id, number, count), **size._asdict())
+            for number, size in enumerate(self.sequences)
+        )
 
     @property
     def is_played(self) -> bool:
@@ -58,6 +99,8 @@ class EpisodeReport:
     @property
     def num_tokens(self) -> int:
         """Prompt and response; 0 where the agent failed."""
+        if self.sequences:
+            return sum(size.num_prompt_tokens + size.num_response_tokens for size in self.sequences)
         return self.num_prompt_tokens + self.num_response_tokens if self.is_played else 0
 
     @property
@@ -73,17 +116,14 @@ class EpisodeReport:
         given = self.outcome.parts.get("acc", self.outcome.score)
         return self.outcome.score if isinstance(given, str) else float(given)
 
-    def reward(self, *, on_error: str) -> float | None:
+    def reward(self) -> float | None:
         """What the sample is trained with; None when it is left out of training.
 
-        Args:
-            on_error: `zero` trains a sample that could not be scored with reward 0; `drop` leaves it out.
+        That is its score, or what the policy for samples that could not be scored has put in its place.
         """
         if not self.is_played or self.outcome is None or self.num_sampled_tokens == 0:
             return None
-        if self.score is None:
-            return 0.0 if on_error == "zero" else None
-        return self.score
+        return self.outcome.stand_in if self.score is None else self.score
 
 
 def report_of(episode: Episode) -> EpisodeReport:
@@ -97,19 +137,55 @@ def report_of(episode: Episode) -> EpisodeReport:
             num_prompt_tokens=len(prompt.token_ids),
             failure=episode.failure or "the agent failed",
         )
-    versions = [v for v, chosen in zip(trajectory.versions, trajectory.sampled, strict=True) if chosen]
+    every = (*episode.earlier, trajectory)
+    versions = [v for one in every for v, chosen in zip(one.versions, one.sampled, strict=True) if chosen]
+    sequences = tuple(
+        SequenceSize(len(one.prompt_ids), len(one.response_ids), sum(one.sampled))
+        for one in episode.sequences
+    )
     return EpisodeReport(
         uid=prompt.uid,
         sample_index=episode.sample_index,
         data_source=prompt.data_source,
-        num_prompt_tokens=len(trajectory.prompt_ids),
-        num_response_tokens=len(trajectory.response_ids),
+        num_prompt_tokens=len(every[0].prompt_ids),
+        num_response_tokens=sum(len(one.response_ids) for one in every),
         num_sampled_tokens=len(versions),
         num_turns=trajectory.num_turns,
         versions=(min(versions, default=0), max(versions, default=0)),
         stop_reason=trajectory.stop_reason,
         outcome=episode.outcome,
+        timings=trajectory.timings,
+        numbers=trajectory.numbers,
+        sequences=sequences if len(sequences) > 1 else (),
     )
+
+
+def training_rewards(
+    reports: Sequence[EpisodeReport], reward: RewardConfig, *, max_response_tokens: int
+) -> dict[str, float]:
+    """By sample id, what each sample is trained with: its weighted score, less what a long response loses.
+
+    Samples that are left out of training are not in it.
+
+    Args:
+        reports: the samples.
+        reward: weight and penalty.
+        max_response_tokens: where the penalty is full.
+    """
+    rewards: dict[str, float] = {}
+    for report in reports:
+        scored = report.reward()
+        if scored is not None:
+            rewards[report.id] = reward.weight * scored
+            if reward.overlong_buffer:
+                penalty = overlong_penalty(
+                    torch.tensor([report.num_response_tokens]),
+                    max_tokens=max_response_tokens,
+                    buffer_tokens=reward.overlong_buffer,
+                    factor=reward.overlong_penalty,
+                )
+                rewards[report.id] += float(penalty)
+    return rewards
 
 
 def reward_parts(episode: Episode, keys: Sequence[str]) -> list[float]:
@@ -119,8 +195,8 @@ def reward_parts(episode: Episode, keys: Sequence[str]) -> list[float]:
         ValueError: the reward function returned no such number for this sample.
     """
     outcome = episode.outcome
-    if outcome is None or outcome.score is None:  # trained as 0 (reward.on_error=zero)
-        return [0.0] * len(keys)
+    if outcome is None or outcome.score is None:  # trained with reward.failed_score, whatever the part
+        return [0.0 if outcome is None or outcome.stand_in is None else outcome.stand_in] * len(keys)
     found: dict[str, float | str | bool] = {**outcome.parts, "score": outcome.score}
     for key in keys:
         if key not in found or isinstance(found[key], str):
@@ -163,6 +239,7 @@ def sample_row(episode: Episode, decided: Decided, *, prompt_text: str) -> dict[
         "uid": episode.prompt.uid,
         "sample_index": episode.sample_index,
         "data_source": episode.prompt.data_source,
+        "agent_name": episode.prompt.agent_name,
         "prompt": prompt_text,
         "response": episode.text,
         "ground_truth": episode.prompt.ground_truth,
@@ -173,6 +250,7 @@ def sample_row(episode: Episode, decided: Decided, *, prompt_text: str) -> dict[
     }
     if trajectory is not None:
         row |= {
+            "prompt_ids": list(trajectory.prompt_ids),
             "response_ids": list(trajectory.response_ids),
             "response_mask": list(trajectory.sampled),
             "rollout_log_probs": list(trajectory.log_probs),
@@ -181,6 +259,12 @@ def sample_row(episode: Episode, decided: Decided, *, prompt_text: str) -> dict[
             "num_turns": trajectory.num_turns,
             "timings": dict(trajectory.timings),
         }
+        if trajectory.messages:
+            row["messages"] = [dict(message) for message in trajectory.messages]
+        if trajectory.extra or trajectory.numbers:
+            row["agent_facts"] = {**trajectory.numbers, **trajectory.extra}
+        if episode.earlier:
+            row["earlier_sequences"] = [_sequence(one) for one in episode.earlier]
     if outcome is not None:
         row |= {
             "score": outcome.score,
@@ -191,3 +275,14 @@ def sample_row(episode: Episode, decided: Decided, *, prompt_text: str) -> dict[
     else:
         row["error"] = episode.failure
     return row
+
+
+def _sequence(trajectory: Trajectory) -> dict[str, Any]:
+    """A training sequence under the names of the sample store's columns."""
+    return {
+        "prompt_ids": list(trajectory.prompt_ids),
+        "response_ids": list(trajectory.response_ids),
+        "response_mask": list(trajectory.sampled),
+        "rollout_log_probs": list(trajectory.log_probs),
+        "versions": list(trajectory.versions),
+    }

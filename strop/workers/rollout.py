@@ -21,8 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from strop.algorithms.shaping import overlong_penalty
+from strop.agents.config import AgentConfig
+from strop.agents.setup import AgentSetup
+from strop.agents.tools.mcp import close_servers
 from strop.controller import Dispatch, Worker, register
+from strop.data.media import prompt_text
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model, load_tokenizer
 from strop.engines.training import TrainEngine
@@ -38,8 +41,16 @@ from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.rollout.types import Sampling
 from strop.run import SampleStore
 from strop.trajectory import Prompt
-from strop.workers.episodes import Episode, Rollouts, episode_rows
-from strop.workers.reports import Decided, EpisodeReport, report_of, reward_parts, sample_row
+from strop.workers.episodes import Episode, Rollouts, episode_rows, media_column
+from strop.workers.programs import ToolSandbox
+from strop.workers.reports import (
+    Decided,
+    EpisodeReport,
+    report_of,
+    reward_parts,
+    sample_row,
+    training_rewards,
+)
 
 
 class RolloutWorker(Worker):
@@ -51,6 +62,8 @@ class RolloutWorker(Worker):
         rollout: RolloutConfig,
         reward: RewardConfig,
         *,
+        agent: AgentConfig | None = None,
+        template_options: Mapping[str, Any] | None = None,
         device: str,
         seed: int,
         version: int = 0,
@@ -64,6 +77,8 @@ class RolloutWorker(Worker):
         Args:
             model: the folder of the policy.
             rollout, reward: how to generate and to score.
+            agent: agents and tools; None for single turns.
+            template_options: variables of the chat template.
             device: where the policy is, if it is the worker's own.
             seed: of the run; with a prompt's uid and the sample's number it fixes every random number.
             version: policy version that the weights hold.
@@ -90,14 +105,17 @@ class RolloutWorker(Worker):
             self._trained = trained_engine(self.colocated[share_with])
             policy = self._trained.model
             self._engine = NativeEngine(policy, max_running=rollout.max_running, version=version)
+        self._takes_media = policy.vision is not None
         self._runner = asyncio.Runner()
-        self._pool = RewardPool(reward)
+        self._pool = RewardPool(reward, tokenizer=model.path)
         self._pool_runs = self._is_closed = False
         self._episodes: list[Episode] = []
         self._earlier: list[Episode] = []
         self._max_tokens = 0
         client = RolloutClient(self._engine, timeout_s=rollout.timeout_s)
-        self._rollouts = Rollouts(client, self._pool, self._tokenizer, seed=seed)
+        setup = AgentSetup(agent or AgentConfig(), self._tokenizer, template_options=template_options)
+        self._programs = ToolSandbox(setup, reward.sandbox)
+        self._rollouts = Rollouts(client, self._pool, self._tokenizer, seed=seed, setup=setup)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def play(
@@ -122,6 +140,10 @@ class RolloutWorker(Worker):
             Column `report` of EpisodeReport, one row per sample in the order of prompts and samples.
         """
         asked: list[Prompt] = list(prompts.non_tensor_batch["prompt"])
+        if self._keeps_text and any(prompt.media for prompt in asked):
+            raise ValueError(
+                "prompts have images, which the reward model would not see: remove reward_model.path, or the images"
+            )
         with contextlib.nullcontext() if self._trained is None else self._trained.full_parameters():
             played = self._runner.run(self._play(asked, samples_per_prompt, sampling))
         if keeps:
@@ -138,20 +160,28 @@ class RolloutWorker(Worker):
         return await self._rollouts.play(prompts, samples_per_prompt=samples_per_prompt, sampling=sampling)
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, blocking=False)
-    def rows(self) -> DataProto:
-        """The samples of the last `play` that can be trained on, in order (see `episode_rows`)."""
-        on_error = self._reward.on_error
-        kept, rewards = [], []
-        for episode in self._episodes:
-            reward = report_of(episode).reward(on_error=on_error)
-            if reward is not None:
-                kept.append(episode)
-                rewards.append(self._reward.weight * reward + self._penalty(episode))
-        rows = episode_rows(kept, rewards, temperature=self._rollout.temperature)
+    def rows(self, rewards: Mapping[str, float] | None = None) -> DataProto:
+        """The samples of the last `play` that can be trained on, in order (see `episode_rows`).
+
+        Args:
+            rewards: by sample id, what each is trained with; not given: `training_rewards`.
+        """
+        if rewards is None:
+            reports = [report_of(episode) for episode in self._episodes]
+            rewards = training_rewards(reports, self._reward, max_response_tokens=self._max_tokens)
+        kept = [episode for episode in self._episodes if episode.id in rewards]
+        rows = episode_rows(
+            kept,
+            [rewards[episode.id] for episode in kept],
+            temperature=self._rollout.temperature,
+            turn_weight=self._reward.weight,
+        )
         if self._reward_keys:
             parts = torch.tensor([reward_parts(one, self._reward_keys) for one in kept])
             parts = parts.reshape(len(kept), len(self._reward_keys))  # also without samples
             rows = rows.union(DataProto.from_dict({"reward_parts": parts}))
+        if self._takes_media:
+            rows = rows.union(media_column(kept))
         if self._keeps_text:
             texts = {
                 "raw_prompt": _objects([list(episode.prompt.messages) for episode in kept]),
@@ -159,19 +189,6 @@ class RolloutWorker(Worker):
             }
             rows = rows.union(DataProto.from_dict({}, non_tensors=texts))
         return rows
-
-    def _penalty(self, episode: Episode) -> float:
-        """What a long response loses."""
-        if self._reward.overlong_buffer == 0 or episode.trajectory is None:
-            return 0.0
-        length = torch.tensor([len(episode.trajectory.response_ids)])
-        penalty = overlong_penalty(
-            length,
-            max_tokens=self._max_tokens,
-            buffer_tokens=self._reward.overlong_buffer,
-            factor=self._reward.overlong_penalty,
-        )
-        return float(penalty)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def write_samples(self, step: int, decided: Mapping[str, Decided], *, split: str) -> None:
@@ -189,7 +206,7 @@ class RolloutWorker(Worker):
         episodes = [*self._earlier, *self._episodes]
         for episode in episodes:
             if episode.prompt.uid not in texts:
-                texts[episode.prompt.uid] = self._tokenizer.decode(episode.prompt.token_ids)
+                texts[episode.prompt.uid] = prompt_text(self._tokenizer, episode.prompt)
         rows = [
             sample_row(episode, decided[episode.id], prompt_text=texts[episode.prompt.uid])
             for episode in episodes
@@ -243,6 +260,8 @@ class RolloutWorker(Worker):
                 self._receiver.close()
             self._runner.run(self._pool.close())
             self._runner.close()
+            self._programs.close()
+            close_servers()
 
 
 def trained_engine(worker: Worker) -> TrainEngine:

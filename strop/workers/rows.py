@@ -16,8 +16,13 @@ from strop.protocol import DataProto, columns
 
 
 def data_rows(data: DataProto) -> list[Row]:
-    """The rows of a batch for the engine: columns prompts [B, P~] and responses [B, R~]."""
-    return make_rows(columns.rows(data.tensors()["prompts"]), columns.rows(data.tensors()["responses"]))
+    """The rows of a batch for the engine: columns prompts [B, P~] and responses [B, R~], and media if there are any."""
+    media = data.non_tensor_batch.get("media")
+    return make_rows(
+        columns.rows(data.tensors()["prompts"]),
+        columns.rows(data.tensors()["responses"]),
+        None if media is None else list(media),
+    )
 
 
 def flat(data: DataProto, name: str) -> Tensor:

@@ -25,7 +25,7 @@ sft:
   examples_per_update: 4
 rollout: {{samples_per_prompt: 2}}
 reward: {{num_workers: 1, path: '{folder}/reward.py'}}
-trainer: {{max_steps: 2, trackers: [console, jsonl]}}
+trainer: {{max_steps: 2, trackers: [console, jsonl], preflight: false}}
 run: {{save_every: 1}}
 resources: {{num_threads: 1}}
 """

@@ -80,7 +80,7 @@ def test_explain_of_an_unknown_key_names_the_nearest() -> None:
     ("key", "module"),
     [
         ("algorithm.filter_groups.max_rounds", "strop.trainer.gathering"),
-        ("reward.overlong_buffer", "strop.workers.rollout"),
+        ("reward.overlong_buffer", "strop.workers.reports"),
         ("algorithm.extensions", "strop.trainer.config"),
         ("algorithm.clip_ratio", "strop.workers.policy_loss"),  # through the property clip_low
     ],

@@ -88,14 +88,18 @@ def test_the_json_of_a_check(tmp_path: Path, model: Path) -> None:
 
 
 def test_agents_that_do_not_exist_are_named(tmp_path: Path, model: Path) -> None:
-    rows = [row("a", agent_name="single_turn"), row("b", agent_name="nobody"), row("c", agent_name="nobody")]
+    rows = [
+        row("a", agent_name="single_turn_agent"),
+        row("b", agent_name="nobody"),
+        row("c", agent_name="nobody"),
+    ]
     train = write(tmp_path / "train.jsonl", *rows, row("d", agent_name=None))
     result = cli("data", "check", train, "--model", model, MAPPED)
     assert (
         "train: 2 rows, the first is row 1, with agent_name 'nobody', but no agent has that name"
         in result.sentence
     )
-    assert "single_turn" in result.sentence
+    assert "single_turn_agent" in result.sentence
 
 
 def test_files_and_model_of_a_configuration(tmp_path: Path, model: Path) -> None:
@@ -154,3 +158,43 @@ def test_a_prepared_file_passes_the_check(tmp_path: Path, model: Path) -> None:
     with_tool = cli("data", "prepare", "gsm8k", raw, out, "--with-tool", "--json")
     assert with_tool.record == {"out": str(out), "rows": 2, "repeated": 0}
     assert read_rows([out])[0]["agent_name"] == "tool_agent"
+
+
+def test_rows_of_a_class_of_ones_own_are_checked(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n"
+        "    def __init__(self, data_files, tokenizer, config, processor=None, max_samples=-1):\n"
+        "        self.text = config.prompt_key\n"
+        "    def __len__(self):\n        return 3\n"
+        "    def __getitem__(self, i):\n"
+        "        return {'raw_prompt': self.text * (i + 1), 'answer': 'x', 'data_source': 'strop/exact'}\n"
+    )
+    mine = f"data.dataset_class={{path: '{tmp_path / 'mine.py'}', name: Mine}}"
+    streamed = ["data.streaming=true", "trainer.max_steps=1"]
+    result = cli("data", "check", "any.bin", "--model", model, MAPPED, mine, *streamed)
+    assert (result.code, result.err) == (0, "")
+    assert "train: 3 rows" in result.out
+    assert "    | <|user|>promptprompt<|im_end|><|assistant|>" in result.out
+    broken = cli("data", "check", "any.bin", "--model", model, mine.replace("Mine}", "Yours}"))
+    assert broken.code == 2
+    assert "mine.py has no class of that name; it has Mine" in broken.err
+
+
+def test_the_cache_is_shown_and_cleared(tmp_path: Path) -> None:
+    kept = tmp_path / "cache" / "prompts" / "a.npz"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"x" * 2**20)
+    where = f"data.cache_dir='{tmp_path / 'cache'}'"
+    shown = cli("data", "cache", where)
+    assert shown.code == 0
+    first, last = shown.out.splitlines()
+    assert first.split()[:2] == ["1.0", "MiB"]
+    assert first.endswith("prompts/a.npz")
+    assert last.startswith("1 entry of 1.0 MiB in ")
+    record = cli("data", "cache", "--json", where).record
+    assert (record["bytes"], record["entries"][0]["path"]) == (2**20, str(kept))
+    assert cli("data", "cache", "--clear", where).out.startswith("1 entry of 1.0 MiB removed from ")
+    assert not kept.exists()
+    assert cli("data", "cache", where).out.startswith("0 entries of 0.0 MiB in ")
+    assert "--clear belongs to cache" in cli("data", "check", "--clear", "a.jsonl").err
+    assert "cache takes settings" in cli("data", "cache", "a.jsonl").err

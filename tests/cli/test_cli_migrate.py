@@ -92,21 +92,6 @@ def test_every_key_of_the_command_line_stands_in_the_table(script: Path) -> None
         assert f"  {key}=" in result.out, key
 
 
-def test_the_migrated_configuration_trains_for_a_step(script: Path, tmp_path: Path, project: Project) -> None:
-    out = tmp_path / "grpo.yaml"
-    assert cli("migrate", "verl", script, "-o", out).code == 0
-    run = cli(
-        "train", "--config", out, "--out", tmp_path / "run",
-        f"model.path={project.model}", f"data.train_files=[{project.data('train')}]", "data.val_files=[]",
-        f"reward.path={project.folder / 'reward.py'}", "reward.num_workers=1",
-        "data.prompts_per_step=2", "data.max_prompt_tokens=32", "data.max_response_tokens=4",
-        "rollout.samples_per_prompt=2", "actor.samples_per_update=4", "trainer.max_steps=1",
-        "resources.runtime=inline", "resources.ranks=1", "resources.num_threads=1", "resources.offload_idle=false",
-        "trainer.trackers=[jsonl]",
-    )  # fmt: skip
-    assert run.code == 0, run.err
-
-
 def test_an_unknown_key_ends_with_2_and_writes_nothing_unless_told(script: Path, tmp_path: Path) -> None:
     script.write_text(COMMAND_LINE.rstrip() + " \\\n  actor_rollout_ref.actor.optim.lrr=2\n")
     out = tmp_path / "grpo.yaml"

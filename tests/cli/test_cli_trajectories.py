@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from cli_calls import Project, cli
 
+from strop.cli.samples import panel
 from strop.cli.token_view import Token, response_tokens, summary, token_text
+from strop.cli.turn_view import turns_text
 from strop.run import Fate, RunFolder
 
 ROW = {
@@ -67,6 +69,101 @@ def test_without_a_model_the_trajectory_is_shown_without_colours(tmp_path: Path)
     assert (
         "no valid checkpoint" in cli("samples", tmp_path / "run", "--id", "e0-000004/0", "--tokens").sentence
     )
+
+
+EPISODE = {
+    "id": "e0-000007/1",
+    "uid": "e0-000007",
+    "sample_index": 1,
+    "agent_name": "tool_agent",
+    "response_ids": [7, 8, 9, 10, 11],
+    "response_mask": [True, True, False, False, True],
+    "rollout_log_probs": [math.log(0.75), math.log(0.75), 0.0, 0.0, math.log(0.005)],
+    "versions": [3, 3, -1, -1, 4],
+    "stop_reason": "stop",
+    "agent_facts": {"tool_call_counts": 2.0, "turn_scores": []},
+    "messages": [
+        {
+            "role": "assistant",
+            "content": "let me see",
+            "tool_calls": [
+                {"name": "calculator", "arguments": '{"expression": "3*4"}'},
+                {"name": "clock", "malformed": '{"name"', "problem": "Invalid JSON."},
+            ],
+            "sequence": 0,
+            "tokens": [0, 2],
+        },
+        {"role": "tool", "name": "calculator", "content": "12", "reward": 0.5, "sequence": 0, "tokens": [2, 4]},
+        {
+            "role": "tool", "name": "clock", "content": "Invalid JSON.", "error": "malformed",
+            "sequence": 0, "tokens": [2, 4],
+        },
+        {"role": "assistant", "content": "=12", "sequence": 0, "tokens": [4, 5]},
+    ],
+}  # fmt: skip
+
+
+def test_an_episode_shows_turns_calls_and_results_as_text() -> None:
+    assert turns_text(EPISODE).plain.splitlines() == [
+        "turn 1  assistant · 2 tokens",
+        "    let me see",
+        '    calls calculator {"expression": "3*4"}',
+        '    broken call: Invalid JSON. {"name"',
+        "turn 1  tool calculator · 2 tokens · reward 0.5",
+        "    12",
+        "turn 1  tool clock · 2 tokens",
+        "    Invalid JSON.",
+        "    error: malformed",
+        "turn 2  assistant · 1 tokens",
+        "    =12",
+    ]
+
+
+def test_with_a_tokenizer_the_turns_are_their_tokens_in_colour() -> None:
+    text = turns_text(EPISODE, words)
+    lines = text.plain.splitlines()
+    assert lines[0] == f"turn 1  assistant · 2 tokens · version 3 · mean log-prob {math.log(0.75):.3f}"
+    assert [line.strip() for line in lines if "<" in line] == ["<7><8>", "<9><10>", "<11>"]
+    spans = {text.plain[span.start : span.end]: str(span.style) for span in text.spans}
+    assert (spans["<7>"], spans["<9>"], spans["<11>"]) == ("green", "cyan", "bold red")
+
+
+def test_earlier_sequences_of_an_episode_are_shown_before_the_last_one() -> None:
+    earlier = {
+        key: EPISODE[key] for key in ("response_ids", "response_mask", "rollout_log_probs", "versions")
+    }
+    messages = [
+        {"role": "assistant", "content": "a", "sequence": 0, "tokens": [0, 2]},
+        {"role": "user", "content": "more", "sequence": 1, "tokens": [0, 0]},
+        {"role": "assistant", "content": "b", "sequence": 1, "tokens": [0, 1]},
+    ]
+    row = {**EPISODE, **{key: [value[-1]] for key, value in earlier.items()}}  # type: ignore[index]
+    lines = turns_text(
+        {**row, "messages": messages, "earlier_sequences": [earlier]}, words
+    ).plain.splitlines()
+    assert lines[1].strip() == "<7><8>"
+    assert lines[2].startswith("sequence 2: ")
+    assert lines[3:5] == ["turn 1  user · 0 tokens", "    more"]
+    assert lines[-1].strip() == "<11>"
+
+
+def test_control_characters_of_a_tool_result_do_not_reach_the_terminal() -> None:
+    messages = [{"role": "tool", "name": "\x1b[2J", "content": "\x1b[31m", "error": "\x07"}]
+    shown = turns_text({**EPISODE, "messages": messages}).plain
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+
+
+def test_samples_by_id_shows_the_turns_of_an_episode(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", config={}, command=["strop", "train"]) as run:
+        run.samples.write(1, [EPISODE])
+        (row,) = run.samples.read(1)
+    assert "turn 1  assistant" in str(panel(row, words).renderable)
+    shown = cli("samples", tmp_path / "run", "--id", "e0-000007/1").out
+    assert 'calls calculator {"expression": "3*4"}' in shown
+    assert "turn 2  assistant" in shown
+    assert "agent     tool_agent tool_call_counts=2.0" in shown
+    assert "ended     stop after 5 tokens" in shown
 
 
 @pytest.fixture

@@ -65,6 +65,7 @@ class LearningTask:
                 "trainer.num_epochs=2",
                 "trainer.max_steps=40",
                 "trainer.trackers=[jsonl]",
+                "trainer.preflight=false",
                 "eval.every=0",
                 "run.save_every=0",
                 "reward.num_workers=1",

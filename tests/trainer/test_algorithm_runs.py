@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_ray_runs import cut_after
-from tiny_runs import Done, Project, check_records, resume_in, train_in, with_reward
+from tiny_runs import Done, Project, check_records, resume_in, train_in
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
@@ -84,6 +84,17 @@ def test_remax_compares_with_the_greedy_answer(project: Project, tmp_path: Path)
         strict=True,
     ):
         assert torch.allclose(advantage[mask], expected.expand(int(mask.sum())), atol=1e-6)
+
+
+def test_the_greedy_answer_loses_for_its_length_as_samples_do(project: Project, tmp_path: Path) -> None:
+    remax = ["trainer.max_steps=1", "data.val_files=[]", "algorithm.adv_estimator=remax"]
+    limit = project.config().data.max_response_tokens
+    plain = train_in(tmp_path / "plain", project.config(*remax))
+    # A buffer as long as the limit: an answer of n tokens loses n / limit.
+    short = train_in(tmp_path / "short", project.config(*remax, f"reward.overlong_buffer={limit}"))
+    lost = column(plain, "reward_baselines") - column(short, "reward_baselines")
+    assert torch.all(lost >= 1 / limit - 1e-6)
+    assert torch.all(lost <= 1 + 1e-6)
 
 
 def test_parts_of_the_reward_that_are_missing_are_named(project: Project, tmp_path: Path) -> None:
@@ -302,7 +313,6 @@ def test_long_answers_lose_what_the_buffer_says(project: Project, tmp_path: Path
         assert float(scores.sum()) == pytest.approx((report.score or 0.0) - 2.0 * over / 4, abs=1e-6)
         seen += over > 0
     assert seen
-    assert with_reward(config, overlong_buffer=0).reward.overlong_buffer == 0
 
 
 def test_weights_of_data_sources_set_how_often_prompts_come(project: Project) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -49,12 +50,12 @@ def rows_of(*rewards: float) -> DataProto:
     return episode_rows(EPISODES, rewards, temperature=0.7)
 
 
-def experience(episodes: Sequence[Episode] = EPISODES, *, on_error: str = "drop") -> Experience:
+def experience(episodes: Sequence[Episode] = EPISODES) -> Experience:
     reports = [report_of(one) for one in episodes]
-    rewards = [report.reward(on_error=on_error) for report in reports]
+    rewards = [report.reward() for report in reports]
     kept = [(one, reward) for one, reward in zip(episodes, rewards, strict=True) if reward is not None]
     rows = episode_rows([one for one, _ in kept], [reward for _, reward in kept], temperature=0.7)
-    return experience_of(future_of(rows), reports, on_error=on_error)
+    return experience_of(future_of(rows), reports)
 
 
 def test_rows_hold_the_tokens_as_they_were_sampled() -> None:
@@ -89,7 +90,13 @@ def test_rows_without_any_episode_join_those_of_other_workers() -> None:
 
 def test_a_sample_without_score_is_left_out_or_counts_as_zero() -> None:
     episodes = [*EPISODES, episode("c", 0, sampled=(5,), score=None), episode("c", 1, sampled=(), given=(4,))]
-    dropped, zeroed = experience(episodes), experience(episodes, on_error="zero")
+    zeroes = [
+        replace(one, outcome=replace(one.outcome, stand_in=0.0))
+        if one.outcome is not None and one.outcome.score is None
+        else one
+        for one in episodes
+    ]
+    dropped, zeroed = experience(episodes), experience(zeroes)
     assert [report.id for report in dropped.reports] == ["a/0", "a/1", "b/0"]
     assert [report.id for report in zeroed.reports] == ["a/0", "a/1", "b/0", "c/0"], "c/1 sampled nothing"
     assert lists(zeroed.rows.get(), "token_level_scores")[-1] == [0.0]
@@ -125,7 +132,7 @@ def test_columns_are_added_by_reference_and_light_ones_leave_the_tokens_out() ->
     assert set(more.light().get().tensors()) == {
         "response_mask", "token_level_scores", "rollout_log_probs", "values"
     }  # fmt: skip
-    assert set(more.light().get().non_tensor_batch) == {"uid", "id"}
+    assert set(more.light().get().non_tensor_batch) == {"uid", "id", "episode_id"}
     assert lists(more.slice(1, 3).rows.get(), "values") == [
         pytest.approx([-0.1, 0.0, 0.0]),
         pytest.approx([-0.1, -0.2, -0.3]),

@@ -151,7 +151,11 @@ def test_group_shares_add_up_to_one(rows: list[tuple[int, float]]) -> None:
 
 def test_reward_outcomes_are_counted() -> None:
     kinds = ["score", "timeout", "score", "error"]
-    assert reward_outcome_metrics(kinds) == {"reward/ok": 2.0, "reward/error": 1.0, "reward/timeout": 1.0}  # type: ignore[arg-type]
+    found = reward_outcome_metrics(kinds)  # type: ignore[arg-type]
+    counts = {"ok": 2, "error": 1, "timeout": 1, "infrastructure": 0}
+    assert found == {f"reward/{name}": count for name, count in counts.items()} | {
+        f"reward/{name}_share": count / 4 for name, count in counts.items()
+    }
 
 
 def test_equal_log_probs_have_no_mismatch() -> None:

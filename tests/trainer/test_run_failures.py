@@ -12,6 +12,7 @@ from tiny_runs import Project, check_records, train_in, with_reward
 
 from strop.agents.registry import Agent, Generate, agents
 from strop.rewards import RewardError
+from strop.rewards.config import PoliciesConfig
 from strop.run import Checkpoint, PendingCheckpoint, RunFolder
 from strop.trainer.config import Config
 from strop.trajectory import Prompt, Trajectory
@@ -65,7 +66,9 @@ def test_samples_that_cannot_be_scored_are_dropped(project: Project, tmp_path: P
 
 
 def test_samples_that_cannot_be_scored_can_count_as_zero(project: Project, tmp_path: Path) -> None:
-    done = train_in(tmp_path / "run", picky(project, "trainer.max_steps=1", on_error="zero"))
+    done = train_in(
+        tmp_path / "run", picky(project, "trainer.max_steps=1", policies=PoliciesConfig(error="fixed"))
+    )
     (record,) = done.records
     assert len(record.batch) == 16
     rewards = [float(row.sum()) for row in record.batch.tensors()["token_level_rewards"].unbind()]
@@ -113,10 +116,10 @@ def test_a_failed_agent_gets_the_fate_failed(project: Project, tmp_path: Path) -
     async def clumsy(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
         if trajectory.sample_index == 3 and asked.row % 2:
             raise ConnectionError("the tool server does not answer")
-        return await agents["single_turn"](asked, trajectory, generate)
+        return await agents["single_turn_agent"](asked, trajectory, generate)
 
     # Four prompts of four samples: at most four of 16 could fail, and three are allowed to.
-    config = project.config(*with_agent(project, tmp_path, "clumsy"), "data.shuffle=false")
+    config = project.config(*with_agent(project, tmp_path, "clumsy"), "data.sampler=in_order")
     done = train_in(tmp_path / "run", config)
     for step in (1, 2, 3):
         rows = rows_of(done.folder, step)
@@ -153,11 +156,12 @@ def test_given_tokens_are_not_trained(project: Project, tmp_path: Path) -> None:
     @agents.register("polite")
     async def polite(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
         trajectory = trajectory.with_given((20, 21))
-        output = await generate(trajectory.token_ids)
+        output = await generate(trajectory.token_ids, max_tokens=3)
         trajectory = trajectory.with_sampled(output.token_ids, output.log_probs, output.versions)
         return trajectory.with_given((22,)).finish(output.stop_reason)
 
-    config = project.config(*with_agent(project, tmp_path, "polite"))
+    # The limit counts given tokens too: two, at most three sampled ones, and one.
+    config = project.config(*with_agent(project, tmp_path, "polite"), "data.max_response_tokens=6")
     done = train_in(tmp_path / "run", config)
     for record, numbers in zip(done.records, done.steps, strict=True):
         tensors = record.batch.tensors()

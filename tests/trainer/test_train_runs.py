@@ -126,7 +126,7 @@ def test_another_seed_without_shuffling_samples_other_tokens_for_the_same_prompt
         train_in(
             tmp_path / seed,
             project.config(
-                "data.shuffle=false", "trainer.max_steps=1", "data.val_files=[]", f"trainer.seed={seed}"
+                "data.sampler=in_order", "trainer.max_steps=1", "data.val_files=[]", f"trainer.seed={seed}"
             ),
         )
         for seed in ("0", "1")

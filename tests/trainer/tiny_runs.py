@@ -72,6 +72,7 @@ class Project:
             "trainer.num_epochs=4",
             "trainer.max_steps=3",
             "trainer.trackers=[jsonl]",
+            "trainer.preflight=false",
             "eval.every=0",
             "run.save_every=0",
             "resources.num_threads=1",

@@ -47,6 +47,33 @@ def lists(data: DataProto, name: str) -> list[list[float]]:
     return [row.tolist() for row in columns.rows(data.tensors()[name])]
 
 
+def test_an_episode_of_several_sequences_counts_once_and_all_of_them_get_its_advantage() -> None:
+    # Prompt a: one sample with three sequences (rows 0, 1, 2) and one with one (row 3). Rewards 1 and 0: mean 1/2,
+    # sample std 1/sqrt(2), so the advantages are +-(1/2) / (1/sqrt(2)) = +-sqrt(1/2). Counted per row, the mean would
+    # be 3/4. Row 2 has no token that is trained, so row 1 speaks for the episode.
+    a = 0.5**0.5
+    data = DataProto.from_dict(
+        {
+            "response_mask": columns.jagged(
+                [torch.tensor(m, dtype=torch.bool) for m in ([1, 0], [1], [0, 0], [1, 1])]
+            ),
+            "loss_mask": columns.jagged(
+                [torch.tensor(m, dtype=torch.bool) for m in ([1, 0], [1], [0, 0], [1, 1])]
+            ),
+            "token_level_scores": jagged([[0.0, 1.0], [1.0], [0.0, 1.0], [0.0, 0.0]]),
+        },
+        non_tensors={
+            "uid": np.array(["a"] * 4, dtype=object),
+            "episode_id": np.array(["a/0", "a/0", "a/0", "a/1"], dtype=object),
+        },
+    )
+    made = batch_advantages(data, AlgorithmConfig(adv_estimator="grpo"), kl_coef=0.0)
+    expected = [[a, 0.0], [a], [0.0, 0.0], [-a, -a]]
+    for row, want in zip(lists(made, "advantages"), expected, strict=True):
+        assert row == pytest.approx(want, abs=1e-5)
+    assert lists(made, "returns")[0] == lists(made, "advantages")[0]
+
+
 OLD = [[-1.0, -9.0, -2.0], [-0.5], [-1.0, -1.0], [-3.0, -2.0, -9.0, -9.0]]
 REF = [[-1.5, -1.0, -1.0], [-0.5], [-2.0, -1.5], [-3.0, -4.0, 0.0, 0.0]]
 

@@ -51,7 +51,7 @@ class Pool:
         return Outcome(kind="score", score=float(len(solution_str)))
 
 
-def prompt(uid: str, agent_name: str = "single_turn", token: int = 1) -> Prompt:
+def prompt(uid: str, agent_name: str = "single_turn_agent", token: int = 1) -> Prompt:
     return Prompt(
         uid=uid, row=0, token_ids=(token,), messages=(), data_source="", ground_truth="", agent_name=agent_name
     )  # fmt: skip
@@ -75,7 +75,7 @@ def registered() -> Iterator[dict[str, Agent]]:
     async def fails_first(asked: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
         if trajectory.sample_index == 0:
             raise RuntimeError("not this one")
-        return await agents["single_turn"](asked, trajectory, generate)
+        return await agents["single_turn_agent"](asked, trajectory, generate)
 
     yield agents
     agents.clear()
@@ -98,7 +98,7 @@ def test_a_failed_agent_is_a_failed_episode_with_its_reason() -> None:
     assert [episode.trajectory is None for episode in episodes] == [True, False, False, False, False]
     assert episodes[0].failure == "RuntimeError: not this one"
     report = report_of(episodes[0])
-    assert (report.score, report.accuracy, report.reward(on_error="zero")) == (None, None, None)
+    assert (report.score, report.accuracy, report.reward()) == (None, None, None)
     assert len(pool.scored) == 4
     fate = untrained_fate(report, skipped="")
     assert (fate.name, fate.reason) == ("failed", "RuntimeError: not this one")

@@ -1,0 +1,101 @@
+"""One episode turn by turn: who spoke, which tools were called and what they answered, and the tokens of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from strop.cli.output import plain
+from strop.cli.token_view import Token, coloured, response_tokens
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+Decode = Callable[[Sequence[int]], str]
+_INDENT = "    "
+_LABEL_STYLE = "bold"
+_ERROR_STYLE = "red"
+_SHOWN_ELSEWHERE = ("role", "content", "reasoning", "tool_calls", "name", "sequence", "tokens", "error")
+
+
+def training_sequences(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The sequences of tokens that a row was trained as, in order; the row itself holds the last one."""
+    return [*(row.get("earlier_sequences") or ()), row]
+
+
+def turns_text(row: Mapping[str, Any], decode: Decode | None = None) -> Text:
+    """The answers and the replies to them, in order; with `decode`, as tokens in their colours.
+
+    A turn is an answer with the replies to it. Several results of one answer share their tokens, which stand under the
+    first of them.
+    """
+    from rich.text import Text
+
+    tokens = [] if decode is None else [response_tokens(one, decode) for one in training_sequences(row)]
+    text, num_answers, sequence = Text(), 0, 0
+    shown: list[int] = []
+    for message in row.get("messages") or ():
+        at = int(message.get("sequence", 0))
+        if at > sequence:
+            text.append(
+                f"sequence {at + 1}: the chat template writes what stands before differently\n", "dim"
+            )
+            sequence = at
+        num_answers += message["role"] == "assistant"
+        span = _span(message, tokens)
+        text.append(_headline(message, num_answers, span) + "\n", style=_LABEL_STYLE)
+        place = [at, *message.get("tokens", ())]
+        if not span:
+            _append(text, str(message.get("reasoning") or ""), style="dim")
+            _append(text, str(message.get("content") or ""))
+        elif place != shown:
+            text.append(_INDENT).append(coloured(span)).append("\n")
+        shown = place
+        for call in message.get("tool_calls") or ():
+            _append_call(text, call)
+        if message.get("error"):
+            _append(text, f"error: {message['error']}", style=_ERROR_STYLE)
+    return text
+
+
+def _span(message: Mapping[str, Any], tokens: Sequence[Sequence[Token]]) -> Sequence[Token]:
+    """The tokens of a message; none where they are not known."""
+    sequence = int(message.get("sequence", 0))
+    if sequence >= len(tokens) or "tokens" not in message:
+        return ()
+    start, stop = message["tokens"]
+    return tokens[sequence][start:stop]
+
+
+def _headline(message: Mapping[str, Any], num_answers: int, span: Sequence[Token]) -> str:
+    """Turn, role and tool, number of tokens, versions of the policy, and what else is kept, such as a reward."""
+    parts = [f"turn {num_answers}  {message['role']} {message.get('name', '')}".rstrip()]
+    if "tokens" in message:
+        start, stop = message["tokens"]
+        parts.append(f"{stop - start} tokens")
+    if span and message["role"] == "assistant":
+        mean = sum(token.log_prob for token in span) / len(span)
+        versions = "/".join(str(version) for version in sorted({token.version for token in span}))
+        parts.append(f"version {versions} · mean log-prob {mean:.3f}")
+    parts += [
+        f"{key} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for key, value in message.items()
+        if key not in _SHOWN_ELSEWHERE
+    ]
+    return plain(" · ".join(parts), is_one_line=True)
+
+
+def _append_call(text: Text, call: Mapping[str, Any]) -> None:
+    if "problem" in call:
+        _append(text, f"broken call: {call['problem']} {call.get('malformed', '')}", style=_ERROR_STYLE)
+        return
+    arguments = call.get("arguments", "")
+    shown = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    _append(text, f"calls {call.get('name', '')} {shown}", style="magenta")
+
+
+def _append(text: Text, content: str, *, style: str = "") -> None:
+    """Indented lines; nothing for no content."""
+    for line in plain(content).splitlines():
+        text.append(f"{_INDENT}{line}\n", style=style)

@@ -1,0 +1,120 @@
+"""The frozen model that the policy learns from: its log-probs, or its most likely tokens, on the policy's samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strop.algorithms.distillation_config import DistillationConfig
+from strop.controller import Dispatch, Worker, register
+from strop.engines.config import ModelConfig
+from strop.engines.model import load_model, load_tokenizer, read_shape
+from strop.engines.packing import Row
+from strop.engines.vision_pixels import media_token_ids
+from strop.protocol import DataProto
+from strop.workers.config import TeacherConfig
+from strop.workers.frozen import FrozenModel
+from strop.workers.joining import join
+from strop.workers.rows import data_rows, response_columns
+
+
+class TeacherWorker(Worker):
+    """Holds the teacher; it is never trained.
+
+    Concurrency: on several ranks every method is a collective, called on all of them in the same order, each
+    with its own rows, also with none.
+    """
+
+    def __init__(
+        self, policy: ModelConfig, teacher: TeacherConfig, distillation: DistillationConfig, *, device: str
+    ) -> None:
+        """Load the teacher.
+
+        Args:
+            policy: whose head says which tokens the policy can produce at all.
+            teacher, distillation: of the run.
+            device: `auto` or a device name.
+
+        Raises:
+            ValueError: the teacher has fewer tokens than algorithm.distillation.top_k.
+        """
+        super().__init__()
+        parallel = join(self.placement, teacher.engine, device=device)
+        model = load_model(ModelConfig(path=teacher.path, dtype=teacher.dtype), parallel=parallel)
+        self._top_k = distillation.top_k
+        self._vocab_size = model.vocab_size
+        never = _never_sampled(read_shape(policy), model.vocab_size)
+        if distillation.kind == "forward_kl" and self._top_k > model.vocab_size - len(never):
+            raise ValueError(
+                f"algorithm.distillation.top_k is {self._top_k}, but policy and teacher share "
+                f"{model.vocab_size - len(never)} tokens: lower it to at most that"
+            )
+        self._never = torch.tensor(never, dtype=torch.int64, device=parallel.device) if never else None
+        self._frozen = FrozenModel(model, teacher.engine, parallel)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def compute_teacher_log_prob(self, data: DataProto) -> DataProto:
+        """Column teacher_log_prob [B, R~] of the responses."""
+        log_probs = self._frozen.log_probs(self._rows(data), temperature=data.meta_info["temperature"])
+        return response_columns(data, {"teacher_log_prob": log_probs})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def compute_teacher_top_k(self, data: DataProto) -> DataProto:
+        """Columns teacher_ids (int32) and teacher_logprobs [B, R~, K]: the most likely tokens in the place of each
+        response token, among those that the policy can produce."""
+        ids, log_probs = self._frozen.top_k(
+            self._rows(data), self._top_k, temperature=data.meta_info["temperature"], banned=self._never
+        )
+        return response_columns(data, {"teacher_ids": ids.to(torch.int32), "teacher_logprobs": log_probs})
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def offload(self) -> None:
+        """The turn of the teacher is over: it leaves the device until it is called again."""
+        self._frozen.offload()
+
+    def _rows(self, data: DataProto) -> list[Row]:
+        rows = data_rows(data)
+        for row in rows:
+            largest = max(_largest(row.prompt), _largest(row.response))
+            if largest >= self._vocab_size:
+                raise ValueError(
+                    f"a sample has the token {largest}, but the teacher's head ends at {self._vocab_size - 1}: use a "
+                    f"teacher with at least the policy's rows of embeddings"
+                )
+        return rows
+
+
+def check_teacher(policy: ModelConfig, teacher: TeacherConfig) -> None:
+    """Refuse a teacher that numbers tokens in another way than the policy, before any process starts.
+
+    Raises:
+        ValueError: no such folder, no tokenizer in it, or a token of the policy with another id in the teacher, or
+            with none.
+    """
+    try:
+        read_shape(model := ModelConfig(path=teacher.path))
+        theirs: dict[str, int] = load_tokenizer(model).get_vocab()
+    except ValueError as error:
+        raise ValueError(f"teacher.path: {error}") from error
+    ours: dict[str, int] = load_tokenizer(policy).get_vocab()
+    different = sorted((number, token) for token, number in ours.items() if theirs.get(token) != number)
+    if different:
+        number, token = different[0]
+        there = f"the number {theirs[token]}" if token in theirs else "not there"
+        raise ValueError(
+            f"teacher.path {teacher.path!r} has another vocabulary than the policy: {len(different)} of "
+            f"{len(ours)} tokens differ, for example {token!r}, which is number {number} in the policy and {there} in "
+            f"the teacher; log-probs are compared token by token, so use a teacher with the policy's tokenizer"
+        )
+
+
+def _never_sampled(policy: Any, vocab_size: int) -> list[int]:
+    """Ids of the teacher that the policy gives probability zero: those beyond its head, and those of media."""
+    own = int(policy.get_text_config().vocab_size)
+    return sorted({*range(own, vocab_size), *(i for i in media_token_ids(policy).values() if i < vocab_size)})
+
+
+def _largest(ids: Tensor) -> int:
+    return int(ids.max())

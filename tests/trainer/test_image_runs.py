@@ -1,0 +1,121 @@
+"""Runs on images: the real pipeline with a tiny Qwen2-VL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from image_task import ImageTask, image_rows
+from safetensors.torch import load_file
+from test_ray_runs import cut_after
+from tiny_runs import Done, check_records, resume_in, train_in
+
+from strop.data.prompts import PromptDataset
+from strop.engines.model import load_tokenizer
+from strop.engines.vision_pixels import load_media_processor
+from strop.run import RunFolder
+from strop.trainer.setup import training_sampling
+from strop.workers.rollout import RolloutWorker, prompts_as_rows
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> ImageTask:
+    transformers.utils.logging.disable_progress_bar()
+    return ImageTask(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def two_steps(task: ImageTask) -> Done:
+    config = task.config(
+        "algorithm.use_kl_loss=true", "actor.samples_per_update=8", "model.freeze_vision_tower=true",
+        "run.save_every=1", "run.hf_model=last", "eval.before_train=true",
+    )  # fmt: skip
+    return train_in(task.folder / "run", config)
+
+
+def test_rollout_and_trainer_agree_about_images(two_steps: Done) -> None:
+    differences = [numbers["training/rollout_log_probs_diff_max"] for numbers in two_steps.steps]
+    assert len(differences) == 2
+    assert max(differences) < 1e-4
+    assert all(numbers["actor/grad_norm"] > 1e-3 for numbers in two_steps.steps)
+    check_records(two_steps.folder, num_steps=2)
+
+
+def test_pixels_are_made_once_per_image_whatever_the_number_of_roles_and_samples(
+    task: ImageTask, two_steps: Done
+) -> None:
+    # Rollout, actor and reference are in this process: 8 pictures of training and 8 of validation, each once.
+    processor = load_media_processor(task.model)
+    assert processor is not None
+    assert processor.num_made == 16
+
+
+def test_a_frozen_vision_tower_is_bit_for_bit_what_it_was(task: ImageTask, two_steps: Done) -> None:
+    before = load_file(task.model / "model.safetensors")
+    saved = two_steps.folder / "checkpoints" / "global_step_2" / "model"
+    after = load_file(saved / "model.safetensors")
+    moved = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+    assert moved
+    assert not [name for name in moved if "visual" in name]
+    assert load_media_processor(saved) is not None, "the next run can start from it"
+
+
+def test_samples_name_their_image(two_steps: Done) -> None:
+    with RunFolder.open(two_steps.folder, read_only=True) as run:
+        texts = {row["prompt"] for row in run.samples.read(1)}
+    assert all("<|vision_start|><image " in text and " tokens><|vision_end|>?" in text for text in texts)
+
+
+def test_a_resumed_run_goes_on_as_if_nothing_had_happened(two_steps: Done, tmp_path: Path) -> None:
+    resumed = resume_in(cut_after(two_steps.folder, tmp_path / "cut", step=1))
+    assert [one.chain for one in resumed.chain] == [one.chain for one in two_steps.chain]
+
+
+def test_images_and_a_model_of_text_are_refused_before_anything_runs(
+    task: ImageTask, tiny_model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ValueError, match="train row 0 has images or videos, but the model .* takes text alone"
+    ):
+        train_in(tmp_path / "run", task.config(f"model.path='{tiny_model}'"))
+
+
+@pytest.mark.slow
+def test_a_policy_learns_to_tell_the_colour_of_a_picture(tmp_path: Path) -> None:
+    task = ImageTask(tmp_path, count=32)
+    config = task.config(
+        "trainer.max_steps=60", "data.prompts_per_step=8", "rollout.samples_per_prompt=8",
+        "data.max_response_tokens=1", "eval.before_train=true", "eval.every=0",
+    )  # fmt: skip
+    done = train_in(tmp_path / "run", config)
+    # Without a look at the picture every answer is right for half of them.
+    assert done.result.pass_rate_start <= 0.75
+    assert done.result.pass_rate_final >= 0.95
+    rewards = [numbers["critic/rewards/mean"] for numbers in done.steps]
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.3
+
+
+@pytest.mark.slow
+def test_prompts_with_images_travel_to_processes_of_their_own(task: ImageTask, tmp_path: Path) -> None:
+    config = task.config(
+        "resources.runtime=ray", "resources.ranks=2", "resources.apart={rollout: 1}", "resources.cpus_per_rank=0.5",
+        "algorithm.use_kl_loss=true",
+    )  # fmt: skip
+    done = train_in(tmp_path / "run", config)
+    assert len(done.steps) == 2
+    assert max(numbers["training/rollout_log_probs_diff_max"] for numbers in done.steps) < 1e-4
+
+
+def test_a_reward_model_of_text_is_not_asked_about_images(task: ImageTask) -> None:
+    config = task.config()
+    worker = RolloutWorker(config.model, config.rollout, config.reward, device="cpu", seed=0, keeps_text=True)
+    tokenizer = load_tokenizer(config.model)
+    dataset = PromptDataset(image_rows(2), tokenizer, config.data, "val")
+    prompts = [dataset.prompt(row, f"val-{row:06d}") for row in dataset.row_numbers]
+    try:
+        with pytest.raises(ValueError, match="prompts have images, which the reward model would not see"):
+            worker.play(prompts_as_rows(prompts), 1, training_sampling(config, tokenizer))
+    finally:
+        worker.close()
