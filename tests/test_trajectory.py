@@ -86,7 +86,7 @@ def prompt(**changes: object) -> Prompt:
 
 
 def test_a_prompt_has_a_uid_a_row_and_tokens() -> None:
-    assert prompt().agent_name == "single_turn"
+    assert prompt().agent_name == "single_turn_agent"
     with pytest.raises(ValueError, match=r"val-000001 \(dataset row 1\) has no tokens"):
         prompt(token_ids=())
     with pytest.raises(ValueError, match="row 1 has an empty uid"):

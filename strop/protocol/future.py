@@ -118,7 +118,7 @@ class DataProtoFuture:
         data, *others = parts
         for other in others:
             data = data.union(other)
-        missing = [] if self.columns.are_all() else wanted.missing(data)
+        missing = self.columns.named(columns).missing(data)
         if missing:
             raise BatchError(
                 f"column {missing[0]!r} was selected from a DataProtoFuture, but no side of it has that column"

@@ -92,6 +92,14 @@ class Columns:
             _common(self.non_tensor_batch_keys, other.non_tensor_batch_keys),
         )
 
+    def named(self, other: Columns) -> Columns:
+        """Of what is wanted here and there, the columns that are named here."""
+        both = self.both(other)
+        return Columns(
+            None if self.batch_keys is None else both.batch_keys,
+            None if self.non_tensor_batch_keys is None else both.non_tensor_batch_keys,
+        )
+
     def within(self, data: DataProto) -> DataProto:
         """The wanted columns that a batch has, as views, with all its facts."""
         if self.are_all():

@@ -47,6 +47,10 @@ COLUMNS: dict[str, str] = {
     "stop_reason": "string",
     "num_turns": "int32",
     "timings": "json",
+    "agent_name": "string",
+    "messages": "json",
+    "agent_facts": "json",
+    "earlier_sequences": "json",
 }
 """Type per column. "json" is any plain value, kept as JSON text; None is allowed where a row has no value."""
 
@@ -254,6 +258,6 @@ def _read_rows(path: Path, ids: Collection[str] | None) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = table.to_pylist()
     for row in rows:
         for name in _JSON_COLUMNS:
-            if row[name] is not None:
+            if row.get(name) is not None:
                 row[name] = json.loads(row[name])
     return rows

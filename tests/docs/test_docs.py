@@ -27,6 +27,7 @@ from strop.controller.errors import Failure
 from strop.controller.ray.cluster import Node, _is_on_loopback
 from strop.controller.ray.pool import RayResourcePool, choose_nodes
 from strop.engines.weights import Inventory, Weight
+from strop.health import Check, Watch
 from strop.rewards import Outcome, RewardError, check_failed_share
 from strop.rollout.sync.accounting import Reception
 from strop.rollout.sync.types import SyncIncomplete
@@ -34,6 +35,7 @@ from strop.run import CheckpointError, RunFolder
 from strop.run.checkpoints import CheckpointStore
 from strop.run.samples import COLUMNS
 from strop.trainer.config import Config
+from strop.trainer.preflight import Preflight
 
 DOCS = ROOT / "docs"
 PAGES = markdown_files()
@@ -200,7 +202,7 @@ def test_every_sentence_of_troubleshooting_is_said(own_task: Session, tmp_path: 
     said = "\n".join([
         *own_task.transcript, *bad_settings(own_task.folder), *bad_rewards(own_task.folder),
         *bad_folders(own_task.folder), *bad_checkpoints(own_task.folder, tmp_path), *bad_steps(),
-        *bad_processes(own_task.folder),
+        *bad_processes(own_task.folder), *bad_prospects(),
     ])  # fmt: skip
     unsaid = [heading for heading in headings if not matches(heading, said)]
     assert not unsaid, said
@@ -288,6 +290,19 @@ def bad_steps() -> Iterator[str]:
     # No gradient of the pages is infinite; the sentence is made in one place.
     assert 'f"step {record.step} skipped an update: {reason}"' in (ROOT / "strop/trainer/loop.py").read_text()
     yield "step 1 skipped an update: the gradient is not finite"
+
+
+def bad_prospects() -> Iterator[str]:
+    obstacle = Check(name="signal", text="rewards from 0 to 0", level="stop", advice="look at the answers")
+    found = Preflight(checks=[obstacle], samples=[], num_prompts=1, num_samples=1, seconds=1.0)
+    yield found.refusal()
+    assert 'f"started by --force, against {' in (ROOT / "strop/trainer/loop.py").read_text()
+    yield "started by --force, against signal"
+    watch = Watch()
+    told = [one.message for _ in range(3) for one in watch.see({"actor/lr": 0.0})]
+    # The sentence of a rule is completed in one place.
+    assert 'f"step {step}: {found.message}"' in (ROOT / "strop/trainer/loop.py").read_text()
+    yield f"step 3: {told[0]}"
 
 
 def bad_processes(folder: Path) -> Iterator[str]:

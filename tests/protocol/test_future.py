@@ -319,3 +319,15 @@ def test_a_part_that_has_not_the_rows_it_was_given_cannot_be_put_in_order() -> N
     reported = DataProtoFuture.of(only_facts, given=[[1, 0], [2]])
     assert len(reported) == 0
     assert reported.get().meta_info == {"version": 3, "metrics": {"loss": [1.0]}}
+
+
+def test_a_side_that_was_cut_down_needs_only_the_columns_it_was_asked_for() -> None:
+    # The made side keeps one tensor and every other column, of which it has none: the names come from the first side.
+    made = future_of(DataProto.from_dict({"made": torch.arange(3.0), "spare": torch.zeros(3)})).select(
+        ["made"]
+    )
+    both = future_of(small()).union(made).select(["made"], ["answer"]).get()
+    assert set(both.tensors()) == {"made"}
+    assert set(both.non_tensor_batch) == {"answer"}
+    with pytest.raises(BatchError, match="'answr' was selected from a DataProtoFuture, but no side of it"):
+        future_of(small()).union(made).select(["made"], ["answr"]).get()

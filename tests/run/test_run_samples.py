@@ -19,7 +19,8 @@ FULL: dict[str, Any] = {
     "response_mask": (True, False), "rollout_log_probs": (-0.5, 0.0), "versions": (3, -1), "score": 1.0,
     "outcome": "score", "error": "", "reward_parts": {"acc": 1.0, "bad": float("nan")}, "advantage": 0.7071,
     "fate": "trained", "fate_reason": "", "stop_reason": "stop",
-    "num_turns": 2, "timings": {"generate_s": 0.25},
+    "num_turns": 2, "timings": {"generate_s": 0.25}, "agent_name": "tool_agent", "messages": [{"role": "assistant"}],
+    "agent_facts": {"tool_rewards": [0.5]}, "earlier_sequences": [{"prompt_ids": [1]}],
 }  # fmt: skip
 
 

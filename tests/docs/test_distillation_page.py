@@ -1,0 +1,11 @@
+"""The page about distillation: its commands work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from doc_pages import ROOT, Session
+
+
+def test_the_page_about_distillation(tmp_path: Path) -> None:
+    assert Session(folder=tmp_path).follow(ROOT / "docs" / "algorithms" / "distillation.md") == 1

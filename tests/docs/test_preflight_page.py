@@ -1,0 +1,14 @@
+"""docs/preflight.md: its commands work and print what it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from doc_pages import ROOT, Session
+
+from strop.health import RULES
+
+
+def test_the_page_about_preflight(tmp_path: Path) -> None:
+    assert Session(folder=tmp_path).follow(ROOT / "docs" / "preflight.md") == 5
+    assert len(RULES) == 16, "the page says sixteen"

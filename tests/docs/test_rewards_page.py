@@ -1,0 +1,11 @@
+"""docs/rewards.md: its commands work and print what it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from doc_pages import ROOT, Session
+
+
+def test_the_page_about_rewards(tmp_path: Path) -> None:
+    assert Session(folder=tmp_path).follow(ROOT / "docs" / "rewards.md") >= 4
