@@ -17,9 +17,9 @@ from typing import Any
 import yaml
 
 from strop.agents.context import AgentContext, Generate
-from strop.agents.user_files import load_class
 from strop.algorithms.user_functions import FieldConfig
 from strop.trajectory import NOT_SAMPLED, Prompt, Trajectory
+from strop.user_files import load_class
 
 
 @dataclass

@@ -18,9 +18,9 @@ from strop.agents.templates import ChatTemplate
 from strop.agents.tools.base import BaseTool
 from strop.agents.tools.functions import FUNCTION_TOOL_REGISTRY
 from strop.agents.tools.loading import add_tool, load_all_tools
-from strop.agents.user_files import load_user_file
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt
+from strop.user_files import load_user_file
 
 __all__ = ["AgentSetup", "env_agent", "interaction_agent", "load_agents", "single_turn", "tool_agent"]
 

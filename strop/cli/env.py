@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     from strop.agents.environments.certificate import Inspection
     from strop.agents.environments.loading import EnvironmentChoice, find_environment
-    from strop.agents.user_files import load_user_file
+    from strop.user_files import load_user_file
 
     for option in ("seeds", "at_once", "max_turns", "timeout"):
         if getattr(args, option) <= 0:

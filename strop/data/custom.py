@@ -11,10 +11,7 @@ messages.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
@@ -22,10 +19,10 @@ import torch
 from strop.data.config import DataConfig
 from strop.data.readers import read_rows
 from strop.data.stored import open_rows
+from strop.user_files import load_user_file
 
 RAW_PROMPT = "raw_prompt"
 _BESIDE_EXTRA_INFO = ("index", "tools_kwargs", "interaction_kwargs")
-_MODULE = "strop_dataset_class"
 
 
 class DatasetSettings(Mapping[str, Any]):
@@ -195,21 +192,7 @@ def load_class(path: str, name: str) -> Any:
     Raises:
         ValueError: there is no such file or class, or importing it failed.
     """
-    file = Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise ValueError(
-            f"data.dataset_class.path is {path!r}, but {file} is no file; relative paths start at the current "
-            f"directory"
-        )
-    spec = importlib.util.spec_from_file_location(_MODULE, file)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"data.dataset_class.path is {path!r}, which is no Python file (.py)")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE] = module  # classes look their module up, for example to be pickled
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"data.dataset_class.path: {file} cannot be imported: {_reason(error)}") from error
+    module = load_user_file(path, setting="data.dataset_class.path")
     found = getattr(module, name, None)
     if not isinstance(found, type):
         classes = sorted(key for key, value in vars(module).items() if isinstance(value, type))

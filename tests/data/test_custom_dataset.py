@@ -244,5 +244,5 @@ def test_a_class_needs_file_and_name(tmp_path: Path) -> None:
     config = DataConfig(
         train_files=("a",), dataset_class=DatasetClassConfig(path=str(tmp_path / "no.py"), name="A")
     )
-    with pytest.raises(ValueError, match=r"no.py is no file; relative paths start at the current directory"):
+    with pytest.raises(ValueError, match=r"no.py is no file; relative names start at the current directory"):
         load_rows(config, "train", TOKENIZER)

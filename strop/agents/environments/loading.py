@@ -11,7 +11,7 @@ from strop.agents.environments.gymnasium_env import GymnasiumEnvironment
 from strop.agents.environments.openenv_env import OpenEnvEnvironment
 from strop.agents.environments.reasoning_gym_env import ReasoningGymEnvironment
 from strop.agents.environments.verifiers_env import VerifiersEnvironment
-from strop.agents.user_files import load_class, load_user_file
+from strop.user_files import load_class, load_user_file
 
 Maker = Callable[..., Any]
 

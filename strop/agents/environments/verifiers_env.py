@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.agents.environments.base import Observation
-from strop.agents.user_files import load_class, load_user_file
+from strop.user_files import load_class, load_user_file
 
 
 class VerifiersEnvironment:

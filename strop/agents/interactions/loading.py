@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from strop.agents.interactions.base import BaseInteraction
-from strop.agents.user_files import load_class
+from strop.user_files import load_class
 
 
 def load_interactions(path: str) -> dict[str, BaseInteraction]:

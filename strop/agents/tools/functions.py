@@ -12,7 +12,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 from strop.agents.tools.base import BaseTool, ToolResponse
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
 from strop.agents.tools.threads import call_in_thread
-from strop.agents.user_files import load_user_file
+from strop.user_files import load_user_file
 
 FUNCTION_TOOL_REGISTRY: dict[str, FunctionTool] = {}
 """Function tools by name, those of every file that was loaded in this process."""

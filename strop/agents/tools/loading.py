@@ -12,7 +12,7 @@ from strop.agents.tools.base import BaseTool
 from strop.agents.tools.functions import load_function_tools_from_path
 from strop.agents.tools.mcp import mcp_tools
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
-from strop.agents.user_files import load_class
+from strop.user_files import load_class
 
 
 def load_all_tools(

@@ -28,12 +28,12 @@ def load_user_file(name: str, *, setting: str) -> Any:
         raise ValueError(
             f"{setting} names {name!r}, but {path} is no file; relative names start at the current directory"
         )
-    module_name = f"strop_agent_file_{len(_LOADED)}_{path.stem}"
+    module_name = f"strop_user_file_{len(_LOADED)}_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{setting} names {name!r}, which is no Python file (.py)")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
+    sys.modules[module_name] = module  # classes look their module up, for example to be pickled
     try:
         spec.loader.exec_module(module)
     except Exception as error:
