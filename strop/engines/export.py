@@ -29,7 +29,7 @@ from transformers.initialization import no_init_weights
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.lora import add_lora, has_adapter, merged_tensors, save_adapter
-from strop.engines.model import load_model, load_value_model, read_shape
+from strop.engines.model import load_model, load_value_model
 from strop.engines.probe import PROBE_TOLERANCE, check_packed
 from strop.engines.role_checkpoint import CONFIG_FOLDER, MODEL, load_weights
 from strop.engines.saved_tensors import STATE_FILE, SavedTensors
@@ -144,8 +144,7 @@ def _write_and_prove(
     _save_tokenizer(checkpoint / role, checkpoint / HF_FOLDER, Path(config.path), folder, config)
     plain = _load_plain(folder, config, held, is_classifier=is_classifier, is_adapter=adapter_only)
     _keep_generation_settings(checkpoint, role, config, folder)
-    if (processor := load_media_processor(config.path)) is not None:
-        processor.save(folder)
+    _save_processor(checkpoint / HF_FOLDER, Path(config.path), folder)
     difference = _largest(rounded, plain_probe(plain, sequences))
     quantity = "value" if is_classifier else "log-prob"
     if not difference <= PROBE_TOLERANCE:
@@ -339,6 +338,14 @@ def _save_tokenizer(role: Path, hf_folder: Path, source: Path, folder: Path, con
     )
 
 
+def _save_processor(hf_folder: Path, source: Path, folder: Path) -> None:
+    """What turns pictures into pixels, where the model takes any."""
+    for candidate in (hf_folder, source):
+        if (processor := load_media_processor(candidate)) is not None:
+            processor.save(folder)
+            return
+
+
 def _load_plain(
     folder: Path, config: ModelConfig, dtype: torch.dtype, *, is_classifier: bool, is_adapter: bool
 ) -> Any:
@@ -347,7 +354,9 @@ def _load_plain(
     auto_class: Any = AutoModelForCausalLM
     if is_classifier:
         auto_class = AutoModelForSequenceClassification
-    elif has_vision_part(read_shape(config)):
+    elif has_vision_part(
+        AutoConfig.from_pretrained(config.path if is_adapter else folder, trust_remote_code=trust)
+    ):
         auto_class = AutoModelForImageTextToText
     options: dict[str, Any] = {"num_labels": 1} if is_classifier else {}
     if is_adapter:

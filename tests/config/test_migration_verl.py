@@ -586,3 +586,26 @@ def test_a_divergence_that_is_not_here_is_refused(tmp_path: Path) -> None:
     for mode in (f"{D}.loss_mode=k3", f"{D}.loss_mode=jsd"):
         migration = migrate(tmp_path, "distillation.enabled=true", T, mode, f"{D}.use_policy_gradient=true")
         assert status(migration, f"{D}.loss_mode")[0] == "refused"
+
+
+def test_a_reward_manager_of_the_users_own_keeps_its_class(tmp_path: Path) -> None:
+    module = ["reward.reward_manager.name=Mine", "reward.reward_manager.module.path=mine.py"]
+    for settings, name in (
+        (module, "Mine"),
+        ([*module, "reward.reward_manager.module.name=Other"], "Other"),
+        (
+            ["reward_model.reward_loop_module_path=mine.py", "reward_model.reward_loop_class_name=Mine"],
+            "Mine",
+        ),
+    ):
+        found = ours(migrate(tmp_path, *settings))
+        assert (found["reward.path"], found["reward.manager"]) == ("mine.py", name)
+
+
+def test_a_manager_without_a_file_or_beside_a_function_elsewhere_is_refused(tmp_path: Path) -> None:
+    key = "reward.reward_manager.name"
+    assert status(migrate(tmp_path, f"{key}=Mine"), key)[0] == "refused"
+    assert status(migrate(tmp_path, f"{key}=dapo"), key)[0] != "refused"
+    file = "reward.reward_manager.module.path"
+    both = migrate(tmp_path, f"{key}=Mine", f"{file}=mine.py", "custom_reward_function.path=score.py")
+    assert status(both, file)[0] == "refused"

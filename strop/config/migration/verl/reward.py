@@ -11,15 +11,43 @@ from strop.config.migration.tables import Entry, only_if, same, under
 from strop.config.migration.values import if_any, if_set, integer, model_path, number
 from strop.config.migration.verl.facts import longest
 
-_MANAGER = Unless(
-    ("naive", "batch", "prime", "dapo", "rate_limited", "function", "loop"),
-    "your own reward manager: write a reward function instead, reward.path",
-    "functions for one sample and for batches are told apart by their parameters",
-)
-_OWN_MANAGER = Unless((), "your own reward manager: write a reward function instead, reward.path", "not set")
+_KNOWN_MANAGERS = ("naive", "batch", "prime", "dapo", "rate_limited", "function", "loop")
+_FUNCTIONS = ("custom_reward_function.path", "reward.custom_reward_function.path")
 _KWARGS = "the arguments of a reward function are reward.kwargs"
 _APART = "a reward model of its own processes is resources.apart: {reward_model: N}"
 _SCORES = "a reward model scores; it does not generate"
+
+
+def _manager(file_key: str) -> Rule:
+    """A manager by name: one of verl's own, or one of the file that `file_key` names."""
+
+    def rule(key: str, value: Any, facts: Facts) -> Outcome:
+        if value is None or value in _KNOWN_MANAGERS:
+            return skip("functions for one sample and for batches are told apart by their parameters")
+        if facts.get(file_key):
+            return skip(f"read with {file_key}")
+        return refuse(f"in which file {value} is, is not said: set reward.path and reward.manager")
+
+    return rule
+
+
+def _manager_file(*name_keys: str) -> Rule:
+    """The file of a manager of the user's own."""
+
+    def rule(key: str, value: Any, facts: Facts) -> Outcome:
+        if not value:
+            return skip("not set")
+        name = next((found for found in map(facts.get, name_keys) if found), None)
+        if name is None:
+            return refuse("which class of the file it is, is not said: set reward.path and reward.manager")
+        if any(facts.get(function) for function in _FUNCTIONS):
+            return refuse(
+                "the function must be in the file of the manager: import it there, and set reward.name"
+            )
+        note = "import RewardManagerBase and register from strop.rewards.managers"
+        return many({"reward.path": value, "reward.manager": name}, note)
+
+    return rule
 
 
 def _named(section: str) -> Rule:
@@ -146,14 +174,15 @@ _OF_2025 = under(
     Entry("use_dynamic_bsz", NotNeeded("batches are always cut by tokens")),
     Entry("model.input_tokenizer", NotNeeded("the conversation is rendered again with its own template")),
     Entry("model.*", NotNeeded("follows the reward model's folder")),
-    Entry("reward_manager", _MANAGER),
+    Entry("reward_manager", _manager("reward_model.reward_loop_module_path")),
     *same(NotNeeded("answers are scored as they end"), "launch_reward_fn_async use_reward_loop"),
     Entry("enable_resource_pool", Unless((False,), _APART, "beside the policy")),
     *same(NotNeeded(_APART), "nnodes n_gpus_per_node"),
     Entry("profiler.*", NotNeeded("profiling is set up outside strop")),
     Entry("rollout.*", NotNeeded(_SCORES)),
     Entry("reward_loop_source", NotNeeded("there is one way to score")),
-    *same(_OWN_MANAGER, "reward_loop_module_path reward_loop_class_name"),
+    Entry("reward_loop_module_path", _manager_file("reward_model.reward_loop_class_name")),
+    Entry("reward_loop_class_name", NotNeeded("read with reward_loop_module_path")),
 )
 _OF_TODAY = under(
     "reward",
@@ -173,10 +202,13 @@ _OF_TODAY = under(
     Entry("reward_model.enable_resource_pool", Unless((False,), _APART, "beside the policy")),
     *same(NotNeeded(_APART), "reward_model.nnodes reward_model.n_gpus_per_node"),
     Entry("reward_model.rollout.*", NotNeeded(_SCORES)),
-    Entry("reward_manager.name", _MANAGER),
+    Entry("reward_manager.name", _manager("reward.reward_manager.module.path")),
     Entry("reward_manager.source", NotNeeded("there is one way to score")),
-    Entry("reward_manager.module.path", _OWN_MANAGER),
-    Entry("reward_manager.module.name", NotNeeded("read with a module path alone")),
+    Entry(
+        "reward_manager.module.path",
+        _manager_file("reward.reward_manager.module.name", "reward.reward_manager.name"),
+    ),
+    Entry("reward_manager.module.name", NotNeeded("read with reward_manager.module.path")),
 )
 ENTRIES = (
     *_function("custom_reward_function"),
