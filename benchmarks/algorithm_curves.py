@@ -53,7 +53,9 @@ CURVES: dict[str, list[str]] = {
     "rloo": [],
     "reinforce_pp": ["algorithm.kl_ctrl.kl_coef=0.001"],
     "reinforce_pp_baseline": ["algorithm.kl_loss_coef=0.001"],
-    "remax": [],
+    "remax": [
+        "actor.optim.lr=1e-4"
+    ],  # greedy answers are far better than sampled ones: larger steps undo the model
     "opo": [],
     "gpg": [],
     "maxrl": [],
