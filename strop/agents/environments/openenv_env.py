@@ -1,4 +1,8 @@
-"""OpenEnv servers as environments: a session of its own per episode, over the package's generic client."""
+"""OpenEnv servers as environments: a session of its own per episode, over the package's generic client.
+
+Written from the documentation of openenv-core 0.3; it has not been run against a server yet, and its test is skipped
+without the package.
+"""
 
 from __future__ import annotations
 
