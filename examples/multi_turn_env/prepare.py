@@ -3,8 +3,8 @@
     python examples/multi_turn_env/prepare.py
 
 writes to runs/data/multi_turn_env: train.parquet and val.parquet (one prompt with a number to find per row),
-sft.parquet (transcripts of a player who guesses within the hints, but not in the middle), and the folder model (a
-Qwen3 model of 0.6 million parameters with random weights).
+sft.parquet (transcripts of a player who mostly ignores the hints), and the folder model (a Qwen3 model of 0.6 million
+parameters after a warm-up on the transcripts).
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 
+from strop.cli.main import main as strop
 from strop.data.tiny import make_tiny_model
 
 DATA_SOURCE = "guess_number"
+CONFIG = Path(__file__).with_name("config.yaml")
 
 
 def load_environment() -> Any:
@@ -78,8 +81,8 @@ def write_data(
     num_val: int,
     num_sft: int,
     skill: float,
-) -> dict[str, int]:
-    """Write the three files; returns the number of rows in each. No two rows have the same seed."""
+) -> None:
+    """Write the three files. No two rows have the same seed."""
     first = seed * 1_000_000
     settings = {"largest": largest, "max_guesses": max_guesses}
     files = {
@@ -92,10 +95,24 @@ def write_data(
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{name}.parquet")
-    return {name: len(rows) for name, rows in files.items()}
 
 
-def main() -> None:
+def make_model(folder: Path, *, seed: int, num_steps: int) -> int:
+    """Write the folder model: random weights, then `num_steps` of `strop sft` on the transcripts; its exit code."""
+    untrained, run, model = folder / "untrained", folder / "warm-up", folder / "model"
+    for old in (untrained, run, model):
+        shutil.rmtree(old, ignore_errors=True)
+    make_tiny_model(untrained, seed=seed)
+    code = strop([
+        "sft", "--config", str(CONFIG), "--out", str(run), f"model.path={untrained}", f"trainer.seed={seed}",
+        f"sft.data.train_files=[{folder / 'sft.parquet'}]", f"sft.max_steps={num_steps}",
+    ])  # fmt: skip
+    if code == 0:
+        shutil.copytree(run / "model", model)
+    return code
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description="Make the data and the model of the guessing example.")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/data/multi_turn_env"), help="folder to write to"
@@ -106,20 +123,17 @@ def main() -> None:
     parser.add_argument("--num-train", type=int, default=512, help="rows for RL")
     parser.add_argument("--num-val", type=int, default=128, help="held-out rows")
     parser.add_argument("--num-sft", type=int, default=2000, help="transcripts for the warm-up")
+    parser.add_argument("--sft-steps", type=int, default=200, help="optimizer steps of the warm-up")
     parser.add_argument(
         "--skill", type=float, default=0.15, help="share of guesses in the transcripts that follow the hints"
     )
     arguments = parser.parse_args()
-    counts = write_data(
+    write_data(
         arguments.out, seed=arguments.seed, largest=arguments.largest, max_guesses=arguments.max_guesses,
         num_train=arguments.num_train, num_val=arguments.num_val, num_sft=arguments.num_sft, skill=arguments.skill,
     )  # fmt: skip
-    make_tiny_model(arguments.out / "model", seed=arguments.seed)
-    print(
-        f"{arguments.out}: {counts['train']} episodes to train on, {counts['val']} held out, {counts['sft']} "
-        f"transcripts, a small model"
-    )
+    return make_model(arguments.out, seed=arguments.seed, num_steps=arguments.sft_steps)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

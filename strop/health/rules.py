@@ -46,6 +46,7 @@ MIXED, ALL_MIN, ALL_MAX = "rollout/groups_mixed", "rollout/groups_all_min", "rol
 CUT, LENGTH, SCORE = "response_length/clip_ratio", "response_length/mean", "critic/score/mean"
 ENTROPY, GRADIENT, SKIPPED = "actor/entropy", "actor/grad_norm", "actor/skipped_updates"
 PROBS = "training/rollout_probs_diff_mean"
+ADVANTAGE_MAX, ADVANTAGE_MIN = "critic/advantages/max", "critic/advantages/min"
 TEACHER = "distillation/loss"
 """Where a teacher teaches, equal rewards are no sign of trouble."""
 NO_ADVANTAGE = 1e-6
@@ -63,14 +64,16 @@ class Diagnosis:
 
 
 def no_signal(history: History) -> str:
-    """Every advantage of the last three steps is 0."""
-    if not _all_without_advantage(history) or history.count(TEACHER):
+    """Every advantage of the first step, or of three steps in a row, is 0."""
+    num_steps = 1 if history.count(ADVANTAGE_MAX) == 1 else IN_A_ROW
+    if not _all_without_advantage(history, num_steps) or history.count(TEACHER):
         return ""
-    solved = history.mean(ALL_MAX, IN_A_ROW) or 0.0
-    failed = history.mean(ALL_MIN, IN_A_ROW) or 0.0
-    cut = history.mean(CUT, IN_A_ROW) or 0.0
+    solved = history.mean(ALL_MAX, num_steps) or 0.0
+    failed = history.mean(ALL_MIN, num_steps) or 0.0
+    cut = history.mean(CUT, num_steps) or 0.0
+    when = "in the first step" if num_steps == 1 else f"for {num_steps} steps"
     seen = (
-        f"no learning signal for {IN_A_ROW} steps: {100 * cut:.0f} % of the answers are cut at "
+        f"no learning signal {when}: {100 * cut:.0f} % of the answers are cut at "
         f"data.max_response_tokens; groups all-zero {100 * failed:.0f} %, all-one {100 * solved:.0f} %"
     )
     if cut > LONG_CUT_SHARE:
@@ -326,9 +329,9 @@ class Watch:
         return found
 
 
-def _all_without_advantage(history: History) -> bool:
-    largest = history.last("critic/advantages/max", IN_A_ROW)
-    smallest = history.last("critic/advantages/min", IN_A_ROW)
+def _all_without_advantage(history: History, num_steps: int = IN_A_ROW) -> bool:
+    largest = history.last(ADVANTAGE_MAX, num_steps)
+    smallest = history.last(ADVANTAGE_MIN, num_steps)
     return bool(largest) and max(map(abs, [*largest, *smallest])) < NO_ADVANTAGE
 
 

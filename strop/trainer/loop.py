@@ -34,7 +34,7 @@ from strop.trainer.groups import row_results, sampler_batch
 from strop.trainer.learning import Learner, StepRecord
 from strop.trainer.preflight import RunRefused, try_out
 from strop.trainer.records import step_digests, untrained_fate
-from strop.trainer.reporting import Say, episode_metrics, no_signal, num_response_tokens, num_tokens
+from strop.trainer.reporting import Say, episode_metrics, num_response_tokens, num_tokens
 from strop.trainer.resampling import NOT_DRAWN
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
 from strop.trainer.setup import (
@@ -231,7 +231,7 @@ class Trainer:
             batch = sampler_batch(record.experience) if self.data.sampler.wants_batch else None
             self.data.sampler.record(step, row_results(record.reports, step=step), batch)
         numbers = self._metrics(record)
-        self._warn(record, numbers)
+        self._warn(record)
         is_last = step == self.data.num_steps
         score = None
         if self.data.val_prompts and (is_last or _is_due(step, self.config.eval.every)):
@@ -332,7 +332,7 @@ class Trainer:
             numbers["rollout/tokens_per_s"] = generated / gen_s
         return numbers if record.summary is None else numbers | record.summary.metrics
 
-    def _warn(self, record: StepRecord, numbers: dict[str, float]) -> None:
+    def _warn(self, record: StepRecord) -> None:
         """Say at once what a person would otherwise find out after hours."""
         for reason in record.skipped:
             self._run.events.append("skipped_update", record.step, reason=reason)
@@ -346,10 +346,6 @@ class Trainer:
         outcomes = [report.outcome for report in record.reports if report.outcome is not None]
         if any(outcome.kind != "score" for outcome in outcomes):
             self._say(f"step {record.step}: {summarize(outcomes, timeout_s=self.config.reward.timeout_s)}")
-        warning = no_signal(numbers, self.config) if record.step == self._start_step + 1 else ""
-        if warning:
-            self._run.events.append("no_signal", record.step, message=warning)
-            self._say(f"{warning} (`strop samples {self._run.path} --step {record.step}`)")
 
 
 def _is_due(step: int, every: int) -> bool:

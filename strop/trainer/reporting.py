@@ -66,23 +66,3 @@ def _seconds(report: EpisodeReport) -> dict[str, float]:
         "tool_calls": report.timings.get("tool_calls", 0.0),
         "compute_score": 0.0 if report.outcome is None else report.outcome.seconds,
     }
-
-
-def no_signal(numbers: Mapping[str, float], config: Config) -> str:
-    """A sentence when no group of the step can teach anything, and no teacher does; empty otherwise."""
-    if config.uses_teacher:
-        return ""
-    if numbers.get("rollout/groups_mixed", 1.0) > 0 or numbers.get("rollout/groups_single", 0.0) == 1:
-        return ""
-    clipped = numbers.get("response_length/clip_ratio", 0.0)
-    sentence = (
-        f"no learning signal: {100 * clipped:.0f} % of answers hit data.max_response_tokens="
-        f"{config.data.max_response_tokens}; groups all-zero {100 * numbers['rollout/groups_all_min']:.0f} %, all-one "
-        f"{100 * numbers['rollout/groups_all_max']:.0f} %"
-    )
-    if clipped > 0.5:
-        return sentence + " - raise data.max_response_tokens, or teach the model to stop (strop sft)"
-    return (
-        sentence
-        + " - look at the answers; the task is too hard or too easy for this model, or the scorer is wrong"
-    )

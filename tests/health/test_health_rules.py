@@ -39,7 +39,9 @@ RISING = [0.1] * 5 + [0.5] * 35
 SPEAKS: list[tuple[str, History, str]] = [
     ("no_signal", history(3, **flat(0.0), **GROUPS, response_length__clip_ratio=0.98), "98 % of the answers are cut"),
     ("no_signal", history(3, **flat(1e-9), rollout__groups_all_max=1.0), "use harder ones"),
+    ("no_signal", history(3, **flat(0.0), **GROUPS), "for 3 steps: 0 % of the answers are cut at"),
     ("no_signal", history(3, **flat(0.0), **GROUPS), "warm the model up"),
+    ("no_signal", history(1, **flat(0.0), **GROUPS), "in the first step: 0 % of the answers are cut"),
     ("few_groups_teach", history(10, rollout__groups_mixed=0.1, **GROUPS), "only 10 % of the groups can teach"),
     ("entropy_collapse", history(20, actor__entropy=0.01, critic__score__mean=0.3), "fallen to 0.010 nats"),
     ("entropy_growth", history(10, actor__entropy=[1.0] * 5 + [2.5] * 5), "from 1.00 to 2.50 nats"),
@@ -75,7 +77,8 @@ SPEAKS: list[tuple[str, History, str]] = [
 ]  # fmt: skip
 
 SILENT: list[tuple[str, History]] = [
-    ("no_signal", history(2, **flat(0.0))),
+    ("no_signal", history(1, **flat(0.2))),
+    ("no_signal", history(3, critic__advantages__max=[0.5, 0.0, 0.0], critic__advantages__min=0.0)),
     ("no_signal", history(4, critic__advantages__max=[0.0, 0.0, 0.5, 0.0], critic__advantages__min=0.0)),
     ("no_signal", history(5, actor__lr=1.0)),
     ("no_signal", history(3, **flat(0.0), **GROUPS, distillation__loss=0.3)),
