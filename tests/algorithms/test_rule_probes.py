@@ -1,0 +1,156 @@
+"""What the checks of losses and estimators show to the function: the changed batches, number by number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from strop.algorithms.adv_batches import Batch, random_batch
+from strop.algorithms.adv_checking import TRAITS
+from strop.algorithms.adv_rules import RULES, EstimatorTraits, Trial
+from strop.algorithms.aggregation import batch_totals
+from strop.algorithms.loss_probe import LossBatch, ProbedLoss, example_batch
+from strop.algorithms.losses import PolicyLossTerms
+from strop.algorithms.registry import Declaration
+
+ALL_CLAIMED = EstimatorTraits(compares_groups=True, is_shift_invariant=True, scaling="linear")
+
+
+def shown(rule: str, seed: int) -> tuple[Batch, list[Batch]]:
+    """The trial's batch, and those that the rule tries, up to a copy of the first."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = random_batch(generator)
+    seen: list[Batch] = []
+
+    def estimate(tried: Batch) -> Tensor:
+        seen.append(tried)
+        return torch.zeros_like(tried.values)
+
+    RULES[rule](Trial(estimate=estimate, batch=batch, traits=ALL_CLAIMED, generator=generator))
+    return batch, [tried for tried in seen if tried is not batch]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_lone_sample_is_alone_and_has_tokens(seed: int) -> None:
+    batch, (alone,) = shown("a group of one has advantage 0", seed)
+    assert alone.group_ids[-1] not in alone.group_ids[:-1]
+    assert torch.equal(alone.group_ids[:-1], batch.group_ids[:-1])
+    assert torch.equal(alone.response_mask[-1], batch.response_mask[0])
+    assert torch.equal(alone.response_mask[:-1], batch.response_mask[:-1])
+    assert alone.response_mask[-1].any()
+    assert alone.token_level_rewards is batch.token_level_rewards
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_constant_reaches_every_reward_of_the_first_prompt_and_no_other(seed: int) -> None:
+    batch, (shifted,) = shown("a constant added to a group changes nothing", seed)
+    change = shifted.token_level_rewards - batch.token_level_rewards
+    for row, mask in enumerate(batch.response_mask.tolist()):
+        expected = [0.0] * len(mask)
+        if batch.group_ids[row] == batch.group_ids[0]:
+            expected[max([t for t, is_sampled in enumerate(mask) if is_sampled], default=0)] = 4.0
+        assert change[row].tolist() == expected
+        in_group = 4.0 * float(batch.group_ids[row] == batch.group_ids[0])
+        assert (shifted.reward_parts - batch.reward_parts)[row].tolist() == [in_group] * 3
+
+
+def test_equal_rewards_are_a_tenth_whose_sum_is_rounded() -> None:
+    _, tried = shown("equal rewards give exactly 0", 0)
+    assert [len(batch.group_ids) for batch in tried] == [7, 8]
+    for batch in tried:
+        size = len(batch.group_ids)
+        assert len(set(batch.group_ids.tolist())) == 1
+        assert batch.token_level_rewards.tolist() == [[0.0, 0.0, 0.1]] * size
+        assert batch.reward_parts.tolist() == [[0.1] * 3] * size
+        assert batch.response_mask.tolist() == [[True] * 3] * size
+        assert batch.log_probs.tolist() == [[-0.5] * 3] * size
+        assert batch.reward_baselines.tolist() == [batch.reward_baselines[0].item()] * size
+        for drawn in (batch.values, batch.sum_pi_squared, batch.rollout_is_weights):
+            assert drawn.shape == (size, 3)
+            assert len(set(drawn.flatten().tolist())) == 3 * size
+    assert sum([0.1] * 7) / 7 != 0.1 or sum([0.1] * 8) / 8 != 0.1
+
+
+def test_twins_differ_in_their_reward_alone() -> None:
+    _, (twins,) = shown("a higher reward has the higher advantage", 0)
+    assert twins.token_level_rewards.tolist() == [[0.0, 1.0], [0.0, 0.0]]
+    assert twins.reward_parts.tolist() == [[1.0] * 3, [0.0] * 3]
+    assert twins.response_mask.tolist() == [[True, True]] * 2
+    assert twins.group_ids.shape == twins.reward_baselines.shape == (2,)
+    for column, number in (
+        (twins.values, 0.5),
+        (twins.sum_pi_squared, 0.5),
+        (twins.log_probs, -1.0),
+        (twins.rollout_is_weights, 1.0),
+    ):
+        assert column.tolist() == [[number] * 2] * 2
+        assert column.dtype == torch.float64
+    assert twins.group_ids[0] == twins.group_ids[1]
+    assert twins.reward_baselines[0] == twins.reward_baselines[1]
+
+
+def test_scaled_rewards_are_four_times_as_large() -> None:
+    batch, (scaled,) = shown("rewards scale as claimed", 0)
+    for name in Batch.__dataclass_fields__:
+        factor = 4 if name in {"token_level_rewards", "values", "reward_baselines", "reward_parts"} else 1
+        assert torch.equal(getattr(scaled, name), factor * getattr(batch, name)), name
+
+
+def test_claims_of_the_estimators_that_compare_groups() -> None:
+    # Whose papers subtract something of the group: a mean, a leave-one-out mean, a length-weighted mean, or a best.
+    alone = {"gae", "reinforce_plus_plus", "remax"}
+    assert {name for name, traits in TRAITS.items() if not traits.compares_groups} == alone
+
+
+# ------------------------------------------------------------------------------------ the batch of the losses
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_batch_of_the_losses_is_near_what_training_sees(seed: int) -> None:
+    batch = example_batch(seed)
+    new, old, advantages = (batch.columns[name] for name in ("log_probs", "old_log_probs", "advantages"))
+    assert batch.mask.sum(dim=1).tolist() == [4, 6, 1, 3, 3]
+    assert all((column[~batch.mask] == 0).all() for column in batch.columns.values())
+    assert (-0.2 - old[batch.mask]).abs().max() < 5  # five standard deviations of what is taken from -0.2
+    assert (old[batch.mask] <= -0.2).all()
+    assert (old[batch.mask].max() > -0.6).item()  # nearly all of 17 draws would have to be above 0.4 in size
+    assert (new[batch.mask] <= -0.01).all()
+    log_ratio = (new - old)[batch.mask]
+    assert 0.05 < log_ratio.std() < 0.4
+    # Advantages of a response keep near its own: 0.2 noise moves none of 17 by 1.
+    per_row = torch.tensor([[1.0], [-0.75], [0.5], [-1.5], [2.0]], dtype=torch.float64)
+    apart = (advantages - per_row)[batch.mask]
+    assert 0 < apart.abs().min()
+    assert apart.abs().max() < 1
+    assert 0.02 < (batch.columns["ref_log_prob"] - old)[batch.mask].std() < 0.25
+    assert 0.002 < (batch.columns["rollout_log_probs"] - old)[batch.mask].std() < 0.025
+
+
+def test_on_policy_the_advantages_of_a_response_are_one_number() -> None:
+    batch = example_batch(3, on_policy=True)
+    assert torch.equal(batch.columns["log_probs"], batch.columns["old_log_probs"])
+    for row, number in enumerate([1.0, -0.75, 0.5, -1.5, 2.0]):
+        assert set(batch.columns["advantages"][row][batch.mask[row]].tolist()) == {number}
+
+
+def linear(*, log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
+    return PolicyLossTerms(terms=-log_probs * advantages, statistics={})
+
+
+@pytest.mark.parametrize(("mode", "gradient"), [("token-mean", -1 / 6), ("seq-mean-token-sum", -1 / 2)])
+def test_a_probed_loss_is_reduced_over_the_whole_batch(mode: str, gradient: float) -> None:
+    # Advantages of 1: d(-log p)/d(log p) = -1, times the weight of a token: 1/6 for one of six, 1/2 per response.
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
+    columns = {
+        "log_probs": torch.where(mask, -0.5, 0.0).double(),
+        "advantages": mask.double(),
+    }
+    declaration = Declaration(needs=frozenset({"log_probs", "advantages"}))
+    loss = ProbedLoss(name="linear", function=linear, declaration=declaration, settings={}, mode=mode)
+    seen = loss.seen(LossBatch(columns, mask))
+    assert seen.gradient.tolist() == (gradient * mask.double()).tolist()
+    assert seen.loss == pytest.approx({"token-mean": 0.5, "seq-mean-token-sum": 1.5}[mode], abs=1e-15)
+    part = loss.seen(LossBatch(columns, mask).rows(torch.tensor([0])), batch_totals(mask))
+    assert part.gradient.tolist() == [[gradient, gradient, 0.0, 0.0]]
+    assert part.loss == pytest.approx({"token-mean": 1 / 6, "seq-mean-token-sum": 0.5}[mode], abs=1e-15)
