@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from strop.controller.ray.cluster import Node
     from strop.controller.ray.survey import MachineFacts
     from strop.health import Diagnosis
-    from strop.trainer.config import ResourcesConfig
+    from strop.trainer.sections import ResourcesConfig
 
 EPILOG = """\
 examples:

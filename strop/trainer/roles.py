@@ -219,7 +219,14 @@ def _specs(
             config.reward_model,
             device=device,
         ).on(Mesh(dp=_num_ranks(config, "reward_model")))
-    specs["rollout"] = role(
+    specs["rollout"] = _rollout_spec(config, device=device, version=version, samples=samples)
+    return specs
+
+
+def _rollout_spec(
+    config: Config, *, device: str, version: int, samples: Path | None
+) -> RoleSpec[RolloutWorker]:
+    return role(
         RolloutWorker,
         config.model,
         config.rollout,
@@ -234,7 +241,6 @@ def _specs(
         reward_keys=config.algorithm.reward_keys,
         samples=None if samples is None else samples.absolute(),
     ).on(Mesh(dp=_num_ranks(config, "rollout")))
-    return specs
 
 
 def _num_ranks(config: Config, name: str) -> int:

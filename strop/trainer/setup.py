@@ -25,7 +25,8 @@ from strop.data.streaming import Drawn, StreamedPrompts, TrainingPrompts, draw
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.rollout.types import Sampling
-from strop.trainer.config import Config, ResourcesConfig
+from strop.trainer.config import Config
+from strop.trainer.sections import ResourcesConfig
 from strop.trajectory import Prompt
 
 

@@ -96,7 +96,7 @@ def test_other_fields_of_the_same_name_are_not_counted(tmp_path: Path) -> None:
     (package / "two.py").write_text("def f(clock):\n    return clock.every + clock.eval\n")
     (package / "three.py").write_text("def f(settings: EvalConfig):\n    return settings.every\n")
     (package / "four.py").write_text("def f(self):\n    held = self._config.eval\n    return held.every\n")
-    from strop.trainer.config import EvalConfig
+    from strop.trainer.sections import EvalConfig
 
     assert readers(EvalConfig, "eval", "every", package) == ["package.four", "package.one", "package.three"]
 

@@ -13,7 +13,7 @@ from cli_calls import cli
 from strop.cli import doctor
 from strop.cli.doctor import Finding
 from strop.controller.ray.survey import MachineFacts, OpenPort
-from strop.trainer.config import ResourcesConfig
+from strop.trainer.sections import ResourcesConfig
 
 GIB = 2**30
 

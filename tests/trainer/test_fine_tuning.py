@@ -17,8 +17,9 @@ from strop.data.sampler import PromptSampler
 from strop.engines.config import EngineConfig
 from strop.run import RunFolder, compare
 from strop.trainer.checkpointing import Saver
-from strop.trainer.config import Config, SftConfig
+from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
+from strop.trainer.sections import SftConfig
 from strop.trainer.supervised import SftResult, SupervisedTrainer, fine_tune
 from strop.trainer.trackers import read_metrics
 

@@ -8,6 +8,19 @@ from strop.config.migration.values import if_set, integer, model_path, number, o
 
 _CONFIG = "the model's config.json is taken as it is: change it there"
 _MEGATRON_LORA = "belongs to verl's Megatron adapters; ours are under model.lora"
+_LEFT_AS_THEY_ARE = (
+    Entry("override_config", Unless(({},), _CONFIG, "empty there too")),
+    Entry("override_config.*", Refused(_CONFIG)),
+    *same(
+        Unless((False,), "multi-token prediction is neither trained nor used: leave it off", "off there too"),
+        "mtp.enable mtp.enable_train mtp.enable_rollout",
+    ),
+    Entry("mtp.*", NotNeeded("read with mtp.enable=true alone")),
+    Entry(
+        "mtp",
+        Unless(({},), "multi-token prediction is neither trained nor used: leave it off", "off there too"),
+    ),
+)
 
 
 def model_entries(
@@ -66,23 +79,9 @@ def model_entries(
             "custom_chat_template",
             Unless((), template, "not set") if has_own_template else NotNeeded(template),
         ),
-        Entry("override_config", Unless(({},), _CONFIG, "empty there too")),
-        Entry("override_config.*", Refused(_CONFIG)),
         *same(
             NotNeeded(f"lower {engine}.max_tokens_per_device for less memory"),
             "tiled_mlp.enabled tiled_mlp.num_shards",
         ),
-        *same(
-            Unless(
-                (False,), "multi-token prediction is neither trained nor used: leave it off", "off there too"
-            ),
-            "mtp.enable mtp.enable_train mtp.enable_rollout",
-        ),
-        Entry("mtp.*", NotNeeded("read with mtp.enable=true alone")),
-        Entry(
-            "mtp",
-            Unless(
-                ({},), "multi-token prediction is neither trained nor used: leave it off", "off there too"
-            ),
-        ),
+        *_LEFT_AS_THEY_ARE,
     )
