@@ -123,7 +123,7 @@ def main() -> int:
     parser.add_argument("--num-train", type=int, default=512, help="rows for RL")
     parser.add_argument("--num-val", type=int, default=128, help="held-out rows")
     parser.add_argument("--num-sft", type=int, default=2000, help="transcripts for the warm-up")
-    parser.add_argument("--sft-steps", type=int, default=200, help="optimizer steps of the warm-up")
+    parser.add_argument("--sft-steps", type=int, default=100, help="optimizer steps of the warm-up")
     parser.add_argument(
         "--skill", type=float, default=0.15, help="share of guesses in the transcripts that follow the hints"
     )

@@ -187,7 +187,7 @@ def check_on_policy(loss: ProbedLoss, seed: int) -> Finding | None:
         return Finding(
             "on-policy", "no gradient where log_probs equal old_log_probs: nothing is ever learned"
         )
-    low, high = float(closest.min()), float(closest.max())
+    low, high = float(closest.min()) + 0.0, float(closest.max()) + 0.0  # a 0 has no sign
     meaning = (
         "a negative one pushes the policy away from rewarded answers"
         if low < 0

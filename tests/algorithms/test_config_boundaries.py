@@ -76,8 +76,11 @@ def test_one_end_of_the_band_of_means_may_be_open() -> None:
     ],
 )
 def test_a_bound_of_weights_that_there_are_not_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"algorithm.correction.{list(given)[-1]} is "):
+    with pytest.raises(ValueError, match=f"algorithm.correction.{list(given)[-1]} is ") as caught:
         CorrectionConfig(**given)
+    if "lower" in given:
+        why = "mode=truncate has no lower bound" if "weights" in given else "weights=none has no weights"
+        assert f"but algorithm.correction.{why}: set mode=mask" in str(caught.value)
 
 
 def test_statistics_are_levels_by_kinds_without_the_largest_k1() -> None:

@@ -151,6 +151,22 @@ def test_the_effective_share_is_kishs() -> None:
     assert got[f"{P}/rollout_is_eff_sample_size"] == pytest.approx(0.8)
 
 
+def test_extremes_of_the_weights_are_those_before_their_bound() -> None:
+    # e^25 is above the bound of 20 on log-ratios that the weights have, and the metrics are not.
+    got = corrected([[25.0, -25.0]], weights="token", upper=2.0).metrics
+    assert got[f"{P}/rollout_is_max"] == pytest.approx(math.exp(25), rel=1e-5)
+    assert got[f"{P}/rollout_is_min"] == pytest.approx(math.exp(-25), rel=1e-5)
+
+
+@pytest.mark.parametrize(("rule", "sign"), [("token_k1", -1), ("token_k2", 1), ("seq_mean_k3", 1)])
+def test_deviations_of_a_rule_are_from_where_trainer_and_rollout_agree(rule: str, sign: int) -> None:
+    # One row, log-ratios 0.5 and 0.5: k1 is -0.5, k2 0.125, k3 e^0.5 - 1 - 0.5.
+    expected = {"token_k1": 0.5, "token_k2": 0.125, "seq_mean_k3": math.exp(0.5) - 1.5}[rule]
+    got = corrected([[0.5, 0.5]], reject={rule: 2.0}).metrics
+    assert got[f"{P}/rollout_rs_{rule}_seq_max_deviation"] == pytest.approx(expected, rel=1e-6)
+    assert got[f"{P}/rollout_rs_{rule}_mean"] == pytest.approx(sign * expected, rel=1e-6)
+
+
 @pytest.mark.parametrize("shapes", [((2, 3), (2, 3), (2, 2)), ((2, 3), (3, 2), (2, 3)), ((6,), (6,), (6,))])
 def test_shapes_that_do_not_fit(shapes: tuple[tuple[int, ...], ...]) -> None:
     with pytest.raises(ValueError, match=r"needs three tensors of one shape \[B, R\], got"):

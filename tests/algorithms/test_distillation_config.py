@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.config import AlgorithmConfig, FilterGroupsConfig
+from strop.algorithms.correction_config import CorrectionConfig
 from strop.algorithms.distillation_config import DistillationConfig
 
 
@@ -40,6 +41,22 @@ def test_what_cannot_be_is_refused_with_a_sentence(settings: dict[str, object], 
 def test_a_weight_of_the_policy_loss_needs_a_teacher(settings: dict[str, float], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         AlgorithmConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("key", "setting"),
+    [
+        ("use_kl_in_reward", {"use_kl_in_reward": True}),
+        ("correction.weights", {"correction": CorrectionConfig(weights="token")}),
+        ("filter_groups.enable", {"filter_groups": FilterGroupsConfig(enable=True)}),
+    ],
+)
+def test_without_a_policy_loss_nothing_may_change_advantages(key: str, setting: dict[str, object]) -> None:
+    teacher = DistillationConfig(kind="forward_kl")
+    with pytest.raises(ValueError, match=rf"algorithm\.{key} is set, but it changes what advantages teach"):
+        AlgorithmConfig(distillation=teacher, policy_coef=0.0, **setting)  # type: ignore[arg-type]
+    assert AlgorithmConfig(distillation=teacher, policy_coef=0.1, **setting).policy_coef == 0.1  # type: ignore[arg-type]
+    assert AlgorithmConfig(distillation=teacher, policy_coef=0.0).policy_coef == 0.0
 
 
 def test_nothing_is_on_by_default() -> None:

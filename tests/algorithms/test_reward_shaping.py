@@ -135,6 +135,12 @@ def test_weights_that_cannot_be_drawn_from_are_refused(weights: list[float]) -> 
         resample_rows(double(weights), key=0)
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_refused(wrong: float) -> None:
+    with pytest.raises(ValueError, match="weights"):
+        resample_rows(double([1.0, wrong, 2.0]), key=0)
+
+
 def test_a_negative_number_of_draws_is_refused() -> None:
     with pytest.raises(ValueError, match="-1 rows are to be drawn"):
         resample_rows(double([1.0]), key=0, num_rows=-1)

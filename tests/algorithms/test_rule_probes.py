@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +12,8 @@ from torch import Tensor
 from strop.algorithms.adv_batches import Batch, random_batch
 from strop.algorithms.adv_checking import TRAITS
 from strop.algorithms.adv_rules import RULES, EstimatorTraits, Trial
-from strop.algorithms.aggregation import batch_totals
+from strop.algorithms.aggregation import agg_loss, batch_totals
+from strop.algorithms.checking import check_policy_loss
 from strop.algorithms.loss_probe import LossBatch, ProbedLoss, example_batch
 from strop.algorithms.losses import PolicyLossTerms
 from strop.algorithms.registry import Declaration
@@ -154,3 +158,134 @@ def test_a_probed_loss_is_reduced_over_the_whole_batch(mode: str, gradient: floa
     part = loss.seen(LossBatch(columns, mask).rows(torch.tensor([0])), batch_totals(mask))
     assert part.gradient.tolist() == [[gradient, gradient, 0.0, 0.0]]
     assert part.loss == pytest.approx({"token-mean": 1 / 6, "seq-mean-token-sum": 0.5}[mode], abs=1e-15)
+
+
+# ------------------------------------------------------------------------------------ edges of the rules of losses
+
+
+def sentences(loss: Callable[..., object]) -> dict[str, str]:
+    return {finding.rule: finding.sentence for finding in check_policy_loss(loss)}
+
+
+def ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    return (log_probs - old_log_probs).clamp(-20, 20).exp()
+
+
+def test_log_ratios_of_the_check_go_far_out_on_both_sides_in_ordinary_log_probs() -> None:
+    seen: set[tuple[float, float]] = set()
+
+    def watches(
+        log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor
+    ) -> PolicyLossTerms:
+        if log_probs.dtype == torch.float32:
+            seen.update(
+                zip(log_probs[response_mask].tolist(), old_log_probs[response_mask].tolist(), strict=True)
+            )
+        return PolicyLossTerms(terms=-ratio(log_probs, old_log_probs) * advantages, statistics={})
+
+    assert sentences(watches) == {}
+    assert seen == {(-0.5, -50.5), (-50.5, -0.5), (-0.5, -200.5), (-200.5, -0.5)}
+
+
+class NoNumber(torch.autograd.Function):
+    """The same value, and a gradient that is not a number where told."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, where: Tensor) -> Tensor:
+        ctx.save_for_backward(where)
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return torch.where(ctx.saved_tensors[0], torch.nan, gradient), None
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_gradient_that_is_not_finite_is_enough(place: int) -> None:
+    def breaks(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
+        is_broken = (log_probs - old_log_probs).abs() > 30
+        if is_broken.dim() == 2:
+            is_broken[:, :place] = is_broken[:, place + 1 :] = False
+            is_broken[1:] = False
+        terms = -ratio(NoNumber.apply(log_probs, is_broken), old_log_probs) * advantages
+        return PolicyLossTerms(terms=terms, statistics={})
+
+    assert set(sentences(breaks)) == {"extreme log-ratio"}
+
+
+def test_a_gradient_on_one_token_outside_the_mask_is_enough() -> None:
+    def pulls(
+        log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor
+    ) -> PolicyLossTerms:
+        terms = -ratio(log_probs, old_log_probs) * advantages
+        if response_mask.dim() == 2 and not response_mask[0, 2]:
+            one = log_probs[0, 2]
+            terms = terms + (one - one.detach()) * response_mask
+        return PolicyLossTerms(terms=terms, statistics={})
+
+    assert sentences(pulls)["outside the mask"].startswith(
+        "tokens outside the mask have a gradient, of up to "
+    )
+
+
+def test_layouts_are_compared_within_rounding_of_the_largest_term() -> None:
+    # Half of what float64 is taken to lose on the largest term; far more than that of the smallest.
+    def flat_is_rounded(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
+        terms = -ratio(log_probs, old_log_probs) * advantages
+        nudge = 0.5e-8 * terms.detach().abs().max() if log_probs.dim() == 1 else 0.0
+        return PolicyLossTerms(terms=terms + nudge, statistics={})
+
+    assert sentences(flat_is_rounded) == {}
+
+
+@pytest.mark.parametrize(("sign", "word"), [(-1.0, "away from rewarded answers"), (0.5, "one constant")])
+def test_what_is_wrong_on_policy_depends_on_the_sign(sign: float, word: str) -> None:
+    # The gradient of tokens with advantages above 0 is REINFORCE's, of the others `sign` times that.
+    def uneven(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
+        factor = torch.where(advantages > 0, 1.0, sign)
+        return PolicyLossTerms(terms=-factor * ratio(log_probs, old_log_probs) * advantages, statistics={})
+
+    assert word in sentences(uneven)["on-policy"]
+
+
+def test_a_loss_that_leaves_some_tokens_alone_is_not_said_to_teach_nothing() -> None:
+    def half(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
+        return PolicyLossTerms(
+            terms=-ratio(log_probs, old_log_probs) * advantages.clamp(min=0), statistics={}
+        )
+
+    assert "the gradient is 0 to 1 times that of REINFORCE" in sentences(half)["on-policy"]
+    assert sentences(half)["on-policy"].endswith("one constant for all tokens is expected")
+
+
+def test_a_small_loss_is_held_to_the_same_share_of_its_constant() -> None:
+    # Factors of 1e-7 that differ by a hundredth: less than a millionth in itself, and not one constant.
+    def small(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
+        factor = 1e-7 * torch.where(advantages > 0, 1.0, 1.01)
+        return PolicyLossTerms(terms=-factor * ratio(log_probs, old_log_probs) * advantages, statistics={})
+
+    assert "on-policy" in sentences(small)
+
+
+def test_importance_weights_of_the_check_are_a_half_on_sampled_tokens() -> None:
+    seen: list[Tensor] = []
+
+    def weighs(
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        loss_agg_mode: str = "token-mean",
+        config: object = None,
+        rollout_is_weights: Tensor | None = None,
+    ) -> object:
+        values = -ratio(log_prob, old_log_prob) * advantages
+        if rollout_is_weights is not None:
+            seen.append(rollout_is_weights)
+            values = values * rollout_is_weights
+        return agg_loss(values, response_mask, loss_agg_mode, **config.global_batch_info), {}  # type: ignore[attr-defined]
+
+    assert sentences(weighs) == {}
+    mask = example_batch(0).mask
+    assert seen
+    assert all(weights.tolist() == (0.5 * mask).tolist() for weights in seen)

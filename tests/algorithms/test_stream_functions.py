@@ -71,6 +71,7 @@ def test_verdicts_of_a_filter(verdict: object, wanted: str) -> None:
     ("verdict", "described"),
     [
         (None, "returned None for prompt e0-7"),
+        (" " * 70, f"returned '{' ' * 59} for prompt e0-7"),
         ("  ", "returned '  ' for prompt e0-7"),
         (1, "returned a int for"),
         ([True, False], "returned a list of 2 for"),
@@ -150,6 +151,7 @@ def test_one_number_per_sample_in_any_form(result: object) -> None:
     ("result", "described"),
     [
         (None, "returned None for prompt e0-7"),
+        ("x" * 70, f"returned '{'x' * 59} for prompt e0-7"),
         (1.0, "returned a float for"),
         ("no", "returned 'no' for"),
         ([1.0], "returned a list of 1 for"),

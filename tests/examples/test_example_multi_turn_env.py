@@ -1,0 +1,124 @@
+"""The guessing example: its files fit together, its stated chances are right, and the model learns to use the hints."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from strop.cli.main import main as strop
+from strop.run import RunFolder
+
+REPO = Path(__file__).parents[2]
+EXAMPLE = REPO / "examples" / "multi_turn_env"
+
+
+@pytest.fixture
+def prepare(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module; the current directory is the root, where the example's paths start."""
+    monkeypatch.chdir(REPO)
+    spec = importlib.util.spec_from_file_location("multi_turn_env_prepare", EXAMPLE / "prepare.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+    return rows
+
+
+def train(data: Path, out: Path, *settings: str) -> int:
+    """`strop train` as the README starts it, with the data of this test."""
+    return strop([
+        "train", "--config", str(EXAMPLE / "config.yaml"), "--out", str(out), f"model.path={data / 'model'}",
+        f"data.train_files=[{data / 'train.parquet'}]", f"data.val_files=[{data / 'val.parquet'}]", *settings,
+    ])  # fmt: skip
+
+
+def play(prepare: ModuleType, guess: Callable[[Any], int], *, num_episodes: int) -> float:
+    """Share of the episodes that a player wins; it sees the environment, with the bounds that the hints leave."""
+    wins = 0.0
+    for seed in range(num_episodes):
+        env = prepare.load_environment()()
+        env.reset(seed, {})
+        is_over = False
+        while not is_over:
+            _, reward, is_over, _ = env.step(str(guess(env)))
+            wins += reward
+    return wins / num_episodes
+
+
+def test_halving_finds_every_number_of_the_guessing_example_and_one_guess_over_and_over_few(
+    prepare: ModuleType,
+) -> None:
+    # Five guesses tell 2^5 - 1 = 31 numbers apart, and there are 16. One guess repeated is right for one number.
+    assert play(prepare, lambda env: (env.low + env.high) // 2, num_episodes=200) == 1.0
+    assert play(prepare, lambda env: 7, num_episodes=800) == pytest.approx(1 / 16, abs=0.045)  # 5 sigma
+
+
+def test_the_player_of_the_transcripts_wins_as_often_as_the_readme_says(
+    prepare: ModuleType, tmp_path: Path
+) -> None:
+    won = {}
+    for skill in (0.0, 0.15):
+        prepare.write_data(
+            tmp_path, seed=3, largest=16, max_guesses=5, num_train=20, num_val=10, num_sft=2000, skill=skill
+        )
+        won[skill] = 0.0
+        for number, row in enumerate(read(tmp_path / "sft.parquet")):
+            env = prepare.load_environment()()
+            env.reset(3_000_000 + 10 + 20 + number, {})  # the seeds follow those of the other two files
+            won[skill] += int(row["messages"][-1]["content"]) == env.number
+        won[skill] /= 2000
+    # At random 1 - (15/16)^5 = 0.276; standard deviation of a share of 2000: 0.01.
+    assert won[0.0] == pytest.approx(0.276, abs=0.05)
+    assert won[0.0] < won[0.15] < 0.45
+    assert won[0.15] == pytest.approx(0.35, abs=0.05)
+    train_rows, val = read(tmp_path / "train.parquet"), read(tmp_path / "val.parquet")
+    seeds = [row["extra_info"]["seed"] for row in (*train_rows, *val)]
+    assert len(set(seeds)) == len(seeds) == 30
+    assert {row["prompt"][0]["content"] for row in (*train_rows, *val)} == {"guess 1-16"}
+    assert train_rows[0]["extra_info"]["env_kwargs"] == {"largest": 16, "max_guesses": 5}
+
+
+@pytest.mark.timeout(120)
+def test_one_step_of_the_guessing_example_plays_its_environment(
+    prepare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--num-train", "8", "--num-val", "2", "--num-sft", "64", "--sft-steps", "1", "--out"]
+    monkeypatch.setattr(sys, "argv", ["prepare.py", *words, str(tmp_path)])
+    assert prepare.main() == 0
+    settings = ("data.prompts_per_step=2", "rollout.samples_per_prompt=2", "trainer.max_steps=1")
+    assert train(tmp_path, tmp_path / "run", *settings, "trainer.preflight=false") == 0
+    with RunFolder.open(tmp_path / "run", read_only=True) as run:
+        rows = run.samples.read(1)
+    assert len(rows) == 4
+    for row in rows:
+        assert row["agent_name"] == "env_agent"
+        turns = [message for message in row["messages"] if message["role"] == "assistant"]
+        assert 1 <= len(turns) <= 5
+        assert row["agent_facts"]["env_steps"] == len(turns)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_small_model_learns_to_use_the_hints(
+    prepare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["prepare.py", "--out", str(tmp_path)])
+    assert prepare.main() == 0
+    capsys.readouterr()
+    assert train(tmp_path, tmp_path / "run", "--json", "eval.every=0") == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["pass_rate_start"] < 0.4
+    assert result["pass_rate_final"] >= 0.8
