@@ -14,9 +14,9 @@ from strop.algorithms.adv_checking import TRAITS
 from strop.algorithms.adv_rules import RULES, EstimatorTraits, Trial
 from strop.algorithms.aggregation import agg_loss, batch_totals
 from strop.algorithms.checking import check_policy_loss
-from strop.algorithms.loss_probe import LossBatch, ProbedLoss, example_batch
+from strop.algorithms.loss_probe import ATOL, RTOL, LossBatch, ProbedLoss, Seen, example_batch, gap_between
 from strop.algorithms.losses import PolicyLossTerms
-from strop.algorithms.registry import Declaration
+from strop.algorithms.registry import Declaration, Registry
 
 ALL_CLAIMED = EstimatorTraits(compares_groups=True, is_shift_invariant=True, scaling="linear")
 
@@ -289,3 +289,54 @@ def test_importance_weights_of_the_check_are_a_half_on_sampled_tokens() -> None:
     mask = example_batch(0).mask
     assert seen
     assert all(weights.tolist() == (0.5 * mask).tolist() for weights in seen)
+
+
+def test_two_results_are_equal_up_to_and_at_their_tolerance() -> None:
+    nothing = torch.zeros(1, 2, dtype=torch.float64)
+    at_most = ATOL + RTOL  # of a loss of 0, whose scale is 1
+    assert gap_between(Seen(0.0, nothing), Seen(at_most, nothing)) is None
+    assert gap_between(Seen(0.0, nothing), Seen(-at_most, nothing)) is None
+    assert (
+        gap_between(Seen(0.0, nothing), Seen(at_most * (1 + 1e-12), nothing))
+        == "the loss is 1.001e-08 and not 0"
+    )
+    assert gap_between(Seen(0.0, nothing), Seen(float("nan"), nothing)) == "the loss is nan and not 0"
+    steep = torch.tensor([[100.0, 1.0]], dtype=torch.float64)
+    near = steep + torch.tensor([[0.0, 0.99e-6]], dtype=torch.float64)  # 100 * RTOL is 1e-6
+    far = steep + torch.tensor([[0.0, 1.01e-6]], dtype=torch.float64)
+    assert gap_between(Seen(1.0, steep), Seen(1.0, near)) is None
+    assert gap_between(Seen(1.0, steep), Seen(1.0, far)) == (
+        "the loss stays 1, but its gradient changes by up to 1.01e-06 (its largest entry is 100)"
+    )
+
+
+def test_the_zero_advantage_rule_takes_a_gradient_of_its_tolerance_for_none() -> None:
+    def pulls(size: float) -> set[str]:
+        def loss(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
+            own = size * (advantages == 0) * log_probs
+            return PolicyLossTerms(terms=-ratio(log_probs, old_log_probs) * advantages + own, statistics={})
+
+        return set(sentences(loss))
+
+    # Under token-mean each of 17 tokens weighs 1/17.
+    assert pulls(17 * 0.99 * ATOL) == set()
+    assert pulls(17 * 1.01 * ATOL) == {"zero advantage"}
+
+
+def test_a_setting_may_be_one_of_prepare_alone() -> None:
+    def prepare(advantages: Tensor, width: float = 2.0) -> dict[str, Tensor]:
+        return {"scaled": advantages / width}
+
+    def prepared(*, log_probs: Tensor, old_log_probs: Tensor, scaled: Tensor) -> PolicyLossTerms:
+        return PolicyLossTerms(terms=-ratio(log_probs, old_log_probs) * scaled, statistics={})
+
+    registry: Registry[Callable[..., object]] = Registry("policy loss", replaceable=False)
+    options: dict[str, Any] = {
+        "needs": ("log_probs", "old_log_probs", "advantages", "scaled"),
+        "prepared": ("scaled",),
+        "prepare": prepare,
+    }
+    registry.register("prepared_loss", settings=("width",), **options)(prepared)
+    assert registry["prepared_loss"] is prepared
+    with pytest.raises(ValueError, match="declares height, but .*prepared has no parameter of that name"):
+        registry.register("other", settings=("height",), **options)(prepared)
