@@ -10,6 +10,7 @@ assistant: 10
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping
@@ -17,19 +18,21 @@ from typing import Any
 
 
 class GuessNumber:
-    """1 for the right number within `max_guesses`; a guess that the hints had ruled out, or no number, loses a little."""
+    """An episode is worth 1 with the right number within `max_guesses`, else the share of the way that hints have gone.
 
-    def __init__(self, largest: int = 16, max_guesses: int = 5, waste_reward: float = -0.2) -> None:
+    A guess is worth what it tells: with n numbers left before it and m after it (0 once it is right), the reward is
+    log((n + 1) / (m + 1)) / log(largest + 1). The rewards of an episode add up to 1 where the number was found, and
+    halving what is left gains most; a guess that cannot be right, or is no number, gains nothing.
+    """
+
+    def __init__(self, largest: int = 16, max_guesses: int = 5) -> None:
         """Args:
         largest: numbers are from 1 to this.
         max_guesses: after which the episode ends.
-        waste_reward: of a guess that cannot be right, at most 0.
         """
         if largest < 2 or max_guesses < 1:
             raise ValueError(f"largest is {largest} and max_guesses {max_guesses}; use at least 2 and 1")
-        if waste_reward > 0:
-            raise ValueError(f"waste_reward is {waste_reward}; use at most 0")
-        self.largest, self.max_guesses, self.waste_reward = largest, max_guesses, waste_reward
+        self.largest, self.max_guesses = largest, max_guesses
         self.low, self.high = 1, largest
         self.number, self.num_guesses = 0, 0
 
@@ -47,14 +50,15 @@ class GuessNumber:
         is_over = is_right or self.num_guesses == self.max_guesses
         facts = {"acc": is_right, "num_guesses": self.num_guesses}
         if guess is None:
-            return "a number", self.waste_reward, is_over, facts
-        reward = 1.0 if is_right else 0.0 if self.low <= guess <= self.high else self.waste_reward
+            return "a number", 0.0, is_over, facts
+        before = self.high - self.low + 1
         if guess < self.number:
             self.low = max(self.low, guess + 1)
         else:
             self.high = min(self.high, guess - 1)
-        hint = "higher" if guess < self.number else "lower"
-        return hint, reward, is_over, facts
+        after = 0 if is_right else self.high - self.low + 1
+        reward = math.log((before + 1) / (after + 1)) / math.log(self.largest + 1)
+        return "higher" if guess < self.number else "lower", reward, is_over, facts
 
     def gold_action(self) -> str:
         """The middle of what is still possible."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,8 +55,8 @@ def play(prepare: ModuleType, guess: Callable[[Any], int], *, num_episodes: int)
         env.reset(seed, {})
         is_over = False
         while not is_over:
-            _, reward, is_over, _ = env.step(str(guess(env)))
-            wins += reward
+            _, _, is_over, facts = env.step(str(guess(env)))
+        wins += facts["acc"]
     return wins / num_episodes
 
 
@@ -64,6 +66,18 @@ def test_halving_finds_every_number_of_the_guessing_example_and_one_guess_over_a
     # Five guesses tell 2^5 - 1 = 31 numbers apart, and there are 16. One guess repeated is right for one number.
     assert play(prepare, lambda env: (env.low + env.high) // 2, num_episodes=200) == 1.0
     assert play(prepare, lambda env: 7, num_episodes=800) == pytest.approx(1 / 16, abs=0.045)  # 5 sigma
+
+
+def test_a_guess_of_the_guessing_example_is_worth_what_it_tells(prepare: ModuleType) -> None:
+    env = prepare.load_environment()()
+    env.reset(0, {})
+    env.number = 11
+    gained = [env.step(guess)[1] for guess in ("8", "3", "eight", "17", "12", "11")]
+    # Left: 16 -> 9..16, 8 of them; 3 is below and no word is a number; 17 is above; 12 leaves 9..11; 11 is right.
+    left = [16, 8, 8, 8, 8, 3, 0]
+    expected = [math.log((n + 1) / (m + 1)) / math.log(17) for n, m in itertools.pairwise(left)]
+    assert gained == pytest.approx(expected, abs=1e-12)
+    assert sum(gained) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_the_player_of_the_transcripts_wins_as_often_as_the_readme_says(
@@ -107,7 +121,8 @@ def test_one_step_of_the_guessing_example_plays_its_environment(
         assert row["agent_name"] == "env_agent"
         turns = [message for message in row["messages"] if message["role"] == "assistant"]
         assert 1 <= len(turns) <= 5
-        assert row["agent_facts"]["env_steps"] == len(turns)
+        # An answer that was cut is not played.
+        assert row["agent_facts"]["env_steps"] == len(turns) - (row["stop_reason"] == "length")
 
 
 @pytest.mark.slow
