@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.adv_batches import Batch, random_batch
-from strop.algorithms.adv_checking import TRAITS
-from strop.algorithms.adv_rules import RULES, EstimatorTraits, Trial
+from strop.algorithms.adv_checking import TRAITS, check_adv_estimator
+from strop.algorithms.adv_rules import RULES, EstimatorTraits, Trial, _difference
+from strop.algorithms.advantages import get_adv_estimator_fn
 from strop.algorithms.aggregation import agg_loss, batch_totals
-from strop.algorithms.checking import check_policy_loss
+from strop.algorithms.checking import _subject, check_policy_loss
 from strop.algorithms.loss_probe import ATOL, RTOL, LossBatch, ProbedLoss, Seen, example_batch, gap_between
-from strop.algorithms.losses import PolicyLossTerms
-from strop.algorithms.registry import Declaration, Registry
+from strop.algorithms.losses import PolicyLossTerms, get_policy_loss_fn
+from strop.algorithms.registry import Declaration, Registry, settings_for
 
 ALL_CLAIMED = EstimatorTraits(compares_groups=True, is_shift_invariant=True, scaling="linear")
 
@@ -340,3 +341,151 @@ def test_a_setting_may_be_one_of_prepare_alone() -> None:
     assert registry["prepared_loss"] is prepared
     with pytest.raises(ValueError, match="declares height, but .*prepared has no parameter of that name"):
         registry.register("other", settings=("height",), **options)(prepared)
+
+
+# ------------------------------------------------------------------------------------ one token, one row is enough
+
+
+def broken_by(
+    rule: str, estimate: Callable[[Batch], Tensor], claims: EstimatorTraits = ALL_CLAIMED
+) -> list[str]:
+    found = []
+    for seed in range(12):
+        generator = torch.Generator().manual_seed(seed)
+        trial = Trial(estimate=estimate, batch=random_batch(generator), traits=claims, generator=generator)
+        found.append(RULES[rule](trial))
+    return [sentence for sentence in found if sentence is not None]
+
+
+def at(row: int, column: int, value: float) -> Callable[[Batch], Tensor]:
+    def estimate(batch: Batch) -> Tensor:
+        advantages = torch.zeros_like(batch.values)
+        advantages[row, column] = value
+        return advantages
+
+    return estimate
+
+
+def test_one_advantage_that_is_not_0_is_enough() -> None:
+    assert broken_by("a group of one has advantage 0", at(-1, 0, -0.5))[0].startswith(
+        "the only sample of a prompt has advantage 0.5:"
+    )
+    assert broken_by("equal rewards give exactly 0", at(0, 0, -0.5))[0].startswith(
+        "7 samples with reward 0.1 each got an advantage of 0.5"
+    )
+
+
+def test_the_last_token_is_the_one_whose_reward_is_compared() -> None:
+    # Credit for the token with the reward alone, as with a discount of 0: the twins differ at the last one.
+    def own_reward(batch: Batch) -> Tensor:
+        return batch.token_level_rewards * batch.response_mask
+
+    assert broken_by("a higher reward has the higher advantage", own_reward) == []
+
+
+def test_a_scale_that_is_off_by_a_thousandth_is_seen() -> None:
+    def bent(batch: Batch) -> Tensor:
+        rewards = batch.token_level_rewards
+        return (rewards + 0.001 * rewards.clamp(max=1.0)) * batch.response_mask
+
+    assert broken_by("rewards scale as claimed", bent)
+
+
+def test_the_first_of_several_differences_is_named_and_a_tolerance_is_none() -> None:
+    expected = torch.zeros(2, 2, dtype=torch.float64)
+    got = torch.tensor([[0.0, 0.25], [0.5, 0.0]], dtype=torch.float64)
+    assert (
+        _difference(got, expected, "x")
+        == "with x, the advantage of row 0, token 1 is 0.25 where 0 was expected"
+    )
+    assert _difference(expected + 1e-9, expected, "x") is None
+
+
+def test_claims_of_the_estimators_under_a_constant() -> None:
+    # A mean that is subtracted takes a constant with it; alpha of gpg counts rewards that are not 0, maxrl divides by
+    # their mean, gae and reinforce_plus_plus whiten the batch, and the baseline of remax is a reward of its own.
+    moved = {"gae", "gpg", "maxrl", "reinforce_plus_plus", "remax"}
+    assert {name for name, traits in TRAITS.items() if not traits.is_shift_invariant} == moved
+
+
+def test_a_registered_function_is_checked_as_what_it_is_registered() -> None:
+    # By itself its signature would say nothing of the groups that its declaration compares.
+    for name in ("grpo", "gae", "remax"):
+        function = get_adv_estimator_fn(name)
+        assert check_adv_estimator(function) == check_adv_estimator(name) == []
+    findings = check_adv_estimator(get_adv_estimator_fn("remax"), traits=ALL_CLAIMED)
+    assert findings
+    assert all(finding.sentence.startswith("remax: ") for finding in findings)
+
+
+def test_a_registered_loss_is_checked_under_its_first_name_and_its_own_aggregation() -> None:
+    seen: set[str] = set()
+    for subject in ("gspo", get_policy_loss_fn("gspo_token")):
+        probed = _subject(subject, {}, None)
+        seen.add(probed.name)
+        assert probed.mode == "seq-mean-token-mean"
+    assert seen == {"gspo"}
+    assert _subject("gspo", {}, "token-sum").mode == "token-sum"
+    assert _subject("vanilla", {}, None).mode == "token-mean"
+
+
+def test_one_flat_term_that_differs_or_a_flat_shape_that_does_is_enough() -> None:
+    def one_differs(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
+        terms = -ratio(log_probs, old_log_probs) * advantages
+        if log_probs.dim() == 1:
+            terms = torch.cat([terms[:1] + 0.125, terms[1:]])
+        return PolicyLossTerms(terms=terms, statistics={})
+
+    assert sentences(one_differs)["layout"].endswith("by up to 0.125")
+
+
+def test_a_gradient_that_is_in_one_place_no_number_ends_the_check() -> None:
+    def breaks(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
+        where = torch.zeros_like(log_probs, dtype=torch.bool)
+        where.reshape(-1)[0] = True
+        return PolicyLossTerms(
+            terms=-ratio(NoNumber.apply(log_probs, where), old_log_probs) * advantages, statistics={}
+        )
+
+    assert set(sentences(breaks)) == {"finite"}
+
+
+def test_a_loss_without_a_gradient_is_probed_as_zero() -> None:
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    columns = {"log_probs": -mask.double(), "advantages": mask.double()}
+
+    def constant(*, log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
+        return PolicyLossTerms(terms=advantages.clone(), statistics={})
+
+    def detached(*, log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
+        other = torch.ones(1, dtype=torch.float64, requires_grad=True)
+        return PolicyLossTerms(terms=advantages * other, statistics={})
+
+    declaration = Declaration(needs=frozenset({"log_probs", "advantages"}))
+    for function in (constant, detached):
+        loss = ProbedLoss(
+            name="flat", function=function, declaration=declaration, settings={}, mode="token-mean"
+        )
+        assert loss.seen(LossBatch(columns, mask)).gradient.tolist() == [[0.0, 0.0]]
+
+
+def test_the_smallest_batch_has_one_token_and_one_sample() -> None:
+    mask = torch.tensor([[True]])
+    columns = {"log_probs": torch.full((1, 1), -0.5).double(), "advantages": torch.ones(1, 1).double()}
+    declaration = Declaration(needs=frozenset({"log_probs", "advantages"}))
+    for mode in ("token-mean", "seq-mean-token-mean"):
+        loss = ProbedLoss(name="linear", function=linear, declaration=declaration, settings={}, mode=mode)
+        assert loss.seen(LossBatch(columns, mask)).gradient.tolist() == [[-1.0]]
+        empty = loss.seen(LossBatch(columns, ~mask))
+        assert (empty.loss, empty.gradient.tolist()) == (0.0, [[0.0]])
+
+
+def test_functions_with_any_keywords_take_declared_settings_alone() -> None:
+    def anything(first: Tensor, **rest: object) -> Tensor:
+        return first
+
+    declaration = Declaration(needs=frozenset({"first"}), settings=frozenset({"width"}))
+    assert settings_for(anything, declaration, {"width": 1, "height": 2}) == {"width": 1}
+    registry: Registry[Callable[..., object]] = Registry("policy loss", replaceable=False)
+    registry.register("anything", needs=("first", "second"), settings=("width",))(anything)
+    assert registry["anything"] is anything
