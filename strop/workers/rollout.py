@@ -107,7 +107,7 @@ class RolloutWorker(Worker):
             self._engine = NativeEngine(policy, max_running=rollout.max_running, version=version)
         self._takes_media = policy.vision is not None
         self._runner = asyncio.Runner()
-        self._pool = RewardPool(reward, tokenizer=model.path)
+        self._pool = RewardPool(reward, tokenizer=model.path, rank=self.rank, count=self.world_size)
         self._pool_runs = self._is_closed = False
         self._episodes: list[Episode] = []
         self._earlier: list[Episode] = []
@@ -150,6 +150,16 @@ class RolloutWorker(Worker):
             self._earlier = [*self._earlier, *self._episodes] if adds else []
             self._episodes, self._max_tokens = played, sampling.max_tokens
         return reports_as_rows([report_of(episode) for episode in played])
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def tell_spent(self, run_spent: float) -> None:
+        """What the judge has cost the run so far: each worker may spend its share of the rest."""
+        self._pool.tell_spent(run_spent)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def spent(self) -> float:
+        """What the judge has cost in this process."""
+        return self._pool.spent
 
     async def _play(
         self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling

@@ -39,9 +39,13 @@ class _Waiting:
 class RewardServer:
     """Collects answers for a moment and sends them together."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, *, rank: int = 0, count: int = 1) -> None:
+        """Args:
+        config: of the run.
+        rank, count: which of how many processes this is that ask the server for the run.
+        """
         self.config = config
-        self.client = RemoteClient(config, config.url, name=KEY)
+        self.client = RemoteClient(config.share(rank, count), config.url, name=KEY)
         self._waiting: list[_Waiting] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
