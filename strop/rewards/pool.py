@@ -84,9 +84,10 @@ class RewardPool:
             )
         self._is_running = True
         try:
-            for service in (self._judge, self._server):
-                if service is not None:
-                    service.client.start()
+            if self._judge is not None:
+                self._judge.client.start()
+            if self._server is not None:
+                self._server.start()
             if self.config.uses_functions:
                 await self._start_workers(self.config)
         except BaseException:

@@ -231,8 +231,14 @@ class ServerConfig(CallsConfig):
     """Of the requests. items: strop's own (docs/rewards.md). score, classify: those of vLLM's /score and /classify."""
     model: str = ""
     """Name of the model, for servers that want one (score, classify)."""
+    tokenizer: str = ""
+    """Folder of the reward model's tokenizer, for format=classify: conversations become text here, by its chat
+    template. Empty: each is sent as messages, and the server uses the chat template of its model."""
+    use_activation: bool = False
+    """For format=classify. false: the raw output of the model, on which reward models were trained. true:
+    probabilities."""
     batch_size: int = 16
-    """Answers per request, at most."""
+    """Answers per request, at most; a request with messages has one."""
     batch_wait_s: float = 0.02
     """How long an answer waits for others to share its request, in seconds."""
 
@@ -245,7 +251,23 @@ class ServerConfig(CallsConfig):
             raise ValueError(
                 "reward.server.model is not sent with format=items: remove it, or use score or classify"
             )
+        if self.format != "classify" and (self.tokenizer or self.use_activation):
+            name = "tokenizer" if self.tokenizer else "use_activation"
+            raise ValueError(
+                f"reward.server.{name} is set, but only format=classify uses it, and the format is {self.format}: "
+                f"remove it"
+            )
+        if self.sends_messages and self.batch_size not in (1, 16):
+            raise ValueError(
+                f"reward.server.batch_size is {self.batch_size}, but /classify takes the messages of one conversation "
+                f"per request: remove it, or set reward.server.tokenizer, whose texts are sent together"
+            )
         if self.batch_size < 1:
             raise ValueError(f"reward.server.batch_size is {self.batch_size}; use at least 1")
         if not (math.isfinite(self.batch_wait_s) and self.batch_wait_s >= 0):
             raise ValueError(f"reward.server.batch_wait_s is {self.batch_wait_s}; use a number of at least 0")
+
+    @property
+    def sends_messages(self) -> bool:
+        """Whether the server makes the text of a conversation."""
+        return self.format == "classify" and not self.tokenizer
