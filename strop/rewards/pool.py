@@ -100,6 +100,7 @@ class RewardPool:
                 functions=_functions(config, self._tokenizer),
                 module="managers" if config.manager else "child",
                 max_memory_gib=config.max_memory_gib,
+                timeout_s=config.timeout_s,
                 sandbox=config_as_data(config.sandbox),
             ),
             num_workers=config.num_workers,
