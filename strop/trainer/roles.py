@@ -245,6 +245,7 @@ def _specs(
         keeps_text=config.uses_reward_model,
         reward_keys=config.algorithm.reward_keys,
         samples=None if samples is None else samples.absolute(),
+        keeps_rows=bool(config.data.dataset_class.path),
     ).on(Mesh(dp=_num_ranks(config, "rollout")))
     return specs
 
