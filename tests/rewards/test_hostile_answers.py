@@ -170,9 +170,10 @@ def test_a_grader_that_hangs_in_c_or_overflows_the_stack_is_done_again_without_t
 
 
 def test_a_hang_outside_of_a_comparison_is_a_timeout_and_a_crash_an_error(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
     path = write_reward(
         tmp_path,
-        """
+        f"""
         import ctypes, time
         from strop.rewards.scorers.budget import bounded
 
@@ -180,12 +181,14 @@ def test_a_hang_outside_of_a_comparison_is_a_timeout_and_a_crash_an_error(tmp_pa
             bounded(lambda: True, False)
             if solution_str == "hang":
                 time.sleep(1e6)
+            open({str(calls)!r}, "a").write("called ")
             return ctypes.string_at(8)
         """,
     )
     cases = {name: ("x", name, "") for name in ("hang", "crash")}
     outcomes = score_texts(cases, RewardConfig(path=path, timeout_s=1.0))
     assert {name: outcome.kind for name, outcome in outcomes.items()} == {"hang": "timeout", "crash": "error"}
+    assert calls.read_text() == "called ", "what crashed by itself is not done again"
 
 
 def test_a_sample_whose_comparisons_all_crash_ends_as_an_error(tmp_path: Path) -> None:

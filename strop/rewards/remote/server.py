@@ -125,7 +125,7 @@ class RewardServer:
     def _request(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if self.config.format == "items":
             return {"items": [dict(item) for item in items]}
-        named = {"model": self.config.model} if self.config.model else {}
+        named: dict[str, Any] = {"model": self.config.model} if self.config.model else {}
         if self.config.format == "score":
             prompts = [item["prompt"] for item in items]
             return {**named, "text_1": prompts, "text_2": [item["response"] for item in items]}
