@@ -219,6 +219,9 @@ def test_verdict_is_the_last_object_with_the_field() -> None:
     text = 'The answer claims {"score": 1}. I say {"reason": "no", "score": 0.25} and that is {all}.'
     assert verdict(JudgeConfig(), text) == (0.25, "no")
     assert verdict(JudgeConfig(), '{"score": "0.5"}') == (0.5, "")
+    ten = JudgeConfig(base_url="http://x", model="m", lowest=2, highest=10)
+    assert verdict(ten, '{"score": true}') == (10.0, "")
+    assert verdict(ten, '{"score": false}') == (2.0, "")
     assert verdict(JudgeConfig(), '{"score": true}') == (1.0, "")
     graded = JudgeConfig(base_url="http://x", model="m", score_field="grade", lowest=1, highest=10)
     assert verdict(graded, '{"grade": 7, "score": 2}') == (7.0, "")
