@@ -118,6 +118,11 @@ class PromptDataset:
             named.add(
                 config.ground_truth_key.split(".")[0]
             )  # a plain column stays: TRL rewards take it by name
+        columns = {key: value for key, value in source.items() if key not in named}
+        if isinstance(
+            text := source[config.prompt_key], str
+        ):  # TRL rewards take prompts and answers as texts then
+            columns["prompt"] = text
         media: tuple[Media, ...] = ()
         if row in self._placed:
             sources = row_chat(source, config, self._where(row)).media
@@ -131,7 +136,7 @@ class PromptDataset:
             ground_truth=row_ground_truth(source, config),
             extra_info=row_extra_info(source, self._where(row)),
             agent_name=source.get("agent_name") or "single_turn_agent",
-            columns={key: value for key, value in source.items() if key not in named},
+            columns=columns,
             media=media,
         )
 

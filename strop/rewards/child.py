@@ -30,6 +30,7 @@ from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, d
 from strop.rewards.outcome import OutcomeKind, RewardUnavailable, Value
 from strop.rewards.sandbox import SandboxFailed, SandboxUnavailable
 from strop.rewards.sandbox.opening import config_from_data, shared
+from strop.rewards.scorers import budget
 from strop.rewards.wire import MAX_PARTS_BYTES, decode, encode
 
 _READ_BYTES = 1 << 16
@@ -168,13 +169,20 @@ def _described(error: BaseException, function: RewardFunction) -> str:
         return f"{type(error).__name__}, whose text cannot be shown"
 
 
-def _serve(pipe: _Pipe, functions: Sequence[RewardFunction], memory_limit: str) -> bool:
+def _serve(pipe: _Pipe, functions: Sequence[RewardFunction], setup: Mapping[str, Any]) -> bool:
     """Score until the parent closes the pipe; True when the process should be replaced before that."""
     call = _Caller()
+
+    def tell(comparison: int | None) -> None:
+        pipe.put(["grading", number, comparison])
+        pipe.flush()
+
+    number = -1
+    guard = budget.Guard(tell, timeout_s=setup["timeout_s"])
     prepared: set[str] = set()
     own_pid = os.getpid()
     while (line := pipe.next_line()) is not None:
-        number, arguments = decode(line)
+        number, arguments, *hopeless = decode(line)
         source = str(arguments["data_source"])
         if source not in prepared:
             pipe.flush()
@@ -184,14 +192,16 @@ def _serve(pipe: _Pipe, functions: Sequence[RewardFunction], memory_limit: str) 
             prepared.add(source)
         pipe.put(["start", number])
         pipe.flush()
+        guard.begin(hopeless)
+        budget.use(guard)
         started = time.perf_counter()
         result = _score_one(call, functions, arguments)
         if os.getpid() != own_pid:  # the function forked, and this is the copy: the pipes are not for it
             os._exit(0)
         seconds = time.perf_counter() - started
-        error = result.error + memory_limit if result.is_exhausted else result.error
+        error = result.error + setup["memory_limit"] if result.is_exhausted else result.error
         pipe.put(["done", number, result.kind, result.score, result.parts, error, seconds])
-        if result.is_exhausted:
+        if result.is_exhausted or guard.has_interrupted:
             pipe.flush()
             return True
     return False
@@ -225,7 +235,7 @@ def main(commands_fd: int, results_fd: int, life_fd: int, *, load: Loader = load
     )
     pipe.flush()
     try:
-        is_exhausted = _serve(pipe, functions, setup["memory_limit"])
+        is_exhausted = _serve(pipe, functions, setup)
     except BaseException:  # noqa: BLE001 (the pipes are gone; threads that a function left behind must not keep the process)
         traceback.print_exc()
         os._exit(1)

@@ -40,17 +40,21 @@ _MAX_PROBES = 4
 class RewardPool:
     """Worker processes that run one reward function; use as `async with RewardPool(config) as pool:`."""
 
-    def __init__(self, config: RewardConfig, *, tokenizer: str = "") -> None:
+    def __init__(self, config: RewardConfig, *, tokenizer: str = "", rank: int = 0, count: int = 1) -> None:
         """Args:
         config: of the reward.
         tokenizer: folder of the policy's tokenizer, which a reward manager is given.
+        rank, count: which of how many pools this is that score for one run; they share the limits of services.
+
+        Raises:
+            ValueError: the limits cannot be shared by so many.
         """
         self.config = config
         self._tokenizer = tokenizer
         self.label = _label(config)
         """What sentences call the functions."""
-        self._judge = Judge(config.judge) if config.judge.base_url else None
-        self._server = RewardServer(config.server) if config.server.url else None
+        self._judge = Judge(config.judge, rank=rank, count=count) if config.judge.base_url else None
+        self._server = RewardServer(config.server, rank=rank, count=count) if config.server.url else None
         self._is_running = False
         self._supervisor: Supervisor | None = None
         self._style = ""
@@ -80,9 +84,10 @@ class RewardPool:
             )
         self._is_running = True
         try:
-            for service in (self._judge, self._server):
-                if service is not None:
-                    service.client.start()
+            if self._judge is not None:
+                self._judge.client.start()
+            if self._server is not None:
+                self._server.start()
             if self.config.uses_functions:
                 await self._start_workers(self.config)
         except BaseException:
@@ -95,6 +100,7 @@ class RewardPool:
                 functions=_functions(config, self._tokenizer),
                 module="managers" if config.manager else "child",
                 max_memory_gib=config.max_memory_gib,
+                timeout_s=config.timeout_s,
                 sandbox=config_as_data(config.sandbox),
             ),
             num_workers=config.num_workers,
@@ -117,6 +123,16 @@ class RewardPool:
         supervisor.stop("the reward pool was closed")
         if not await asyncio.to_thread(supervisor.join, _CLOSE_S):
             raise RuntimeError(f"the reward workers did not end within {_CLOSE_S:g} s of being killed")
+
+    @property
+    def spent(self) -> float:
+        """What the judge has cost in this process."""
+        return 0.0 if self._judge is None else self._judge.purse.spent
+
+    def tell_spent(self, run_spent: float) -> None:
+        """What the judge has cost the run so far, in all its processes and starts (reward.judge.max_cost)."""
+        if self._judge is not None:
+            self._judge.purse.tell(run_spent)
 
     async def score(self, prompt: Prompt, trajectory: Trajectory, solution_str: str) -> Outcome:
         """Score one finished trajectory.

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 import selectors
+import signal
 import threading
 import time
 from collections import deque
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from strop.rewards.outcome import Outcome, RewardError
-from strop.rewards.wire import decode, outcome_of
+from strop.rewards.wire import decode, encode, outcome_of
 from strop.rewards.worker import REAP_S, Launch, WorkerProcess, death_sentence
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,10 @@ _CHECK_S = 0.5
 """How often the processes are looked at, should a pipe not tell that one is gone, in seconds."""
 _DUMP_S = 0.15
 """Time a hanging worker gets to write where it hangs, in seconds."""
+_OVERTAXED = {-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS}
+"""Ends of a process whose comparison needs more computing or stack than there is."""
+_MAX_LEFT_OUT = 3
+"""Comparisons of one sample that are left out, after which its deaths are errors."""
 _MAX_IDLE_DEATHS = 3
 """Deaths in a row without one finished call, after which the pool gives up."""
 
@@ -217,13 +222,16 @@ class Supervisor:
     def _on_message(self, worker: WorkerProcess, message: list[object]) -> None:
         match message:
             case ["start", int(number)] if worker.sent and worker.sent[0].number == number:
-                worker.current, worker.since = number, time.monotonic()
+                worker.current, worker.since, worker.grading = number, time.monotonic(), None
+            case ["grading", int(number), (int() | None) as comparison] if worker.current == number:
+                worker.grading = comparison
             case ["done", int(number), *_] if worker.sent and worker.sent[0].number == number:
                 _, outcome = outcome_of(message)
                 if worker.kill_at is not None:  # it came back because it was asked where it hangs
                     outcome = self._timeout(worker, worker.where())
                 worker.sent.popleft()
                 worker.current, worker.kill_at, worker.since = None, None, time.monotonic()
+                worker.grading = None
                 worker.calls_done += 1
                 self._idle_deaths, self._last_death = 0, ""
                 self._mean_s += 0.1 * (outcome.seconds - self._mean_s)
@@ -249,7 +257,10 @@ class Supervisor:
             self._read_messages(worker)
         if worker.current is not None:
             call = worker.sent.popleft()
-            if timed_out:
+            outcome: Outcome | None = None
+            if not timed_out and status in _OVERTAXED and self._leave_out(call.number, worker.grading):
+                worker.sent.appendleft(call)
+            elif timed_out:
                 outcome = self._timeout(worker, where)
             else:
                 outcome = Outcome(
@@ -257,7 +268,8 @@ class Supervisor:
                     seconds=time.monotonic() - worker.since,
                     error=f"the worker process {death_sentence(status)} in {self._label}{where}",
                 )
-            self._finish(call.number, outcome)
+            if outcome is not None:
+                self._finish(call.number, outcome)
         elif not worker.calls_done or worker.sent:
             self._idle_deaths += 1
             action = "loading" if worker.state == "loading" else "preparing to score with"
@@ -269,6 +281,15 @@ class Supervisor:
             if fd in self._selector.get_map():
                 self._selector.unregister(fd)
         worker.release()
+
+    def _leave_out(self, number: int, comparison: int | None) -> bool:
+        """Let a call be done again without the comparison that ended the process: its answer is wrong."""
+        call = self._calls[number]
+        message = decode(call.line)
+        if comparison is None or len(message) - 2 >= _MAX_LEFT_OUT:
+            return False
+        call.line = encode([*message, comparison])
+        return True
 
     def _timeout(self, worker: WorkerProcess, where: str) -> Outcome:
         return Outcome(

@@ -3,8 +3,9 @@
 Nothing is pickled: what a worker says is data that its parent checks, whatever the scored text or the
 reward function made of it. A message is one line: a JSON array without line breaks.
 
-    to the worker      [number, call]                               score this
+    to the worker      [number, call, *comparisons]                 score this; these comparisons have ended a process
     from the worker    ["ready", style]                             the function is loaded
+                       ["grading", number, comparison]              a comparison of this call begins; null: it ended
                        ["failed", sentence]                         the function cannot be loaded
                        ["start", number]                            the deadline of this call counts from here
                        ["done", number, kind, score, parts, error, s]  its result

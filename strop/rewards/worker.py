@@ -50,13 +50,15 @@ class Launch:
     module: Literal["child", "managers"] = "child"
     """Of strop.rewards: its `main` is the process."""
     max_memory_gib: float | None
+    timeout_s: float
+    """Deadline of one sample."""
     sandbox: Mapping[str, Any]
     """The configuration of the sandbox, as plain data."""
 
     def first_line(self) -> bytes:
         limit = self.max_memory_gib
         return encode([{
-            "functions": list(self.functions), "sandbox": self.sandbox,
+            "functions": list(self.functions), "sandbox": self.sandbox, "timeout_s": self.timeout_s,
             "max_memory_bytes": None if limit is None else int(limit * 2**30),
             "memory_limit": f"; a worker may allocate {limit:g} GiB (reward.max_memory_gib)" if limit else "",
         }])  # fmt: skip
@@ -73,6 +75,8 @@ class WorkerProcess:
         """Calls handed over and not answered, oldest first."""
         self.current: int | None = None
         """Number of the call it has started."""
+        self.grading: int | None = None
+        """Number of the comparison within the current call that is under way."""
         self.since = time.monotonic()
         """When it started the current call; else when it last made progress."""
         self.kill_at: float | None = None

@@ -51,6 +51,7 @@ COLUMNS: dict[str, str] = {
     "messages": "json",
     "agent_facts": "json",
     "earlier_sequences": "json",
+    "dataset_row": "string",
 }
 """Type per column. "json" is any plain value, kept as JSON text; None is allowed where a row has no value."""
 

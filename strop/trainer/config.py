@@ -86,6 +86,7 @@ class Config:
         self._check_budgets()
         self._check_roles()
         self._check_ranks()
+        self._check_services()
 
     def _check_budgets(self) -> None:
         longest = self.data.max_prompt_tokens + self.data.max_response_tokens
@@ -186,6 +187,16 @@ class Config:
                         f"{role}.engine.{key} is {size}, which does not divide the {ranks} ranks of the {role}: "
                         f"change it, or the number of ranks"
                     )
+
+    def _check_services(self) -> None:
+        """Every rollout worker must have its share of what services allow."""
+        workers = self.resources.apart.get("rollout", self.resources.ranks)
+        for service, address in (
+            (self.reward.judge, self.reward.judge.base_url),
+            (self.reward.server, self.reward.server.url),
+        ):
+            if address:
+                service.share(0, workers)
 
     def _check_reward_parts(self) -> None:
         if self.needs("reward_parts") and not self.algorithm.reward_keys:

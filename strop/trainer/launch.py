@@ -49,18 +49,19 @@ def resume_run(folder: Path, *, overrides: Sequence[str] = (), say: Say) -> Star
 
     Args:
         folder: of the run.
-        overrides: other `resources`, which say where a run happens and not what it does.
+        overrides: other `resources`, which say where a run happens and not what it does; and reward.judge.max_cost, for
+            a run that has spent what it may.
         say: takes lines for the person who watches.
 
     Raises:
-        ConfigError: an override of something else than resources.
+        ConfigError: an override of something else.
         RunError: there is no run, another process writes it, or no checkpoint is valid.
     """
     for text in overrides:
-        if not text.startswith("resources."):
+        if not text.startswith(("resources.", "reward.judge.max_cost=")):
             raise ConfigError(
                 f"{text} changes what the run in {folder} does; a run is continued with its own settings, and only "
-                f"resources.… may be given anew"
+                f"resources.… and reward.judge.max_cost may be given anew"
             )
     path = folder / CONFIG_FILE
     if is_run(folder) and not path.is_file():

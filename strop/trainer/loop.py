@@ -44,6 +44,7 @@ from strop.trainer.setup import (
     set_threads,
     training_sampling,
 )
+from strop.trainer.spending import Spending
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, read_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers.reports import Decided, check_failed_episodes
@@ -79,6 +80,7 @@ class Trainer:
         if checkpoint is not None:
             restore_position(run, checkpoint, self.data.sampler)
         precision = describe_precision(config.model, config.resources.device)
+        self._spending = Spending(config.reward.judge, run.path)
         for line in [*self.data.report(), config.arithmetic(), precision]:
             say(line)
 
@@ -142,7 +144,11 @@ class Trainer:
 
         async def probe() -> list[Outcome]:
             async with RewardPool(self.config.reward, tokenizer=self.config.model.path) as pool:
-                return await pool.preflight([*prompts, *prompts], [*answers, *["" for _ in prompts]])
+                pool.tell_spent(self._spending.total)
+                try:
+                    return await pool.preflight([*prompts, *prompts], [*answers, *["" for _ in prompts]])
+                finally:
+                    self._spending.add(pool.spent)
 
         outcomes = asyncio.run(probe())
         if any(outcome.kind != "score" for outcome in outcomes):
@@ -199,6 +205,7 @@ class Trainer:
             checkpoint=checkpoint,
             version=self._start_step,
             samples=self._run.samples.folder if config.run.save_samples else None,
+            spending=self._spending,
         )
         kl = make_kl_controller(config.algorithm.kl_ctrl)
         if self._checkpoint is not None:

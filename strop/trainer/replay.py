@@ -1,7 +1,8 @@
 """Saved answers, scored again by a reward: no model is loaded, nothing is generated.
 
 Samples come from a run folder, whose rows are found again in the data files by their number so that a reward function
-gets all columns; or from a file of JSON lines or Parquet, one answer per row.
+gets all columns (rows of a dataset class of the user's own were saved with the samples); or from a file of JSON lines
+or Parquet, one answer per row.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Literal
 from strop.data import DataConfig, read_rows
 from strop.data.rows import row_data_source, row_extra_info, row_ground_truth, row_messages
 from strop.rewards import Outcome, RewardConfig, RewardPool
+from strop.rewards.wire import decode
 from strop.run import RunFolder
 from strop.trajectory import Prompt
 
@@ -93,8 +95,7 @@ def samples_of_run(
 
     Args:
         run: folder.
-        data: its data settings; where its files cannot be read by row number (a class of the user's own), the reward
-            function gets what the sample store has, without further columns.
+        data: its data settings.
         split: train or val.
         steps: at least one.
 
@@ -121,15 +122,18 @@ def _of_run(
             )
         source = rows[number]
     where = f"{split} row {number}"
+    kept = decode(saved["dataset_row"].encode())[0] if saved.get("dataset_row") else {}
     prompt = Prompt(
         uid=saved["uid"],
         row=number,
         token_ids=tuple(saved.get("prompt_ids") or (0,)),
-        messages=row_messages(source, data, where) if source else _as_messages(saved.get("prompt")),
+        messages=row_messages(source, data, where)
+        if source
+        else _as_messages(kept.get("messages") or saved.get("prompt")),
         data_source=saved["data_source"] or "",
         ground_truth=row_ground_truth(source, data) if source else saved.get("ground_truth"),
-        extra_info=row_extra_info(source, where) if source else {},
-        columns=_columns(source, data),
+        extra_info=row_extra_info(source, where) if source else kept.get("extra_info", {}),
+        columns=_columns(source, data) if source else kept.get("columns", {}),
     )
     return SavedSample(
         id=saved["id"], prompt=prompt, response=saved["response"], score=saved.get("score"),

@@ -20,6 +20,7 @@ from strop.engines.config import EngineConfig
 from strop.engines.model import read_shape
 from strop.engines.ulysses import check_sequence_parallel
 from strop.trainer.config import Config
+from strop.trainer.spending import Spending
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
 from strop.workers.reference import ReferenceWorker
@@ -34,6 +35,8 @@ class Roles:
 
     actor: WorkerGroup[ActorWorker]
     rollout: WorkerGroup[RolloutWorker]
+    spending: Spending
+    """What the judge costs; generation is told before its turn and asked after it."""
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
     teacher: WorkerGroup[TeacherWorker] | None = None
@@ -59,7 +62,11 @@ class Roles:
 
         A role that is not there (a reference that is the actor) has no turn of its own.
         """
+        if name == "rollout":
+            self.spending.before(self.rollout)
         yield
+        if name == "rollout":
+            self.spending.after(self.rollout)
         group: WorkerGroup[Any] | None = getattr(self, name)
         if self.offloads_idle and group is not None:
             group.call.offload()
@@ -146,6 +153,7 @@ def make_roles(
     checkpoint: Path | None,
     version: int,
     samples: Path | None,
+    spending: Spending | None = None,
 ) -> Roles:
     """Start every role of a run.
 
@@ -156,6 +164,7 @@ def make_roles(
         checkpoint: folder to continue from.
         version: policy version that the weights hold: the steps done so far.
         samples: folder of the sample store, which rollout workers write to; None for no samples.
+        spending: of the run; not given: a count that begins here and is kept nowhere.
     """
     specs = _specs(config, num_steps=num_steps, checkpoint=checkpoint, version=version, samples=samples)
     apart = config.resources.apart
@@ -165,7 +174,10 @@ def make_roles(
     for name in apart:
         groups |= runtime.groups({name: specs[name]}, pool=name)
     roles = Roles(
-        **groups, shares_weights="rollout" not in apart, offloads_idle=config.resources.offload_idle
+        **groups,
+        shares_weights="rollout" not in apart,
+        spending=spending or Spending(config.reward.judge, None),
+        offloads_idle=config.resources.offload_idle,
     )
     if not roles.shares_weights:
         roles._connect(version)
@@ -240,6 +252,7 @@ def _rollout_spec(
         keeps_text=config.uses_reward_model,
         reward_keys=config.algorithm.reward_keys,
         samples=None if samples is None else samples.absolute(),
+        keeps_rows=bool(config.data.dataset_class.path),
     ).on(Mesh(dp=_num_ranks(config, "rollout")))
 
 

@@ -11,7 +11,8 @@ import torch
 from strop.algorithms.shaping import overlong_penalty
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
-from strop.trajectory import Trajectory
+from strop.rewards.wire import encode, plain
+from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode, row_id
 
 MAX_FAILED_SHARE = 0.2
@@ -231,8 +232,17 @@ class Decided(NamedTuple):
     """Of the fate; see `strop.run.Fate`."""
 
 
-def sample_row(episode: Episode, decided: Decided, *, prompt_text: str) -> dict[str, Any]:
-    """One sample as a row of the sample store."""
+def sample_row(
+    episode: Episode, decided: Decided, *, prompt_text: str, keeps_row: bool = False
+) -> dict[str, Any]:
+    """One sample as a row of the sample store.
+
+    Args:
+        episode: the sample.
+        decided: what came of it.
+        prompt_text: its prompt as text.
+        keeps_row: add what a reward function gets of the dataset row, for data that cannot be read again by number.
+    """
     trajectory, outcome = episode.trajectory, episode.outcome
     row: dict[str, Any] = {
         "id": episode.id,
@@ -248,6 +258,8 @@ def sample_row(episode: Episode, decided: Decided, *, prompt_text: str) -> dict[
         "fate": decided.fate,
         "fate_reason": decided.reason,
     }
+    if keeps_row:
+        row["dataset_row"] = _row_text(episode.prompt)
     if trajectory is not None:
         row |= {
             "prompt_ids": list(trajectory.prompt_ids),
@@ -275,6 +287,17 @@ def sample_row(episode: Episode, decided: Decided, *, prompt_text: str) -> dict[
     else:
         row["error"] = episode.failure
     return row
+
+
+def _row_text(prompt: Prompt) -> str:
+    """Messages, extra_info and further columns of a prompt, as a reward worker would get them; what cannot be sent to
+    one becomes text."""
+    found = {
+        "messages": plain(prompt.messages),
+        "extra_info": {name: plain(value) for name, value in prompt.extra_info.items()},
+        "columns": {name: plain(value) for name, value in prompt.columns.items()},
+    }
+    return encode([found]).decode("ascii").strip()
 
 
 def _sequence(trajectory: Trajectory) -> dict[str, Any]:

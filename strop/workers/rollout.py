@@ -71,6 +71,7 @@ class RolloutWorker(Worker):
         keeps_text: bool = False,
         reward_keys: Sequence[str] = (),
         samples: Path | None = None,
+        keeps_rows: bool = False,
     ) -> None:
         """Load tokenizer and policy.
 
@@ -86,10 +87,12 @@ class RolloutWorker(Worker):
             keeps_text: add columns raw_prompt and response_text to the rows, for a reward model.
             reward_keys: parts of the reward that become the column reward_parts.
             samples: folder of the sample store that `write_samples` writes to.
+            keeps_rows: write what rewards get of the dataset rows as well, which cannot be read again by number.
         """
         super().__init__()
         self._rollout, self._reward = rollout, reward
         self._seed, self._keeps_text, self._reward_keys = seed, keeps_text, tuple(reward_keys)
+        self._keeps_rows = keeps_rows
         self._samples = None if samples is None else SampleStore(samples)
         self._tokenizer = load_tokenizer(model)
         self._trained: TrainEngine | None = None
@@ -107,7 +110,7 @@ class RolloutWorker(Worker):
             self._engine = NativeEngine(policy, max_running=rollout.max_running, version=version)
         self._takes_media = policy.vision is not None
         self._runner = asyncio.Runner()
-        self._pool = RewardPool(reward, tokenizer=model.path)
+        self._pool = RewardPool(reward, tokenizer=model.path, rank=self.rank, count=self.world_size)
         self._pool_runs = self._is_closed = False
         self._episodes: list[Episode] = []
         self._earlier: list[Episode] = []
@@ -150,6 +153,16 @@ class RolloutWorker(Worker):
             self._earlier = [*self._earlier, *self._episodes] if adds else []
             self._episodes, self._max_tokens = played, sampling.max_tokens
         return reports_as_rows([report_of(episode) for episode in played])
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def tell_spent(self, run_spent: float) -> None:
+        """What the judge has cost the run so far: each worker may spend its share of the rest."""
+        self._pool.tell_spent(run_spent)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def spent(self) -> float:
+        """What the judge has cost in this process."""
+        return self._pool.spent
 
     async def _play(
         self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling
@@ -208,7 +221,12 @@ class RolloutWorker(Worker):
             if episode.prompt.uid not in texts:
                 texts[episode.prompt.uid] = prompt_text(self._tokenizer, episode.prompt)
         rows = [
-            sample_row(episode, decided[episode.id], prompt_text=texts[episode.prompt.uid])
+            sample_row(
+                episode,
+                decided[episode.id],
+                prompt_text=texts[episode.prompt.uid],
+                keeps_row=self._keeps_rows,
+            )
             for episode in episodes
         ]
         self._samples.write(step, rows, split=split, part=self.rank, parts=self.world_size)

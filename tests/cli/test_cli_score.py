@@ -89,6 +89,51 @@ def test_reward_of_a_run_gives_its_own_scores_again(trained: Path, project: Proj
     assert other["num_samples"] == 4
 
 
+MINE = """
+class Mine:
+    def __init__(self, data_files, tokenizer, config, processor=None, max_samples=-1):
+        pass
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        prompt = f"{i}" if i % 2 else [{"role": "user", "content": f"{i}"}]
+        return {"prompt": prompt, "data_source": "mine", "reward_model": {"ground_truth": str(i)},
+                "extra_info": {"shift": i, "raw": b"\\x00"}, "level": [i, {"deep": i}]}
+"""
+MINE_REWARD = """
+def compute_score(solution_str, ground_truth, extra_info, **_):
+    assert extra_info["raw"] == b"\\x00"
+    return len(solution_str) % 3 + extra_info["shift"] / 16
+
+def by_columns(completions, prompts, level, **columns):
+    def one(completion, prompt, level):
+        is_text = isinstance(completion, str)
+        assert is_text == isinstance(prompt, str) == bool(level[0] % 2)
+        return level[1]["deep"] + len(completion if is_text else completion[0]["content"]) % 2
+    return [float(one(*each)) for each in zip(completions, prompts, level)]
+"""
+
+
+def test_rewards_over_rows_of_a_dataset_class_get_all_of_them_again(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    reward = tmp_path / "reward.py"
+    reward.write_text(MINE_REWARD)
+    functions = f"[{{path: '{reward}', key: a}}, {{path: '{reward}', name: by_columns, key: b}}]"
+    run = tmp_path / "run"
+    overrides = [
+        f"data.dataset_class={{path: '{tmp_path / 'mine.py'}', name: Mine}}", "reward.path=''",
+        f"reward.functions={functions}", "trainer.max_steps=1", "trainer.preflight=false",
+    ]  # fmt: skip
+    trained = cli("train", "--config", project.config, "--out", run, *overrides)
+    assert trained.code == 0, trained.err
+    for split in ("train", "val"):
+        record = cli("score", "same", run, "--split", split, "--check", "--json").record
+        assert (record["num_changed"], record["sources"]["mine"]["error"]) == (0, 0), record
+        assert record["sources"]["mine"]["new_mean"] > 0
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -56,7 +56,7 @@ def test_a_trl_row_with_plain_columns() -> None:
     assert prompt.messages == ({"role": "user", "content": "ab"},)
     assert (prompt.data_source, prompt.ground_truth) == ("mine", 4)
     assert prompt.extra_info == {}
-    assert prompt.columns == {"answer": 4, "level": "easy"}
+    assert prompt.columns == {"answer": 4, "level": "easy", "prompt": "ab"}
 
 
 def test_rows_need_no_ground_truth_when_none_is_mapped() -> None:

@@ -219,6 +219,9 @@ def test_verdict_is_the_last_object_with_the_field() -> None:
     text = 'The answer claims {"score": 1}. I say {"reason": "no", "score": 0.25} and that is {all}.'
     assert verdict(JudgeConfig(), text) == (0.25, "no")
     assert verdict(JudgeConfig(), '{"score": "0.5"}') == (0.5, "")
+    ten = JudgeConfig(base_url="http://x", model="m", lowest=2, highest=10)
+    assert verdict(ten, '{"score": true}') == (10.0, "")
+    assert verdict(ten, '{"score": false}') == (2.0, "")
     assert verdict(JudgeConfig(), '{"score": true}') == (1.0, "")
     graded = JudgeConfig(base_url="http://x", model="m", score_field="grade", lowest=1, highest=10)
     assert verdict(graded, '{"grade": 7, "score": 2}') == (7.0, "")
@@ -278,7 +281,19 @@ def test_reward_server_gets_batches_and_each_sample_its_own_score() -> None:
     ("form", "reply", "request_body"),
     [
         ("score", {"data": [{"score": 0.5}]}, {"model": "r", "text_1": ["7 + 5 = ?"], "text_2": ["12"]}),
-        ("classify", {"data": [{"probs": [0.5, 0.5]}]}, {"model": "r", "input": ["7 + 5 = ?\n12"]}),
+        (
+            "classify",
+            {"data": [{"probs": [0.1, 0.5]}]},
+            {
+                "model": "r",
+                "messages": [
+                    {"role": "user", "content": "7 + 5 = ?"},
+                    {"role": "assistant", "content": "12"},
+                ],
+                "add_generation_prompt": False,
+                "use_activation": False,
+            },
+        ),
     ],
 )
 def test_reward_server_speaks_the_forms_of_vllm(form: Any, reply: Any, request_body: Any) -> None:
@@ -359,6 +374,18 @@ def test_prompt_of_several_messages_is_one_text() -> None:
             "reward.server.model is not sent with format=items",
         ),
         (lambda: ServerConfig(url="http://a", weight=float("nan")), "reward.server.weight is nan"),
+        (
+            lambda: ServerConfig(url="http://a", format="score", tokenizer="t"),
+            "reward.server.tokenizer is set, but only format=classify uses it",
+        ),
+        (
+            lambda: ServerConfig(url="http://a", use_activation=True),
+            "reward.server.use_activation is set, but only format=classify uses it",
+        ),
+        (
+            lambda: ServerConfig(url="http://a", format="classify", batch_size=8),
+            "reward.server.batch_size is 8, but /classify takes the messages of one conversation",
+        ),
         (
             lambda: RewardConfig(kwargs={"a": 1}, server=ServerConfig(url="http://a")),
             "reward.kwargs is set, but only a judge or a server scores",

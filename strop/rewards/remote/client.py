@@ -22,7 +22,7 @@ from strop.rewards.outcome import OutcomeKind, RewardError
 from strop.rewards.remote.cache import AnswerCache
 from strop.rewards.remote.config import CallsConfig
 from strop.rewards.remote.http import Answer, Exchange
-from strop.rewards.remote.limits import TokenBucket
+from strop.rewards.remote.limits import Purse, TokenBucket
 
 T = TypeVar("T")
 _MAX_WAIT_S = 60.0
@@ -66,13 +66,15 @@ class Reply:
 class RemoteClient:
     """Asks one address; use `start` and `close` around it."""
 
-    def __init__(self, config: CallsConfig, url: str, *, name: str) -> None:
+    def __init__(self, config: CallsConfig, url: str, *, name: str, purse: Purse | None = None) -> None:
         """Args:
         config: limits.
         url: full address of the POST requests.
         name: what sentences and metrics call the service: `judge`, `server`.
+        purse: nothing is asked once it is empty; who reads the replies pays.
         """
         self._config, self._url, self._name = config, url, name
+        self._purse = Purse(None) if purse is None else purse
         self._cache = AnswerCache(config.cache_dir)
         self._headers: dict[str, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -154,6 +156,9 @@ class RemoteClient:
             try:
                 async with self._places:
                     await self._bucket.take()
+                    if refusal := self._purse.refusal():
+                        usage = _counted(attempt - 1, time.monotonic() - started)
+                        raise CallFailed("infrastructure", f"the {self._name} {refusal}", usage)
                     data = await self._attempt(body)
             except _Refused as refused:
                 usage = _counted(attempt, time.monotonic() - started)
@@ -213,4 +218,4 @@ class RemoteClient:
 
 
 def _counted(attempt: int, wait_s: float) -> dict[str, float]:
-    return {"requests": attempt + 1.0, "retries": float(attempt), "cached": 0.0, "wait_s": wait_s}
+    return {"requests": attempt + 1.0, "retries": max(0.0, attempt), "cached": 0.0, "wait_s": wait_s}

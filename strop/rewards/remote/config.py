@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 DEFAULT_RUBRIC = "Is the answer correct and complete?"
@@ -34,6 +34,9 @@ PLACES = ("question", "answer", "reference", "rubric", "tag", "lowest", "highest
 class CallsConfig:
     """How a service is called: time limits, rates, repeats and what is remembered."""
 
+    SECTION: ClassVar[str]
+    """Where its settings are."""
+
     weight: float = 1.0
     """Of this score in the sum, where there are others."""
     api_key_env: str = ""
@@ -47,12 +50,31 @@ class CallsConfig:
     """Wait before the first repeat, in seconds; doubled before each further one, up to a minute. Half of it is left to
     chance, and a server's Retry-After (up to a minute) is respected."""
     max_concurrent: int = 16
-    """Requests under way at the same time, per rollout worker."""
+    """Requests under way at the same time, of the whole run: each rollout worker has an equal share of them."""
     requests_per_s: float | None = None
-    """Requests that may start per second, per rollout worker; null: no limit. A second's worth may start at once."""
+    """Requests that may start per second, of the whole run; null: no limit. Each rollout worker has an equal share; a
+    second's worth of it, at least one request, may start at once."""
     cache_dir: str = ""
     """Folder that keeps answers by request, so that an equal request is asked once: by several runs, too, and after a
     crash. Empty: nothing is kept."""
+
+    def share(self, rank: int, count: int) -> Self:
+        """What process `rank` of `count` may do, so that all of them together keep the limits.
+
+        Raises:
+            ValueError: there are more processes than requests that may be under way.
+        """
+        if self.max_concurrent < count:
+            raise ValueError(
+                f"{self.SECTION}.max_concurrent is {self.max_concurrent}, for the whole run, but {count} rollout "
+                f"workers ask, each at least one thing at a time: raise it to {count} or more, or use fewer workers "
+                f"(resources.ranks, resources.apart.rollout)"
+            )
+        return replace(
+            self,
+            max_concurrent=self.max_concurrent // count + (rank < self.max_concurrent % count),
+            requests_per_s=None if self.requests_per_s is None else self.requests_per_s / count,
+        )
 
     def _refuse_settings(self, key: str) -> None:
         """Without an address there is no service, so no setting of it can apply."""
@@ -95,6 +117,8 @@ class CallsConfig:
 class JudgeConfig(CallsConfig):
     """A language model that grades answers, on any server with OpenAI's chat completions."""
 
+    SECTION: ClassVar[str] = "reward.judge"
+
     base_url: str = ""
     """Address up to and without /chat/completions, such as https://api.openai.com/v1. Empty: no judge."""
     model: str = ""
@@ -119,9 +143,13 @@ class JudgeConfig(CallsConfig):
     extra_body: dict[str, Any] = field(default_factory=dict)
     """Further fields of the request, such as {seed: 1}."""
     price_per_million_input_tokens: float = 0.0
-    """For metrics: price of a million prompt tokens, in any currency."""
+    """For metrics and max_cost: price of a million prompt tokens, in any currency."""
     price_per_million_output_tokens: float = 0.0
-    """For metrics: price of a million reply tokens, in the same currency."""
+    """For metrics and max_cost: price of a million reply tokens, in the same currency."""
+    max_cost: float | None = None
+    """What the judge may cost the run, over all its starts, in that currency; null: no limit. Once it is spent nothing
+    more is asked, and samples get the outcome infrastructure; requests under way then still end. `strop score` and
+    `strop eval` count for themselves."""
 
     def __post_init__(self) -> None:
         if not self.base_url:
@@ -141,7 +169,26 @@ class JudgeConfig(CallsConfig):
         for name in ("price_per_million_input_tokens", "price_per_million_output_tokens"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"reward.judge.{name} is {getattr(self, name)}; use a number of at least 0")
+        self._check_cost()
         self._check_texts()
+
+    def _check_cost(self) -> None:
+        if self.max_cost is None:
+            return
+        if not (math.isfinite(self.max_cost) and self.max_cost > 0):
+            raise ValueError(
+                f"reward.judge.max_cost is {self.max_cost}; use a number above 0, or null for no limit"
+            )
+        if not self.has_price:
+            raise ValueError(
+                "reward.judge.max_cost is set, but both prices are 0, so nothing would ever be counted: set "
+                "reward.judge.price_per_million_input_tokens and price_per_million_output_tokens"
+            )
+
+    @property
+    def has_price(self) -> bool:
+        """Whether requests cost something."""
+        return self.price_per_million_input_tokens > 0 or self.price_per_million_output_tokens > 0
 
     def _check_texts(self) -> None:
         if "{answer}" not in self.template:
@@ -176,14 +223,22 @@ class JudgeConfig(CallsConfig):
 class ServerConfig(CallsConfig):
     """A reward model behind an HTTP address."""
 
+    SECTION: ClassVar[str] = "reward.server"
+
     url: str = ""
     """Full address that takes the POST requests. Empty: no server."""
     format: Literal["items", "score", "classify"] = "items"
     """Of the requests. items: strop's own (docs/rewards.md). score, classify: those of vLLM's /score and /classify."""
     model: str = ""
     """Name of the model, for servers that want one (score, classify)."""
+    tokenizer: str = ""
+    """Folder of the reward model's tokenizer, for format=classify: conversations become text here, by its chat
+    template. Empty: each is sent as messages, and the server uses the chat template of its model."""
+    use_activation: bool = False
+    """For format=classify. false: the raw output of the model, on which reward models were trained. true:
+    probabilities."""
     batch_size: int = 16
-    """Answers per request, at most."""
+    """Answers per request, at most; a request with messages has one."""
     batch_wait_s: float = 0.02
     """How long an answer waits for others to share its request, in seconds."""
 
@@ -196,7 +251,23 @@ class ServerConfig(CallsConfig):
             raise ValueError(
                 "reward.server.model is not sent with format=items: remove it, or use score or classify"
             )
+        if self.format != "classify" and (self.tokenizer or self.use_activation):
+            name = "tokenizer" if self.tokenizer else "use_activation"
+            raise ValueError(
+                f"reward.server.{name} is set, but only format=classify uses it, and the format is {self.format}: "
+                f"remove it"
+            )
+        if self.sends_messages and self.batch_size not in (1, 16):
+            raise ValueError(
+                f"reward.server.batch_size is {self.batch_size}, but /classify takes the messages of one conversation "
+                f"per request: remove it, or set reward.server.tokenizer, whose texts are sent together"
+            )
         if self.batch_size < 1:
             raise ValueError(f"reward.server.batch_size is {self.batch_size}; use at least 1")
         if not (math.isfinite(self.batch_wait_s) and self.batch_wait_s >= 0):
             raise ValueError(f"reward.server.batch_wait_s is {self.batch_wait_s}; use a number of at least 0")
+
+    @property
+    def sends_messages(self) -> bool:
+        """Whether the server makes the text of a conversation."""
+        return self.format == "classify" and not self.tokenizer

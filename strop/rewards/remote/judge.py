@@ -18,6 +18,7 @@ from strop.rewards.combining import Part
 from strop.rewards.outcome import Value
 from strop.rewards.remote.client import CallFailed, RemoteClient, Reply
 from strop.rewards.remote.config import JudgeConfig
+from strop.rewards.remote.limits import Purse
 
 KEY = "judge"
 _MAX_REASON = 500
@@ -27,9 +28,15 @@ _TAG_LETTERS = 12
 class Judge:
     """Grades one answer per request."""
 
-    def __init__(self, config: JudgeConfig) -> None:
+    def __init__(self, config: JudgeConfig, *, rank: int = 0, count: int = 1) -> None:
+        """Args:
+        config: of the run.
+        rank, count: which of how many processes this is that ask the judge for the run.
+        """
         self.config = config
-        self.client = RemoteClient(config, f"{config.base_url.rstrip('/')}/chat/completions", name=KEY)
+        self.purse = Purse(config.max_cost, count=count)
+        url = f"{config.base_url.rstrip('/')}/chat/completions"
+        self.client = RemoteClient(config.share(rank, count), url, name=KEY, purse=self.purse)
 
     async def score(
         self, question: str, answer: str, reference: str, *, fresh: bool
@@ -61,7 +68,7 @@ class Judge:
             reply = await self.client.ask(request, fresh=fresh)
         except CallFailed as failed:
             raise CallFailed(failed.kind, str(failed), _named(failed.usage)) from failed
-        usage = _named(reply.usage) | self._tokens(reply)
+        usage = _named(reply.usage) | self._paid(reply)
         text = _content(reply.data)
         if text is None:
             raise CallFailed(
@@ -77,21 +84,24 @@ class Judge:
             parts["reason"] = reason[:_MAX_REASON]
         return Part(key=KEY, weight=config.weight, score=score, parts=parts), usage
 
-    def _tokens(self, reply: Reply) -> dict[str, float]:
-        """Tokens and price of a reply; nothing of one that was remembered."""
+    def _paid(self, reply: Reply) -> dict[str, float]:
+        """Tokens and price of a reply, taken from the purse; nothing of one that was remembered."""
         if reply.usage.get("cached"):
             return {}
         given = reply.data.get("usage") if isinstance(reply.data, dict) else None
         counts = [0.0, 0.0]
         for place, name in enumerate(("prompt_tokens", "completion_tokens")):
             number = given.get(name) if isinstance(given, dict) else None
-            if isinstance(number, int) and number > 0:
+            if isinstance(number, int) and number >= 0:
                 counts[place] = float(number)
+            else:
+                self.purse.pay_unknown()
         config = self.config
         cost = (
             counts[0] * config.price_per_million_input_tokens
             + counts[1] * config.price_per_million_output_tokens
         ) / 1e6
+        self.purse.pay(cost)
         return {f"{KEY}/input_tokens": counts[0], f"{KEY}/output_tokens": counts[1], f"{KEY}/cost": cost}
 
 

@@ -7,9 +7,14 @@ Formats of a request and its reply (reward.server.format):
               -> {"scores": [number, ...]}
     score     vLLM's /score: {"model", "text_1": [prompt, ...], "text_2": [response, ...]}
               -> {"data": [{"score": number}, ...]}
-    classify  vLLM's /classify: {"model", "input": [prompt and response as one text, ...]}
+    classify  vLLM's /classify: {"model", "messages": [the prompt's ..., the answer as the assistant's],
+              "add_generation_prompt": false, "use_activation": false}, one conversation per request; or, with the
+              tokenizer of the reward model at hand, {"model", "input": [text, ...], "use_activation": false}
               -> {"data": [{"probs": [number, ...]}, ...]}, of which the last one counts: that of the only label, or of
               "right" where there are two
+
+A reward model reads a conversation in its own chat template, so nothing is sent to /classify without one. In a text
+made here the template's first token is left out where the server's tokenizer sets it by itself.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.rewards.combining import Part
+from strop.rewards.outcome import RewardError
 from strop.rewards.remote.client import CallFailed, RemoteClient
 from strop.rewards.remote.config import ServerConfig
 
@@ -39,11 +45,27 @@ class _Waiting:
 class RewardServer:
     """Collects answers for a moment and sends them together."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, *, rank: int = 0, count: int = 1) -> None:
+        """Args:
+        config: of the run.
+        rank, count: which of how many processes this is that ask the server for the run.
+        """
         self.config = config
-        self.client = RemoteClient(config, config.url, name=KEY)
+        self.client = RemoteClient(config.share(rank, count), config.url, name=KEY)
+        self._batch_size = 1 if config.sends_messages else config.batch_size
+        self._tokenizer: Any = None
         self._waiting: list[_Waiting] = []
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Read the tokenizer, and start the client.
+
+        Raises:
+            RewardError: there is no such tokenizer, or it has no chat template; or as `RemoteClient.start`.
+        """
+        if self.config.tokenizer:
+            self._tokenizer = _load_tokenizer(self.config.tokenizer)
+        self.client.start()
 
     async def score(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[Part, dict[str, float]]:
         """The score of one answer, and its share of what the request used up.
@@ -60,9 +82,11 @@ class RewardServer:
         return Part(key=KEY, weight=self.config.weight, score=score, parts={}), named
 
     async def _enqueue(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[float, dict[str, float]]:
+        if self._tokenizer is not None:
+            item = {"text": self._text(_chat(item))}
         one = _Waiting(item=item, fresh=fresh, future=asyncio.get_running_loop().create_future())
         self._waiting.append(one)
-        if len(self._waiting) >= self.config.batch_size:
+        if len(self._waiting) >= self._batch_size:
             self._send()
         elif len(self._waiting) == 1:
             asyncio.get_running_loop().call_later(self.config.batch_wait_s, self._send)
@@ -101,11 +125,59 @@ class RewardServer:
     def _request(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if self.config.format == "items":
             return {"items": [dict(item) for item in items]}
-        named = {"model": self.config.model} if self.config.model else {}
+        named: dict[str, Any] = {"model": self.config.model} if self.config.model else {}
         if self.config.format == "score":
             prompts = [item["prompt"] for item in items]
             return {**named, "text_1": prompts, "text_2": [item["response"] for item in items]}
-        return {**named, "input": [f"{item['prompt']}\n{item['response']}" for item in items]}
+        named["use_activation"] = self.config.use_activation
+        if self._tokenizer is not None:
+            return {**named, "input": [item["text"] for item in items]}
+        return {**named, "messages": _chat(items[0]), "add_generation_prompt": False}
+
+    def _text(self, chat: list[Mapping[str, Any]]) -> str:
+        """A conversation as the reward model reads it, without what the server's tokenizer puts before it.
+
+        Raises:
+            CallFailed: the template refuses the conversation.
+        """
+        try:
+            text: str = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False)
+        except Exception as error:  # a template is a program of the model's authors and may raise anything
+            raise CallFailed(
+                "error",
+                f"the chat template of {self.config.tokenizer} refuses this conversation ({error}), so the reward "
+                f"model cannot read it",
+                {},
+            ) from error
+        first = self._tokenizer.bos_token
+        is_set_anyway = bool(first) and self._tokenizer("")["input_ids"][:1] == [self._tokenizer.bos_token_id]
+        return text.removeprefix(first) if is_set_anyway else text
+
+
+def _chat(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*item["messages"], {"role": "assistant", "content": item["response"]}]
+
+
+def _load_tokenizer(folder: str) -> Any:
+    """The tokenizer of a reward model.
+
+    Raises:
+        RewardError: it cannot be read, or has no chat template.
+    """
+    from transformers import AutoTokenizer  # heavy, and most processes that import this speak to no server
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise RewardError(
+            f"reward.server.tokenizer is {folder!r}, which cannot be loaded: {error}"
+        ) from error
+    if not tokenizer.chat_template:
+        raise RewardError(
+            f"the tokenizer in reward.server.tokenizer={folder!r} has no chat template, so conversations cannot become "
+            f"text: write one into its folder (chat_template.jinja), or leave the key out for the server's own"
+        )
+    return tokenizer
 
 
 def read_scores(form: str, data: Any, count: int) -> list[float | str]:

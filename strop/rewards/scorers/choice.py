@@ -19,11 +19,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strop.rewards.scorers.math_boxed import last_boxed
+from strop.rewards.scorers.tags import last_tagged
 
 _LETTERS = "ABCDEFGHIJ"
 _WRAPPED = r"[\s*_`$(\[{\"'“]*"
 _ONE = rf"{_WRAPPED}(?:\\(?:text|mathrm|mathbf|textbf)\s*\{{\s*\(?)?([A-J])(?![A-Za-z'’])"
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_BLANKS = re.compile(r"\s+")
+_MAX_LINE = 1000
+"""Of a line that may be a choice; what follows says nothing about that."""
 _SAID = re.compile(
     rf"(?:answer|option|choice|答案|选项|选)(?:\s+(?:is|was|would\s+be|should\s+be))?\s*(?:[:：=]|是|为)?\s*"
     rf"(?:(?:option|choice)\s*)?{_ONE}",
@@ -41,9 +44,10 @@ def extract(solution_str: str, num_choices: int = len(_LETTERS)) -> str | None:
     boxed = last_boxed(solution_str)
     if boxed is not None and (letter := _alone(boxed)) is not None:
         return letter if letter in offered else None
-    tagged = _TAGGED.findall(solution_str)
-    if tagged:
-        letter = _alone(tagged[-1].strip()) or _last(_SAID.findall(tagged[-1]))
+    solution_str = _BLANKS.sub(_one_blank, solution_str)
+    tagged = last_tagged(solution_str, ignore_case=True)
+    if tagged is not None:
+        letter = _alone(tagged.strip()) or _last(_SAID.findall(tagged))
         return letter if letter is not None and letter in offered else None
     letter = _last(_SAID.findall(solution_str))
     if letter is None:
@@ -52,9 +56,16 @@ def extract(solution_str: str, num_choices: int = len(_LETTERS)) -> str | None:
     return letter if letter is not None and letter in offered else None
 
 
+def _one_blank(run: re.Match[str]) -> str:
+    """One blank, or one end of line, for a run of them: several take the expressions above cubic time."""
+    return "\n" if "\n" in run[0] else " "
+
+
 def _alone(text: str) -> str | None:
     """The letter of a text that holds nothing but a choice."""
     text = re.sub(r"\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}", r"\1", text.strip())
+    if len(text) > _MAX_LINE:
+        text = text[:_MAX_LINE] + "x"  # any letter: a line of signs that goes on is no choice
     found = _ALONE.match(text)
     if found is None or (found[1].islower() and len(text) > 3):  # "a) ..." of an enumeration in prose
         return None

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+from strop.rewards.scorers.tags import last_tagged
+
 _TOKEN = re.compile(r"\s*(?:(?P<number>\d+)|(?P<sign>[-+*/()]))", re.ASCII)
 _MAX_CHARACTERS = 500
 _MAX_DIGITS = 20
@@ -44,8 +45,7 @@ def grade(
         ValueError: ground_truth has another form.
     """
     target, numbers = _task(ground_truth)
-    tagged = _TAG.findall(solution_str)
-    pred = tagged[-1].strip() if tagged else ""
+    pred = (last_tagged(solution_str) or "").strip()
     try:
         value, used = parse(pred)
     except _Malformed:

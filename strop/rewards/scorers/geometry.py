@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from strop.rewards.scorers.math_boxed import are_equal, last_boxed
+from strop.rewards.scorers.budget import noted
+from strop.rewards.scorers.math_boxed import MAX_CHARACTERS, compare, last_boxed
 
 _DEGREES = re.compile(
     r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°|\s*\\?(?:text|mathrm)?\{?\s*degrees?\s*\}?$", re.IGNORECASE
@@ -20,13 +21,25 @@ _UNIT = re.compile(
     re.IGNORECASE,
 )
 _NAMED = re.compile(r"^(?:m\s*)?(?:\\angle\s*)?[A-Za-z]{1,4}\s*=\s*(?=\S)")
-_FORMAT = re.compile(r"<think>.*</think>.*\\boxed\{.*\}.*", re.DOTALL)
+_BLANKS = re.compile(r"\s+")
 
 
 def _bare(answer: str) -> str:
     """The answer without its name, degree signs and unit."""
+    if len(answer) > MAX_CHARACTERS:
+        return answer
+    answer = _BLANKS.sub(" ", answer)  # runs of blanks take the expressions below quadratic time
     text = _NAMED.sub("", answer.strip().strip("$").strip())
     return _DEGREES.sub("", _UNIT.sub("", text)).strip()
+
+
+def _has_form(text: str) -> bool:
+    """`<think> ... </think> ... \\boxed{ ... }`, each after the one before, in one pass."""
+    at = 0 if text.startswith("<think>") else -1
+    for mark in ("<think>", "</think>", "\\boxed{", "}"):
+        at = text.find(mark, at) if at >= 0 else -1
+        at = at + len(mark) if at >= 0 else -1
+    return at >= 0
 
 
 def grade(solution_str: str, ground_truth: Any, format_score: float = 0.0) -> dict[str, Any]:
@@ -42,10 +55,9 @@ def grade(solution_str: str, ground_truth: Any, format_score: float = 0.0) -> di
     boxed = last_boxed(solution_str)
     truth = _bare(last_boxed(str(ground_truth)) or str(ground_truth))
     pred = "" if boxed is None else _bare(boxed)
-    is_right = bool(pred) and are_equal(pred, truth)
-    has_form = _FORMAT.fullmatch(solution_str.strip()) is not None
-    score = (1 - format_score) * is_right + format_score * has_form
-    return {"score": float(score), "acc": is_right, "pred": pred}
+    is_right, note = compare(pred, truth) if pred else (False, "")
+    score = (1 - format_score) * is_right + format_score * _has_form(solution_str.strip())
+    return noted({"score": float(score), "acc": is_right, "pred": pred}, note)
 
 
 def compute_score(solution_str: str, ground_truth: Any, format_score: float = 0.0) -> float:

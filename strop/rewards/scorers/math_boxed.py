@@ -1,7 +1,7 @@
 """Competition maths: the last `\\boxed{...}` of the solution, compared with the ground truth by math-verify.
 
-math-verify limits its own time with a signal, which works in one thread only and kills nothing that runs in
-C; the reward pool's deadline does both, so that limit is off.
+math-verify's own limits of time are off: they are seconds of the clock, and what runs into them is no grade. A
+comparison has a budget instead (budget.py).
 """
 
 from __future__ import annotations
@@ -9,12 +9,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from strop.rewards.scorers.budget import bounded, noted
+
+MAX_CHARACTERS = 2000
+"""Of an answer that is compared as mathematics."""
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
+_BRACE = re.compile(r"[{}]")
 _SPACE = re.compile(r"\s+|\\[,;:! ]|~")
 
 
 def last_boxed(text: str) -> str | None:
     """What stands in the last complete `\\boxed{...}`; None when there is none."""
+    ends = _closing_braces(text)
     for match in reversed(list(_BOX.finditer(text))):
         start = match.end()
         if start >= len(text):
@@ -22,23 +28,47 @@ def last_boxed(text: str) -> str | None:
         if text[start] != "{":  # \boxed 5
             word = text[start:].split("$")[0].split()
             return word[0] if word else None
-        depth = 0
-        for position in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
-            if depth == 0:
-                return text[start + 1 : position]
+        if start in ends:
+            return text[start + 1 : ends[start]]
     return None
 
 
-def are_equal(pred: str, truth: str) -> bool:
-    """Whether two LaTeX answers are the same text or the same mathematical object."""
+def _closing_braces(text: str) -> dict[int, int]:
+    """By the place of each brace that is closed, where that is."""
+    ends: dict[int, int] = {}
+    opened: list[int] = []
+    for match in _BRACE.finditer(text):
+        if match[0] == "{":
+            opened.append(match.start())
+        elif opened:
+            ends[opened.pop()] = match.start()
+    return ends
+
+
+def compare(pred: str, truth: str) -> tuple[bool, str]:
+    """Whether two LaTeX answers are the same text or the same mathematical object; and why not, where it is because the
+    answer cannot be graded."""
     if _SPACE.sub("", pred) == _SPACE.sub("", truth):
-        return True
+        return True, ""
+    if len(pred) > MAX_CHARACTERS:
+        return (
+            False,
+            f"not graded: an answer of {len(pred)} characters; at most {MAX_CHARACTERS} are compared",
+        )
     from math_verify import parse, verify  # sympy takes seconds to load on a busy machine
 
-    gold = parse(f"\\boxed{{{truth}}}", parsing_timeout=None)
-    answer = parse(f"\\boxed{{{pred}}}", parsing_timeout=None)
-    return bool(gold) and bool(answer) and bool(verify(gold, answer, timeout_seconds=None))
+    gold = parse(f"\\boxed{{{truth}}}", parsing_timeout=None)  # outside of the budget: not the answer's doing
+
+    def is_same() -> bool:
+        answer = parse(f"\\boxed{{{pred}}}", parsing_timeout=None)
+        return bool(answer) and bool(verify(gold, answer, timeout_seconds=None))
+
+    return bounded(is_same, False) if gold else (False, "")
+
+
+def start() -> None:
+    """Do what the first comparison would do in seconds: load tables of the parser and of the algebra."""
+    compare(r"\sqrt{4}\pi + \frac{x^2}{2}", r"\frac{4\pi + x^2}{2}")
 
 
 def grade(solution_str: str, ground_truth: Any) -> dict[str, Any]:
@@ -46,8 +76,8 @@ def grade(solution_str: str, ground_truth: Any) -> dict[str, Any]:
     pred = last_boxed(solution_str)
     if pred is None:
         return {"score": 0.0, "acc": False, "pred": ""}
-    is_right = are_equal(pred, last_boxed(str(ground_truth)) or str(ground_truth))
-    return {"score": float(is_right), "acc": is_right, "pred": pred.strip()}
+    is_right, note = compare(pred, last_boxed(str(ground_truth)) or str(ground_truth))
+    return noted({"score": float(is_right), "acc": is_right, "pred": pred.strip()}, note)
 
 
 def compute_score(solution_str: str, ground_truth: Any) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from strop.rewards.scorers.math_boxed import are_equal, last_boxed
+from strop.rewards.scorers.budget import noted
+from strop.rewards.scorers.math_boxed import compare, last_boxed
 
 _TAIL_CHARACTERS = 300
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
@@ -34,8 +35,8 @@ def grade(solution_str: str, ground_truth: Any, strict_box_verify: bool = False)
     if found is None:
         return {"score": -1.0, "acc": False, "pred": ""}
     pred, truth = _plain(found), _plain(str(ground_truth))
-    is_right = bool(pred) and are_equal(pred, truth)
-    return {"score": 1.0 if is_right else -1.0, "acc": is_right, "pred": pred}
+    is_right, note = compare(pred, truth) if pred else (False, "")
+    return noted({"score": 1.0 if is_right else -1.0, "acc": is_right, "pred": pred}, note)
 
 
 def compute_score(solution_str: str, ground_truth: Any, strict_box_verify: bool = False) -> dict[str, Any]:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import ast
 import functools
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from strop.rewards.scorers.budget import bounded, noted
+from strop.rewards.scorers.tags import last_tagged
 
 PREFIX = "reasoning_gym/"
 KEY = "reasoning_gym"
@@ -31,7 +33,6 @@ EXPRESSION_TASKS = frozenset(
 )
 """Tasks whose scorer evaluates the answer with sympy's parser."""
 
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _MAX_EXPRESSION_CHARACTERS = 2000
 _FUNCTIONS = frozenset({
     "sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh",
@@ -72,8 +73,8 @@ def _is_harmless(node: ast.AST, *, is_called: bool) -> bool:
 
 def extract(solution_str: str) -> str:
     """The answer in a response: the last tagged one, or all of it."""
-    tagged = _TAG.findall(solution_str)
-    return (tagged[-1] if tagged else solution_str).strip()
+    tagged = last_tagged(solution_str)
+    return (solution_str if tagged is None else tagged).strip()
 
 
 def grade(
@@ -94,8 +95,9 @@ def grade(
     entry = json.loads(stored) if isinstance(stored, str) else stored
     pred = extract(solution_str)
     is_refused = task in EXPRESSION_TASKS and pred != entry["answer"] and not is_expression(pred)
-    score = float(_score_answer(task)(answer=None if is_refused else pred, entry=entry))
-    return {"score": score, "acc": score >= RIGHT_FROM, "pred": pred}
+    scorer = _score_answer(task)
+    score, note = bounded(lambda: float(scorer(answer=None if is_refused else pred, entry=entry)), 0.0)
+    return noted({"score": score, "acc": score >= RIGHT_FROM, "pred": pred}, note)
 
 
 @functools.cache  # a task reads its whole data set when it is made: up to 0.2 s

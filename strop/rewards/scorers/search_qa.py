@@ -17,11 +17,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from strop.rewards.scorers.tags import last_tagged
+
 PREFIX = "searchR1_"
 SOURCES = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
 """Data sets whose rows have the data source searchR1_NAME."""
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -42,8 +43,8 @@ def f1(pred: str, truth: str) -> float:
 
 def extract(solution_str: str) -> str | None:
     """What stands in the last pair of answer tags; None where there is none."""
-    found = _TAGGED.findall(solution_str)
-    return found[-1].strip() if found else None
+    found = last_tagged(solution_str)
+    return None if found is None else found.strip()
 
 
 def grade(
