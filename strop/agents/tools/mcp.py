@@ -13,6 +13,7 @@ import atexit
 import base64
 import json
 import logging
+import math
 import os
 import tempfile
 import threading
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 
 from strop.agents.tools.base import BaseTool, ToolResponse
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
+from strop.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,8 @@ CONNECT_S = 30.0
 """Longest wait for a server to start and list its tools, in seconds."""
 PROBE_S = 2.0
 """Longest wait for a sign of life after a call that failed."""
+_CLASSES_OF_THE_FIELD = ("", "MCPBaseTool", "MCPSearchTool")
+"""Classes that entries may name although none is needed: they join the texts of a result, as is done here."""
 CLOSE_S = 10.0
 """Longest wait for a server to end; it is killed after four of them."""
 
@@ -57,6 +61,8 @@ class McpServerConfig:
     """Longest wait for the answer to a call, in seconds."""
     max_restarts: int = 3
     """How often a server that died is started again, or connected to again."""
+    rate_limit: float | None = None
+    """Calls that start per second, in this process, after a burst of a second's worth; None: no limit."""
 
     def __post_init__(self) -> None:
         if bool(self.command) == bool(self.url):
@@ -64,6 +70,11 @@ class McpServerConfig:
         if self.url and not self.url.startswith(("http://", "https://")):
             raise ValueError(
                 f"MCP server {self.name!r} has the url {self.url!r}; it begins with http:// or https://"
+            )
+        if self.rate_limit is not None and not 0 < self.rate_limit < math.inf:
+            raise ValueError(
+                f"MCP server {self.name!r} has the rate_limit {self.rate_limit}; it is a number of calls per second "
+                f"above 0, or null for no limit"
             )
         if not self.timeout_s > 0 or self.max_restarts < 0:
             raise ValueError(
@@ -84,6 +95,7 @@ class McpServer:
         self._life: asyncio.Task[None] | None = None
         self._end = asyncio.Event()
         self._lock = asyncio.Lock()
+        self._bucket = TokenBucket(config.rate_limit)
 
     async def tools(self) -> list[Any]:
         """What the server offers.
@@ -103,13 +115,14 @@ class McpServer:
         return found
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """The result of one call.
+        """The result of one call, which waits for its turn under the rate limit; the wait is no part of timeout_s.
 
         Raises:
             McpServerGone: the server died on it, or before.
             TimeoutError: there was no answer in time.
             RuntimeError: the server refused the call.
         """
+        await self._bucket.take()
         client = await self._connected()
         try:
             async with asyncio.timeout(self.config.timeout_s):
@@ -270,7 +283,7 @@ class McpTool(BaseTool):
 
     def __init__(self, server: McpServerConfig, tool_schema: OpenAIFunctionToolSchema) -> None:
         super().__init__({"type": "mcp", "server": server.name}, tool_schema)
-        self._server = server
+        self.server = server
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
@@ -282,7 +295,7 @@ class McpTool(BaseTool):
         """
 
         async def call() -> Any:
-            return await (await _loop.server(self._server)).call(self.name, parameters)
+            return await (await _loop.server(self.server)).call(self.name, parameters)
 
         result = await asyncio.wrap_future(_loop.submit(call()))
         response = read_result(result)
@@ -313,8 +326,9 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
     The servers are started to ask them, and ended again.
 
     Args:
-        entry: `config` (type: mcp, timeout, max_restarts) and `mcp`: mcp_servers_config_path (a JSON file with the
-            key mcpServers), or one server by command, args, env, cwd or by url, headers; and tool_selected_list.
+        entry: `config` (type: mcp, timeout, max_restarts, rate_limit) and `mcp`: mcp_servers_config_path (a JSON file
+            with the key mcpServers), or one server by command, args, env, cwd or by url, headers; and
+            tool_selected_list.
         where: names the entry in messages.
 
     Raises:
@@ -352,15 +366,28 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
 def _read_entry(entry: Mapping[str, Any], where: str) -> tuple[list[McpServerConfig], Sequence[str] | None]:
     settings, given = dict(entry.get("config") or {}), dict(entry.get("mcp") or {})
     selected = given.pop("tool_selected_list", None)
-    settings.pop("type", None)
-    shared = {
-        "timeout_s": float(settings.pop("timeout", 30.0)),
-        "max_restarts": int(settings.pop("max_restarts", 3)),
-    }
+    for key in ("type", "use_mcp"):  # how the entry was told apart
+        settings.pop(key, None)
+    for key in sorted(set(entry) - {"config", "mcp", "class_name"}):
+        raise ValueError(f"{where} has the key {key!r}, but an MCP entry has config and mcp")
+    if entry.get("class_name", "").rpartition(".")[2] not in _CLASSES_OF_THE_FIELD:
+        raise ValueError(
+            f"{where} has the class_name {entry['class_name']!r}, but a server's tools are called as they are: remove "
+            f"it, or write a tool class of your own that calls the server"
+        )
+    try:
+        rate = settings.pop("rate_limit", None)
+        shared = {
+            "timeout_s": float(settings.pop("timeout", 30.0)),
+            "max_restarts": int(settings.pop("max_restarts", 3)),
+            "rate_limit": None if rate is None else float(rate),
+        }
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: timeout, max_restarts and rate_limit are numbers: {error}") from None
     if settings:
         raise ValueError(
-            f"{where}: config has the unknown key {sorted(settings)[0]!r}; an MCP entry has type, timeout and "
-            f"max_restarts"
+            f"{where}: config has the unknown key {sorted(settings)[0]!r}; an MCP entry has type, timeout, "
+            f"max_restarts and rate_limit"
         )
     path = given.pop("mcp_servers_config_path", None)
     if path is None:
