@@ -64,6 +64,24 @@ class Talks:
 
     async def step(self, action):
         return "", "much", True, {}
+
+
+class Leaves:
+    """Cannot be closed."""
+
+    def __init__(self, breaks=False):
+        self.breaks = breaks
+
+    async def reset(self, seed, row):
+        return None
+
+    async def step(self, action):
+        if self.breaks:
+            raise RuntimeError("step broke")
+        return "", 1.0, True, {}
+
+    async def close(self):
+        raise RuntimeError("close broke")
 '''
 
 
@@ -208,6 +226,8 @@ def test_limits_end_the_episode_with_what_there_is(file: str) -> None:
         ("Guess", {"smallest": 1}, "does not take the arguments"),
         ("Talks", {}, "the reward is 'much', not a number"),
         ("Nothing", {}, "has no class 'Nothing'"),
+        ("Leaves", {}, "close: RuntimeError: close broke"),
+        ("Leaves", {"breaks": True}, "step: RuntimeError: step broke"),
     ],
 )
 def test_a_broken_environment_fails_the_episode_with_a_sentence(

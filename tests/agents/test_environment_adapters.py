@@ -16,7 +16,13 @@ from typing import Any
 
 import pytest
 
-from strop.agents.environments import EnvironmentChoice, Observation, PlayedEnvironment, Step
+from strop.agents.environments import (
+    EnvironmentChoice,
+    EnvironmentFailed,
+    Observation,
+    PlayedEnvironment,
+    Step,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -188,7 +194,7 @@ def test_verifiers_tasks_that_need_a_runtime_are_refused(taskset: str) -> None:
 # ------------------------------------------------------------------------------------------------------ openenv
 
 SERVER = """
-import random, sys
+import os, random, sys, time
 import uvicorn
 from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
 
@@ -205,11 +211,19 @@ class World(Environment):
         super().__init__()
         self.number = 0
 
-    def reset(self, seed=None, episode_id=None, **kwargs):
-        self.number = random.Random(seed).randint(1, 9)
-        return Hint(text="1 to 9", reward=None, done=False)
+    def reset(self, seed=None, episode_id=None, largest=9, **kwargs):
+        self.number = random.Random(seed).randint(1, largest)
+        return Hint(text=f"1 to {largest}", reward=None, done=False)
 
     def step(self, action, timeout_s=None, **kwargs):
+        if action.text == "die":
+            os._exit(3)
+        if action.text == "break":
+            raise RuntimeError("out of order")
+        if action.text.startswith("sleep"):
+            time.sleep(float(action.text.split()[1]))
+        if action.text == "pass":
+            return Hint(text="well", reward=None, done=False)
         right = action.text == str(self.number)
         return Hint(text="yes" if right else "no", reward=float(right), done=right)
 
@@ -217,22 +231,23 @@ class World(Environment):
     def state(self):
         return State()
 
-app = create_fastapi_app(World, Guess, Hint, max_concurrent_envs=8)
-uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="error")
+sessions = {"max_concurrent_envs": int(sys.argv[2])} if len(sys.argv) > 2 else {}
+app = create_fastapi_app(World, Guess, Hint, **sessions)
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="critical")
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextlib.contextmanager
+def served(folder: Path, *options: str) -> Iterator[str]:
     pytest.importorskip(
         "openenv.core.generic_client", reason="needs the openenv-core package", exc_type=ImportError
     )
-    script = tmp_path_factory.mktemp("openenv") / "server.py"
+    script = folder / "server.py"
     script.write_text(SERVER, encoding="utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, str(script), str(port)])
+    process = subprocess.Popen([sys.executable, str(script), str(port), *options], stderr=subprocess.DEVNULL)
     try:
         for _ in range(600):
             if process.poll() is not None:
@@ -246,6 +261,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.wait()
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """With room for eight sessions."""
+    with served(tmp_path_factory.mktemp("openenv"), "8") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """With room for one session, as servers have unless they are told."""
+    with served(tmp_path_factory.mktemp("openenv_narrow")) as url:
+        yield url
+
+
+def guessing(url: str, **settings: Any) -> EnvironmentChoice:
+    return EnvironmentChoice(
+        name="openenv", kwargs={"url": url, "action_key": "text", "observation_key": "text", **settings}
+    )
+
+
 def test_an_openenv_server_is_played_in_sessions_of_its_own(server: str) -> None:
     settings = {"url": server, "action_key": "text", "observation_key": "text"}
     number = random.Random(4).randint(1, 9)
@@ -254,4 +289,82 @@ def test_an_openenv_server_is_played_in_sessions_of_its_own(server: str) -> None
     assert [(s.observation, s.reward, s.is_done) for s in steps] == [("no", 0.0, False), ("yes", 1.0, True)]
     _, steps = episode("openenv", ["not JSON", '{"word": 3}', f'{{"text": "{number}"}}'], seed=4, url=server)
     assert [step.observation[:14] for step in steps[:2]] == ["Invalid action", "Invalid action"]
-    assert steps[2].reward == 1.0
+    assert [step.reward for step in steps] == [0.0, 0.0, 1.0]
+    assert json.loads(steps[2].observation) == {"text": "yes"}
+
+
+def test_openenv_episodes_at_the_same_time_do_not_meet(server: str) -> None:
+    async def one(seed: int) -> list[float | None]:
+        async with PlayedEnvironment(guessing(server), timeout_s=60) as environment:
+            await environment.reset(seed, {})
+            return [(await environment.step(str(guess))).reward for guess in range(1, 10)]
+
+    async def run() -> list[list[float | None]]:
+        return await asyncio.gather(*(one(seed) for seed in range(6)))
+
+    for seed, rewards in enumerate(asyncio.run(run())):
+        right = random.Random(seed).randint(1, 9)
+        assert rewards == [float(guess == right) for guess in range(1, 10)]
+
+
+def test_openenv_options_of_reset_and_rewards_that_are_left_to_the_reward_function(server: str) -> None:
+    settings = {"url": server, "action_key": "text", "observation_key": "text"}
+    first, steps = episode("openenv", ["pass", "1"], **settings, reset_options={"largest": 1})
+    assert first.text == "1 to 1"
+    assert [step.reward for step in steps] == [0.0, 1.0], "an action without a reward is worth 0"
+    _, steps = episode("openenv", ["pass", "1"], **settings, reset_options={"largest": 1}, rewards=False)
+    assert [(step.reward, step.is_done) for step in steps] == [(None, False), (None, True)]
+    _, steps = episode("openenv", ["what"], url=server, rewards=False)
+    assert steps[0].reward is None
+    with pytest.raises(EnvironmentFailed, match=r"has no field 'word'; it has text"):
+        episode("openenv", [], url=server, observation_key="word")
+
+
+def test_an_openenv_server_with_one_session_is_waited_for(narrow: str) -> None:
+    async def one(seed: int, **settings: Any) -> float | None:
+        async with PlayedEnvironment(guessing(narrow, **settings), timeout_s=60) as environment:
+            await environment.reset(seed, {})
+            return (await environment.step(str(random.Random(seed).randint(1, 9)))).reward
+
+    async def run() -> list[Any]:
+        together = await asyncio.gather(*(one(seed) for seed in range(4)))
+        async with PlayedEnvironment(guessing(narrow), timeout_s=60) as holder:
+            await holder.reset(0, {})
+            return [*together, *await asyncio.gather(one(0, session_wait_s=0.3), return_exceptions=True)]
+
+    *rewards, refused = asyncio.run(run())
+    assert rewards == [1.0] * 4
+    assert isinstance(refused, EnvironmentFailed)
+    assert f"reset: server {narrow}: no session was free within 0.3 s; start the server with a larger" in str(
+        refused
+    )
+
+
+@pytest.mark.parametrize(
+    ("action", "settings", "timeout_s", "sentence"),
+    [
+        ("break", {}, 60, "Server error: out of order"),
+        ("sleep 2", {"message_timeout_s": 0.3}, 60, "no answer within 0.3 s"),
+        ("sleep 2", {}, 0.5, "step took longer than 0.5 s"),
+    ],
+)
+def test_an_openenv_server_that_fails_or_is_silent_fails_the_episode(
+    server: str, action: str, settings: dict[str, Any], timeout_s: float, sentence: str
+) -> None:
+    async def run() -> None:
+        async with PlayedEnvironment(guessing(server, **settings), timeout_s=timeout_s) as environment:
+            await environment.reset(0, {})
+            await environment.step(action)
+
+    with pytest.raises(EnvironmentFailed, match=sentence):
+        asyncio.run(run())
+    first, _ = episode("openenv", [], url=server, observation_key="text")
+    assert first.text == "1 to 9", "the server lives on"
+
+
+def test_an_openenv_server_that_dies_fails_the_episode_and_those_after_it(narrow: str) -> None:
+    settings = {"url": narrow, "action_key": "text", "observation_key": "text"}
+    with pytest.raises(EnvironmentFailed, match=f"step: server {narrow}: the connection ended: "):
+        episode("openenv", ["die"], **settings)
+    with pytest.raises(EnvironmentFailed, match=f"reset: server {narrow}: Failed to connect"):
+        episode("openenv", [], **settings)
