@@ -17,8 +17,9 @@ BUILT_IN = (SINGLE_TURN, TOOL_AGENT, ENV_AGENT, INTERACTION_AGENT)
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentConfig:
     name: str = ""
-    """Environment that env_agent plays: gymnasium, reasoning_gym, verifiers, openenv, a name registered in one of
-    agent.files, FILE.py:CLASS, or the dotted path of a class. A row's extra_info.env_name comes first."""
+    """Environment that env_agent plays: gymnasium, reasoning_gym, verifiers, verifiers_classic, openenv, a name
+    registered in one of agent.files, FILE.py:CLASS, or the dotted path of a class. A row's extra_info.env_name comes
+    first."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Its arguments; those of a row, extra_info.env_kwargs, are added."""
 

@@ -14,21 +14,18 @@ import base64
 import json
 import logging
 import math
-import os
 import tempfile
-import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from strop.agents.background_loop import BackgroundLoop
 from strop.agents.tools.base import BaseTool, ToolResponse
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
 from strop.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 CONNECT_S = 30.0
 """Longest wait for a server to start and list its tools, in seconds."""
@@ -229,27 +226,16 @@ class McpServer:
         return is_dead
 
 
-class _Loop:
-    """The event loop of all connections of this process, in a daemon thread."""
+class _Loop(BackgroundLoop):
+    """The event loop of all connections of this process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._pid = 0
+        super().__init__("mcp servers")
         self.servers: list[McpServer] = []
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> Any:
-        """A concurrent future of the coroutine's result."""
-        with self._lock:
-            if self._loop is None or self._pid != os.getpid():
-                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                self.servers = []
-                self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="mcp servers", daemon=True
-                )
-                self._thread.start()
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+    def begin(self) -> None:
+        """A child process has no connections."""
+        self.servers = []
 
     async def server(self, config: McpServerConfig) -> McpServer:
         """The one connection of this process to a server; runs on the loop."""
@@ -266,9 +252,7 @@ class _Loop:
 
     def close(self) -> None:
         """End every connection, from any thread."""
-        with self._lock:
-            is_running = self._loop is not None and self._pid == os.getpid()
-        if is_running:
+        if self.is_running:
             self.submit(self.close_all()).result(timeout=3 * CLOSE_S)
 
 
