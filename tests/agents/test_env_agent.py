@@ -15,9 +15,12 @@ from strop.agents.config import AgentConfig, EnvironmentConfig
 from strop.agents.environments import EnvironmentFailed, choose_environment, episode_seed
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
+from strop.algorithms.config import AlgorithmConfig
 from strop.data.tiny import make_tiny_tokenizer
+from strop.protocol import columns
 from strop.trajectory import NOT_SAMPLED, Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows, token_scores
+from strop.workers.estimates import batch_advantages
 
 TOKENIZER = make_tiny_tokenizer()
 ENVIRONMENT = '''
@@ -189,6 +192,26 @@ def test_with_credit_per_turn_every_answer_is_a_sample_with_the_rewards_from_it_
     where = [(m["role"], m["sequence"], m["tokens"]) for m in turns[-1].messages]
     assert where == [("assistant", 0, [0, 2]), ("user", 0, [2, 2]), ("assistant", 1, [0, 2]), ("user", 1, [2, 2]),
                      ("assistant", 2, [0, 2])]  # fmt: skip
+
+
+def test_with_credit_per_turn_a_group_is_all_answers_of_all_its_episodes(file: str) -> None:
+    episodes = []
+    for number, guesses in enumerate((["3", "9", "7"], ["7"])):
+        turns = play(
+            asked(seed=seed_for(7)), ScriptedModel([answer(one) for one in guesses]), environment=world(file),
+            credit="turn",
+        )  # fmt: skip
+        episodes.append(
+            Episode(prompt=asked(), sample_index=number, trajectory=turns[-1], earlier=turns[:-1])
+        )
+    rows = episode_rows(episodes, [1.5, 1.0], temperature=1.0)
+    # Worth from each answer on: 1.5, 1.25, 1 in the first episode, 1 in the second. Their mean is 4.75 / 4 = 1.1875,
+    # and not (1.5 + 1) / 2; the squares of the differences sum to 0.171875, so the sample std is sqrt(0.171875 / 3).
+    differences = [0.3125, 0.0625, -0.1875, -0.1875]
+    for by_std, scale in ((False, 1.0), (True, (0.171875 / 3) ** 0.5)):
+        made = batch_advantages(rows, AlgorithmConfig(norm_adv_by_std=by_std), kl_coef=0.0)
+        advantages = [row.tolist() for row in columns.rows(made.tensors()["advantages"])]
+        assert advantages == [pytest.approx([d / scale] * 2, rel=1e-4) for d in differences]
 
 
 def test_sequences_of_an_episode_without_turn_rewards_share_its_reward() -> None:
