@@ -93,6 +93,21 @@ def test_a_gymnasium_environment_is_played_in_words_and_numbers(corridor: str) -
         assert steps[3].is_done
 
 
+def test_gymnasium_answers_that_are_no_action_end_an_episode_only_in_a_row(corridor: str) -> None:
+    settings = {"id": "strop/Corridor-v0", "imports": corridor, "max_invalid": 2, "invalid_reward": -0.5}
+    _, steps = episode("gymnasium", ["?", "0", "2", "-1"], **settings)
+    # No number; a step; a number above the last action, and one below the first: the second in a row.
+    assert [(step.reward, step.is_done) for step in steps[:1] + steps[2:]] == [
+        (-0.5, False), (-0.5, False), (-0.5, True),
+    ]  # fmt: skip
+    assert steps[2].observation == "Invalid action: say a whole number from 0 to 1"
+
+
+def test_a_gymnasium_episode_ends_too_when_it_is_truncated(corridor: str) -> None:
+    _, steps = episode("gymnasium", ["0"] * 3, id="strop/Corridor-v0", imports=corridor, seed=1)
+    assert [step.is_done for step in steps].count(True) >= 1
+
+
 def test_a_gymnasium_text_space_takes_the_answer_as_it_is(corridor: str) -> None:
     _, steps = episode(
         "gymnasium", ["right", "much too long"], id="strop/Corridor-v0", imports=corridor, space="text"
@@ -122,6 +137,8 @@ def test_a_reasoning_gym_task_scores_its_own_answer() -> None:
     _, tries = episode("reasoning_gym", ["no", entry["answer"]], seed=5, task="chain_sum", max_tries=2)
     assert [(step.reward, step.is_done) for step in tries] == [(0.0, False), (1.0, True)]
     assert tries[0].observation == "That is not right. Try again."
+    _, tries = episode("reasoning_gym", ["no", "no"], seed=5, task="chain_sum", max_tries=2)
+    assert [(step.reward, step.is_done) for step in tries] == [(0.0, False), (0.0, True)]
 
 
 def test_a_reasoning_gym_task_that_evaluates_answers_is_refused() -> None:
