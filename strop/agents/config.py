@@ -17,8 +17,9 @@ BUILT_IN = (SINGLE_TURN, TOOL_AGENT, ENV_AGENT, INTERACTION_AGENT)
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentConfig:
     name: str = ""
-    """Environment that env_agent plays: gymnasium, reasoning_gym, verifiers, openenv, a name registered in one of
-    agent.files, FILE.py:CLASS, or the dotted path of a class. A row's extra_info.env_name comes first."""
+    """Environment that env_agent plays: gymnasium, reasoning_gym, verifiers, verifiers_classic, openenv, a name
+    registered in one of agent.files, FILE.py:CLASS, or the dotted path of a class. A row's extra_info.env_name comes
+    first."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Its arguments; those of a row, extra_info.env_kwargs, are added."""
 
@@ -65,7 +66,8 @@ class AgentConfig:
     """What env_agent plays."""
     credit: Literal["trajectory", "turn"] = "trajectory"
     """How the rewards of single answers of env_agent are trained. trajectory: an episode is one sample, each reward on
-    the last token of its answer. turn: every answer is a sample of its own, worth the rewards from it on."""
+    the last token of its answer. turn: every answer is a sample of its own, worth the rewards from it on, without
+    discount, and estimators that compare the samples of a prompt compare all answers of all its episodes."""
     interactions: str = ""
     """YAML file with interactions: users that answer the model in episodes of interaction_agent."""
 
@@ -108,6 +110,14 @@ class AgentConfig:
                 "agent.credit is turn, but no environment is played, and other agents give no reward per answer: set "
                 "agent.default_agent=env_agent or agent.environment.name, or remove it"
             )
+        if not (self.has_tools or self.loops):
+            for setting in dataclasses.fields(self):
+                value = getattr(self, setting.name)
+                if setting.name in _OF_TOOLS and value != setting.default:
+                    raise ValueError(
+                        f"agent.{setting.name} is {value}, but the run has no tools, so nothing has a use for it: "
+                        f"name some (agent.tools, agent.function_tools, agent.files), or remove it"
+                    )
         plays_more = (
             self.environment.name or self.interactions or self.default_agent not in (SINGLE_TURN, TOOL_AGENT)
         )
@@ -144,6 +154,8 @@ class AgentConfig:
         return bool(self.tools or self.function_tools or self.files)
 
 
+_OF_TOOLS = ("tool_format", "max_parallel_calls", "max_tool_response_tokens", "tool_response_truncation")
+"""Settings that only an agent with tools reads."""
 _OF_EVERY_AGENT = {"default_agent", "timeout_s", "environment"}
 """Settings that also a single turn reads; an environment without a name has none of its own."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
-from strop.agents.config import SINGLE_TURN
+from strop.agents.config import ENV_AGENT, SINGLE_TURN
 from strop.agents.setup import AgentSetup
 
 
@@ -54,10 +54,14 @@ def with_agents(
     if is_streamed:
         return AgentRows(rows, setup, split)
     names = {setup.agent_of(row) for row in rows}
-    if names == {SINGLE_TURN} and setup.tools:
+    without = (
+        {SINGLE_TURN, ENV_AGENT} if split == "train" else {SINGLE_TURN}
+    )  # validation may leave tools alone
+    if setup.tools and names and names <= without:
         raise ValueError(
             f"the run has tools ({', '.join(sorted(setup.tools))}), but every {split} row is played by "
-            f"single_turn_agent: set agent.default_agent=tool_agent, give rows an agent_name, or remove the tools"
+            f"{' or '.join(sorted(names))}, which uses none: set agent.default_agent=tool_agent, give rows an "
+            f"agent_name, or remove the tools"
         )
     if names <= {SINGLE_TURN}:
         return rows

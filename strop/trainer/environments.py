@@ -64,3 +64,5 @@ def certify_environments(config: Config, data: TrainingData, run: RunFolder, say
         say(f"environment {name}: {count} fault{'' if count == 1 else 's'}, checked in {seconds:.1f} s")
         for fault in certificate["faults"]:
             say(f"  {fault}")
+    if (left := len(rows) - MAX_ENVIRONMENTS) > 0:
+        say(f"environments that were not checked: {left} more among the first {_NUM_PROMPTS} prompts")

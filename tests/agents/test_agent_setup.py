@@ -11,6 +11,7 @@ from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with
 from template_family import family_tokenizer
 
 from strop.agents import AgentConfig, AgentSetup, agents
+from strop.agents.config import EnvironmentConfig
 from strop.agents.rows import with_agents
 from strop.agents.tools import FUNCTION_TOOL_REGISTRY, BaseTool, ToolResponse
 from strop.agents.tools.calculator import CalculatorTool
@@ -36,9 +37,26 @@ def registries() -> Iterator[None]:
         ({"default_agent": "tool_agent"}, "agent.default_agent is tool_agent, but there are no tools"),
         (
             {"max_parallel_calls": 2},
-            "agent.max_parallel_calls is 2, but single_turn_agent, .* has no use for it",
+            "agent.max_parallel_calls is 2, but the run has no tools, so nothing has a use for it: name some",
         ),
-        ({"tool_format": "hermes"}, "agent.tool_format is hermes, but single_turn_agent"),
+        ({"tool_format": "hermes"}, "agent.tool_format is hermes, but the run has no tools"),
+        ({"max_user_turns": 2}, "agent.max_user_turns is 2, but single_turn_agent, .* has no use for it"),
+        (
+            {"default_agent": "env_agent", "tool_format": "hermes"},
+            "agent.tool_format is hermes, but the run has no",
+        ),
+        (
+            {"environment": EnvironmentConfig(name="gymnasium"), "max_tool_response_tokens": 9},
+            "agent.max_tool_response_tokens is 9, but the run has no tools",
+        ),
+        (
+            {
+                "default_agent": "interaction_agent",
+                "interactions": "i.yaml",
+                "tool_response_truncation": "left",
+            },
+            "agent.tool_response_truncation is left, but the run has no tools",
+        ),
         ({"max_assistant_turns": 0, "tools": "t.yaml"}, "agent.max_assistant_turns is 0; use at least 1"),
         ({"max_user_turns": 0, "tools": "t.yaml"}, "agent.max_user_turns is 0; use at least 1"),
         (
@@ -52,6 +70,15 @@ def registries() -> Iterator[None]:
 def test_settings_that_cannot_apply_are_refused(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         AgentConfig(**settings)
+
+
+@pytest.mark.parametrize("source", [{"tools": "t.yaml"}, {"files": ("mine.py",)}, {"loops": "l.yaml"}])
+def test_settings_of_tools_stay_where_rows_may_choose_an_agent_with_tools(source: dict[str, Any]) -> None:
+    settings = {"tool_format": "hermes", "max_parallel_calls": 2, "max_tool_response_tokens": 9}
+    made = AgentConfig(
+        default_agent="env_agent", environment=EnvironmentConfig(name="gymnasium"), **settings, **source
+    )
+    assert made.max_parallel_calls == 2
 
 
 def test_files_register_agents_and_tools(tmp_path: Path) -> None:
@@ -127,6 +154,15 @@ def test_rows_of_single_turns_are_left_as_they_are() -> None:
 def test_rows_that_name_what_there_is_not_are_refused(columns: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         with_agents([row(), row(**columns)], setup(default_agent="tool_agent"), "train")
+
+
+def test_tools_that_only_environments_could_use_are_refused_for_training_rows() -> None:
+    made = setup(default_agent="env_agent", environment=EnvironmentConfig(name="gymnasium"))
+    with pytest.raises(ValueError, match="every train row is played by env_agent, which uses none"):
+        with_agents([row(), row()], made, "train")
+    both = with_agents([row(), row(agent_name="tool_agent")], made, "train")
+    assert [len(one.get("tools", ())) for one in both] == [0, 2]
+    assert len(with_agents([row()], made, "val")) == 1, "validation may leave the tools alone"
 
 
 def test_tools_that_no_row_uses_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +14,15 @@ from agent_cases import ScriptedModel, sampling_of
 
 from strop.agents.config import AgentConfig, EnvironmentConfig
 from strop.agents.environments import EnvironmentFailed, choose_environment, episode_seed
+from strop.agents.environments.credit import with_turn_rewards
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
+from strop.algorithms.config import AlgorithmConfig
 from strop.data.tiny import make_tiny_tokenizer
+from strop.protocol import columns
 from strop.trajectory import NOT_SAMPLED, Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows, token_scores
+from strop.workers.estimates import batch_advantages
 
 TOKENIZER = make_tiny_tokenizer()
 ENVIRONMENT = '''
@@ -64,6 +69,48 @@ class Talks:
 
     async def step(self, action):
         return "", "much", True, {}
+
+
+class Leaves:
+    """Cannot be closed."""
+
+    def __init__(self, breaks=False):
+        self.breaks = breaks
+
+    async def reset(self, seed, row):
+        return None
+
+    async def step(self, action):
+        if self.breaks:
+            raise RuntimeError("step broke")
+        return "", 1.0, True, {}
+
+    async def close(self):
+        raise RuntimeError("close broke")
+
+
+class Lingers(Guess):
+    """Takes its time to close."""
+    closed = []
+
+    async def close(self):
+        import asyncio
+        await asyncio.sleep(0.1)
+        Lingers.closed.append(self.number)
+
+
+class Says:
+    """Returns what it is given."""
+
+    def __init__(self, step):
+        self.returned = step
+
+    def reset(self, seed, row):
+        return ""
+
+    def step(self, action):
+        from strop.agents.environments import Step
+        return Step(**self.returned) if isinstance(self.returned, dict) else self.returned
 '''
 
 
@@ -173,6 +220,26 @@ def test_with_credit_per_turn_every_answer_is_a_sample_with_the_rewards_from_it_
                      ("assistant", 2, [0, 2])]  # fmt: skip
 
 
+def test_with_credit_per_turn_a_group_is_all_answers_of_all_its_episodes(file: str) -> None:
+    episodes = []
+    for number, guesses in enumerate((["3", "9", "7"], ["7"])):
+        turns = play(
+            asked(seed=seed_for(7)), ScriptedModel([answer(one) for one in guesses]), environment=world(file),
+            credit="turn",
+        )  # fmt: skip
+        episodes.append(
+            Episode(prompt=asked(), sample_index=number, trajectory=turns[-1], earlier=turns[:-1])
+        )
+    rows = episode_rows(episodes, [1.5, 1.0], temperature=1.0)
+    # Worth from each answer on: 1.5, 1.25, 1 in the first episode, 1 in the second. Their mean is 4.75 / 4 = 1.1875,
+    # and not (1.5 + 1) / 2; the squares of the differences sum to 0.171875, so the sample std is sqrt(0.171875 / 3).
+    differences = [0.3125, 0.0625, -0.1875, -0.1875]
+    for by_std, scale in ((False, 1.0), (True, (0.171875 / 3) ** 0.5)):
+        made = batch_advantages(rows, AlgorithmConfig(norm_adv_by_std=by_std), kl_coef=0.0)
+        advantages = [row.tolist() for row in columns.rows(made.tensors()["advantages"])]
+        assert advantages == [pytest.approx([d / scale] * 2, rel=1e-4) for d in differences]
+
+
 def test_sequences_of_an_episode_without_turn_rewards_share_its_reward() -> None:
     whole = Trajectory(uid="a", sample_index=0, prompt_ids=(1,)).with_sampled((2, 3), (-1.0, -1.0), (0, 0))
     assert token_scores([whole.finish("stop"), whole.finish("stop")], 0.5) == [[0.0, 0.5], [0.0, 0.5]]
@@ -208,6 +275,16 @@ def test_limits_end_the_episode_with_what_there_is(file: str) -> None:
         ("Guess", {"smallest": 1}, "does not take the arguments"),
         ("Talks", {}, "the reward is 'much', not a number"),
         ("Nothing", {}, "has no class 'Nothing'"),
+        ("Says", {"step": (3, 0.0, False, {})}, "the observation of step is 3, not text"),
+        ("Says", {"step": ("", 0.0, False, [])}, r"the info of step is \[\], not a dictionary"),
+        ("Says", {"step": ("", 0.0, False)}, r"return \(observation, reward, done, info\)"),
+        (
+            "Says",
+            {"step": {"observation": "", "reward": float("inf"), "is_done": True}},
+            "the reward is inf; it must be finite",
+        ),
+        ("Leaves", {}, "close: RuntimeError: close broke"),
+        ("Leaves", {"breaks": True}, "step: RuntimeError: step broke"),
     ],
 )
 def test_a_broken_environment_fails_the_episode_with_a_sentence(
@@ -219,13 +296,14 @@ def test_a_broken_environment_fails_the_episode_with_a_sentence(
         )
 
 
-def test_the_environment_is_closed_also_when_the_episode_is_cancelled(file: str) -> None:
+@pytest.mark.parametrize("name", ["Guess", "Lingers"])
+def test_the_environment_is_closed_also_when_the_episode_is_cancelled(file: str, name: str) -> None:
     async def never() -> list[int]:
         await asyncio.sleep(30)
         return []
 
     async def run() -> Any:
-        setup = AgentSetup(AgentConfig(default_agent="env_agent", environment=world(file)), TOKENIZER)
+        setup = AgentSetup(AgentConfig(default_agent="env_agent", environment=world(file, name)), TOKENIZER)
         model = ScriptedModel([never])
         task = asyncio.create_task(
             play_episode(asked(), 0, model, sampling_of(TOKENIZER, max_tokens=200), seed=0, setup=setup)
@@ -237,7 +315,7 @@ def test_the_environment_is_closed_also_when_the_episode_is_cancelled(file: str)
             await task
         from strop.agents.environments import find_environment
 
-        return find_environment(f"{file}:Guess")
+        return find_environment(f"{file}:{name}")
 
     maker = asyncio.run(run())
     assert len(maker.closed) == 1
@@ -247,6 +325,9 @@ def test_a_row_chooses_its_environment_and_adds_arguments() -> None:
     row = {"extra_info": {"env_kwargs": {"largest": 5, "other": None}}}
     chosen = choose_environment(row, name="a", kwargs={"largest": 9, "more": 1})
     assert (chosen.name, chosen.kwargs) == ("a", {"largest": 5, "more": 1})
+    row = {"extra_info": {"env_name": "a", "env_kwargs": {"largest": 5}}}
+    chosen = choose_environment(row, name="a", kwargs={"largest": 9, "more": 1})
+    assert (chosen.name, chosen.kwargs) == ("a", {"largest": 5, "more": 1}), "it names the run's own"
     row = {"extra_info": {"env_name": "b", "env_kwargs": {"x": 1}}}
     chosen = choose_environment(row, name="a", kwargs={"largest": 9})
     assert (chosen.name, chosen.kwargs) == ("b", {"x": 1})
@@ -258,3 +339,16 @@ def test_samples_of_a_prompt_meet_the_same_episode() -> None:
     assert episode_seed("e0-000001", {}) == episode_seed("e0-000001", {}) != episode_seed("e0-000002", {})
     assert 0 <= episode_seed("e0-000001", {}) < 2**31
     assert episode_seed("e0-000001", {"seed": 7}) == 7
+    assert episode_seed("e0-000001", {"seed": True}) == episode_seed("e0-000001", {})
+
+
+def test_an_answer_without_tokens_is_no_sample_of_its_own() -> None:
+    whole = Trajectory(uid="a", sample_index=0, prompt_ids=(1,)).with_sampled((2, 3), (-1.0, -1.0), (0, 0))
+    messages: tuple[dict[str, Any], ...] = (
+        {"role": "assistant", "sequence": 0, "tokens": [0, 2]}, {"role": "user", "sequence": 0, "tokens": [2, 2]},
+        {"role": "assistant", "sequence": 0, "tokens": [2, 2]},
+    )  # fmt: skip
+    (one,) = with_turn_rewards(
+        [dataclasses.replace(whole.finish("length"), messages=messages)], [0.5], each_alone=True
+    )
+    assert (one.response_ids, one.turn_rewards, one.stop_reason) == ((2, 3), ((1, 0.5),), "length")

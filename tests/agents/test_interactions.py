@@ -16,6 +16,7 @@ from strop.agents.config import AgentConfig
 from strop.agents.interaction_agent import InteractionFailed
 from strop.agents.interactions import BaseInteraction, load_interactions
 from strop.agents.interactions.gsm8k import NO_NUMBER, RIGHT, WRONG, Gsm8kInteraction
+from strop.agents.interactions.loading import interaction_of_row
 from strop.agents.setup import AgentSetup
 from strop.data.tiny import make_tiny_tokenizer
 from strop.trajectory import Prompt
@@ -172,7 +173,8 @@ def test_mistakes_in_the_file_are_one_sentence(
 @pytest.mark.parametrize(
     ("said", "is_right"),
     [
-        ("3", True), ("so 1 + 2 = 3.", True), ("$3.00", True), ("#### 3 apples, not 4", True), ("#### 3", True),
+        ("3", True), ("so 1 + 2 = 3.", True), ("$3.00", True), ("3...", True),
+        ("#### 3 apples, not 4", True), ("#### 3", True),
         ("4", False), ("3" + "." * 400, False),
     ],
 )  # fmt: skip
@@ -183,11 +185,25 @@ def test_the_teacher_reads_the_last_number(said: str, is_right: bool) -> None:
         result = await teacher.generate_response(instance, [{"role": "assistant", "content": said}])
         assert await teacher.calculate_score(instance) == float(is_right)
         await teacher.finalize_interaction(instance)
+        assert not teacher._truths, "nothing is kept of an episode that is over"
+        assert not teacher._scores
         return result
 
     is_over, says, reward, _ = asyncio.run(run())
     assert (is_over, reward) == (is_right, float(is_right))
     assert (says == RIGHT) == is_right
+
+
+def test_two_interactions_of_one_name_are_refused(tmp_path: Path) -> None:
+    entry = {"name": "teacher", "class_name": GSM8K}
+    with pytest.raises(ValueError, match="entry 2 of .* has the name 'teacher' of another one"):
+        load_interactions(written(tmp_path, entry, entry))
+
+
+def test_arguments_of_a_row_are_those_that_it_has() -> None:
+    one: dict[str, BaseInteraction] = {"teacher": Gsm8kInteraction({"name": "teacher"})}
+    row = {"interaction_kwargs": {"ground_truth": "3", "of_other_rows": None}}
+    assert interaction_of_row(row, one, "row 1") == ("teacher", {"ground_truth": "3"})
 
 
 def test_the_base_class_ends_at_once() -> None:

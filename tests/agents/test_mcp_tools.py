@@ -17,10 +17,8 @@ import psutil
 import pytest
 from agent_cases import make_session
 
-pytest.importorskip("mcp", reason="needs the mcp package")
-
 from strop.agents.tools.loading import load_all_tools
-from strop.agents.tools.mcp import close_servers
+from strop.agents.tools.mcp import McpServer, McpServerConfig, McpTool, close_servers
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -147,6 +145,62 @@ def test_a_stdio_server_gives_its_tools_and_ends_with_the_connection(script: Pat
     assert servers() == []
 
 
+def test_calls_start_no_faster_than_the_rate_limit() -> None:
+    starts: list[float] = []
+
+    class Client:
+        async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
+            starts.append(time.monotonic())
+            return name
+
+    async def run() -> None:
+        server = McpServer(McpServerConfig(name="s", command="x", rate_limit=10.0, timeout_s=0.05))
+        server._client, server._life = Client(), asyncio.create_task(asyncio.sleep(60))
+        starts.append(time.monotonic())
+        calls = [asyncio.create_task(server.call("t", {})) for _ in range(14)]
+        await asyncio.sleep(0)
+        calls[11].cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        server._life.cancel()
+
+    asyncio.run(run())
+    # Ten start at once, and three at 0.1, 0.2 and 0.3 s, although a call itself may take only 0.05 s. The one that was
+    # cancelled takes no place.
+    begun, *called = starts
+    assert len(called) == 13
+    assert all(start - begun >= 0.1 * number - 1e-6 for number, start in enumerate(called[10:], start=1))
+
+
+def test_an_entry_of_the_field_is_read_with_its_rate_limit(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"s": stdio(script)}}), encoding="utf-8")
+    entry: dict[str, Any] = {
+        "class_name": "verl.tools.mcp_search_tool.MCPSearchTool",
+        "config": {"rate_limit": 120, "timeout": 60, "use_mcp": True},
+        "mcp": {"mcp_servers_config_path": str(tmp_path / "servers.json"), "tool_selected_list": ["add"]},
+    }
+    path = tmp_path / "tools.yaml"
+    path.write_text(json.dumps({"tools": [entry]}), encoding="utf-8")
+    (tool,) = load_all_tools(str(path)).values()
+    assert isinstance(tool, McpTool)
+    assert (tool.server.rate_limit, tool.server.timeout_s) == (120.0, 60.0)
+
+
+def test_what_an_entry_would_not_use_is_refused(tmp_path: Path) -> None:
+    for wrong, sentence in [
+        (
+            {"class_name": "mine.Tool"},
+            "has the class_name 'mine.Tool', but a server's tools are called as they are",
+        ),
+        ({"tool_schema": {}}, "has the key 'tool_schema', but an MCP entry has config and mcp"),
+    ]:
+        path = tmp_path / "tools.yaml"
+        entry = {"config": {"type": "mcp"}, "mcp": {"command": "x"}, **wrong}
+        path.write_text(json.dumps({"tools": [entry]}), encoding="utf-8")
+        with pytest.raises(ValueError, match=sentence):
+            load_all_tools(str(path))
+
+
+@pytest.mark.slow
 def test_a_server_that_crashes_is_an_error_for_the_model_and_starts_again(
     script: Path, tmp_path: Path
 ) -> None:
@@ -175,6 +229,7 @@ def test_a_server_that_crashes_is_an_error_for_the_model_and_starts_again(
     assert servers() == []
 
 
+@pytest.mark.slow
 def test_a_call_that_takes_too_long_is_cut_off_and_the_server_lives_on(script: Path, tmp_path: Path) -> None:
     tools = load_all_tools(tools_file(tmp_path, stdio(script), timeout=1.0))
 
@@ -236,7 +291,17 @@ def test_a_server_over_http_is_called_the_same_way(script: Path, tmp_path: Path)
         ({"url": "ftp://x"}, {}, "begins with http"),
         ({}, {}, "either a command or a url"),
         ({"command": "x", "colour": 1}, {}, "unknown key 'colour'"),
-        ({"command": "x"}, {"rate_limit": 3}, "unknown key 'rate_limit'"),
+        (
+            {"command": "x"},
+            {"retries": 3},
+            "unknown key 'retries'; an MCP entry has type, timeout, max_restarts and",
+        ),
+        ({"command": "x"}, {"rate_limit": 0}, "rate_limit 0.0; it is a number of calls per second above 0"),
+        (
+            {"command": "x"},
+            {"rate_limit": "slow"},
+            "timeout, max_restarts and rate_limit are numbers: could not",
+        ),
         ({"mcp_servers_config_path": "/no/such.json"}, {}, "cannot be read as JSON"),
     ],
 )

@@ -57,6 +57,25 @@ def test_the_command_builds_an_index_that_the_tool_reads(
     assert called(tool, query="water", topk=5).facts == {"num_passages": 2}
 
 
+def test_a_call_is_bounded_in_queries_and_passages(corpus: Path, tmp_path: Path) -> None:
+    corpus.write_text(
+        "".join(json.dumps({"text": f"heron {number}"}) + "\n" for number in range(60)), encoding="utf-8"
+    )
+    build_index(corpus, tmp_path / "many")
+    tool = SearchTool({"index": str(tmp_path / "many")})
+    assert called(tool, query="heron", topk=1000).facts == {"num_passages": 50}
+    assert called(tool, query="heron", topk=0).facts == {"num_passages": 1}
+    result = called(tool, query_list=["heron"] * 9)
+    assert result.facts == {"num_passages": 8 * 3}
+
+
+def test_passages_are_ranked_and_the_better_one_has_the_larger_score(corpus: Path, tmp_path: Path) -> None:
+    build_index(corpus, tmp_path / "i")
+    kettle, heron = SearchIndex(tmp_path / "i").search("water", 3)
+    assert (kettle.id, heron.id) == ("b", "a"), "twice in one of them"
+    assert kettle.score > heron.score
+
+
 def test_words_of_the_index_language_are_only_words(corpus: Path, tmp_path: Path) -> None:
     build_index(corpus, tmp_path / "i")
     index = SearchIndex(tmp_path / "i")

@@ -19,7 +19,7 @@ from strop.rewards import RewardConfig, RewardError
 from strop.rewards.config import FunctionConfig, PoliciesConfig
 from strop.rewards.remote.config import JudgeConfig, ServerConfig
 from strop.rewards.remote.judge import fill, verdict
-from strop.rewards.remote.limits import TokenBucket
+from strop.token_bucket import TokenBucket
 
 pytestmark = pytest.mark.timeout(60)
 EXCLUDE = PoliciesConfig(infrastructure="exclude")

@@ -17,7 +17,7 @@ from reward_cases import make_prompt
 from strop.rewards import Outcome, RewardConfig, RewardPool
 from strop.rewards.config import PoliciesConfig
 from strop.rewards.remote.config import JudgeConfig, ServerConfig
-from strop.rewards.remote.limits import Purse
+from strop.rewards.remote.purse import Purse
 from strop.trainer.config import Config, ResourcesConfig
 
 pytestmark = pytest.mark.timeout(60)

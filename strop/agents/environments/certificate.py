@@ -250,7 +250,10 @@ class Inspection:
             )
         except EnvironmentFailed as error:
             what = f" to {text[:40]!r}" if kind == "adversarial" else ""
-            self._faults[f"player {kind}{what}: {error}"] = None
+            if not any(
+                known.endswith(f": {error}") for known in self._faults
+            ):  # said once, not by each player
+                self._faults[f"player {kind}{what}: {error}"] = None
             return None
         self._played.append(played)
         return played

@@ -10,6 +10,7 @@ from typing import Any
 from strop.agents.environments.gymnasium_env import GymnasiumEnvironment
 from strop.agents.environments.openenv_env import OpenEnvEnvironment
 from strop.agents.environments.reasoning_gym_env import ReasoningGymEnvironment
+from strop.agents.environments.verifiers_classic_env import VerifiersClassicEnvironment
 from strop.agents.environments.verifiers_env import VerifiersEnvironment
 from strop.user_files import load_class, load_user_file
 
@@ -41,6 +42,7 @@ environments = EnvironmentRegistry(
         "openenv": OpenEnvEnvironment,
         "reasoning_gym": ReasoningGymEnvironment,
         "verifiers": VerifiersEnvironment,
+        "verifiers_classic": VerifiersClassicEnvironment,
     }
 )
 register_environment = environments.register

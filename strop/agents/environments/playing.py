@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,8 @@ from strop.agents.environments.base import (
 from strop.agents.environments.loading import EnvironmentChoice
 from strop.agents.tools.threads import call_in_thread
 from strop.randomness import random_key
+
+logger = logging.getLogger(__name__)
 
 
 def episode_seed(uid: str, extra_info: Mapping[str, Any]) -> int:
@@ -62,6 +65,10 @@ class PlayedEnvironment:
             except asyncio.CancelledError:
                 await asyncio.wait([closing])
                 raise
+            except EnvironmentFailed as failure:
+                if error is None:
+                    raise
+                logger.warning("%s, after the episode had failed", failure)  # what is told is why it failed
 
     async def reset(self, seed: int, row: Mapping[str, Any]) -> Observation:
         """Begin.

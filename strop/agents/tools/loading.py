@@ -71,7 +71,8 @@ def _read_entries(path: str) -> list[Mapping[str, Any]]:
 
 
 def _make_all(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
-    if (entry.get("config") or {}).get("type") == "mcp":
+    config = entry.get("config") or {}
+    if config.get("type") == "mcp" or config.get("use_mcp"):
         return mcp_tools(entry, where)
     return [_make(entry, where)]
 

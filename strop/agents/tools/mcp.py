@@ -13,25 +13,26 @@ import atexit
 import base64
 import json
 import logging
-import os
+import math
 import tempfile
-import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from strop.agents.background_loop import BackgroundLoop
 from strop.agents.tools.base import BaseTool, ToolResponse
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
+from strop.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 CONNECT_S = 30.0
 """Longest wait for a server to start and list its tools, in seconds."""
 PROBE_S = 2.0
 """Longest wait for a sign of life after a call that failed."""
+_CLASSES_OF_THE_FIELD = ("", "MCPBaseTool", "MCPSearchTool")
+"""Classes that entries may name although none is needed: they join the texts of a result, as is done here."""
 CLOSE_S = 10.0
 """Longest wait for a server to end; it is killed after four of them."""
 
@@ -57,6 +58,8 @@ class McpServerConfig:
     """Longest wait for the answer to a call, in seconds."""
     max_restarts: int = 3
     """How often a server that died is started again, or connected to again."""
+    rate_limit: float | None = None
+    """Calls that start per second, in this process, after a burst of a second's worth; None: no limit."""
 
     def __post_init__(self) -> None:
         if bool(self.command) == bool(self.url):
@@ -64,6 +67,11 @@ class McpServerConfig:
         if self.url and not self.url.startswith(("http://", "https://")):
             raise ValueError(
                 f"MCP server {self.name!r} has the url {self.url!r}; it begins with http:// or https://"
+            )
+        if self.rate_limit is not None and not 0 < self.rate_limit < math.inf:
+            raise ValueError(
+                f"MCP server {self.name!r} has the rate_limit {self.rate_limit}; it is a number of calls per second "
+                f"above 0, or null for no limit"
             )
         if not self.timeout_s > 0 or self.max_restarts < 0:
             raise ValueError(
@@ -84,6 +92,7 @@ class McpServer:
         self._life: asyncio.Task[None] | None = None
         self._end = asyncio.Event()
         self._lock = asyncio.Lock()
+        self._bucket = TokenBucket(config.rate_limit)
 
     async def tools(self) -> list[Any]:
         """What the server offers.
@@ -103,13 +112,14 @@ class McpServer:
         return found
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """The result of one call.
+        """The result of one call, which waits for its turn under the rate limit; the wait is no part of timeout_s.
 
         Raises:
             McpServerGone: the server died on it, or before.
             TimeoutError: there was no answer in time.
             RuntimeError: the server refused the call.
         """
+        await self._bucket.take()
         client = await self._connected()
         try:
             async with asyncio.timeout(self.config.timeout_s):
@@ -216,27 +226,16 @@ class McpServer:
         return is_dead
 
 
-class _Loop:
-    """The event loop of all connections of this process, in a daemon thread."""
+class _Loop(BackgroundLoop):
+    """The event loop of all connections of this process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._pid = 0
+        super().__init__("mcp servers")
         self.servers: list[McpServer] = []
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> Any:
-        """A concurrent future of the coroutine's result."""
-        with self._lock:
-            if self._loop is None or self._pid != os.getpid():
-                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                self.servers = []
-                self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="mcp servers", daemon=True
-                )
-                self._thread.start()
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+    def begin(self) -> None:
+        """A child process has no connections."""
+        self.servers = []
 
     async def server(self, config: McpServerConfig) -> McpServer:
         """The one connection of this process to a server; runs on the loop."""
@@ -253,9 +252,7 @@ class _Loop:
 
     def close(self) -> None:
         """End every connection, from any thread."""
-        with self._lock:
-            is_running = self._loop is not None and self._pid == os.getpid()
-        if is_running:
+        if self.is_running:
             self.submit(self.close_all()).result(timeout=3 * CLOSE_S)
 
 
@@ -270,7 +267,7 @@ class McpTool(BaseTool):
 
     def __init__(self, server: McpServerConfig, tool_schema: OpenAIFunctionToolSchema) -> None:
         super().__init__({"type": "mcp", "server": server.name}, tool_schema)
-        self._server = server
+        self.server = server
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
@@ -282,7 +279,7 @@ class McpTool(BaseTool):
         """
 
         async def call() -> Any:
-            return await (await _loop.server(self._server)).call(self.name, parameters)
+            return await (await _loop.server(self.server)).call(self.name, parameters)
 
         result = await asyncio.wrap_future(_loop.submit(call()))
         response = read_result(result)
@@ -313,8 +310,9 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
     The servers are started to ask them, and ended again.
 
     Args:
-        entry: `config` (type: mcp, timeout, max_restarts) and `mcp`: mcp_servers_config_path (a JSON file with the
-            key mcpServers), or one server by command, args, env, cwd or by url, headers; and tool_selected_list.
+        entry: `config` (type: mcp, timeout, max_restarts, rate_limit) and `mcp`: mcp_servers_config_path (a JSON file
+            with the key mcpServers), or one server by command, args, env, cwd or by url, headers; and
+            tool_selected_list.
         where: names the entry in messages.
 
     Raises:
@@ -352,15 +350,28 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
 def _read_entry(entry: Mapping[str, Any], where: str) -> tuple[list[McpServerConfig], Sequence[str] | None]:
     settings, given = dict(entry.get("config") or {}), dict(entry.get("mcp") or {})
     selected = given.pop("tool_selected_list", None)
-    settings.pop("type", None)
-    shared = {
-        "timeout_s": float(settings.pop("timeout", 30.0)),
-        "max_restarts": int(settings.pop("max_restarts", 3)),
-    }
+    for key in ("type", "use_mcp"):  # how the entry was told apart
+        settings.pop(key, None)
+    for key in sorted(set(entry) - {"config", "mcp", "class_name"}):
+        raise ValueError(f"{where} has the key {key!r}, but an MCP entry has config and mcp")
+    if entry.get("class_name", "").rpartition(".")[2] not in _CLASSES_OF_THE_FIELD:
+        raise ValueError(
+            f"{where} has the class_name {entry['class_name']!r}, but a server's tools are called as they are: remove "
+            f"it, or write a tool class of your own that calls the server"
+        )
+    try:
+        rate = settings.pop("rate_limit", None)
+        shared = {
+            "timeout_s": float(settings.pop("timeout", 30.0)),
+            "max_restarts": int(settings.pop("max_restarts", 3)),
+            "rate_limit": None if rate is None else float(rate),
+        }
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: timeout, max_restarts and rate_limit are numbers: {error}") from None
     if settings:
         raise ValueError(
-            f"{where}: config has the unknown key {sorted(settings)[0]!r}; an MCP entry has type, timeout and "
-            f"max_restarts"
+            f"{where}: config has the unknown key {sorted(settings)[0]!r}; an MCP entry has type, timeout, "
+            f"max_restarts and rate_limit"
         )
     path = given.pop("mcp_servers_config_path", None)
     if path is None:

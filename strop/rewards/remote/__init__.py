@@ -2,7 +2,6 @@
 
 config.py  JudgeConfig, ServerConfig, and what both share
 http.py    one POST with a deadline
-limits.py  requests per second
 cache.py   answers on disk, by request
 client.py  RemoteClient: the thread that asks, repeats and counts
 judge.py   a language model that grades; server.py a reward model on a server

@@ -22,7 +22,8 @@ from strop.rewards.outcome import OutcomeKind, RewardError
 from strop.rewards.remote.cache import AnswerCache
 from strop.rewards.remote.config import CallsConfig
 from strop.rewards.remote.http import Answer, Exchange
-from strop.rewards.remote.limits import Purse, TokenBucket
+from strop.rewards.remote.purse import Purse
+from strop.token_bucket import TokenBucket
 
 T = TypeVar("T")
 _MAX_WAIT_S = 60.0

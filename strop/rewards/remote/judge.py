@@ -18,7 +18,7 @@ from strop.rewards.combining import Part
 from strop.rewards.outcome import Value
 from strop.rewards.remote.client import CallFailed, RemoteClient, Reply
 from strop.rewards.remote.config import JudgeConfig
-from strop.rewards.remote.limits import Purse
+from strop.rewards.remote.purse import Purse
 
 KEY = "judge"
 _MAX_REASON = 500

@@ -1,0 +1,43 @@
+"""An event loop in a thread of its own, for what outlives the loop of any one caller or may block it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class BackgroundLoop:
+    """Begins with its first coroutine and runs to the end of the process, in a daemon thread."""
+
+    def __init__(self, name: str) -> None:
+        """Args:
+        name: of the thread.
+        """
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+
+    @property
+    def is_running(self) -> bool:
+        """It has begun in this process."""
+        with self._lock:
+            return self._loop is not None and self._pid == os.getpid()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """The coroutine's result, from any thread; cancelling the future cancels the coroutine."""
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():
+                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+                self.begin()
+                threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True).start()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def begin(self) -> None:
+        """Called before the loop runs, also in a child process that has none of its parent's."""
