@@ -216,8 +216,9 @@ def _response_positions(row: Row, prompt_positions: Tensor, vision: Vision | Non
 def _targets(row: Row, vision: Vision | None) -> Tensor:
     """Tokens [R] whose log-probs are computed: the response, with another token where one stands for media.
 
-    Tokens of media have probability zero. They are given, so nothing is asked of their log-probs but to be finite: a
-    minus infinity would pass every mask that is a factor 0.
+    Tokens of media have probability zero, and are given, so their log-probs say nothing. Those of other tokens stand in
+    for them, because what an algorithm makes of them outside of its mask must not overflow: 0 times infinity is no
+    number.
     """
     if not row.response_media or vision is None:
         return row.response

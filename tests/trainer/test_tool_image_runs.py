@@ -110,7 +110,7 @@ def test_rollout_and_trainer_agree_about_images_of_tools(two_steps: Done) -> Non
         assert int(is_image.sum()) > 0
         assert not (is_image & columns.flat(tensors["response_mask"]).bool()).any()
         for name in ("old_log_probs", "ref_log_prob", "rollout_log_probs", "advantages"):
-            assert torch.isfinite(columns.flat(tensors[name])).all(), name
+            assert float(columns.flat(tensors[name]).abs().max()) < 50, name
 
 
 def test_rows_carry_their_images_to_the_training_roles(two_steps: Done) -> None:
