@@ -18,7 +18,7 @@ NOT_SAMPLED = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Media:
-    """An image or a video of a prompt: where its pixels come from, and the tokens that stand for it.
+    """An image or a video of a prompt or a tool: where its pixels come from, and the tokens that stand for it.
 
     Pixels are made where a model needs them; what travels is what the dataset has: paths, or encoded files.
     """
@@ -32,7 +32,7 @@ class Media:
     grid: tuple[int, int, int]
     """Patches along time, height and width, after resizing."""
     start: int
-    """Where its tokens begin in the prompt."""
+    """Where its tokens begin in the token ids that carry it."""
     num_tokens: int
     """Tokens that stand for it, one after another."""
     key: str
@@ -40,7 +40,7 @@ class Media:
 
     @property
     def span(self) -> tuple[int, int]:
-        """[start, end) of its tokens in the prompt."""
+        """[start, end) of its tokens."""
         return self.start, self.start + self.num_tokens
 
 
@@ -64,6 +64,18 @@ class MediaTokens(tuple[int, ...]):
 def media_of(token_ids: Sequence[int]) -> tuple[Media, ...]:
     """The media of these token ids; none of a plain sequence."""
     return token_ids.media if isinstance(token_ids, MediaTokens) else ()
+
+
+def _check_places(media: Sequence[Media], num_tokens: int, where: str) -> None:
+    """Refuse media that do not stand one after another within so many tokens."""
+    end = 0
+    for one in media:
+        if not end <= one.start < one.start + one.num_tokens <= num_tokens:
+            raise ValueError(
+                f"{where} has {num_tokens} tokens, but its {one.kind} is said to stand at {list(one.span)}; media are "
+                f"named in order, and none is cut"
+            )
+        end = one.start + one.num_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +114,7 @@ class Prompt:
                 f"prompt {self.uid} (dataset row {self.row}) has no tokens; check its messages and the "
                 f"chat template"
             )
-        end = 0
-        for media in self.media:
-            if not end <= media.start < media.start + media.num_tokens <= len(self.token_ids):
-                raise ValueError(
-                    f"prompt {self.uid} (dataset row {self.row}) has {len(self.token_ids)} tokens, but its "
-                    f"{media.kind} is said to stand at {list(media.span)}; media are named in order, and none is cut"
-                )
-            end = media.start + media.num_tokens
+        _check_places(self.media, len(self.token_ids), f"prompt {self.uid} (dataset row {self.row})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +159,9 @@ class Trajectory:
     stands_alone: bool = False
     """This sequence is a sample of its own, worth the rewards from it on. Otherwise every sequence of an episode is
     worth what the episode is."""
+    media: tuple[Media, ...] = ()
+    """Images and videos of the prompt and of what tools gave, in the order of their tokens, which are counted from the
+    first token of the prompt."""
 
     def __post_init__(self) -> None:
         lengths = {
@@ -173,6 +181,7 @@ class Trajectory:
         if self.sample_index < 0:
             raise ValueError(f"trajectory {self.id} has a negative sample_index; samples are counted from 0")
         self._check_provenance()
+        _check_places(self.media, len(self.prompt_ids) + len(self.response_ids), f"trajectory {self.id}")
 
     def _check_provenance(self) -> None:
         for position, (is_sampled, log_prob, version) in enumerate(
@@ -198,8 +207,9 @@ class Trajectory:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Prompt and response together: what the engine continues."""
-        return self.prompt_ids + self.response_ids
+        """Prompt and response together: what the engine continues; with their media, where there are any."""
+        token_ids = self.prompt_ids + self.response_ids
+        return MediaTokens(token_ids, self.media) if self.media else token_ids
 
     @property
     def is_finished(self) -> bool:
@@ -220,15 +230,39 @@ class Trajectory:
         )
 
     def with_given(self, token_ids: Sequence[int]) -> Trajectory:
-        """This trajectory with tokens appended that a tool or environment wrote; they carry no loss."""
+        """This trajectory with tokens appended that a tool or environment wrote; they carry no loss.
+
+        Media of the tokens (`MediaTokens`) come along.
+        """
         self._refuse_if_finished()
-        count = len(token_ids)
+        count, length = len(token_ids), len(self.prompt_ids) + len(self.response_ids)
         return replace(
             self,
             response_ids=self.response_ids + tuple(token_ids),
             sampled=self.sampled + (False,) * count,
             log_probs=self.log_probs + (0.0,) * count,
             versions=self.versions + (NOT_SAMPLED,) * count,
+            media=self.media + tuple(replace(one, start=length + one.start) for one in media_of(token_ids)),
+        )
+
+    def cut(self, max_response_tokens: int) -> Trajectory:
+        """This trajectory with at most so many response tokens, the media among them being whole.
+
+        Nor does it end with an image: the last token of a response is none that a model reads.
+        """
+        first = len(self.prompt_ids)
+        end = first + min(max_response_tokens, len(self.response_ids))
+        kept = list(self.media)
+        while kept and kept[-1].start >= first and kept[-1].span[1] >= end:
+            end = min(end, kept.pop().start)
+        count = end - first
+        return replace(
+            self,
+            response_ids=self.response_ids[:count],
+            sampled=self.sampled[:count],
+            log_probs=self.log_probs[:count],
+            versions=self.versions[:count],
+            media=tuple(kept),
         )
 
     def finish(self, stop_reason: str) -> Trajectory:

@@ -22,7 +22,8 @@ from strop.agents.context import AgentContext, Generate
 from strop.agents.environments import Environment, Observation, Step, register_environment
 from strop.agents.formats import FunctionCall, ToolParser
 from strop.agents.interactions import BaseInteraction
-from strop.agents.loops import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from strop.agents.loop_output import AgentLoopMetrics, AgentLoopOutput
+from strop.agents.loops import AgentLoopBase
 from strop.agents.registry import agents, register
 from strop.agents.setup import AgentSetup
 from strop.agents.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse, function_tool

@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 from strop.agents.config import AgentConfig
 from strop.agents.formats import ToolParser
+from strop.agents.images import ImageEncoder
 from strop.agents.interactions.base import BaseInteraction
 from strop.agents.templates import ChatTemplate
 from strop.agents.tools.base import BaseTool
 from strop.agents.tools.session import ToolLimits, ToolSession
 from strop.rollout.types import Sampling, TokenOutput
-from strop.trajectory import Prompt
+from strop.trajectory import Media, Prompt
 
 
 class Generate(Protocol):
@@ -59,6 +60,18 @@ class AgentContext:
     """When the episode has to end, on the clock of the event loop, in seconds."""
     interactions: Mapping[str, BaseInteraction] = field(default_factory=dict)
     """Users that can answer the model, by name."""
+    images: ImageEncoder | None = None
+    """Puts images of tools into token ids; None where the model takes text alone."""
+
+    def read_images(self, images: Sequence[Any]) -> list[Media]:
+        """Images for the model.
+
+        Raises:
+            ValueError: the model takes text alone, or one of them cannot be read.
+        """
+        if self.images is None:
+            raise ValueError("the model takes text alone and cannot be shown images; send text")
+        return [self.images.read(image) for image in images]
 
     @property
     def begins_in_thinking(self) -> bool:
@@ -90,4 +103,14 @@ class AgentContext:
                 "extra_info": prompt.extra_info,
                 "ground_truth": prompt.ground_truth,
             },
+            images=self.images,
+            why_no_images=self._why_no_images(),
         )
+
+    def _why_no_images(self) -> str:
+        """Why the model cannot be shown an image of a tool; empty where it can."""
+        if self.images is None:
+            return "the model takes text alone"
+        if not self.template.shows_images(self.images.token_id):
+            return "the chat template of the model writes no images into tool results"
+        return ""

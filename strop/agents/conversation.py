@@ -14,9 +14,10 @@ from typing import Any
 
 from strop.agents.context import AgentContext
 from strop.agents.formats import FunctionCall, ParsedTurn
+from strop.agents.images import as_read
 from strop.agents.templates import TemplateRefused, call_id
 from strop.rollout.types import TokenOutput
-from strop.trajectory import Prompt, Trajectory
+from strop.trajectory import Media, MediaTokens, Prompt, Trajectory
 
 CONTINUED = "continued"
 """Stop reason of a sequence after which the conversation went on in another one."""
@@ -34,13 +35,12 @@ class Conversation:
         """As the template sees them."""
         self._log: list[dict[str, Any]] = []
         self._has_thinking = False
-        self._has_media = bool(prompt.media)
         self._call_names: list[str] = []
         self._num_answers = self._num_replies = 0
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """What the model continues."""
+        """What the model continues, with its images."""
         return self._current.token_ids
 
     @property
@@ -75,13 +75,19 @@ class Conversation:
         self._note(entry, start)
 
     def add_replies(
-        self, texts: Sequence[str], *, role: str = "tool", facts: Sequence[Mapping[str, Any]] = ()
+        self,
+        texts: Sequence[str],
+        *,
+        role: str = "tool",
+        images: Sequence[Sequence[Media]] = (),
+        facts: Sequence[Mapping[str, Any]] = (),
     ) -> bool:
         """Append the results of the calls of the last answer, in order, or the turn of a user.
 
         Args:
             texts: one per call, or that of the user.
             role: tool or user.
+            images: of each of them, if there are any.
             facts: kept with each of them in the sample store, such as a reward.
 
         Returns:
@@ -89,38 +95,41 @@ class Conversation:
 
         Raises:
             TemplateRefused: the template has no place for them.
+            ValueError: the template has places for another number of images.
         """
         names = self._call_names if role == "tool" else [""]
         results = [(call_id(i), name, text) for i, (name, text) in enumerate(zip(names, texts, strict=True))]
         template = self._context.template
-        replies = template.reply_messages(results, role=role)
+        seen = [one for of_result in images for one in of_result]
+        replies = template.reply_messages(
+            results, role=role, num_images=[len(of_result) for of_result in images] if seen else ()
+        )
         start = len(self._current.response_ids)
-        if self._is_rewritten_at(str(replies[0]["role"])):
-            prompt_ids = template.prompt_ids([*self._messages, *replies], self._context.tool_schemas)
-            used = sum(len(t.response_ids) for t in (*self._done, self._current))
-            if min(self._context.sampling.max_tokens - used, self._max_row - len(prompt_ids)) < 1:
+        if not seen and self._is_rewritten_at(str(replies[0]["role"])):
+            start = 0
+            if not self._begin_again(
+                template.prompt_ids([*self._messages, *replies], self._context.tool_schemas)
+            ):
                 return False
-            self._done.append(self._current.finish(CONTINUED))
-            self._current = Trajectory(
-                uid=self._current.uid, sample_index=self._current.sample_index, prompt_ids=prompt_ids
-            )
-            self._has_thinking, start = False, 0
         else:
-            added = template.reply_ids(
+            added: Sequence[int] = template.reply_ids(
                 replies,
                 call_names=self._call_names if role == "tool" else (),
                 tools=self._context.tool_schemas,
                 last_id=self._current.response_ids[-1],
                 stop_ids=self._context.stop_ids,
             )
+            added = self._expanded(added, seen) if seen else added
             if self.room <= len(added):
                 return False
             self._current = self._current.with_given(added)
         self._messages += replies
         self._num_replies += 1
+        placed = iter(self._current.media[len(self._current.media) - len(seen) :])
         for number, (name, text) in enumerate(zip(names, texts, strict=True)):
-            entry = {"role": role, "content": text, **(facts[number] if facts else {})}
-            self._note(entry | ({"name": name} if name else {}), start)
+            own = [self._shown_at(next(placed)) for _ in images[number]] if seen else []
+            entry = {"role": role, "content": as_read(text, len(own)), **(facts[number] if facts else {})}
+            self._note(entry | ({"name": name} if name else {}) | ({"images": own} if own else {}), start)
         return True
 
     def finish(
@@ -150,8 +159,30 @@ class Conversation:
         )
         return (*self._done, last.finish(stop_reason))
 
+    def _expanded(self, token_ids: Sequence[int], images: Sequence[Media]) -> MediaTokens:
+        encoder = self._context.images
+        assert encoder is not None, "whoever read the images has it"
+        return encoder.expand(token_ids, images)
+
+    def _shown_at(self, image: Media) -> dict[str, Any]:
+        """An image for the sample store: its size, and which response tokens stand for it."""
+        first = len(self._current.prompt_ids)
+        return {"size": list(image.size), "tokens": [place - first for place in image.span]}
+
+    def _begin_again(self, prompt_ids: tuple[int, ...]) -> bool:
+        """Begin a sequence with this prompt; False, and nothing is done, where it leaves no room for a token."""
+        used = sum(len(t.response_ids) for t in (*self._done, self._current))
+        if min(self._context.sampling.max_tokens - used, self._max_row - len(prompt_ids)) < 1:
+            return False
+        self._done.append(self._current.finish(CONTINUED))
+        self._current = Trajectory(
+            uid=self._current.uid, sample_index=self._current.sample_index, prompt_ids=prompt_ids
+        )
+        self._has_thinking = False
+        return True
+
     def _is_rewritten_at(self, role: str) -> bool:
-        if self._has_media:  # their places are known in the prompt's own tokens alone
+        if self._current.media:  # their places are known in these very tokens alone
             return False
         profile = self._context.template.profile
         return role in profile.rewrites_at or (self._has_thinking and role in profile.forgets_thinking_at)
@@ -195,7 +226,13 @@ class Conversation:
         first = len(self._current.prompt_ids)
         if not text.startswith(self._context.tokenizer.decode(self._current.prompt_ids)):
             return None  # the prompt was cut, or its header is written differently before a last answer
-        rendered, ours = template.encode(text), self.token_ids
+        rendered: Sequence[int] = template.encode(text)
+        if self._current.media:
+            try:
+                rendered = self._expanded(rendered, self._current.media)
+            except ValueError:
+                return None
+        ours = self.token_ids
         end = 0
         while end < min(len(rendered), len(ours)) and rendered[end] == ours[end]:
             end += 1

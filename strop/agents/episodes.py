@@ -60,7 +60,9 @@ async def play_episode(
         ValueError: the agent returned what no episode is.
     """
     episode = _Episode(prompt, sample_index, client, sampling, seed)
-    empty = Trajectory(uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids)
+    empty = Trajectory(
+        uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids, media=prompt.media
+    )
     limit = setup.config.timeout_s
     start = time.perf_counter()
     try:
@@ -82,7 +84,10 @@ async def play_episode(
         return ()
     for sequence in sequences:
         _check(sequence, empty, prompt.agent_name)
-    sequences = [_within(sequence, len(prompt.token_ids) + sampling.max_tokens) for sequence in sequences]
+    sequences = [
+        _within(_with_media(sequence, prompt), len(prompt.token_ids) + sampling.max_tokens)
+        for sequence in sequences
+    ]
     timings = {**sequences[-1].timings, "generate_s": episode.seconds}
     if episode.calls > 1 or len(timings) > 1:
         timings["episode_s"] = time.perf_counter() - start
@@ -163,21 +168,22 @@ def _check(sequence: object, empty: Trajectory, name: str) -> None:
         )
 
 
+def _with_media(sequence: Trajectory, prompt: Prompt) -> Trajectory:
+    """The sequence with the media of its prompt, also where an agent made it from token ids alone."""
+    begins_with_it = sequence.prompt_ids[: len(prompt.token_ids)] == prompt.token_ids
+    if prompt.media and not sequence.media and begins_with_it:
+        return dataclasses.replace(sequence, media=prompt.media)
+    return sequence
+
+
 def _within(sequence: Trajectory, limit: int) -> Trajectory:
     """The sequence, cut where it is longer than prompt and response may be together."""
     room = limit - len(sequence.prompt_ids)
-    if len(sequence.response_ids) <= room:
-        return sequence
-    if room < 1:
+    if room < 1 and sequence.response_ids:
         raise ValueError(
             f"a sequence of {sequence.id} has a prompt of {len(sequence.prompt_ids)} tokens, but prompt and response "
             f"may have {limit}; raise data.max_response_tokens"
         )
-    return dataclasses.replace(
-        sequence,
-        response_ids=sequence.response_ids[:room],
-        sampled=sequence.sampled[:room],
-        log_probs=sequence.log_probs[:room],
-        versions=sequence.versions[:room],
-        stop_reason="length",
-    )
+    kept = sequence.cut(room)
+    was_too_long = len(sequence.response_ids) > room
+    return dataclasses.replace(kept, stop_reason="length") if was_too_long else kept

@@ -17,7 +17,7 @@ from strop.agents.interactions.base import BaseInteraction
 from strop.agents.interactions.loading import interaction_of_row
 from strop.agents.registry import Generate, agents
 from strop.agents.tools.session import ToolSession
-from strop.trajectory import Prompt, Trajectory
+from strop.trajectory import Media, Prompt, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -164,22 +164,25 @@ async def _play(
         if output.stop_reason != "stop":
             return output.stop_reason
         is_over, role = False, "user"
+        images: list[tuple[Media, ...]] = []
         if turn.calls:
             results = await session.call_all(turn.calls)
             role, texts = "tool", [result.text for result in results]
+            images, read = [result.images for result in results], [result.as_read for result in results]
             facts: list[Mapping[str, Any]] = [
                 {"reward": r.reward, **({"error": r.error} if r.error else {})} for r in results
             ]
         else:
             is_over, says = await user.answer()
             texts, facts = [says or " "], [{"reward": user.scores[-1]}]
+            read = texts
         if is_over:
             return "stop"
         if limits.max_assistant_turns is not None and num_answers >= limits.max_assistant_turns:
             return "max_assistant_turns"
         if limits.max_user_turns is not None and num_replies >= limits.max_user_turns:
             return "max_user_turns"
-        if not conversation.add_replies(texts, role=role, facts=facts):
+        if not conversation.add_replies(texts, role=role, images=images, facts=facts):
             return "length"
         num_replies += 1
-        user.messages += [{"role": role, "content": text} for text in texts]
+        user.messages += [{"role": role, "content": text} for text in read]

@@ -7,7 +7,6 @@ trains but that no call sampled at that place is an error.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,42 +16,11 @@ from typing import Any
 import yaml
 
 from strop.agents.context import AgentContext, Generate
+from strop.agents.loop_inputs import field_config, refuse, row_fields
+from strop.agents.loop_output import Call, sequence_of
 from strop.algorithms.user_functions import FieldConfig
-from strop.trajectory import NOT_SAMPLED, Prompt, Trajectory
+from strop.trajectory import Prompt, Trajectory
 from strop.user_files import load_class
-
-
-@dataclass
-class AgentLoopMetrics:
-    """Seconds per activity."""
-
-    generate_sequences: float = 0.0
-    tool_calls: float = 0.0
-    compute_score: float = 0.0
-    num_preempted: int = -1
-    """Preemptions by the engine; -1 where it does not count them."""
-
-
-@dataclass
-class AgentLoopOutput:
-    """One training sequence of a loop."""
-
-    prompt_ids: list[int]
-    response_ids: list[int]
-    response_mask: list[int]
-    """1 for tokens that the model sampled and that are trained."""
-    response_logprobs: list[float] | None = None
-    """Not needed: those of the engine are used."""
-    routed_experts: Any = None
-    multi_modal_data: dict[str, Any] | None = None
-    reward_score: float | None = None
-    """Score of the episode; None has the reward function called."""
-    num_turns: int = 0
-    """Messages, the prompt counted as one; 0: as many as there were calls of generate, and the prompt."""
-    metrics: AgentLoopMetrics = field(default_factory=AgentLoopMetrics)
-    extra_fields: dict[str, Any] = field(default_factory=dict)
-    """For the reward function, in its extra_info."""
-    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 @dataclass
@@ -68,21 +36,13 @@ class LoopTokens:
     extra_fields: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Call:
-    prompt_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    log_probs: tuple[float, ...]
-    versions: tuple[int, ...]
-
-
 class ServerManager:
     """Generates for one episode and remembers what it generated."""
 
     def __init__(self, generate: Generate, context: AgentContext) -> None:
         self._generate = generate
-        self._sampling = context.sampling
-        self.calls: list[_Call] = []
+        self._sampling, self._context = context.sampling, context
+        self.calls: list[Call] = []
 
     async def generate(
         self,
@@ -98,14 +58,27 @@ class ServerManager:
     ) -> LoopTokens:
         """Continue `prompt_ids`; the id is free, the run has its own.
 
+        Args:
+            request_id: any.
+            prompt_ids: everything so far, images as `apply_chat_template` writes them.
+            sampling_params: see `_limits`.
+            image_data: every image so far, in the order of their tokens.
+            video_data, audio_data: refused.
+            mm_processor_kwargs, options: not used.
+
         Raises:
-            ValueError: media, or a sampling parameter that differs from the run's where it may not.
+            ValueError: videos or audio, images that do not fit the tokens, or a sampling parameter that differs from
+                the run's where it may not.
         """
-        if image_data or video_data or audio_data:
-            raise ValueError("agent loops cannot send images, videos or audio to the model; send text")
+        refuse(videos=video_data, audio=audio_data)
+        token_ids: tuple[int, ...] = tuple(prompt_ids)
+        if image_data:
+            images = self._context.read_images(image_data)
+            assert self._context.images is not None, "it has read them"
+            token_ids = self._context.images.place(token_ids, images)
         limits = self._limits(sampling_params or {})
-        output = await self._generate(tuple(prompt_ids), **limits)
-        self.calls.append(_Call(tuple(prompt_ids), output.token_ids, output.log_probs, output.versions))
+        output = await self._generate(token_ids, **limits)
+        self.calls.append(Call(token_ids, output.token_ids, output.log_probs, output.versions))
         return LoopTokens(
             token_ids=list(output.token_ids),
             log_probs=list(output.log_probs),
@@ -205,22 +178,41 @@ class AgentLoopBase(ABC):
         remove_system_prompt: bool = False,
         **kwargs: Any,
     ) -> list[int]:
-        """Token ids of messages with the header of an answer; without the system prompt, as what follows an answer."""
-        if images or videos:
-            raise ValueError("agent loops cannot show images or videos to the model; send text")
+        """Token ids of messages with the header of an answer; without the system prompt, as what follows an answer.
+
+        Args:
+            messages: images in them are parts {"type": "image"} of their contents.
+            tools: schemas.
+            images: as many as parts, in order.
+            videos: refused.
+            remove_system_prompt: as said above.
+            kwargs: not used; template variables are those of the run.
+        """
+        refuse(videos=videos)
         if remove_system_prompt:
-            return await self.ct_merge_non_assistant_msg([], messages, tools)
-        return list(self.context.template.prompt_ids(messages, _schemas(tools)))
+            return await self.ct_merge_non_assistant_msg([], messages, tools, images)
+        return self._with_images(self.context.template.prompt_ids(messages, _schemas(tools)), images)
 
     async def process_multi_modal_info(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Images and videos of messages; messages of text have none."""
+        """The images in the parts of messages, under the key `images`; nothing for messages of text.
+
+        Raises:
+            ValueError: a part is something else, or names an image without having it.
+        """
+        images: list[Any] = []
         for message in messages:
-            if isinstance(message.get("content"), list) and any(
-                isinstance(part, Mapping) and part.get("type") not in (None, "text")
-                for part in message["content"]
-            ):
-                raise ValueError("agent loops cannot show images or videos to the model; send text")
-        return {}
+            content = message.get("content")
+            for part in content if isinstance(content, list) else ():
+                kind = part.get("type", "text")
+                if kind not in ("text", "image"):
+                    refuse(**{f"parts of type {kind}": True})
+                if kind == "image":
+                    if part.get("image") is None:
+                        raise ValueError(
+                            'a message has a part {"type": "image"} without its image; add it under "image"'
+                        )
+                    images.append(part["image"])
+        return {"images": images} if images else {}
 
     async def ct_build_initial_tokens(
         self,
@@ -247,8 +239,7 @@ class AgentLoopBase(ABC):
         videos: Any = None,
     ) -> list[int]:
         """The tokens so far, with tool results or user turns appended and the header of the next answer."""
-        if images or videos:
-            raise ValueError("agent loops cannot show images or videos to the model; send text")
+        refuse(videos=videos)
         names = [str(m.get("name") or "tool") for m in messages if m["role"] == "tool"]
         stop_ids = self.context.stop_ids
         added = self.context.template.reply_ids(
@@ -258,7 +249,15 @@ class AgentLoopBase(ABC):
             last_id=token_ids[-1] if token_ids else next(iter(stop_ids)),
             stop_ids=stop_ids,
         )
-        return [*token_ids, *added]
+        return [*token_ids, *self._with_images(added, images)]
+
+    def _with_images(self, token_ids: Sequence[int], images: Sequence[Any] | None) -> list[int]:
+        """The ids with as many tokens for each image as stand for it."""
+        if not images:
+            return list(token_ids)
+        read = self.context.read_images(images)
+        assert self.context.images is not None, "it has read them"
+        return list(self.context.images.expand(token_ids, read))
 
 
 def _schemas(tools: Sequence[Any] | None) -> list[Mapping[str, Any]]:
@@ -303,102 +302,17 @@ def loop_as_agent(loop: type, **settings: Any) -> Callable[..., Awaitable[list[T
             return None
         outputs = played if isinstance(played, list | tuple) else [played]
         return [
-            sequence_of(output, trajectory, server.calls, max_tokens=sampling.max_tokens)
+            sequence_of(
+                output,
+                trajectory,
+                server.calls,
+                max_tokens=sampling.max_tokens,
+                image_id=None if context.images is None else context.images.token_id,
+            )
             for output in outputs
         ]
 
     return play
-
-
-def field_config(prompt: Prompt, context: AgentContext) -> FieldConfig:
-    """The settings of a run that loops of the field read, under its names."""
-    config = context.config
-    rollout = {
-        "response_length": context.sampling.max_tokens,
-        "prompt_length": len(prompt.token_ids),
-        "multi_turn": {
-            "max_assistant_turns": config.max_assistant_turns,
-            "max_user_turns": config.max_user_turns,
-            "max_parallel_calls": config.max_parallel_calls,
-            "max_tool_response_length": config.max_tool_response_tokens,
-            "tool_response_truncate_side": config.tool_response_truncation,
-            "format": config.tool_format,
-        },
-    }
-    return FieldConfig({"agent": dataclasses.asdict(config), "actor_rollout_ref": {"rollout": rollout}})
-
-
-def row_fields(prompt: Prompt, context: AgentContext) -> dict[str, Any]:
-    """What `run` gets of the row."""
-    return {
-        **prompt.columns,
-        "raw_prompt": [dict(message) for message in prompt.messages],
-        "data_source": prompt.data_source,
-        "reward_model": {"style": "rule", "ground_truth": prompt.ground_truth},
-        "extra_info": dict(prompt.extra_info),
-        "index": prompt.extra_info.get("index", prompt.row),
-        "tools_kwargs": dict(context.tools_kwargs),
-        "interaction_kwargs": prompt.extra_info.get("interaction_kwargs", {}),
-        "uid": prompt.uid,
-        "agent_name": prompt.agent_name,
-    }
-
-
-def sequence_of(
-    output: AgentLoopOutput, empty: Trajectory, calls: Sequence[_Call], *, max_tokens: int
-) -> Trajectory:
-    """The sequence of a loop's output; where the tokens come from is told by the calls of generate.
-
-    Raises:
-        ValueError: mask and tokens differ in length, or the mask has a token that was not sampled at that place.
-    """
-    if len(output.response_ids) != len(output.response_mask):
-        raise ValueError(
-            f"the agent loop returned {len(output.response_ids)} response_ids and {len(output.response_mask)} "
-            f"response_mask; one mask value per token"
-        )
-    prompt_ids, response_ids = tuple(output.prompt_ids), tuple(output.response_ids)[:max_tokens]
-    whole = prompt_ids + response_ids
-    log_probs: list[float] = [0.0] * len(whole)
-    versions: list[int] = [NOT_SAMPLED] * len(whole)
-    for call in calls:
-        start = len(call.prompt_ids)
-        if whole[:start] != call.prompt_ids:
-            continue
-        for offset, token in enumerate(call.token_ids):
-            if start + offset >= len(whole) or whole[start + offset] != token:
-                break
-            log_probs[start + offset] = call.log_probs[offset]
-            versions[start + offset] = call.versions[offset]
-    sampled = [bool(value) for value in output.response_mask[: len(response_ids)]]
-    for place, is_trained in enumerate(sampled):
-        at = len(prompt_ids) + place
-        if is_trained and versions[at] == NOT_SAMPLED:
-            raise ValueError(
-                f"the agent loop trains response token {place} (id {whole[at]}), but no call of "
-                f"server_manager.generate sampled it there: give the mask 0 to tokens that the model did not write, "
-                f"and append those that it wrote as they came"
-            )
-        if not is_trained:
-            log_probs[at], versions[at] = 0.0, NOT_SAMPLED
-    first = len(prompt_ids)
-    metrics = output.metrics
-    seconds = metrics if isinstance(metrics, Mapping) else vars(metrics)
-    made = Trajectory(
-        uid=empty.uid,
-        sample_index=empty.sample_index,
-        prompt_ids=prompt_ids,
-        response_ids=response_ids,
-        sampled=tuple(sampled),
-        log_probs=tuple(log_probs[first:]),
-        versions=tuple(versions[first:]),
-        num_turns=output.num_turns or len(calls) + 1,
-        timings={key: float(seconds.get(key) or 0.0) for key in ("tool_calls", "compute_score")},
-        extra={"turn_scores": [], "tool_rewards": [], **output.extra_fields},
-        reward_score=None if output.reward_score is None else float(output.reward_score),
-    )
-    was_cut = len(output.response_ids) > max_tokens
-    return made.finish("length" if was_cut else "stop")
 
 
 def loops_from_yaml(path: str) -> dict[str, Callable[..., Any]]:

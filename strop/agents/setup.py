@@ -11,6 +11,7 @@ from strop.agents.config import BUILT_IN, ENV_AGENT, INTERACTION_AGENT, SINGLE_T
 from strop.agents.context import AgentContext
 from strop.agents.environments.loading import choose_environment, find_environment
 from strop.agents.formats import ToolParser, parser_for_template
+from strop.agents.images import ImageEncoder
 from strop.agents.interactions.loading import interaction_of_row, load_interactions
 from strop.agents.loops import loops_from_yaml
 from strop.agents.registry import agents
@@ -53,7 +54,12 @@ class AgentSetup:
     """Made once per process that plays episodes or shows prompts."""
 
     def __init__(
-        self, config: AgentConfig, tokenizer: Any, *, template_options: Mapping[str, Any] | None = None
+        self,
+        config: AgentConfig,
+        tokenizer: Any,
+        *,
+        template_options: Mapping[str, Any] | None = None,
+        images: ImageEncoder | None = None,
     ) -> None:
         """Load everything that the configuration names.
 
@@ -61,6 +67,7 @@ class AgentSetup:
             config: which agents and tools there are.
             tokenizer: with the chat template.
             template_options: variables of the template.
+            images: reads images of tools; None where the model takes text alone, or nothing is played.
 
         Raises:
             ValueError: the sentence says which file, tool or format cannot be used.
@@ -68,6 +75,7 @@ class AgentSetup:
         self.config = config
         self._tokenizer = tokenizer
         self._options = dict(template_options or {})
+        self._images = images
         self._templates: dict[bool | None, ChatTemplate] = {}
         self._parser: ToolParser | None = None
         load_agents(config)
@@ -177,6 +185,7 @@ class AgentSetup:
             sampling=sampling,
             deadline=deadline,
             interactions=self.interactions,
+            images=self._images,
         )
 
     def _find_parser(self) -> ToolParser:

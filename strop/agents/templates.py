@@ -74,6 +74,7 @@ class ChatTemplate:
         self.options = dict(options or {})
         """Variables of the template."""
         self._control_texts: re.Pattern[str] | None = None
+        self._shows_images: dict[int, bool] = {}
         added = set(getattr(tokenizer, "added_tokens_decoder", ()))
         self.control_ids: frozenset[int] = frozenset(added | set(getattr(tokenizer, "all_special_ids", ())))
         """Tokens of their own, at which text is divided before it is encoded."""
@@ -184,16 +185,57 @@ class ChatTemplate:
         return self._control_texts.sub(lambda found: found[0][0] + " " + found[0][1:], text)
 
     def reply_messages(
-        self, results: Sequence[tuple[str, str, str]], *, role: str = "tool"
+        self,
+        results: Sequence[tuple[str, str, str]],
+        *,
+        role: str = "tool",
+        num_images: Sequence[int] = (),
     ) -> list[dict[str, Any]]:
-        """Messages of tool results (call id, tool, text), as the template knows them."""
+        """Messages of tool results (call id, tool, text), as the template knows them.
+
+        With `num_images` (of each result, or none at all) contents have parts: the images, and then the text.
+        """
+        counts = num_images or [0] * len(results)
         if role == "tool" and self.profile.reply_role == "tool":
             return [
-                {"role": "tool", "tool_call_id": call_id, "name": name, "content": self.as_plain_text(text)}
-                for call_id, name, text in results
+                {
+                    "role": "tool",
+                    "tool_call_id": call_id,
+                    "name": name,
+                    "content": self._content([(count, text)]),
+                }
+                for (call_id, name, text), count in zip(results, counts, strict=True)
             ]
         texts = [f"{name}: {text}" if name else text for _, name, text in results]
-        return [{"role": "user", "content": self.as_plain_text("\n".join(texts))}]
+        return [{"role": "user", "content": self._content(list(zip(counts, texts, strict=True)))}]
+
+    def _content(self, pieces: Sequence[tuple[int, str]]) -> str | list[dict[str, str]]:
+        """Numbers of images and texts, in order: as text where there is no image."""
+        if not any(count for count, _ in pieces):
+            return self.as_plain_text("\n".join(text for _, text in pieces))
+        parts: list[dict[str, str]] = []
+        for number, (count, text) in enumerate(pieces):
+            parts += [{"type": "image"}] * count
+            line = text + ("\n" if number < len(pieces) - 1 else "")
+            parts += [{"type": "text", "text": self.as_plain_text(line)}] if line else []
+        return parts
+
+    def shows_images(self, token_id: int) -> bool:
+        """Whether a reply to an answer can hold images, each of which becomes one token of this id."""
+        if token_id not in self._shows_images:
+            replies = self.reply_messages([(call_id(0), _EXAMPLE_NAME, "x")], num_images=[2])
+            try:
+                ids = self.reply_ids(
+                    replies,
+                    call_names=[_EXAMPLE_NAME],
+                    tools=[_EXAMPLE_TOOL],
+                    last_id=-1,
+                    stop_ids=self.control_ids,
+                )
+            except TemplateRefused:
+                ids = ()
+            self._shows_images[token_id] = ids.count(token_id) == 2
+        return self._shows_images[token_id]
 
     # ------------------------------------------------------------------ found out once
 

@@ -71,7 +71,9 @@ async def _play(
         if limits.max_user_turns is not None and num_answers > limits.max_user_turns:
             return "max_user_turns"
         results = await session.call_all(turn.calls)
-        if not conversation.add_replies([r.text for r in results], facts=[_kept(r) for r in results]):
+        if not conversation.add_replies(
+            [r.text for r in results], images=[r.images for r in results], facts=[_kept(r) for r in results]
+        ):
             return "length"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from strop.cli.output import plain
@@ -16,7 +17,9 @@ Decode = Callable[[Sequence[int]], str]
 _INDENT = "    "
 _LABEL_STYLE = "bold"
 _ERROR_STYLE = "red"
-_SHOWN_ELSEWHERE = ("role", "content", "reasoning", "tool_calls", "name", "sequence", "tokens", "error")
+_SHOWN_ELSEWHERE = (
+    "role", "content", "reasoning", "tool_calls", "name", "sequence", "tokens", "error", "images"
+)  # fmt: skip
 
 
 def training_sequences(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -33,6 +36,7 @@ def turns_text(row: Mapping[str, Any], decode: Decode | None = None) -> Text:
     from rich.text import Text
 
     tokens = [] if decode is None else [response_tokens(one, decode) for one in training_sequences(row)]
+    images = _images(row)
     text, num_answers, sequence = Text(), 0, 0
     shown: list[int] = []
     for message in row.get("messages") or ():
@@ -50,7 +54,7 @@ def turns_text(row: Mapping[str, Any], decode: Decode | None = None) -> Text:
             _append(text, str(message.get("reasoning") or ""), style="dim")
             _append(text, str(message.get("content") or ""))
         elif place != shown:
-            text.append(_INDENT).append(coloured(span)).append("\n")
+            text.append(_INDENT).append(coloured(_with_images(span, images.get(at, {})))).append("\n")
         shown = place
         for call in message.get("tool_calls") or ():
             _append_call(text, call)
@@ -66,6 +70,29 @@ def _span(message: Mapping[str, Any], tokens: Sequence[Sequence[Token]]) -> Sequ
         return ()
     start, stop = message["tokens"]
     return tokens[sequence][start:stop]
+
+
+def _images(row: Mapping[str, Any]) -> dict[int, dict[int, tuple[int, str]]]:
+    """By sequence and first token of each image of a tool: where its tokens end, and a name for them."""
+    found: dict[int, dict[int, tuple[int, str]]] = {}
+    for message in row.get("messages") or ():
+        for image in message.get("images") or ():
+            (wide, high), (start, stop) = image["size"], image["tokens"]
+            name = f"[image {wide}x{high}: {stop - start} tokens]"
+            found.setdefault(int(message.get("sequence", 0)), {})[start] = stop, name
+    return found
+
+
+def _with_images(span: Sequence[Token], images: Mapping[int, tuple[int, str]]) -> list[Token]:
+    """The tokens with one name in place of those of each image."""
+    shown, end = [], 0
+    for token in span:
+        if token.position in images:
+            end, name = images[token.position]
+            shown.append(replace(token, text=name))
+        elif token.position >= end:
+            shown.append(token)
+    return shown
 
 
 def _headline(message: Mapping[str, Any], num_answers: int, span: Sequence[Token]) -> str:

@@ -7,6 +7,7 @@ read here, only the head of each file: its size says how many tokens stand for i
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import re
@@ -18,14 +19,16 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from strop.engines.causal_lm import CausalLM
 from strop.engines.vision_pixels import MediaProcessor, load_media_processor, picture_size
-from strop.trajectory import Media, Prompt
+from strop.trajectory import Media, MediaTokens, Prompt
 
 MEDIA_COLUMNS = {"image": "images", "video": "videos"}
 """Kind of media -> column of a row."""
 MAX_FRAMES = 768
 """Most frames of a video, as in the processors of the Qwen models."""
 _PLACEHOLDER = re.compile(r"<(image|video)>")
+_RESULT = "the result of a tool"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
@@ -220,12 +223,75 @@ class MediaEncoder:
         return Placed(kind=kind, size=size, grid=grid, num_tokens=processor.num_tokens(grid))
 
 
+class ToolImages:
+    """Images that tools return, for the model that a tokenizer belongs to."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._encoder = MediaEncoder(tokenizer)
+
+    @property
+    def token_id(self) -> int:
+        """The token that stands for a part of an image."""
+        return self._encoder.processor.token_ids["image"]
+
+    def read(self, image: Any) -> Media:
+        """Contents and number of tokens of an image, which is decoded here: what an engine is given can be read.
+
+        Args:
+            image: encoded bytes, a Pillow image, or the path of a file, whose contents are taken now.
+
+        Raises:
+            ValueError: it cannot be read, or is none that the model can be shown.
+        """
+        source = _source("image", image, _RESULT)
+        if isinstance(source.files[0], str):
+            source = MediaSource(kind="image", files=(_contents(source.files[0]),))
+        (placed,) = self._encoder.place([source], _RESULT)
+        media = _media(source, placed, 0)
+        self._encoder.processor.patches(media)
+        return media
+
+    def expand(self, token_ids: Sequence[int], images: Sequence[Media]) -> MediaTokens:
+        """The ids with as many tokens for each image as stand for it, carrying the images.
+
+        Raises:
+            ValueError: there are not as many places for images as images.
+        """
+        placed = [_placed_as(one) for one in images]
+        return self.place(self._encoder.expand(token_ids, placed, _RESULT).tolist(), images)
+
+    def place(self, token_ids: Sequence[int], images: Sequence[Media]) -> MediaTokens:
+        """Ids in which tokens stand for the images already, carrying the images.
+
+        Raises:
+            ValueError: they have another number of tokens of images than these images take.
+        """
+        found, taken = token_ids.count(self.token_id), sum(one.num_tokens for one in images)
+        if found != taken:
+            raise ValueError(
+                f"{found} token ids stand for parts of images, but {len(images)} images take {taken}; give every image "
+                f"so far, in order, and the ids as they were made with them"
+            )
+        starts = self._encoder.starts(token_ids, [_placed_as(one) for one in images])
+        moved = [dataclasses.replace(one, start=start) for one, start in zip(images, starts, strict=True)]
+        return MediaTokens(token_ids, moved)
+
+
+def tool_images(model: CausalLM, tokenizer: PreTrainedTokenizerBase) -> ToolImages | None:
+    """What reads images of tools for a loaded model; None for one that takes text alone."""
+    if model.vision is None or not model.vision.has_processor:
+        return None
+    return ToolImages(tokenizer)
+
+
 def prompt_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
     """The prompt as the model sees it, special tokens included, with `<image 448x448: 256 tokens>` for media."""
-    placed = [
-        Placed(kind=one.kind, size=one.size, grid=one.grid, num_tokens=one.num_tokens) for one in prompt.media
-    ]
+    placed = [_placed_as(one) for one in prompt.media]
     return shown_text(tokenizer, prompt.token_ids, placed, [one.start for one in prompt.media])
+
+
+def _placed_as(media: Media) -> Placed:
+    return Placed(kind=media.kind, size=media.size, grid=media.grid, num_tokens=media.num_tokens)
 
 
 def shown_text(
@@ -322,6 +388,15 @@ def _file(value: Any, kind: str, where: str) -> Any:
         f"{where} has a {kind} of type {type(value).__name__}; give a path, encoded bytes, an object with `bytes` or "
         f"`path`, or a Pillow image"
     )
+
+
+def _contents(path: str) -> bytes:
+    try:
+        if not Path(path).is_file():  # no device or pipe, which may not end
+            raise ValueError(f"{_RESULT}: there is no file {path!r}")
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{_RESULT}: the file {path!r} cannot be read: {error.strerror}") from error
 
 
 def _size(file: Any) -> tuple[tuple[int, int], int]:

@@ -138,11 +138,11 @@ def _part(micro_batch: MicroBatch, parallel: Parallel) -> MicroBatch | SequenceS
     """What this rank runs.
 
     Raises:
-        ValueError: a prompt has media, and ranks share each sequence.
+        ValueError: a row has media, and ranks share each sequence.
     """
     if micro_batch.pictures is not None and parallel.sp_group is not None:
         raise ValueError(
-            "a prompt has images, and engine.sequence_parallel divides sequences over ranks, which images cannot be: "
+            "a sample has images, and engine.sequence_parallel divides sequences over ranks, which images cannot be: "
             "use engine.sequence_parallel=1"
         )
     return micro_batch if parallel.sp_group is None else shard_micro_batch(micro_batch, parallel.sp_group)

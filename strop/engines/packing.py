@@ -34,7 +34,17 @@ class Row:
     prompt_key: Hashable
     """Equal for rows whose prompts are equal, media included."""
     media: tuple[Media, ...] = ()
-    """Images and videos of the prompt, in order."""
+    """Images and videos of prompt and response, in order."""
+
+    @property
+    def prompt_media(self) -> tuple[Media, ...]:
+        """Those of the prompt, which rows of one prompt share."""
+        return tuple(one for one in self.media if one.start < len(self.prompt))
+
+    @property
+    def response_media(self) -> tuple[Media, ...]:
+        """Those that tools gave."""
+        return self.media[len(self.prompt_media) :]
 
     @property
     def suffix_length(self) -> int:
@@ -51,15 +61,16 @@ class MicroBatch:
     """The tensors of one forward pass over N packed tokens, predicting M response tokens."""
 
     input_ids: Tensor  # [1, N]
-    position_ids: Tensor  # [1, N]; [3, 1, N] (time, height, width) where a prompt has media
+    position_ids: Tensor  # [1, N]; [3, 1, N] (time, height, width) where a row has media
     attention: PackedAttention
     hidden_index: Tensor
     """[M]: packed position whose hidden state predicts each response token."""
-    targets: Tensor  # [M]
+    targets: Tensor
+    """[M]: the response tokens; where one stands for media, a token of text."""
     token_index: Tensor
     """[M]: place of each response token in the batch's flat token axis."""
     pictures: Pictures | None = None
-    """Media of the prompts, in the order of their tokens."""
+    """Media of prompts and responses, in the order of their tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -125,10 +136,10 @@ def pack(rows: Sequence[Row], *, device: torch.device, vision: Vision | None = N
     Args:
         rows: at least one.
         device: of the tensors.
-        vision: of the model that runs them, for prompts with media.
+        vision: of the model that runs them, for rows with media.
 
     Raises:
-        ValueError: a prompt has media, and the model takes none.
+        ValueError: a row has media, and the model takes none.
     """
     groups: dict[Hashable, list[Row]] = {}
     for row in rows:
@@ -137,6 +148,7 @@ def pack(rows: Sequence[Row], *, device: torch.device, vision: Vision | None = N
     positions: list[Tensor] = []
     segments: list[Segment] = []
     hidden, targets, tokens = [], [], []
+    media: list[Media] = []
     at = 0
     for group in groups.values():
         prompt = group[0].prompt
@@ -145,21 +157,16 @@ def pack(rows: Sequence[Row], *, device: torch.device, vision: Vision | None = N
         alone = len(group) == 1
         length = group[0].num_tokens if alone else prompt_length
         segments.append(Segment(start=at, length=length))
-        shift = 0  # how far positions of a response are from the number of tokens before
-        if group[0].media:
-            placed = _media_positions(group[0], vision)
-            shift = next_position(placed) - prompt_length
-            positions.append(placed)
-            if alone:
-                positions.append(torch.arange(prompt_length, length) + shift)
-        else:
-            positions.append(torch.arange(length))
+        placed = _prompt_positions(group[0], vision)
+        positions.append(placed)
+        media += group[0].prompt_media
         at += prompt_length
         for row in group:
             suffix = row.suffix_length
             ids.append(row.response[:-1])
+            positions.append(_response_positions(row, placed, vision))
+            media += row.response_media
             if not alone:
-                positions.append(torch.arange(prompt_length, prompt_length + suffix) + shift)
                 segments.append(
                     Segment(start=at, length=suffix, prefix_start=prompt_start, prefix_length=prompt_length)
                 )
@@ -167,10 +174,9 @@ def pack(rows: Sequence[Row], *, device: torch.device, vision: Vision | None = N
             place = torch.arange(at - 1, at + suffix)
             place[0] = prompt_start + prompt_length - 1
             hidden.append(place)
-            targets.append(row.response)
+            targets.append(_targets(row, vision))
             tokens.append(torch.arange(row.first_token, row.first_token + len(row.response)))
             at += suffix
-    media = [one for group in groups.values() for one in group[0].media]
     return MicroBatch(
         input_ids=torch.cat(ids)[None].to(device),
         position_ids=joined_positions(positions).to(device),
@@ -190,11 +196,44 @@ def joined_positions(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.expand(3, -1) for part in parts], dim=1)[:, None]
 
 
-def _media_positions(row: Row, vision: Vision | None) -> Tensor:
-    """Positions [3, P] of a prompt with media."""
+def _prompt_positions(row: Row, vision: Vision | None) -> Tensor:
+    """Positions [P] of a prompt; [3, P] of one with media."""
+    if not row.prompt_media:
+        return torch.arange(len(row.prompt))
+    return _placed_by(vision, row.prompt, row.prompt_media, "a prompt")
+
+
+def _response_positions(row: Row, prompt_positions: Tensor, vision: Vision | None) -> Tensor:
+    """Positions [R - 1] of the response tokens that are inputs, behind those of the prompt; [3, R - 1] with media."""
+    count = len(row.prompt)
+    if row.response_media:
+        inputs = torch.cat([row.prompt, row.response[:-1]])
+        return _placed_by(vision, inputs, row.media, "a sample")[:, count:]
+    first = next_position(prompt_positions) if row.prompt_media else count
+    return torch.arange(first, first + row.suffix_length)
+
+
+def _targets(row: Row, vision: Vision | None) -> Tensor:
+    """Tokens [R] whose log-probs are computed: the response, with another token where one stands for media.
+
+    Tokens of media have probability zero, and are given, so their log-probs say nothing. Those of other tokens stand in
+    for them, because what an algorithm makes of them outside of its mask must not overflow: 0 times infinity is no
+    number.
+    """
+    if not row.response_media or vision is None:
+        return row.response
+    targets = row.response.clone()
+    for one in row.response_media:
+        start, end = (place - len(row.prompt) for place in one.span)
+        targets[start:end] = vision.text_id
+    return targets
+
+
+def _placed_by(vision: Vision | None, token_ids: Tensor, media: Sequence[Media], where: str) -> Tensor:
+    """Positions [3, n] of tokens [n] with media."""
     if vision is None:
         raise ValueError(
-            "a prompt has images, but the model takes text alone: use a vision-language model with its image processor"
+            f"{where} has images, but the model takes text alone: use a vision-language model with its image processor"
         )
-    vision.check(row.prompt.tolist(), row.media, "a prompt")
-    return vision.positions(row.prompt, row.media)
+    vision.check(token_ids.tolist(), media, where)
+    return vision.positions(token_ids, media)

@@ -53,7 +53,7 @@ def make_rows(
 
     Args:
         prompts, responses: token ids of each row.
-        media: images and videos of each prompt; None where no prompt has any.
+        media: images and videos of each prompt and response; None where no row has any.
 
     Raises:
         ValueError: an empty prompt or response.
@@ -66,8 +66,8 @@ def make_rows(
             )
         own = () if media is None else media[index]
         key: Hashable = prompt.numpy().tobytes()
-        if own:
-            key = (key, *(one.key for one in own))
+        if shown := [one.key for one in own if one.start < len(prompt)]:
+            key = (key, *shown)
         rows.append(Row(prompt, response, first, key, own))
         first += len(response)
     return rows

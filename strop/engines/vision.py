@@ -36,7 +36,7 @@ _TYPES = {"image": 1, "video": 2}
 
 @dataclass(frozen=True)
 class Pictures:
-    """The media of packed prompts, as arguments of the model's forward pass."""
+    """The media of packed rows, as arguments of the model's forward pass."""
 
     arguments: Mapping[str, Tensor]
     """pixel_values [patches, C t p p], image_grid_thw [images, 3], and the same of videos, where there are any."""
@@ -57,6 +57,13 @@ class Vision:
         self._processor = processor
         self.token_ids = media_token_ids(module.config)
         """Kind of media -> id of its token; the model is never to choose one of these."""
+        self.text_id = min(set(range(len(self.token_ids) + 1)) - set(self.token_ids.values()))
+        """The first token that stands for no media."""
+
+    @property
+    def has_processor(self) -> bool:
+        """Images can be shown to the model."""
+        return self._processor is not None
 
     def check(self, token_ids: Sequence[int], media: Sequence[Media], where: str) -> None:
         """Refuse media tokens without media, or the other way round.
@@ -74,7 +81,7 @@ class Vision:
                 )
 
     def positions(self, token_ids: Tensor, media: Sequence[Media]) -> Tensor:
-        """Positions [3, P] of a prompt [P] with media, on the CPU; what follows goes on after the largest one."""
+        """Positions [3, n] of tokens [n] with media, on the CPU; what follows goes on after the largest one."""
         types = torch.zeros_like(token_ids, dtype=torch.int32)
         for kind, token in self.token_ids.items():
             types[token_ids == token] = _TYPES[kind]

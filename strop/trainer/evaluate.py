@@ -12,8 +12,10 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from strop.agents.setup import AgentSetup
+from strop.data.media import tool_images
 from strop.engines.model import load_model, load_tokenizer
 from strop.rewards import RewardPool, summarize
 from strop.rollout.client import RolloutClient
@@ -83,7 +85,7 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
 
 
 async def _play(
-    config: Config, tokenizer: object, prompts: Sequence[Prompt], *, say: Say, on_progress: Progress
+    config: Config, tokenizer: Any, prompts: Sequence[Prompt], *, say: Say, on_progress: Progress
 ) -> list[Episode]:
     total = len(prompts) * config.eval.samples_per_prompt
     done = 0
@@ -99,7 +101,9 @@ async def _play(
         engine = NativeEngine(model, max_running=config.rollout.max_running)
         client = RolloutClient(engine, timeout_s=config.rollout.timeout_s)
         options = config.data.chat_template_kwargs
-        setup = AgentSetup(config.agent, tokenizer, template_options=options)
+        setup = AgentSetup(
+            config.agent, tokenizer, template_options=options, images=tool_images(model, tokenizer)
+        )
         rollouts = Rollouts(client, pool, tokenizer, seed=config.trainer.seed, setup=setup)
         on_progress(0, total)
         return await rollouts.play(

@@ -24,7 +24,7 @@ from strop.rewards.outcome import Outcome
 from strop.rewards.pool import RewardPool
 from strop.rollout.client import GenerateClient
 from strop.rollout.types import Sampling, TokenOutput
-from strop.trajectory import Media, MediaTokens, Prompt, Trajectory
+from strop.trajectory import Media, MediaTokens, Prompt, Trajectory, media_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +58,19 @@ class Episode:
 
 
 class MediaClient:
-    """A client for one prompt with media, which agents need not know of: they see token ids."""
+    """A client for one prompt with media, which agents need not know of: they see token ids.
+
+    Token ids that carry media already, those of the prompt among them, are handed on.
+    """
 
     def __init__(self, client: GenerateClient, media: tuple[Media, ...]) -> None:
         self._client, self._media = client, media
 
     async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
         """Continue `prompt_ids`, which begin with the prompt's tokens."""
-        return await self._client.generate(request_id, MediaTokens(prompt_ids, self._media), sampling)
+        if not media_of(prompt_ids):
+            prompt_ids = MediaTokens(prompt_ids, self._media)
+        return await self._client.generate(request_id, prompt_ids, sampling)
 
 
 class Rollouts:
@@ -158,8 +163,8 @@ class Rollouts:
 
 
 def media_column(episodes: Sequence[Episode]) -> DataProto:
-    """Column `media` of each row's prompt: what a training role of a vision-language model needs as well."""
-    media = [episode.prompt.media for episode in episodes for _ in episode.sequences]
+    """Column `media` of each row's prompt and response: what roles with a vision-language model need as well."""
+    media = [sequence.media for episode in episodes for sequence in episode.sequences]
     column = np.empty(len(media), dtype=object)
     for index, one in enumerate(media):  # one by one: numpy would look into tuples of equal length
         column[index] = one

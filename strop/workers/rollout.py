@@ -25,7 +25,7 @@ from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.agents.tools.mcp import close_servers
 from strop.controller import Dispatch, Worker, register
-from strop.data.media import prompt_text
+from strop.data.media import prompt_text, tool_images
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model, load_tokenizer
 from strop.engines.training import TrainEngine
@@ -116,7 +116,12 @@ class RolloutWorker(Worker):
         self._earlier: list[Episode] = []
         self._max_tokens = 0
         client = RolloutClient(self._engine, timeout_s=rollout.timeout_s)
-        setup = AgentSetup(agent or AgentConfig(), self._tokenizer, template_options=template_options)
+        setup = AgentSetup(
+            agent or AgentConfig(),
+            self._tokenizer,
+            template_options=template_options,
+            images=tool_images(policy, self._tokenizer),
+        )
         self._programs = ToolSandbox(setup, reward.sandbox)
         self._rollouts = Rollouts(client, self._pool, self._tokenizer, seed=seed, setup=setup)
 
@@ -149,6 +154,11 @@ class RolloutWorker(Worker):
             )
         with contextlib.nullcontext() if self._trained is None else self._trained.full_parameters():
             played = self._runner.run(self._play(asked, samples_per_prompt, sampling))
+        if self._keeps_text and any(one.media for episode in played for one in episode.sequences):
+            raise ValueError(
+                "a tool gave images, which the reward model would not see: remove reward_model.path, or have tools "
+                "give text"
+            )
         if keeps:
             self._earlier = [*self._earlier, *self._episodes] if adds else []
             self._episodes, self._max_tokens = played, sampling.max_tokens

@@ -9,6 +9,7 @@ from typing import Any
 
 from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
+from strop.agents.images import ImageEncoder
 from strop.agents.setup import AgentSetup
 from strop.agents.tools.base import BaseTool
 from strop.agents.tools.session import ToolLimits, ToolSession
@@ -82,7 +83,11 @@ def setup_with(tokenizer: Any, tools: Sequence[Any], **settings: Any) -> AgentSe
 
 
 def make_session(
-    tools: Mapping[str, BaseTool], *, timeout_s: float = 60.0, max_parallel_calls: int = 1
+    tools: Mapping[str, BaseTool],
+    *,
+    timeout_s: float = 60.0,
+    max_parallel_calls: int = 1,
+    images: ImageEncoder | None = None,
 ) -> ToolSession:
     """Tools of one episode, without a limit on the length of results."""
     limits = ToolLimits(
@@ -91,4 +96,12 @@ def make_session(
         truncation="middle",
         timeout_s=timeout_s,
     )
-    return ToolSession(tools, tools_kwargs={}, tokenizer=None, limits=limits, facts={})
+    return ToolSession(
+        tools,
+        tools_kwargs={},
+        tokenizer=None,
+        limits=limits,
+        facts={},
+        images=images,
+        why_no_images="" if images is not None else "the model takes text alone",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import socket
@@ -17,11 +18,16 @@ import psutil
 import pytest
 from agent_cases import make_session
 
+from references.tiny_vision import BLUE, RED, picture, png, save_tiny_vision
 from strop.agents.tools.loading import load_all_tools
 from strop.agents.tools.mcp import McpServer, McpServerConfig, McpTool, close_servers
+from strop.data.media import ToolImages
+from strop.engines.config import ModelConfig
+from strop.engines.model import load_tokenizer
 
 pytestmark = pytest.mark.timeout(120)
 
+PICTURE = png(picture(24, 17, RED, BLUE))
 SERVER = '''
 import base64, os, sys, time
 from mcp.server import MCPServer
@@ -68,14 +74,14 @@ def pid() -> str:
 @server.tool(structured_output=False)
 def picture() -> list:
     """A picture."""
-    return [TextContent(text="see"), ImageContent(data=base64.b64encode(b"png").decode(), mime_type="image/png")]
+    return [TextContent(text="see"), ImageContent(data="CONTENTS", mime_type="image/png")]
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
     else:
         server.run()
-'''
+'''.replace("CONTENTS", base64.b64encode(PICTURE).decode())
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +141,11 @@ def test_a_stdio_server_gives_its_tools_and_ends_with_the_connection(script: Pat
             assert wrong.facts == {"is_error": True}
             bad = await session.call("add", {"a": "x"})
             assert bad.facts == {"is_error": True} or bad.error == "failed"
-            seen = await session.call("picture", {})
-            assert seen.response is not None
-            assert (seen.text, seen.response.image) == ("see", [b"png"])
+            unseen = await session.call("picture", {})
+            assert unseen.response is not None
+            assert unseen.response.image == [PICTURE]
+            assert unseen.text == "see\n(1 image cannot be shown: the model takes text alone)"
+            assert unseen.error == "not_shown"
 
     asyncio.run(run())
     assert len(servers()) == 1, "one server for all calls of the process"
@@ -201,6 +209,22 @@ def test_what_an_entry_would_not_use_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_picture_of_a_server_is_an_image_for_a_model_that_sees(script: Path, tmp_path: Path) -> None:
+    tools = load_all_tools(tools_file(tmp_path, {**stdio(script), "tool_selected_list": ["picture"]}))
+    folder = save_tiny_vision("qwen2_vl", tmp_path / "model")
+    images = ToolImages(load_tokenizer(ModelConfig(path=str(folder))))
+
+    async def run() -> None:
+        async with make_session(tools, images=images) as session:
+            seen = await session.call("picture", {})
+            assert (seen.text, seen.error) == ("see", "")
+            assert [(one.parts, one.size, one.num_tokens) for one in seen.images] == [
+                ((PICTURE,), (24, 17), 6)
+            ]
+
+    asyncio.run(run())
+
+
 def test_a_server_that_crashes_is_an_error_for_the_model_and_starts_again(
     script: Path, tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ def _each_alone(
                 stop_reason="turn",
                 turn_rewards=((stop - start - 1, reward),),
                 stands_alone=True,
+                media=tuple(one for one in whole.media if one.start < len(whole.prompt_ids) + start),
             )
         )
     if not made:

@@ -17,7 +17,9 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from strop.agents.formats.calls import FunctionCall, MalformedCall
+from strop.agents.images import ImageEncoder, as_read
 from strop.agents.tools.base import BaseTool, ToolResponse
+from strop.trajectory import Media
 
 logger = logging.getLogger(__name__)
 
@@ -49,15 +51,23 @@ class CallResult:
 
     name: str
     text: str
-    """What the model is shown."""
+    """What the model is shown, beside images."""
+    images: tuple[Media, ...] = ()
+    """Images that the model is shown, before the text."""
     reward: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What the tool told about the call."""
     error: str = ""
-    """Kind of failure: malformed, unknown_tool, bad_arguments, failed, timeout, too_many; empty when it worked."""
+    """Kind of failure: malformed, unknown_tool, bad_arguments, failed, timeout, too_many, not_shown (images or
+    videos that the model cannot be shown); empty when it worked."""
     seconds: float = 0.0
     response: ToolResponse | None = None
     """As the tool gave it, images included."""
+
+    @property
+    def as_read(self) -> str:
+        """The text with a word for each image."""
+        return as_read(self.text, len(self.images))
 
 
 class ToolSession:
@@ -71,6 +81,8 @@ class ToolSession:
         tokenizer: Any,
         limits: ToolLimits,
         facts: Mapping[str, Any],
+        images: ImageEncoder | None = None,
+        why_no_images: str = "the model takes text alone",
     ) -> None:
         """Args:
         tools: by name.
@@ -78,11 +90,14 @@ class ToolSession:
         tokenizer: measures results.
         limits: of this episode.
         facts: what tools may know of the episode; `execute` gets them as the attributes of `agent_data`.
+        images: reads images of results.
+        why_no_images: why the model cannot be shown any; empty where it can.
         """
         self._tools = tools
         self._kwargs = tools_kwargs
         self._tokenizer = tokenizer
         self._limits = limits
+        self._images, self._why_no_images = images, why_no_images
         self._agent_data = SimpleNamespace(**facts, tools_kwargs=tools_kwargs, metrics={})
         self._instances: dict[str, asyncio.Task[str]] = {}
         self.results: list[CallResult] = []
@@ -167,6 +182,7 @@ class ToolSession:
         error = ""
         response, reward = ToolResponse(), 0.0
         facts: Mapping[str, Any] = {}
+        images: tuple[Media, ...] = ()
         try:
             instance = await self._instance(name)
             kwargs = self._kwargs_of(name, "execute_kwargs")
@@ -174,6 +190,7 @@ class ToolSession:
                 self._tools[name].execute(instance, arguments, agent_data=self._agent_data, **kwargs)
             )
             response, reward, facts = _read(returned)
+            images = self._read_images(name, response)
         except _OutOfTime:
             error, text = "timeout", f"no answer within {self._limits.timeout_s:g} s"
         except Exception as failure:
@@ -181,15 +198,45 @@ class ToolSession:
             error, text = "failed", f"{type(failure).__name__}: {failure}" if str(failure) else repr(failure)
         if error:
             response = ToolResponse(text=f"Error executing tool '{name}': {text}")
+        shown = self._shortened(response.text or "")
+        if unshown := self._unshown(response, len(images)):
+            error, shown = "not_shown", "\n".join([*([shown] if shown else []), unshown])
         return CallResult(
             name=name,
-            text=self._shortened(response.text or ("" if response.image else EMPTY_RESULT)),
+            text=shown or ("" if images else EMPTY_RESULT),
+            images=images,
             reward=reward,
             facts=facts,
             error=error,
             seconds=time.perf_counter() - start,
             response=response,
         )
+
+    def _read_images(self, name: str, response: ToolResponse) -> tuple[Media, ...]:
+        """The images of a result, where the model can be shown any.
+
+        Raises:
+            ValueError: one of them cannot be read.
+        """
+        if self._images is None or self._why_no_images:
+            return ()
+        return tuple(self._images.read(image) for image in response.image or ())
+
+    def _unshown(self, response: ToolResponse, num_shown: int) -> str:
+        """A sentence about what a result holds and the model is not shown; empty where there is no such thing."""
+        kinds = {"image": len(response.image or ()) - num_shown, "video": len(response.video or ())}
+        reasons = {
+            "image": self._why_no_images,
+            "video": "results of tools are shown as text and images alone",
+        }
+        found = [
+            f"({count} {kind}{'s' if count > 1 else ''} cannot be shown: {reasons[kind]})"
+            for kind, count in kinds.items()
+            if count
+        ]
+        if found:
+            logger.warning("a tool gave what the model is not shown: %s", " ".join(found))
+        return "\n".join(found)
 
     def _kwargs_of(self, name: str, key: str) -> Mapping[str, Any]:
         return self._kwargs.get(name, {}).get(key) or {}
