@@ -3,7 +3,7 @@
     python examples/multi_turn_env/prepare.py
 
 writes to runs/data/multi_turn_env: train.parquet and val.parquet (one prompt with a number to find per row),
-sft.parquet (transcripts of a player who mostly ignores the hints), and the folder model (a Qwen3 model of 0.6 million
+sft.parquet (transcripts of a player who ignores the hints half of the time), and the folder model (a Qwen3 model of 0.6 million
 parameters after a warm-up on the transcripts).
 """
 
@@ -122,10 +122,10 @@ def main() -> int:
     parser.add_argument("--max-guesses", type=int, default=5, help="guesses of an episode")
     parser.add_argument("--num-train", type=int, default=512, help="rows for RL")
     parser.add_argument("--num-val", type=int, default=128, help="held-out rows")
-    parser.add_argument("--num-sft", type=int, default=2000, help="transcripts for the warm-up")
-    parser.add_argument("--sft-steps", type=int, default=100, help="optimizer steps of the warm-up")
+    parser.add_argument("--num-sft", type=int, default=4000, help="transcripts for the warm-up")
+    parser.add_argument("--sft-steps", type=int, default=200, help="optimizer steps of the warm-up")
     parser.add_argument(
-        "--skill", type=float, default=0.15, help="share of guesses in the transcripts that follow the hints"
+        "--skill", type=float, default=0.5, help="share of guesses in the transcripts that follow the hints"
     )
     arguments = parser.parse_args()
     write_data(

@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from strop.cli.main import main as strop
 from strop.run import RunFolder
+from strop.trainer.trackers import METRICS_FILE, read_metrics
 
 REPO = Path(__file__).parents[2]
 EXAMPLE = REPO / "examples" / "multi_turn_env"
@@ -84,7 +86,7 @@ def test_the_player_of_the_transcripts_wins_as_often_as_the_readme_says(
     prepare: ModuleType, tmp_path: Path
 ) -> None:
     won = {}
-    for skill in (0.0, 0.15):
+    for skill in (0.0, 0.5):
         prepare.write_data(
             tmp_path, seed=3, largest=16, max_guesses=5, num_train=20, num_val=10, num_sft=2000, skill=skill
         )
@@ -94,10 +96,9 @@ def test_the_player_of_the_transcripts_wins_as_often_as_the_readme_says(
             env.reset(3_000_000 + 10 + 20 + number, {})  # the seeds follow those of the other two files
             won[skill] += int(row["messages"][-1]["content"]) == env.number
         won[skill] /= 2000
-    # At random 1 - (15/16)^5 = 0.276; standard deviation of a share of 2000: 0.01.
+    # At random 1 - (15/16)^5 = 0.276; five standard deviations of a share of 2000: 0.05.
     assert won[0.0] == pytest.approx(0.276, abs=0.05)
-    assert won[0.0] < won[0.15] < 0.45
-    assert won[0.15] == pytest.approx(0.35, abs=0.05)
+    assert won[0.5] == pytest.approx(0.53, abs=0.056)
     train_rows, val = read(tmp_path / "train.parquet"), read(tmp_path / "val.parquet")
     seeds = [row["extra_info"]["seed"] for row in (*train_rows, *val)]
     assert len(set(seeds)) == len(seeds) == 30
@@ -134,7 +135,9 @@ def test_the_small_model_learns_to_use_the_hints(
     monkeypatch.setattr(sys, "argv", ["prepare.py", "--out", str(tmp_path)])
     assert prepare.main() == 0
     capsys.readouterr()
-    assert train(tmp_path, tmp_path / "run", "--json", "eval.every=0") == 0
+    assert train(tmp_path, tmp_path / "run", "--json", "trainer.max_steps=60", "eval.every=0") == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["pass_rate_start"] < 0.4
-    assert result["pass_rate_final"] >= 0.8
+    assert result["pass_rate_start"] < 0.45
+    assert result["pass_rate_final"] >= 0.5
+    found = [step["reward/acc/mean"] for step in read_metrics(tmp_path / "run" / METRICS_FILE)[-10:]]
+    assert fmean(found) > 0.5  # of sampled episodes; 0.4 in the first steps
