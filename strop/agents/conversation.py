@@ -14,8 +14,9 @@ from typing import Any
 
 from strop.agents.context import AgentContext
 from strop.agents.formats import FunctionCall, ParsedTurn
+from strop.agents.formats.thinking import CLOSE, split_thinking
 from strop.agents.images import as_read
-from strop.agents.templates import TemplateRefused, call_id
+from strop.agents.templates import TemplateRefused
 from strop.rollout.types import TokenOutput
 from strop.trajectory import Media, MediaTokens, Prompt, Trajectory
 
@@ -36,6 +37,8 @@ class Conversation:
         self._log: list[dict[str, Any]] = []
         self._has_thinking = False
         self._call_names: list[str] = []
+        self._call_ids: list[str] = []
+        self._answer_at = 0
         self._num_answers = self._num_replies = 0
 
     @property
@@ -57,10 +60,15 @@ class Conversation:
     def add_answer(self, output: TokenOutput, parsed: ParsedTurn) -> None:
         """Append what the model said."""
         start = len(self._current.response_ids)
+        self._answer_at = len(self._current.token_ids)
         self._current = self._current.with_sampled(output.token_ids, output.log_probs, output.versions)
         self._num_answers += 1
         self._has_thinking = self._has_thinking or bool(parsed.reasoning.strip())
         self._call_names = [call.name or "unknown" for call in parsed.calls]
+        self._call_ids = self._context.template.call_ids(
+            self._call_names,
+            [call.tool_call_id if isinstance(call, FunctionCall) else None for call in parsed.calls],
+        )
         self._messages.append(self._as_message(output, parsed))
         entry: dict[str, Any] = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning:
@@ -97,29 +105,32 @@ class Conversation:
             TemplateRefused: the template has no place for them.
             ValueError: the template has places for another number of images.
         """
-        names = self._call_names if role == "tool" else [""]
-        results = [(call_id(i), name, text) for i, (name, text) in enumerate(zip(names, texts, strict=True))]
+        names, ids = (self._call_names, self._call_ids) if role == "tool" else ([""], [""])
+        results = list(zip(ids, names, texts, strict=True))
         template = self._context.template
         seen = [one for of_result in images for one in of_result]
         replies = template.reply_messages(
             results, role=role, num_images=[len(of_result) for of_result in images] if seen else ()
         )
         start = len(self._current.response_ids)
-        if not seen and self._is_rewritten_at(str(replies[0]["role"])):
+        reply = template.reply(
+            replies,
+            call_names=self._call_names if role == "tool" else (),
+            tools=self._context.tool_schemas,
+            last_id=self._current.response_ids[-1],
+            stop_ids=self._context.stop_ids,
+        )
+        is_rewritten = reply.ends_otherwise or self._is_rewritten_at(str(replies[0]["role"]))
+        if is_rewritten and not (
+            seen or self._current.media
+        ):  # their places are known in these very tokens alone
             start = 0
             if not self._begin_again(
                 template.prompt_ids([*self._messages, *replies], self._context.tool_schemas)
             ):
                 return False
         else:
-            added: Sequence[int] = template.reply_ids(
-                replies,
-                call_names=self._call_names if role == "tool" else (),
-                tools=self._context.tool_schemas,
-                last_id=self._current.response_ids[-1],
-                stop_ids=self._context.stop_ids,
-            )
-            added = self._expanded(added, seen) if seen else added
+            added = self._expanded(reply.token_ids, seen) if seen else reply.token_ids
             if self.room <= len(added):
                 return False
             self._current = self._current.with_given(added)
@@ -182,25 +193,32 @@ class Conversation:
         return True
 
     def _is_rewritten_at(self, role: str) -> bool:
-        if self._current.media:  # their places are known in these very tokens alone
-            return False
         profile = self._context.template.profile
-        return role in profile.rewrites_at or (self._has_thinking and role in profile.forgets_thinking_at)
+        has_system = bool(self._messages) and self._messages[0]["role"] == "system"
+        rewrites_at = profile.rewrites_after_system_at if has_system else profile.rewrites_at
+        return role in rewrites_at or (self._has_thinking and role in profile.forgets_thinking_at)
 
     def _as_message(self, output: TokenOutput, parsed: ParsedTurn) -> dict[str, Any]:
         """An answer for the template: as it was written, or in its parts where the template wants these."""
-        if self._context.template.profile.takes_raw_answers:
+        profile = self._context.template.profile
+        if profile.takes_raw_answers:
             ids = list(output.token_ids)
             if ids and ids[-1] in self._context.stop_ids & self._context.template.control_ids:
                 ids.pop()
-            return {"role": "assistant", "content": self._context.tokenizer.decode(ids)}
-        message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+            text = self._context.tokenizer.decode(ids)
+            if not (profile.knows_thinking and CLOSE in text):
+                text = profile.thinking_opening + text.removeprefix(profile.before_text)
+                return {"role": "assistant", "content": text}
+            thought, text = split_thinking(text, begins_in_thinking=profile.begins_in_thinking)
+            return {"role": "assistant", "content": text.lstrip("\n"), **_as_fields(thought)}
+        content = parsed.content or (profile.no_content if parsed.calls else "")
+        message: dict[str, Any] = {"role": "assistant", "content": content}
         if parsed.reasoning:
-            message |= {"reasoning_content": parsed.reasoning, "thinking": parsed.reasoning}
+            message |= _as_fields(parsed.reasoning)
         if parsed.calls:
             message["tool_calls"] = [
                 {
-                    "id": call_id(number),
+                    "id": self._call_ids[number],
                     "type": "function",
                     "function": {"name": call.name or "unknown", "arguments": _arguments(call)},
                 }
@@ -213,30 +231,37 @@ class Conversation:
         self._log.append({**entry, "sequence": len(self._done), "tokens": [start, stop]})
 
     def _drift(self) -> float | None:
-        """Share of the last sequence's response that a rendering of the whole conversation would not give.
+        """Share of the last sequence's response for which the template and the tokenizer would give other tokens.
 
-        0 where the template only appends and the model writes as the tokenizer encodes. What is trained is not
-        concerned: it is what was sampled.
+        What stood before the last answer is rendered from messages, the last answer is encoded from its text. 0 where
+        the template only appends and the model writes as the tokenizer encodes. What is trained is not concerned: it
+        is what was sampled.
         """
-        template = self._context.template
+        template, ours = self._context.template, self.token_ids
+        has_answer = self._messages[-1]["role"] == "assistant"
+        first, answer_at = len(self._current.prompt_ids), self._answer_at if has_answer else len(ours)
+        shown = self._messages[:-1] if has_answer else self._messages
+        decode = self._context.tokenizer.decode
+        prompt = decode(self._current.prompt_ids)
         try:
-            text = template.render(self._messages, self._context.tool_schemas, opens_answer=False)
-        except TemplateRefused:
-            return None
-        first = len(self._current.prompt_ids)
-        if not text.startswith(self._context.tokenizer.decode(self._current.prompt_ids)):
-            return None  # the prompt was cut, or its header is written differently before a last answer
-        rendered: Sequence[int] = template.encode(text)
-        if self._current.media:
-            try:
+            text = template.render(shown, self._context.tool_schemas, opens_answer=True)
+            if not text.startswith(prompt):
+                return None  # the prompt was cut, or its header is written differently once it is answered
+            rendered: Sequence[int] = [*self._current.prompt_ids, *template.encode(text[len(prompt) :])]
+            if self._current.media:
                 rendered = self._expanded(rendered, self._current.media)
-            except ValueError:
-                return None
-        ours = self.token_ids
+        except (TemplateRefused, ValueError):
+            return None
+        rendered = [*rendered, *template.encode(decode(ours[answer_at:]))]
         end = 0
         while end < min(len(rendered), len(ours)) and rendered[end] == ours[end]:
             end += 1
         return min(1.0, (len(ours) - end) / max(1, len(ours) - first))
+
+
+def _as_fields(thought: str) -> dict[str, str]:
+    """Thinking under the names that templates know, without the line breaks that they write around it."""
+    return dict.fromkeys(("reasoning_content", "thinking"), thought.strip("\n"))
 
 
 def _arguments(call: Any) -> Any:

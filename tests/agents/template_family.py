@@ -446,8 +446,13 @@ _CORPUS = [
 
 @functools.cache
 def family_tokenizer(name: str) -> Any:
-    """A byte-level tokenizer with a few hundred merges, the family's control tokens and its template."""
+    """A tokenizer with the family's control tokens and its template."""
     family = BY_NAME[name]
+    return tokenizer_of(family.template, control=family.control, end=family.end)
+
+
+def tokenizer_of(template: str, *, control: Sequence[str], end: str) -> Any:
+    """A byte-level tokenizer with a few hundred merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -455,9 +460,9 @@ def family_tokenizer(name: str) -> Any:
         vocab_size=256 + 150, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(_CORPUS * 3, trainer)
-    tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in family.control])
+    tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in control])
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=family.end, clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer, eos_token=end, clean_up_tokenization_spaces=False
     )
-    fast.chat_template = family.template
+    fast.chat_template = template
     return fast

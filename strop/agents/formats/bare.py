@@ -12,6 +12,9 @@ from strop.agents.formats.parser import ToolFormat, formats
 _PYTHON_TAG = "<|python_tag|>"
 _NAMED_OBJECT = re.compile(r'\{\s*"(?:name|type)"')
 _PYTHONIC = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(.*\)\s*\]", re.DOTALL)
+_PYTHONIC_MARKED = re.compile(
+    r"<\|(?P<mark>python|tool_call)_start\|>(?P<calls>.*?)(?:<\|(?P=mark)_end\|>|\Z)", re.DOTALL
+)
 _MAX_PYTHONIC_CHARS = 20_000
 """Longer ones are refused before they are parsed; the parser's memory grows with them."""
 
@@ -43,19 +46,30 @@ def read_llama3_json(text: str, tools: ToolSchemas) -> Read:
 
 
 def read_pythonic(text: str, tools: ToolSchemas) -> Read:
-    """`[name(key=value, ...), ...]` with literal values; parsed as an expression, never carried out."""
-    body = text.replace("<|python_start|>", "").replace("<|python_end|>", "").strip()
+    """`[name(key=value, ...), ...]` with literal values; parsed as an expression, never carried out.
+
+    It is the whole answer, or stands between control tokens of its own (Llama 4, LFM2).
+    """
+    marked = _PYTHONIC_MARKED.search(text)
+    content = (text[: marked.start()] + text[marked.end() :]).strip() if marked else ""
+    body = (marked["calls"] if marked else text).strip()
     if not _PYTHONIC.fullmatch(body):
+        if marked:
+            return content, [MalformedCall(body, "Tool calls must be a list of calls name(key=value).")]
         return text.strip(), []
+    return content, _pythonic_calls(body)
+
+
+def _pythonic_calls(body: str) -> list[FunctionCall | MalformedCall]:
     if len(body) > _MAX_PYTHONIC_CHARS:
-        return "", [MalformedCall(body[:200], f"Tool calls have more than {_MAX_PYTHONIC_CHARS} characters.")]
+        return [MalformedCall(body[:200], f"Tool calls have more than {_MAX_PYTHONIC_CHARS} characters.")]
     try:
         tree = ast.parse(body, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return "", [MalformedCall(body, f"Tool calls are not valid Python: {error}")]
+        return [MalformedCall(body, f"Tool calls are not valid Python: {error}")]
     if not isinstance(tree, ast.List):
-        return "", [MalformedCall(body, "Tool calls must be a list of calls name(key=value).")]
-    return "", [_pythonic_call(node, ast.get_source_segment(body, node) or body) for node in tree.elts]
+        return [MalformedCall(body, "Tool calls must be a list of calls name(key=value).")]
+    return [_pythonic_call(node, ast.get_source_segment(body, node) or body) for node in tree.elts]
 
 
 def _pythonic_call(node: ast.expr, written: str) -> FunctionCall | MalformedCall:
@@ -73,15 +87,6 @@ def _pythonic_call(node: ast.expr, written: str) -> FunctionCall | MalformedCall
 
 
 formats.add(
-    ToolFormat(
-        name="pythonic",
-        read=read_pythonic,
-        is_written_in=lambda text: re.search(r"\[\s*look_up\(", text) is not None,
-    ),
-    ToolFormat(
-        name="llama3_json",
-        read=read_llama3_json,
-        is_written_in=lambda text: '"parameters"' in text and '"name"' in text,
-        stop_tokens=("<|eom_id|>",),
-    ),
+    ToolFormat(name="pythonic", read=read_pythonic),
+    ToolFormat(name="llama3_json", read=read_llama3_json, stop_tokens=("<|eom_id|>",)),
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 from strop.agents.formats.calls import FunctionCall, MalformedCall, ParsedTurn, Read, ToolSchemas
 from strop.agents.formats.thinking import split_thinking
+from strop.agents.template_profile import CallExample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +19,6 @@ class ToolFormat:
     name: str
     read: Callable[[str, ToolSchemas], Read]
     """Content and calls of an answer's text, control tokens included, thinking and end of turn excluded."""
-    is_written_in: Callable[[str], bool]
-    """Whether a chat template that writes a call like this text uses the format."""
     stop_tokens: tuple[str, ...] = ()
     """Control tokens that end an answer with calls, where the vocabulary has them."""
     thinking: Callable[[str], tuple[str, str]] | None = None
@@ -137,7 +137,23 @@ class FormatParser(ToolParser):
         ids = list(token_ids)
         if ids and (ids[-1] in self._stop_ids or ids[-1] == self.tokenizer.eos_token_id):
             ids.pop()
-        text = self.tokenizer.decode(ids)
+        turn = self._read(self.tokenizer.decode(ids), tools, begins_in_thinking=begins_in_thinking)
+        return replace(turn, content=self._without_control_tokens(turn.content))
+
+    def reads(self, example: CallExample) -> bool:
+        """Whether this is the format of a call that a template writes."""
+        for text in example.readings:
+            calls = self._read(text, (), begins_in_thinking=False).calls
+            call = calls[0] if len(calls) == 1 else None
+            if isinstance(call, FunctionCall) and call.name == example.name:
+                try:
+                    if json.loads(call.arguments) == example.arguments:
+                        return True
+                except json.JSONDecodeError:
+                    continue
+        return False
+
+    def _read(self, text: str, tools: ToolSchemas, *, begins_in_thinking: bool) -> ParsedTurn:
         if self.format.thinking is not None:
             reasoning, answer = self.format.thinking(text)
         else:
@@ -147,7 +163,7 @@ class FormatParser(ToolParser):
         except (ValueError, RecursionError, MemoryError) as error:  # nesting that exhausts the reader
             malformed = MalformedCall(answer[:200], f"Tool calls cannot be read: {type(error).__name__}")
             content, calls = "", [malformed]
-        return ParsedTurn(self._without_control_tokens(content), tuple(calls), reasoning)
+        return ParsedTurn(content, tuple(calls), reasoning)
 
     def _without_control_tokens(self, text: str) -> str:
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -156,19 +172,21 @@ class FormatParser(ToolParser):
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def parser_for_template(call_example: str, tokenizer: Any) -> ToolParser:
-    """The parser of the format that a chat template writes calls in.
+def parser_for_template(example: CallExample | None, tokenizer: Any) -> ToolParser:
+    """The parser of the format that reads a call as a chat template writes it.
 
     Raises:
         ValueError: it writes none, or in a way that is not known.
     """
-    for one in formats.values():
-        if call_example and one.is_written_in(call_example):
-            return FormatParser(one, tokenizer)
-    shown = f"writes tool calls as {call_example[:120]!r}" if call_example else "writes no tool calls"
+    for one in formats.values() if example else ():
+        parser = FormatParser(one, tokenizer)
+        if example and parser.reads(example):
+            return parser
+    shown = f"writes tool calls as {example.text[:120]!r}" if example else "writes no tool calls"
     raise ValueError(
         f"the chat template {shown}, so how the model calls tools is not known: set agent.tool_format to one of "
-        f"{', '.join(sorted({*formats, *ToolParser._registered}))}"
+        f"{', '.join(sorted({*formats, *ToolParser._registered}))}, or to a parser of your own "
+        f"(@ToolParser.register in a file of agent.files)"
     )
 
 

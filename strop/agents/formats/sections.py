@@ -133,15 +133,12 @@ def read_harmony(text: str, tools: ToolSchemas) -> Read:
 
 
 formats.add(
-    ToolFormat(
-        name="deepseek", read=read_deepseek, is_written_in=lambda text: "<｜tool▁call▁begin｜>" in text
-    ),
-    ToolFormat(name="kimi", read=read_kimi, is_written_in=lambda text: "<|tool_call_begin|>" in text),
-    ToolFormat(name="mistral", read=read_mistral, is_written_in=lambda text: _MISTRAL_BEGIN in text),
+    ToolFormat(name="deepseek", read=read_deepseek),
+    ToolFormat(name="kimi", read=read_kimi),
+    ToolFormat(name="mistral", read=read_mistral),
     ToolFormat(
         name="gpt_oss",
         read=read_harmony,
-        is_written_in=lambda text: "to=functions." in text,
         stop_tokens=("<|call|>", "<|return|>"),
         thinking=split_harmony,
     ),

@@ -97,16 +97,11 @@ def _without_edges(text: str) -> str:
 
 
 formats.add(
-    ToolFormat(name="qwen3_coder", read=read_qwen3_coder, is_written_in=lambda text: "<function=" in text),
+    ToolFormat(name="qwen3_coder", read=read_qwen3_coder),
     ToolFormat(
         name="glm",
         read=read_glm,
-        is_written_in=lambda text: "<arg_key>" in text,
         stop_tokens=("<|observation|>", "<|user|>"),
     ),
-    ToolFormat(
-        name="hermes",
-        read=read_hermes,
-        is_written_in=lambda text: OPEN in text and '"name"' in text,
-    ),
+    ToolFormat(name="hermes", read=read_hermes),
 )

@@ -1,0 +1,305 @@
+"""What a chat template does with conversations that go on, found out once per model by rendering examples."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Message = Mapping[str, Any]
+Calls = Sequence[tuple[str, str]]
+"""Id and tool of each call of an answer."""
+
+MARK, REPLY_MARK = "ANSWERMARK", "REPLYMARK"
+_THOUGHT = "THOUGHTMARK"
+_THINKING = {"reasoning_content": _THOUGHT, "thinking": _THOUGHT}
+_THINK = "<think>"
+_UNFINISHED = re.compile(r"[<\[][^<>\[\]\s]*$")
+"""Where two texts differ inside of a tag, they differ from its beginning."""
+QUESTION: Message = {"role": "user", "content": "x"}
+_SYSTEM: Message = {"role": "system", "content": "y"}
+EXAMPLE_NAME = "look_up"
+EXAMPLE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": EXAMPLE_NAME,
+        "description": "Look a word up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"value": {"type": "string", "description": "The word."}},
+            "required": ["value"],
+        },
+    },
+}
+
+
+@dataclass(frozen=True)
+class CallExample:
+    """A call as a chat template writes it."""
+
+    text: str
+    """From the header of the answer on."""
+    readings: tuple[str, ...]
+    """The answer without its header, up to where it may end."""
+    name: str = EXAMPLE_NAME
+    """Tool that is called."""
+    arguments: Mapping[str, str] | None = None
+    """What it is called with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateProfile:
+    """What a chat template does with conversations that go on."""
+
+    reply_role: str
+    """Role of tool results: `tool`, or `user` where the template knows no other."""
+    forgets_thinking_at: frozenset[str]
+    """Roles of replies after which earlier thinking is no longer shown."""
+    rewrites_at: frozenset[str]
+    """Roles of replies after which what stands before them is written differently, thinking aside."""
+    rewrites_after_system_at: frozenset[str]
+    """The same for conversations that begin with a system message."""
+    takes_raw_answers: bool
+    """An earlier answer can be given as its text, tool calls included."""
+    knows_thinking: bool
+    """The thinking of an earlier answer can be given in a field of its own."""
+    before_text: str
+    """What the template writes before the text of an answer, and the model too."""
+    no_content: str | None
+    """Content of an answer that is calls alone."""
+    ids_name_tools: bool
+    """A call is written with its id alone, which names the tool."""
+    thinking_opening: str
+    """What opens the thinking in the header of an answer; empty where the model opens it."""
+    shows_tools: bool
+    """Tool schemas become part of the prompt."""
+    call_example: CallExample | None
+    """How the template writes a call of the tool look_up."""
+    separator: str
+    """Text between the end of an answer and a reply to it, which the model does not write itself."""
+
+    @property
+    def begins_in_thinking(self) -> bool:
+        """The header of an answer opens the thinking."""
+        return bool(self.thinking_opening)
+
+
+def find_profile(
+    render: Callable[[Sequence[Message], Sequence[Message] | None, bool], str],
+    cuts: Callable[[str], Sequence[int]],
+) -> TemplateProfile:
+    """Examples through a template.
+
+    Args:
+        render: text of a conversation with tools, perhaps with the header of the next answer; empty where the
+            template refuses it.
+        cuts: where tokens of their own begin in a text.
+    """
+    return _Examples(render, cuts).profile()
+
+
+class _Examples:
+    def __init__(
+        self,
+        render: Callable[[Sequence[Message], Sequence[Message] | None, bool], str],
+        cuts: Callable[[str], Sequence[int]],
+    ) -> None:
+        self._render, self._cuts = render, cuts
+        self._no_content: str | None = ""
+        self._ids_name_tools = False
+
+    def profile(self) -> TemplateProfile:
+        self._ids_name_tools = self._writes_ids_alone()
+        self._no_content = self._content_of_calls()
+        role = "tool" if self._replied("tool") else "user"
+        roles = dict.fromkeys((role, "user"))
+        header = self._header()
+        is_raw = self._takes_raw_answers(role)
+        opening = header[header.rfind(_THINK) :] if header.rstrip().endswith(_THINK) else ""
+        return TemplateProfile(
+            reply_role=role,
+            forgets_thinking_at=frozenset(one for one in roles if self._forgets(one, is_raw)),
+            rewrites_at=frozenset(one for one in roles if self._rewrites(one, [QUESTION])),
+            rewrites_after_system_at=frozenset(
+                one for one in roles if self._rewrites(one, [_SYSTEM, QUESTION])
+            ),
+            takes_raw_answers=is_raw,
+            knows_thinking=self._knows_thinking(),
+            before_text=self._before_text(),
+            no_content=self._no_content,
+            ids_name_tools=self._ids_name_tools,
+            thinking_opening=opening,
+            shows_tools=EXAMPLE_NAME in self._render([QUESTION], [EXAMPLE_TOOL], True),
+            call_example=self._call_example(header),
+            separator=self._separator(),
+        )
+
+    def _try(self, messages: Sequence[Message], opens: bool = True) -> str:
+        """Without tools, or with one where the template insists."""
+        return self._render(messages, None, opens) or self._render(messages, [EXAMPLE_TOOL], opens)
+
+    def _calls(self) -> Calls:
+        return [(f"functions.{EXAMPLE_NAME}:0" if self._ids_name_tools else call_id(0), EXAMPLE_NAME)]
+
+    def _answers(self, role: str) -> Iterator[dict[str, Any]]:
+        """Ways to give an answer that a reply of this role follows."""
+        return made_up_answers(self._calls() if role == "tool" else (), self._no_content)
+
+    def _reply(self, role: str) -> dict[str, Any]:
+        return example_reply(role, *self._calls()[0])
+
+    def _header(self) -> str:
+        """What opens an answer."""
+        asked = [{"role": "user", "content": MARK}]
+        closed, opened = self._try(asked, opens=False), self._try(asked)
+        return opened[len(closed) :] if opened.startswith(closed) else ""
+
+    def _replied(self, role: str, **answer: str) -> str:
+        """A conversation in which an answer with these fields was replied to; empty when it is refused."""
+        for called in self._answers(role):
+            content = (
+                {"content": answer["content"] + (called["content"] or "")} if "content" in answer else {}
+            )
+            text = self._try([QUESTION, {**called, **answer, **content}, self._reply(role)])
+            if MARK in text and REPLY_MARK in text:
+                return text
+        return ""
+
+    def _writes_ids_alone(self) -> bool:
+        """A call shows the name of its tool if its id has it, and not otherwise."""
+        shown = []
+        for self._ids_name_tools in (False, True):
+            calls = [one for one in self._answers("tool") if "tool_calls" in one]
+            shown.append(any(EXAMPLE_NAME in self._try([QUESTION, one], opens=False) for one in calls))
+        return shown == [False, True]
+
+    def _content_of_calls(self) -> str | None:
+        """None where an empty text would be shown as an answer of its own, or refused."""
+        for answer in self._answers("tool"):
+            empty, missing = (
+                self._try([QUESTION, {**answer, "content": content}, self._reply("tool")])
+                for content in ("", None)
+            )
+            if "tool_calls" in answer and MARK in missing and REPLY_MARK in missing:
+                return None if not empty or len(missing) < len(empty) else ""
+        return ""
+
+    def _forgets(self, role: str, is_raw: bool) -> bool:
+        """Thinking before an answer is gone once the answer is replied to, in the form in which answers are given."""
+        if is_raw and not self._knows_thinking():
+            raw = {"role": "assistant", "content": f"{_THINK}\n{_THOUGHT}\n</think>\n\n{MARK}"}
+            written = self._try([QUESTION, raw, self._reply(role)])
+            return MARK in written and _THOUGHT not in written
+        replied = self._replied(role, **_THINKING)
+        return self._knows_thinking() and bool(replied) and _THOUGHT not in replied
+
+    def _knows_thinking(self) -> bool:
+        """Thinking can be given in a field of its own."""
+        alone = [QUESTION, {"role": "assistant", "content": MARK, **_THINKING}]
+        return _THOUGHT in self._try(alone, opens=False) + self._replied("tool", **_THINKING)
+
+    def _before_text(self) -> str:
+        """What the template writes between the header, as it was asked for, and the text of an answer."""
+        asked = [QUESTION, {"role": "assistant", "content": MARK}]
+        opened, written = self._try([QUESTION]), self._try(asked, opens=False).partition(MARK)[0]
+        return written[len(opened) :] if written.startswith(opened) else ""
+
+    def _rewrites(self, role: str, asked: Sequence[Message]) -> bool:
+        """What stands before a second reply is not what stood there before it."""
+        for answer in self._answers(role):
+            begun = [*asked, answer, self._reply(role)]
+            later = self._render([*begun, answer, self._reply(role)], [EXAMPLE_TOOL], True)
+            earlier = self._render(begun, [EXAMPLE_TOOL], False)
+            first = self._render(asked, [EXAMPLE_TOOL], False)
+            if later and earlier:
+                return not (later.startswith(earlier) and later.startswith(first))
+        return False
+
+    def _takes_raw_answers(self, role: str) -> bool:
+        """A call that is given as text is shown as a call that is given in its parts, also when more follows."""
+        raw = {"role": "assistant", "content": f"{MARK} <tool_call>"}
+        text = self._try([QUESTION, raw, self._reply(role)])
+        if MARK not in text or REPLY_MARK not in text:
+            return False
+        if role != "tool":
+            return True
+        for more in ([{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}], []):
+            for answer in self._answers(role):
+                parts = self._try([QUESTION, answer, self._reply(role), *more])
+                if not (MARK in parts and REPLY_MARK in parts):
+                    continue
+                given = {"role": "assistant", "content": _THOUGHT}
+                before, shown, after = self._try([QUESTION, given, self._reply(role), *more]).partition(
+                    _THOUGHT
+                )
+                before = _common_start(before, parts)
+                if not (shown and parts.endswith(after)):
+                    return False
+                written = parts[len(before) : len(parts) - len(after)]
+                whole = self._try([QUESTION, {**given, "content": written}, self._reply(role), *more])
+                is_alike = whole.split() == parts.split()
+                return whole == parts or (is_alike and not self._knows_thinking())
+        return True
+
+    def _call_example(self, header: str) -> CallExample | None:
+        begun, opened = (self._render([QUESTION], [EXAMPLE_TOOL], opens) for opens in (False, True))
+        for answer in self._answers("tool"):
+            if "tool_calls" not in answer:
+                break
+            text = self._render([QUESTION, answer, self._reply("tool")], [EXAMPLE_TOOL], True)
+            start = len(begun) if text.startswith(begun) else max(0, text.rfind(header.strip() or "\0"))
+            stop = text.find(REPLY_MARK, start)
+            shown = text[start : stop if stop >= 0 else None]
+            if EXAMPLE_NAME not in shown or MARK not in shown:
+                continue
+            begins = _common_start(shown, opened[len(begun) :] or header)
+            body = shown[len(_UNFINISHED.sub("", begins)) :]
+            end = body.rfind(MARK)
+            ends = [cut for cut in self._cuts(body) if cut > end]
+            return CallExample(
+                shown, tuple(body[:cut] for cut in [*ends, len(body)]), arguments={"value": MARK}
+            )
+        return None
+
+    def _separator(self) -> str:
+        """Between the end-of-turn token of an answer and the next header."""
+        asked = [QUESTION, {"role": "assistant", "content": MARK}]
+        after = self._try(asked, opens=False).partition(MARK)[2]
+        return after[len(after.rstrip()) :] if after.strip() else ""
+
+
+def made_up_answers(calls: Calls, no_content: str | None) -> Iterator[dict[str, Any]]:
+    """Ways to give the answer of a made-up conversation, with the mark at its end; templates differ in what they take.
+
+    Args:
+        calls: those of the answer; without any it is text.
+        no_content: content beside calls.
+    """
+    for chosen in (calls, calls[:1]) if calls else ():
+        for arguments in ({"value": MARK}, json.dumps({"value": MARK})):
+            functions = [
+                {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for identity, name in chosen
+            ]
+            yield {"role": "assistant", "content": no_content, "tool_calls": functions}
+    yield {"role": "assistant", "content": MARK}
+
+
+def _common_start(one: str, other: str) -> str:
+    end = 0
+    while end < min(len(one), len(other)) and one[end] == other[end]:
+        end += 1
+    return one[:end]
+
+
+def example_reply(role: str, identity: str, name: str) -> dict[str, Any]:
+    """The reply of a made-up conversation."""
+    reply: dict[str, Any] = {"role": role, "content": REPLY_MARK}
+    return reply | ({"tool_call_id": identity, "name": name} if role == "tool" else {})
+
+
+def call_id(number: int) -> str:
+    """Id of the call of this number in an answer: nine letters and digits, which is what most templates take."""
+    return f"call{number:05d}"
