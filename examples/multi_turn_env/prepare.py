@@ -3,8 +3,8 @@
     python examples/multi_turn_env/prepare.py
 
 writes to runs/data/multi_turn_env: train.parquet and val.parquet (one prompt with a number to find per row),
-sft.parquet (transcripts of a player who ignores the hints half of the time), and the folder model (a Qwen3 model of 0.6 million
-parameters after a warm-up on the transcripts).
+sft.parquet (transcripts of a player who ignores the hints half of the time), and the folder model (a Qwen3 model of
+0.6 million parameters after a warm-up on the transcripts).
 """
 
 from __future__ import annotations
