@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.adv_batches import Batch, random_batch
-from strop.algorithms.adv_checking import TRAITS, check_adv_estimator
+from strop.algorithms.adv_batches import COLUMNS, Batch, random_batch
+from strop.algorithms.adv_checking import TRAITS, _inferred, _resolve, check_adv_estimator
 from strop.algorithms.adv_rules import RULES, EstimatorTraits, Trial, _difference
-from strop.algorithms.advantages import get_adv_estimator_fn
+from strop.algorithms.advantages import adv_estimator_declaration, get_adv_estimator_fn
 from strop.algorithms.aggregation import agg_loss, batch_totals
 from strop.algorithms.checking import _subject, check_policy_loss
 from strop.algorithms.loss_probe import ATOL, RTOL, LossBatch, ProbedLoss, Seen, example_batch, gap_between
@@ -413,9 +413,24 @@ def test_a_registered_function_is_checked_as_what_it_is_registered() -> None:
     for name in ("grpo", "gae", "remax"):
         function = get_adv_estimator_fn(name)
         assert check_adv_estimator(function) == check_adv_estimator(name) == []
+        assert _resolve(function, None) == (name, function, adv_estimator_declaration(name))
+    assert _inferred(get_adv_estimator_fn("gae")) != adv_estimator_declaration("gae")  # so this is seen above
     findings = check_adv_estimator(get_adv_estimator_fn("remax"), traits=ALL_CLAIMED)
     assert findings
     assert all(finding.sentence.startswith("remax: ") for finding in findings)
+
+
+def test_a_function_may_require_every_column() -> None:
+    def takes_all(
+        group_ids: Tensor, old_log_probs: Tensor, ref_log_prob: Tensor, response_mask: Tensor,
+        reward_baselines: Tensor, reward_parts: Tensor, rewards: Tensor, rollout_is_weights: Tensor,
+        sum_pi_squared: Tensor, token_level_rewards: Tensor, values: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return values, values
+
+    declaration = _inferred(takes_all)
+    assert declaration.needs == COLUMNS
+    assert declaration.is_group_relative
 
 
 def test_a_registered_loss_is_checked_under_its_first_name_and_its_own_aggregation() -> None:
