@@ -87,17 +87,7 @@ def sequence_of(
         key=len,
         default=(),
     )
-    log_probs: list[float] = [0.0] * len(whole)
-    versions: list[int] = [NOT_SAMPLED] * len(whole)
-    for call in calls:
-        start = len(call.prompt_ids)
-        if whole[:start] != call.prompt_ids:
-            continue
-        for offset, token in enumerate(call.token_ids):
-            if start + offset >= len(whole) or whole[start + offset] != token:
-                break
-            log_probs[start + offset] = call.log_probs[offset]
-            versions[start + offset] = call.versions[offset]
+    log_probs, versions = _recorded(whole, calls)
     sampled = [bool(value) for value in output.response_mask[: len(response_ids)]]
     for place, is_trained in enumerate(sampled):
         at = len(prompt_ids) + place
@@ -131,3 +121,19 @@ def sequence_of(
     )
     was_cut = len(output.response_ids) > max_tokens
     return made.finish("length" if was_cut else "stop")
+
+
+def _recorded(whole: tuple[int, ...], calls: Sequence[Call]) -> tuple[list[float], list[int]]:
+    """Log-prob and version of each token, where a call of generate sampled it behind just what stands before it."""
+    log_probs: list[float] = [0.0] * len(whole)
+    versions: list[int] = [NOT_SAMPLED] * len(whole)
+    for call in calls:
+        start = len(call.prompt_ids)
+        if whole[:start] != call.prompt_ids:
+            continue
+        for offset, token in enumerate(call.token_ids):
+            if start + offset >= len(whole) or whole[start + offset] != token:
+                break
+            log_probs[start + offset] = call.log_probs[offset]
+            versions[start + offset] = call.versions[offset]
+    return log_probs, versions

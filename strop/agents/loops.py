@@ -242,14 +242,14 @@ class AgentLoopBase(ABC):
         refuse(videos=videos)
         names = [str(m.get("name") or "tool") for m in messages if m["role"] == "tool"]
         stop_ids = self.context.stop_ids
-        added = self.context.template.reply_ids(
+        reply = self.context.template.reply(
             messages,
             call_names=names,
             tools=_schemas(tools),
             last_id=token_ids[-1] if token_ids else next(iter(stop_ids)),
             stop_ids=stop_ids,
         )
-        return [*token_ids, *self._with_images(added, images)]
+        return [*token_ids, *self._with_images(reply.token_ids, images)]
 
     def _with_images(self, token_ids: Sequence[int], images: Sequence[Any] | None) -> list[int]:
         """The ids with as many tokens for each image as stand for it."""

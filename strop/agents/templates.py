@@ -94,20 +94,6 @@ class ChatTemplate:
         """A conversation from its beginning, with the header of the next answer."""
         return tuple(self.encode(self.render(messages, tools, opens_answer=True)))
 
-    def reply_ids(
-        self,
-        replies: Sequence[Message],
-        *,
-        call_names: Sequence[str],
-        tools: Sequence[Message] | None,
-        last_id: int,
-        stop_ids: Collection[int],
-    ) -> tuple[int, ...]:
-        """Token ids of `reply`, which says what they are."""
-        return self.reply(
-            replies, call_names=call_names, tools=tools, last_id=last_id, stop_ids=stop_ids
-        ).token_ids
-
     def reply(
         self,
         replies: Sequence[Message],
@@ -249,13 +235,13 @@ class ChatTemplate:
         if token_id not in self._shows_images:
             replies = self.reply_messages([(call_id(0), EXAMPLE_NAME, "x")], num_images=[2])
             try:
-                ids = self.reply_ids(
+                ids = self.reply(
                     replies,
                     call_names=[EXAMPLE_NAME],
                     tools=[EXAMPLE_TOOL],
                     last_id=-1,
                     stop_ids=self.control_ids,
-                )
+                ).token_ids
             except TemplateRefused:
                 ids = ()
             self._shows_images[token_id] = ids.count(token_id) == 2

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import pyarrow.parquet
 import pytest
+from example_files import REPO, load_example, read
 
 from strop.config import load_config
 from strop.rewards import Outcome, RewardConfig, RewardPool
@@ -20,23 +18,6 @@ from strop.trainer.config import Config
 from strop.trajectory import Prompt
 
 pytestmark = pytest.mark.timeout(120)
-REPO = Path(__file__).parents[2]
-
-
-def load_example(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        path.replace("/", "_").removesuffix(".py"), REPO / "examples" / path
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
-    return rows
 
 
 def score_rows(config: RewardConfig, rows: list[dict[str, Any]], texts: list[str]) -> list[Outcome]:

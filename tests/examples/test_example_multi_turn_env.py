@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import math
@@ -13,40 +12,18 @@ from statistics import fmean
 from types import ModuleType
 from typing import Any
 
-import pyarrow.parquet
 import pytest
+from example_files import REPO, load_example, read, train
 
-from strop.cli.main import main as strop
 from strop.run import RunFolder
 from strop.trainer.trackers import METRICS_FILE, read_metrics
-
-REPO = Path(__file__).parents[2]
-EXAMPLE = REPO / "examples" / "multi_turn_env"
 
 
 @pytest.fixture
 def prepare(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script as a module; the current directory is the root, where the example's paths start."""
     monkeypatch.chdir(REPO)
-    spec = importlib.util.spec_from_file_location("multi_turn_env_prepare", EXAMPLE / "prepare.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
-    return rows
-
-
-def train(data: Path, out: Path, *settings: str) -> int:
-    """`strop train` as the README starts it, with the data of this test."""
-    return strop([
-        "train", "--config", str(EXAMPLE / "config.yaml"), "--out", str(out), f"model.path={data / 'model'}",
-        f"data.train_files=[{data / 'train.parquet'}]", f"data.val_files=[{data / 'val.parquet'}]", *settings,
-    ])  # fmt: skip
+    return load_example("multi_turn_env/prepare.py")
 
 
 def play(prepare: ModuleType, guess: Callable[[Any], int], *, num_episodes: int) -> float:
@@ -114,7 +91,7 @@ def test_one_step_of_the_guessing_example_plays_its_environment(
     monkeypatch.setattr(sys, "argv", ["prepare.py", *words, str(tmp_path)])
     assert prepare.main() == 0
     settings = ("data.prompts_per_step=2", "rollout.samples_per_prompt=2", "trainer.max_steps=1")
-    assert train(tmp_path, tmp_path / "run", *settings, "trainer.preflight=false") == 0
+    assert train("multi_turn_env", tmp_path, tmp_path / "run", *settings, "trainer.preflight=false") == 0
     with RunFolder.open(tmp_path / "run", read_only=True) as run:
         rows = run.samples.read(1)
     assert len(rows) == 4
@@ -135,7 +112,10 @@ def test_the_small_model_learns_to_use_the_hints(
     monkeypatch.setattr(sys, "argv", ["prepare.py", "--out", str(tmp_path)])
     assert prepare.main() == 0
     capsys.readouterr()
-    assert train(tmp_path, tmp_path / "run", "--json", "trainer.max_steps=60", "eval.every=0") == 0
+    assert (
+        train("multi_turn_env", tmp_path, tmp_path / "run", "--json", "trainer.max_steps=60", "eval.every=0")
+        == 0
+    )
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["pass_rate_start"] < 0.45
     assert result["pass_rate_final"] >= 0.5

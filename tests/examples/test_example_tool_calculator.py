@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-import pyarrow.parquet
 import pytest
+from example_files import REPO, load_example, read, train
 
-from strop.cli.main import main as strop
 from strop.run import RunFolder
 from strop.trainer.trackers import METRICS_FILE, read_metrics
-
-REPO = Path(__file__).parents[2]
-EXAMPLE = REPO / "examples" / "tool_calculator"
 
 
 @pytest.fixture
 def prepare(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script as a module; the current directory is the root, where the example's paths start."""
     monkeypatch.chdir(REPO)
-    return load("prepare")
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tool_calculator_{name}", EXAMPLE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
-    return rows
-
-
-def train(data: Path, out: Path, *settings: str) -> int:
-    """`strop train` as the README starts it, with the data of this test."""
-    return strop([
-        "train", "--config", str(EXAMPLE / "config.yaml"), "--out", str(out), f"model.path={data / 'model'}",
-        f"data.train_files=[{data / 'train.parquet'}]", f"data.val_files=[{data / 'val.parquet'}]", *settings,
-    ])  # fmt: skip
+    return load_example("tool_calculator/prepare.py")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +35,7 @@ def train(data: Path, out: Path, *settings: str) -> int:
     ],
 )
 def test_the_calculator_example_scores_what_follows_the_last_equals_sign(response: str, score: float) -> None:
-    found = load("reward").compute_score("tool_calculator", response, "144000", {})
+    found = load_example("tool_calculator/reward.py").compute_score("tool_calculator", response, "144000", {})
     assert (found["score"], found["acc"]) == (score, bool(score))
 
 
@@ -105,7 +77,14 @@ def test_one_step_of_the_calculator_example_plays_agent_episodes(
     monkeypatch.setattr(sys, "argv", ["prepare.py", *words])
     assert prepare.main() == 0
     settings = ("data.prompts_per_step=2", "data.max_response_tokens=24", "rollout.samples_per_prompt=2")
-    code = train(tmp_path, tmp_path / "run", *settings, "trainer.max_steps=1", "trainer.preflight=false")
+    code = train(
+        "tool_calculator",
+        tmp_path,
+        tmp_path / "run",
+        *settings,
+        "trainer.max_steps=1",
+        "trainer.preflight=false",
+    )
     assert code == 0
     with RunFolder.open(tmp_path / "run", read_only=True) as run:
         rows = run.samples.read(1)
@@ -126,7 +105,10 @@ def test_the_small_model_learns_to_call_the_calculator(
     monkeypatch.setattr(sys, "argv", ["prepare.py", "--out", str(tmp_path)])
     assert prepare.main() == 0
     capsys.readouterr()
-    assert train(tmp_path, tmp_path / "run", "--json", "trainer.max_steps=20", "eval.every=0") == 0
+    assert (
+        train("tool_calculator", tmp_path, tmp_path / "run", "--json", "trainer.max_steps=20", "eval.every=0")
+        == 0
+    )
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["pass_rate_start"] < 0.3
     assert result["pass_rate_final"] >= 0.8
