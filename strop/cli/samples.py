@@ -12,7 +12,7 @@ from strop.cli.dropped import find_fates, table_of
 from strop.cli.models import find_model
 from strop.cli.output import UsageError, plain, print_json, say
 from strop.cli.token_view import legend, response_tokens, summary, token_table, token_text
-from strop.cli.turn_view import training_sequences, turns_text
+from strop.cli.turn_view import short, training_sequences, turns_text
 from strop.run import RunError, RunFolder
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def _agent_facts(row: Mapping[str, Any]) -> str:
     facts = row.get("agent_facts") or {}
     player = [row["agent_name"]] if row.get("agent_name") and row.get("messages") else []
     return " ".join(
-        player + [f"{k}={_text(value)}" for k, value in facts.items() if value not in ([], {}, None)]
+        player + [f"{k}={_text(short(value))}" for k, value in facts.items() if value not in ([], {}, None)]
     )
 
 

@@ -42,9 +42,7 @@ def turns_text(row: Mapping[str, Any], decode: Decode | None = None) -> Text:
     for message in row.get("messages") or ():
         at = int(message.get("sequence", 0))
         if at > sequence:
-            text.append(
-                f"sequence {at + 1}: the chat template writes what stands before differently\n", "dim"
-            )
+            text.append(f"sequence {at + 1}: {_why_begun(row, at)}\n", "dim")
             sequence = at
         num_answers += message["role"] == "assistant"
         span = _span(message, tokens)
@@ -83,6 +81,13 @@ def _images(row: Mapping[str, Any]) -> dict[int, dict[int, tuple[int, str]]]:
     return found
 
 
+def _why_begun(row: Mapping[str, Any], sequence: int) -> str:
+    before = (row.get("earlier_sequences") or ())[sequence - 1 : sequence]
+    if any(one.get("stop_reason") == "turn" for one in before):
+        return "an answer is trained by itself (agent.credit=turn)"
+    return "the chat template writes what stands before differently"
+
+
 def _with_images(span: Sequence[Token], images: Mapping[int, tuple[int, str]]) -> list[Token]:
     """The tokens with one name in place of those of each image."""
     shown, end = [], 0
@@ -106,11 +111,22 @@ def _headline(message: Mapping[str, Any], num_answers: int, span: Sequence[Token
         versions = "/".join(str(version) for version in sorted({token.version for token in span}))
         parts.append(f"version {versions} · mean log-prob {mean:.3f}")
     parts += [
-        f"{key} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        f"{key} {value if isinstance(value, str) else json.dumps(short(value), ensure_ascii=False)}"
         for key, value in message.items()
         if key not in _SHOWN_ELSEWHERE
     ]
     return plain(" · ".join(parts), is_one_line=True)
+
+
+def short(value: Any) -> Any:
+    """Numbers with four digits that count, in lists and mappings too."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, list):
+        return [short(one) for one in value]
+    if isinstance(value, dict):
+        return {key: short(one) for key, one in value.items()}
+    return value
 
 
 def _append_call(text: Text, call: Mapping[str, Any]) -> None:

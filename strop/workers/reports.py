@@ -308,4 +308,5 @@ def _sequence(trajectory: Trajectory) -> dict[str, Any]:
         "response_mask": list(trajectory.sampled),
         "rollout_log_probs": list(trajectory.log_probs),
         "versions": list(trajectory.versions),
+        "stop_reason": trajectory.stop_reason,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -96,3 +97,14 @@ def test_calls_that_make_no_sense_are_refused() -> None:
         balance_parts([1], [0], 0)
     with pytest.raises(ValueError, match="length -1"):
         balance_parts([1, -1], [0, 0], 2)
+
+
+def test_groups_below_a_quarter_of_a_part_are_cut_in_two_where_that_is_needed() -> None:
+    # Nine groups of four equal rows, two parts: five groups to four is 1.11 times an even share. Every group is a ninth
+    # of all, less than the quarter of a part that is cut first; cut in halves, nine of them go to each part.
+    groups = [group for group in range(9) for _ in range(4)]
+    parts = balance_parts([7] * 36, groups, 2)
+    assert [len(part) for part in parts] == [18, 18]
+    for part in parts:
+        held = Counter(groups[row] for row in part)
+        assert set(held.values()) <= {2, 4}

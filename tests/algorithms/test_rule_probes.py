@@ -504,3 +504,50 @@ def test_functions_with_any_keywords_take_declared_settings_alone() -> None:
     registry: Registry[Callable[..., object]] = Registry("policy loss", replaceable=False)
     registry.register("anything", needs=("first", "second"), settings=("width",))(anything)
     assert registry["anything"] is anything
+
+
+@pytest.mark.parametrize("own", ["token-sum", "seq-mean-token-sum", "seq-mean-token-mean"])
+def test_a_loss_that_averages_in_its_own_way_is_compared_in_that_way(own: str) -> None:
+    def stubborn(
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        loss_agg_mode: str = "token-mean",
+        config: object = None,
+    ) -> object:
+        values = -ratio(log_prob, old_log_prob) * advantages
+        return agg_loss(values, response_mask, own, **config.global_batch_info), {}  # type: ignore[attr-defined]
+
+    assert sentences(stubborn) == {}
+
+
+class Steep(torch.autograd.Function):
+    """The same value, and a gradient that is far too large where told."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, where: Tensor) -> Tensor:
+        ctx.save_for_backward(where)
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return torch.where(ctx.saved_tensors[0], 1e20 * gradient, gradient), None
+
+
+def test_one_gradient_that_is_out_of_hand_is_enough() -> None:
+    def breaks(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
+        where = (log_probs - old_log_probs > 30) & (advantages == advantages.max())
+        return PolicyLossTerms(
+            terms=-ratio(Steep.apply(log_probs, where), old_log_probs) * advantages
+            - 1e-3 * torch.where(where, Steep.apply(log_probs, where), 0.0),
+            statistics={},
+        )
+
+    assert set(sentences(breaks)) == {"extreme log-ratio"}
+
+
+def test_log_probs_of_the_batch_never_reach_0() -> None:
+    for seed in range(40):
+        batch = example_batch(seed)
+        assert (batch.columns["log_probs"][batch.mask] <= -0.01).all()

@@ -128,7 +128,17 @@ def test_with_a_tokenizer_the_turns_are_their_tokens_in_colour() -> None:
     assert (spans["<7>"], spans["<9>"], spans["<11>"]) == ("green", "cyan", "bold red")
 
 
-def test_earlier_sequences_of_an_episode_are_shown_before_the_last_one() -> None:
+@pytest.mark.parametrize(
+    ("stop_reason", "why"),
+    [
+        ({"stop_reason": "continued"}, "the chat template writes what stands before differently"),
+        ({}, "the chat template writes what stands before differently"),
+        ({"stop_reason": "turn"}, "an answer is trained by itself (agent.credit=turn)"),
+    ],
+)
+def test_earlier_sequences_of_an_episode_are_shown_before_the_last_one(
+    stop_reason: dict[str, str], why: str
+) -> None:
     earlier = {
         key: EPISODE[key] for key in ("response_ids", "response_mask", "rollout_log_probs", "versions")
     }
@@ -139,12 +149,18 @@ def test_earlier_sequences_of_an_episode_are_shown_before_the_last_one() -> None
     ]
     row = {**EPISODE, **{key: [value[-1]] for key, value in earlier.items()}}  # type: ignore[index]
     lines = turns_text(
-        {**row, "messages": messages, "earlier_sequences": [earlier]}, words
+        {**row, "messages": messages, "earlier_sequences": [earlier | stop_reason]}, words
     ).plain.splitlines()
     assert lines[1].strip() == "<7><8>"
-    assert lines[2].startswith("sequence 2: ")
+    assert lines[2] == f"sequence 2: {why}"
     assert lines[3:5] == ["turn 1  user · 0 tokens", "    more"]
     assert lines[-1].strip() == "<11>"
+
+
+def test_numbers_of_a_turn_have_four_digits_that_count() -> None:
+    messages = [{"role": "user", "content": "x", "reward": 0.187288490708041, "facts": {"at": [1 / 3, 2]}}]
+    (headline, _) = turns_text({**EPISODE, "messages": messages}).plain.splitlines()
+    assert headline == 'turn 0  user · reward 0.1873 · facts {"at": [0.3333, 2]}'
 
 
 def test_control_characters_of_a_tool_result_do_not_reach_the_terminal() -> None:
