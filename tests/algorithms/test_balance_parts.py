@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -100,11 +99,11 @@ def test_calls_that_make_no_sense_are_refused() -> None:
 
 
 def test_groups_below_a_quarter_of_a_part_are_cut_in_two_where_that_is_needed() -> None:
-    # Nine groups of four equal rows, two parts: five groups to four is 1.11 times an even share. Every group is a ninth
-    # of all, less than the quarter of a part that is cut first; cut in halves, nine of them go to each part.
-    groups = [group for group in range(9) for _ in range(4)]
-    parts = balance_parts([7] * 36, groups, 2)
-    assert [len(part) for part in parts] == [18, 18]
+    # Nine groups of rows with loads 5, 4, 3 and 2, two parts: five groups to four is 1.11 times an even share. Every group
+    # is a ninth of all, less than the quarter of a part that is cut first; its halves are 5 and 2, and 4 and 3.
+    loads = [5, 4, 3, 2] * 9
+    parts = balance_parts(loads, [group for group in range(9) for _ in range(4)], 2)
+    assert sum(loads[row] for row in parts[0]) == sum(loads) / 2
     for part in parts:
-        held = Counter(row // 2 for row in part)  # rows that follow each other in a half of a group
-        assert set(held.values()) == {2}
+        for group in range(9):
+            assert {loads[row] for row in part if row // 4 == group} in ({5, 2}, {4, 3}, {5, 4, 3, 2}, set())
