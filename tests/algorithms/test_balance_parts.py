@@ -99,8 +99,8 @@ def test_calls_that_make_no_sense_are_refused() -> None:
 
 
 def test_groups_below_a_quarter_of_a_part_are_cut_in_two_where_that_is_needed() -> None:
-    # Nine groups of rows with loads 5, 4, 3 and 2, two parts: five groups to four is 1.11 times an even share. Every group
-    # is a ninth of all, less than the quarter of a part that is cut first; its halves are 5 and 2, and 4 and 3.
+    # Nine groups of rows with loads 5, 4, 3 and 2, two parts: five groups to four is 1.11 times an even share. Every
+    # group is a ninth of all, less than the quarter of a part that is cut first; its halves are 5 and 2, and 4 and 3.
     loads = [5, 4, 3, 2] * 9
     parts = balance_parts(loads, [group for group in range(9) for _ in range(4)], 2)
     assert sum(loads[row] for row in parts[0]) == sum(loads) / 2
