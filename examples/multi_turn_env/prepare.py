@@ -10,6 +10,7 @@ sft.parquet (transcripts of a player who ignores the hints half of the time), an
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import random
 import shutil
@@ -26,6 +27,7 @@ DATA_SOURCE = "guess_number"
 CONFIG = Path(__file__).with_name("config.yaml")
 
 
+@functools.cache
 def load_environment() -> Any:
     """The class of env.py, beside this file."""
     spec = importlib.util.spec_from_file_location("guess_number_env", Path(__file__).with_name("env.py"))

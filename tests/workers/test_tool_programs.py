@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,13 @@ class Programs:
         return reports, turns
 
 
-def processes_of_the_sandbox() -> list[psutil.Process]:
+@pytest.fixture
+def earlier() -> set[psutil.Process]:
+    """Launchers that other tests of this process keep warm."""
+    return set(processes_of_the_sandbox())
+
+
+def processes_of_the_sandbox(but: Collection[psutil.Process] = ()) -> list[psutil.Process]:
     """Launchers that this process started, and all below them."""
     found = []
     for child in psutil.Process().children(recursive=True):
@@ -139,12 +145,12 @@ def processes_of_the_sandbox() -> list[psutil.Process]:
                 found += [child, *child.children(recursive=True)]
         except psutil.Error:
             continue
-    return found
+    return [process for process in found if process not in but]
 
 
 @pytest.mark.usefixtures("_writes_programs")
 def test_a_program_of_the_model_runs_and_a_hostile_one_is_only_an_observation(
-    model: ModelConfig, tmp_path: Path
+    model: ModelConfig, tmp_path: Path, earlier: set[psutil.Process]
 ) -> None:
     outside = tmp_path / "outside.txt"
     listener = socket.create_server(("127.0.0.1", 0))
@@ -180,10 +186,10 @@ def test_a_program_of_the_model_runs_and_a_hostile_one_is_only_an_observation(
         # A program's end is no failure of the tool, and the episodes went on to be scored.
         assert not any("error" in turn for turn in turns)
         assert [one.score for one in reports] == [1.0, *[0.0] * 7, 1.0]
-        assert processes_of_the_sandbox(), "the launcher is kept warm while the worker lives"
+        assert processes_of_the_sandbox(earlier), "the launcher is kept warm while the worker lives"
     finally:
         programs.worker.close()
-    assert processes_of_the_sandbox() == []
+    assert processes_of_the_sandbox(earlier) == []
 
 
 @pytest.mark.usefixtures("_writes_programs")
@@ -205,9 +211,9 @@ def test_programs_know_nothing_of_each_other_and_a_closed_worker_runs_none(
 
 
 def test_a_worker_whose_programs_cannot_be_isolated_does_not_start(
-    model: ModelConfig, tmp_path: Path
+    model: ModelConfig, tmp_path: Path, earlier: set[psutil.Process]
 ) -> None:
     broken = SandboxConfig(python="/no/such/python")
     with pytest.raises(SandboxUnavailable, match="/no/such/python"):
         Programs(model, tmp_path, sandbox=broken)
-    assert processes_of_the_sandbox() == []
+    assert processes_of_the_sandbox(earlier) == []
