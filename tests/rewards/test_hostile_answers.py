@@ -98,10 +98,12 @@ def check(payloads: Mapping[str, str], note: str, neighbours: int = 6) -> None:
         assert (outcomes[name].score, outcomes[name].parts.get("note")) == (1.0, None), name
 
 
+@pytest.mark.slow
 def test_answers_that_say_nothing_or_several_things_are_wrong() -> None:
     check(WRONG, note="")
 
 
+@pytest.mark.slow
 def test_answers_that_are_too_long_are_wrong_and_say_so() -> None:
     check(TOO_LONG, note="characters; at most 2000 are compared")
 

@@ -138,6 +138,7 @@ def assert_same_run(folder: Path, uninterrupted: Done) -> None:
 # ---------------------------------------------------------------------------- kill -9
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_is_the_run_that_was_never_killed(
     config: Config, uninterrupted: Done, processes: Processes, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -166,6 +167,8 @@ def test_jsonl_lines_are_readable_at_once(tmp_path: Path) -> None:
 def test_tensorboard_forgets_the_steps_a_resume_repeats(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     log_steps(tmp_path, "tensorboard", range(1, 6), 0.0)
+    # Files are read in the order of their names: the second they were begun in, then a count that is no fixed width.
+    time.sleep(1.05)
     log_steps(tmp_path, "tensorboard", range(4, 8), 100.0, resume_step=3)
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
