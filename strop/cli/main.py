@@ -105,6 +105,8 @@ examples:
 _LATE_ERRORS = (
     ("strop.run.errors", "RunError"),
     ("strop.workers.reports", "EpisodesFailed"),
+    ("strop.workers.reports", "StaleSamples"),
+    ("strop.trainer.gathering", "TooFewGroups"),
     ("strop.controller.errors", "WorkerFailed"),
     ("strop.controller.errors", "CallTimeout"),
     ("strop.rollout.client", "RolloutTimeout"),

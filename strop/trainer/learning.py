@@ -25,7 +25,7 @@ from strop.trainer.roles import Roles
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
-from strop.workers.reports import EpisodeReport
+from strop.workers.reports import EpisodeReport, check_versions
 from strop.workers.summary import BatchSummary
 from strop.workers.teacher import TeacherWorker
 
@@ -69,8 +69,15 @@ class Learner:
         """Coefficient of the KL penalty in the reward."""
 
     def learn(self, experience: Experience, record: StepRecord) -> None:
-        """One step of the algorithm on these samples; `record` gets everything that came of it."""
+        """One step of the algorithm on these samples; `record` gets everything that came of it.
+
+        Raises:
+            StaleSamples: some are of an older policy, and no correction is on.
+        """
         config, roles, phase = self._config, self._roles, record.phases.phase
+        check_versions(
+            experience.reports, record.step - 1, is_corrected=config.algorithm.correction.is_on
+        )  # the version is the number of steps done
         actor, critic = roles.actor, roles.critic
         if roles.reward_model is not None:
             with phase("reward_model"), roles.turn("reward_model"):

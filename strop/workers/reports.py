@@ -27,6 +27,10 @@ class EpisodesFailed(RuntimeError):
     """Too many episodes failed; the message holds the first failure."""
 
 
+class StaleSamples(RuntimeError):
+    """Samples of an older policy than the one that is trained, in a run that does not correct for it."""
+
+
 class SequenceSize(NamedTuple):
     """Tokens of one training sequence of an episode."""
 
@@ -219,6 +223,30 @@ def check_failed_episodes(reports: Sequence[EpisodeReport]) -> None:
         raise EpisodesFailed(
             f"{len(failures)} of {len(reports)} episodes failed; the first one, {failures[0].id}: "
             f"{failures[0].failure}"
+        )
+
+
+def check_versions(reports: Sequence[EpisodeReport], version: int, *, is_corrected: bool) -> None:
+    """Refuse to train on samples of an older policy, unless the algorithm corrects for the difference.
+
+    A loss takes the ratio to the log-probs that the trainer computes anew, so it does not see who sampled.
+
+    Args:
+        reports: of the samples.
+        version: of the policy that is to be trained.
+        is_corrected: algorithm.correction weighs or rejects what trainer and rollout disagree about.
+
+    Raises:
+        StaleSamples: a token was sampled by an older version, and nothing corrects for it.
+    """
+    if is_corrected:
+        return
+    stale = [one for one in reports if one.num_sampled_tokens and one.versions[0] < version]
+    if stale:
+        raise StaleSamples(
+            f"{len(stale)} of {len(reports)} samples are older than the policy: {stale[0].id} was sampled by version "
+            f"{stale[0].versions[0]}, and version {version} is trained. The loss would take them for its own: set "
+            f"algorithm.correction.weights (token, sequence or geometric) or algorithm.correction.reject"
         )
 
 

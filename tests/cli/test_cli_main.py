@@ -18,7 +18,8 @@ from strop.cli.main import COMMANDS, Command
 from strop.cli.output import Interrupted
 from strop.rollout.client import RolloutTimeout
 from strop.run import CheckpointError, RunError
-from strop.workers.reports import EpisodesFailed
+from strop.trainer.gathering import TooFewGroups
+from strop.workers.reports import EpisodesFailed, StaleSamples
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -107,6 +108,8 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | Callab
         RunError("what and what to do"),
         CheckpointError("what and what to do"),
         EpisodesFailed("what and what to do"),
+        StaleSamples("what and what to do"),
+        TooFewGroups("what and what to do"),
         RolloutTimeout("what and what to do"),
         ExceptionGroup("tasks", [RunError("what and what to do"), RunError("another")]),
     ],

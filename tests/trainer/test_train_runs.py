@@ -18,6 +18,8 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.model import _Loading
 from strop.protocol import columns
 from strop.run import RunFolder, compare
+from strop.trainer.roles import Roles
+from strop.workers.reports import StaleSamples
 
 # ---------------------------------------------------------------------------- exact zeros
 
@@ -49,6 +51,25 @@ def test_rollout_and_trainer_agree_at_every_step(on_policy: Done) -> None:
 def test_every_sampled_token_carries_the_version_of_its_step(on_policy: Done) -> None:
     for record in on_policy.records:
         assert {report.versions for report in record.reports} == {(record.step - 1, record.step - 1)}
+
+
+def test_samples_of_an_older_policy_are_refused_unless_they_are_corrected_for(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Weights that never reach generation: from the second step on, samples are those of version 0.
+    monkeypatch.setattr(Roles, "publish", lambda self, version: None)
+    sentence = (
+        r"16 of 16 samples are older than the policy: e0-\d+/0 was sampled by version 0, and version 1 is trained\. "
+        r"The loss would take them for its own: set algorithm\.correction"
+    )
+    with pytest.raises(StaleSamples, match=sentence):
+        train_in(tmp_path / "refused", project.config("data.val_files=[]"))
+    with RunFolder.open(tmp_path / "refused", read_only=True) as run:
+        assert [event["step"] for event in run.events.read("step")] == [1]
+    corrected = train_in(
+        tmp_path / "run", project.config("data.val_files=[]", "algorithm.correction.weights=token")
+    )
+    assert len(corrected.steps) == 3
 
 
 def test_with_several_updates_the_first_one_starts_at_ratio_one(project: Project, tmp_path: Path) -> None:
