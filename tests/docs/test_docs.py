@@ -36,6 +36,7 @@ from strop.run.checkpoints import CheckpointStore
 from strop.run.samples import COLUMNS
 from strop.trainer.config import Config
 from strop.trainer.preflight import Preflight
+from strop.workers.reports import EpisodeReport, StaleSamples, check_versions
 
 DOCS = ROOT / "docs"
 PAGES = markdown_files()
@@ -287,6 +288,17 @@ def bad_steps() -> Iterator[str]:
     with pytest.raises(RewardError, match="could not be scored") as error:
         check_failed_share(outcomes, max_failed_share=0.2, timeout_s=1.0)
     yield str(error.value)
+    old = EpisodeReport(
+        uid="e0-000001",
+        sample_index=0,
+        data_source="",
+        num_prompt_tokens=1,
+        num_sampled_tokens=1,
+        versions=(3, 3),
+    )
+    with pytest.raises(StaleSamples) as stale:
+        check_versions([old], 4, is_corrected=False)
+    yield str(stale.value)
     # No gradient of the pages is infinite; the sentence is made in one place.
     assert 'f"step {record.step} skipped an update: {reason}"' in (ROOT / "strop/trainer/loop.py").read_text()
     yield "step 1 skipped an update: the gradient is not finite"
