@@ -188,17 +188,18 @@ def test_log_ratios_of_the_check_go_far_out_on_both_sides_in_ordinary_log_probs(
     assert seen == {(-0.5, -50.5), (-50.5, -0.5), (-0.5, -200.5), (-200.5, -0.5)}
 
 
-class NoNumber(torch.autograd.Function):
-    """The same value, and a gradient that is not a number where told."""
+class Scaled(torch.autograd.Function):
+    """The same value, and where told a gradient that is `factor` times as large; NaN for one that is no number."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, where: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor, where: Tensor, factor: float) -> Tensor:
         ctx.save_for_backward(where)
+        ctx.factor = factor
         return values.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return torch.where(ctx.saved_tensors[0], torch.nan, gradient), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return torch.where(ctx.saved_tensors[0], ctx.factor * gradient, gradient), None, None
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -208,7 +209,7 @@ def test_one_gradient_that_is_not_finite_is_enough(place: int) -> None:
         if is_broken.dim() == 2:
             is_broken[:, :place] = is_broken[:, place + 1 :] = False
             is_broken[1:] = False
-        terms = -ratio(NoNumber.apply(log_probs, is_broken), old_log_probs) * advantages
+        terms = -ratio(Scaled.apply(log_probs, is_broken, torch.nan), old_log_probs) * advantages
         return PolicyLossTerms(terms=terms, statistics={})
 
     assert set(sentences(breaks)) == {"extreme log-ratio"}
@@ -459,7 +460,7 @@ def test_a_gradient_that_is_in_one_place_no_number_ends_the_check() -> None:
         where = torch.zeros_like(log_probs, dtype=torch.bool)
         where.reshape(-1)[0] = True
         return PolicyLossTerms(
-            terms=-ratio(NoNumber.apply(log_probs, where), old_log_probs) * advantages, statistics={}
+            terms=-ratio(Scaled.apply(log_probs, where, torch.nan), old_log_probs) * advantages, statistics={}
         )
 
     assert set(sentences(breaks)) == {"finite"}
@@ -522,25 +523,12 @@ def test_a_loss_that_averages_in_its_own_way_is_compared_in_that_way(own: str) -
     assert sentences(stubborn) == {}
 
 
-class Steep(torch.autograd.Function):
-    """The same value, and a gradient that is far too large where told."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, where: Tensor) -> Tensor:
-        ctx.save_for_backward(where)
-        return values.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return torch.where(ctx.saved_tensors[0], 1e20 * gradient, gradient), None
-
-
 def test_one_gradient_that_is_out_of_hand_is_enough() -> None:
     def breaks(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
         where = (log_probs - old_log_probs > 30) & (advantages == advantages.max())
         return PolicyLossTerms(
-            terms=-ratio(Steep.apply(log_probs, where), old_log_probs) * advantages
-            - 1e-3 * torch.where(where, Steep.apply(log_probs, where), 0.0),
+            terms=-ratio(Scaled.apply(log_probs, where, 1e20), old_log_probs) * advantages
+            - 1e-3 * torch.where(where, Scaled.apply(log_probs, where, 1e20), 0.0),
             statistics={},
         )
 

@@ -65,9 +65,18 @@ ENTRIES = under(
     ),
     Entry("multi_turn.tool_config_path", To("agent.tools", if_set())),
     Entry("multi_turn.function_tool_path", To("agent.function_tools", if_set())),
-    *same(
+    Entry(
+        "multi_turn.interaction_config_path",
+        Unless(
+            (),
+            "users that answer are played by an agent of their own: set agent.interactions to the file and "
+            "agent.default_agent=interaction_agent, and derive its classes from strop.agents.interactions",
+            "not set",
+        ),
+    ),
+    Entry(
+        "multi_turn.completion_callback",
         Unless((), "a partner that answers is an agent of your own here: agent.files", "not set"),
-        "multi_turn.interaction_config_path multi_turn.completion_callback",
     ),
     *_with_agents(
         Entry("multi_turn.max_assistant_turns", To("agent.max_assistant_turns", if_set(integer))),
