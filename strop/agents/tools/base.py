@@ -10,6 +10,14 @@ from typing import Any
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
 
 
+class ToolUnavailable(RuntimeError):
+    """A tool cannot do its work, whatever the model asks: what it needs is not there.
+
+    Other errors of a tool are shown to the model, which may do better. This one says nothing about the call, so the
+    episode ends with it, is counted as failed and not trained.
+    """
+
+
 @dataclass(frozen=True)
 class ToolResponse:
     """What a tool shows the model."""
