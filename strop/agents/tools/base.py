@@ -5,8 +5,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from strop.agents.tools.arguments import wrong_arguments
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
 
 
@@ -78,6 +80,18 @@ class BaseTool:
                 f"get_openai_tool_schema"
             )
         return schema
+
+    def wrong_arguments(self, arguments: Mapping[str, Any]) -> str:
+        """What is wrong with the arguments of a call, for the model; empty when nothing is.
+
+        `execute` is not called with arguments that the schema does not declare or allow. A tool that takes more than it
+        shows says so here, or with additionalProperties in its schema.
+        """
+        return wrong_arguments(arguments, self._parameters)
+
+    @cached_property
+    def _parameters(self) -> Mapping[str, Any]:
+        return self.tool_schema.function.parameters.model_dump()
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
         """Begin an episode; `create_kwargs` are those of the row. Returns the id that the other methods get."""

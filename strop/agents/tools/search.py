@@ -61,6 +61,13 @@ class SearchTool(BaseTool):
         if not 1 <= self._topk <= MAX_TOPK:
             raise ValueError(f"topk is {self._topk}; use 1 to {MAX_TOPK}")
 
+    def wrong_arguments(self, arguments: Mapping[str, Any]) -> str:
+        """As of BaseTool; it takes `query` and `topk` as well, without showing them."""
+        taken = {key: value for key, value in arguments.items() if key not in ("query", "topk")}
+        if isinstance(query := arguments.get("query"), str):
+            taken.setdefault("query_list", [query])
+        return super().wrong_arguments(taken)
+
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:

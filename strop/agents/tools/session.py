@@ -193,12 +193,16 @@ class ToolSession:
             return CallResult(name=name, error="unknown_tool", text=text)
         try:
             arguments = json.loads(call.arguments or "{}")
-        except (json.JSONDecodeError, RecursionError) as wrong:
+        except (ValueError, RecursionError) as wrong:  # ValueError: also numbers of thousands of digits
             text = f"Invalid JSON in arguments for '{name}': {wrong}"
             return CallResult(name=name, error="bad_arguments", text=text)
         if not isinstance(arguments, dict):
             text = f"Invalid JSON in arguments for '{name}': they must be an object"
             return CallResult(name=name, error="bad_arguments", text=text)
+        if problem := self._tools[name].wrong_arguments(arguments):
+            return CallResult(
+                name=name, error="bad_arguments", text=f"Invalid arguments for '{name}': {problem}"
+            )
         error = ""
         response, reward = ToolResponse(), 0.0
         facts: Mapping[str, Any] = {}
