@@ -245,6 +245,7 @@ class _Trial:
             max_response_tokens=config.data.max_response_tokens,
             max_failed_share=config.reward.max_failed_share,
             is_group_relative=adv_estimator_declaration(config.algorithm.adv_estimator).is_group_relative,
+            lr=config.actor.optim.lr,
             has_teacher=config.uses_teacher,
             agreement=self._compared.agreement(is_float32=_is_float32(config)),
         )

@@ -40,7 +40,7 @@ CLOSE = Agreement(num_tokens=48, max_log_prob=1e-6, mean_log_prob=1e-7, mean_pro
 def probe(reports: list[EpisodeReport], **changes: Any) -> Probe:
     values: dict[str, Any] = {
         "tokens": FACTS, "reports": reports, "max_response_tokens": 64, "max_failed_share": 0.2,
-        "is_group_relative": True, "agreement": CLOSE,
+        "is_group_relative": True, "agreement": CLOSE, "lr": 1e-2,
         "rewards": {r.id: (r.score,) for r in reports if r.score is not None and r.num_sampled_tokens},
     }  # fmt: skip
     return Probe(**{**values, **changes})
@@ -85,6 +85,7 @@ CUT = {"stop_reason": "length"}
         (groups([None] * 9 + [1.0]), {}, "scoring", "stop", "mend the reward function"),
         (groups([1.0, 0.0], **CUT), {}, "length", "warn", "raise data.max_response_tokens"),
         (groups([1.0, 0.0], num_sampled_tokens=0), {}, "loss mask", "stop", "nothing could be trained"),
+        (groups([1.0, 0.0]), {"lr": 0.011}, "learning rate", "warn", "that destroys a trained model"),
         (groups([1.0, 0.0]), far(max_log_prob=0.3), "engine", "warn", "algorithm=tis"),
         (groups([1.0, 0.0]), far(mean_prob=0.02, is_float32=False), "engine", "warn", "algorithm=tis"),
         (groups([1.0, 0.0]), far(mean_log_prob=0.6), "engine", "stop", "the two hold other weights"),
