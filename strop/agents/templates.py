@@ -34,7 +34,7 @@ from strop.agents.template_profile import (
     made_up_answers,
 )
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
-from strop.control_text import ControlText, any_of
+from strop.border import ControlText, any_of
 
 
 class TemplateRefused(ValueError):

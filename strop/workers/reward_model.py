@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from strop.control_text import ControlText
+from strop.border import ControlText
 from strop.controller import Dispatch, Worker, register
 from strop.data.chat import Chat, encode, render
 from strop.engines.config import ModelConfig

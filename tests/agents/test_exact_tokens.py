@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from strop.agents.templates import ChatTemplate
 from strop.agents.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 from strop.agents.tools.session import EMPTY_RESULT
-from strop.control_text import ControlText
+from strop.border import ControlText
 
 NAMES = [family.name for family in FAMILIES]
 

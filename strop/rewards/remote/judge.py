@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from strop.control_text import without_common_control_text
+from strop.border import without_common_control_text
 from strop.rewards.combining import Part
 from strop.rewards.outcome import Value
 from strop.rewards.remote.client import CallFailed, RemoteClient, Reply

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strop.control_text import ControlText, without_common_control_text
+from strop.border import ControlText, without_common_control_text
 from strop.rewards.combining import Part
 from strop.rewards.outcome import RewardError
 from strop.rewards.remote.client import CallFailed, RemoteClient
