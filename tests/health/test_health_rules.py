@@ -59,7 +59,7 @@ SPEAKS: list[tuple[str, History, str]] = [
         "from 0.43 to 0.05 and entropy went from 0.69 to 1.5 nats per token",
     ),
     ("policy_lost", history(3, **LEAST, critic__score__mean=[0.1, 0.0, 0.0], actor__entropy=[1.3, 2.2, 2.7]), "0.1 to"),
-    ("policy_lost", history(3, **LEAST, critic__score__mean=[0.5, 0.0, 0.0], actor__entropy=[0.7, 0.01, 0.0]), "0.01 nats"),
+    ("policy_lost", history(3, **LEAST, critic__score__mean=[0.5, 0.0, 0.0], actor__entropy=[0.7, 0.01, 0]), "0.01"),
     (
         "policy_lost",
         history(30, **LEAST, critic__score__mean=[0.4] * 9 + [0.1] * 21, actor__entropy=[0.7] * 9 + [1.4] * 21),
