@@ -79,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
     if folders:
         _refuse_more(args, folders)
         return _diagnose(Path(folders[0]), wants_json=args.json)
-    resources = load_settings(args).resources
+    args.trust_code = False
+    resources = load_settings(args, needs=("resources",)).resources
     findings = examine(resources, path=args.path or Path.cwd())
     if args.json:
         print_json({"findings": [vars(one) for one in findings]})

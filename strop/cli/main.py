@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import NoReturn
 
 import strop
+from strop import trust
 
 USER_ERROR, INTERRUPTED = 2, 130
 
@@ -187,7 +188,7 @@ def _dispatch(words: list[str]) -> int:
     args.command_line = ["strop", *words]
     from strop.cli.libraries import quiet_models, share_cores, terminal_log
 
-    with terminal_log(debug=args.debug):
+    with terminal_log(debug=args.debug), trust.door():
         if COMMANDS[name].loads_models:
             share_cores()
             quiet_models()

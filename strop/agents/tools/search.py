@@ -7,7 +7,6 @@ out. Source of the ranking: Robertson and Zaragoza 2009, BM25 with k1 = 1.2 and 
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 from strop.agents.tools.base import BaseTool, ToolResponse
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
 from strop.agents.tools.threads import call_in_thread
+from strop.foreign_files import check_regular, lines_of, open_regular, parse_json
 
 MAX_QUERIES, MAX_TOPK, MAX_WORDS = 8, 50, 32
 """Per call: queries, passages of each, words of each query that are looked for."""
@@ -115,16 +115,17 @@ def _read_rows(path: Path) -> Iterable[Mapping[str, Any]]:
     if path.suffix == ".parquet":
         import pyarrow.parquet
 
+        check_regular(path)
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches():
                 yield from batch.to_pylist()
     elif path.suffix in (".jsonl", ".json"):
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
+        with open_regular(path) as file:
+            for number, line in enumerate(lines_of(file, path), start=1):
                 if line.strip():
                     try:
-                        row = json.loads(line)
-                    except json.JSONDecodeError as error:
+                        row = parse_json(line)
+                    except ValueError as error:
                         raise ValueError(f"line {number} of {path} is no JSON: {error}") from None
                     if not isinstance(row, dict):
                         raise ValueError(f"line {number} of {path} is no JSON object")
