@@ -135,15 +135,25 @@ def _check_tokens(sequence: Mapping[str, Any]) -> None:
 
 
 def _check_message(message: Mapping[str, Any]) -> None:
-    place = message.get("tokens", [])
-    calls = message.get("tool_calls") or []
+    calls, images = message.get("tool_calls") or [], message.get("images") or []
     if not (
         isinstance(message.get("role"), str)
         and type(message.get("sequence", 0)) is int
-        and isinstance(place, list)
-        and len(place) in (0, 2)
-        and all(type(one) is int and one >= 0 for one in place)
+        and message.get("sequence", 0) >= 0
+        and ("tokens" not in message or _are_two_numbers(message["tokens"]))
         and isinstance(calls, list)
         and all(isinstance(call, dict) for call in calls)
+        and isinstance(images, list)
+        and all(map(_is_image, images))
     ):
-        raise ValueError("a message has no role, or its tokens or calls have another form")
+        raise ValueError("a message has no role, or its tokens, calls or images have another form")
+
+
+def _is_image(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return _are_two_numbers(value.get("size")) and _are_two_numbers(value.get("tokens"))
+
+
+def _are_two_numbers(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(one) is int and one >= 0 for one in value)
