@@ -161,6 +161,10 @@ class AgentSetup:
                 raise ValueError(
                     f"{where}: tools_kwargs of {tool!r} have {wrong}; they have {', '.join(_TOOL_KEYS)}"
                 )
+            for taken in {"instance_id", "parameters", "agent_data"} & set(given.get("execute_kwargs") or ()):
+                raise ValueError(
+                    f"{where}: execute_kwargs of {tool!r} have {taken!r}, which strop itself gives a tool"
+                )
         if name != SINGLE_TURN and extra.get("need_tools_kwargs") and not kwargs:
             raise ValueError(f"{where} has need_tools_kwargs, but no tools_kwargs; give them in extra_info")
         if row.get("tools") and self.tools_of(row, name):
