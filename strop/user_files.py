@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from strop.trust import ask
+
 _LOADED: dict[Path, Any] = {}
 
 
@@ -20,7 +22,9 @@ def load_user_file(name: str, *, setting: str) -> Any:
 
     Raises:
         ValueError: there is no such file, or importing it failed.
+        UntrustedCode: received settings name it.
     """
+    ask(setting, name)
     path = Path(name).expanduser().resolve()
     if path in _LOADED:
         return _LOADED[path]
@@ -52,6 +56,7 @@ def load_class(dotted: str, *, setting: str) -> type:
     module_name, _, name = dotted.rpartition(".")
     if not module_name:
         raise ValueError(f"{setting} names the class {dotted!r}; write package.module.ClassName")
+    ask(setting, dotted)
     try:
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:

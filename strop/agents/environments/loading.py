@@ -12,6 +12,7 @@ from strop.agents.environments.openenv_env import OpenEnvEnvironment
 from strop.agents.environments.reasoning_gym_env import ReasoningGymEnvironment
 from strop.agents.environments.verifiers_classic_env import VerifiersClassicEnvironment
 from strop.agents.environments.verifiers_env import VerifiersEnvironment
+from strop.trust import ask
 from strop.user_files import load_class, load_user_file
 
 Maker = Callable[..., Any]
@@ -117,17 +118,18 @@ def find_environment(name: str) -> Maker:
     Raises:
         ValueError: there is none.
     """
+    ask("agent.environment.name", name)
     if name in environments:
         return environments[name]
     file, colon, class_name = name.rpartition(":")
     if colon and file.endswith(".py"):
-        module = load_user_file(file, setting="environment")
+        module = load_user_file(file, setting="agent.environment.name")
         found = environments.get(class_name) or getattr(module, class_name, None)
         if not callable(found):
             raise ValueError(f"environment {name!r}: {file} has no class {class_name!r}")
         return found
     if "." in name and not name.endswith(".py"):
-        return load_class(name, setting="environment")
+        return load_class(name, setting="agent.environment.name")
     hint = f"; name the class too: {name}:ClassName" if name.endswith(".py") else ""
     raise ValueError(
         f"unknown environment {name!r}{hint}; known: {', '.join(sorted(environments))}, FILE.py:CLASS, or the dotted "

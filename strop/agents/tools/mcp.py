@@ -24,7 +24,9 @@ from typing import Any
 from strop.agents.background_loop import BackgroundLoop
 from strop.agents.tools.base import BaseTool, ToolResponse, ToolUnavailable
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
+from strop.foreign_files import read_json
 from strop.token_bucket import TokenBucket
+from strop.trust import ask
 
 logger = logging.getLogger(__name__)
 
@@ -332,6 +334,8 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
     except ModuleNotFoundError as error:
         raise ValueError(f"{where} needs the mcp package: pip install 'strop[mcp]'") from error
     servers, selected = _read_entry(entry, where)
+    for server in servers:
+        ask(where, server.url or " ".join((server.command, *server.args)))
 
     async def offered() -> list[list[Any]]:
         made = [McpServer(config) for config in servers]
@@ -391,7 +395,7 @@ def _read_entry(entry: Mapping[str, Any], where: str) -> tuple[list[McpServerCon
                 f"{where}: mcp has mcp_servers_config_path and {sorted(given)[0]!r}; give one of the two"
             )
         try:
-            named = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))["mcpServers"]
+            named = read_json(Path(path).expanduser())["mcpServers"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{where}: {path} cannot be read as JSON with the key mcpServers: {type(error).__name__}: {error}"
