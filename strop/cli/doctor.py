@@ -181,7 +181,7 @@ def examine(resources: ResourcesConfig, *, path: Path) -> list[Finding]:
     from strop.controller.ray.survey import survey
 
     cluster = Cluster(resources.address or None)
-    started = time.time()
+    started, begun = time.time(), time.monotonic()
     try:
         token = uuid4().hex
         with tempfile.NamedTemporaryFile("w", dir=path, prefix=".strop-doctor-", encoding="utf-8") as marker:
@@ -206,7 +206,7 @@ def examine(resources: ResourcesConfig, *, path: Path) -> list[Finding]:
         findings += [
             _ports(facts),
             _paths(facts, token, path),
-            _clocks(facts, started),
+            _clocks(facts, started, time.monotonic() - begun),
             _shared_memory(facts),
         ]
     return findings
@@ -283,9 +283,9 @@ def _paths(machines: list[MachineFacts], token: str, path: Path) -> Finding:
     )
 
 
-def _clocks(machines: list[MachineFacts], started: float) -> Finding:
-    """Each answer was given between the start of the survey and now, by whatever clock is right."""
-    early, late = started - MAX_CLOCK_DIFFERENCE_S, time.time() + MAX_CLOCK_DIFFERENCE_S
+def _clocks(machines: list[MachineFacts], started: float, seconds: float) -> Finding:
+    """Each answer was given between the start of the survey and its end, by whatever clock is right."""
+    early, late = started - MAX_CLOCK_DIFFERENCE_S, started + seconds + MAX_CLOCK_DIFFERENCE_S
     wrong = [f"{m.address} ({m.clock - started:+.0f} s)" for m in machines if not early <= m.clock <= late]
     return Finding(
         check="clocks",
