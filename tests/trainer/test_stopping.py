@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from tiny_runs import Project, chain_of, check_records, resume_in, train_in
 
@@ -195,6 +196,15 @@ def test_a_signal_for_the_whole_group_ends_a_real_run_in_order(
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    if runtime == "inline":
+        listed = subprocess.run(
+            [sys.executable, "-m", "strop.cli.main", "doctor", run, "--sockets", "--json"],
+            capture_output=True, text=True, timeout=DEADLINE_S, check=True,
+        )  # fmt: skip
+        assert json.loads(listed.stdout)["sockets"] == [], "a run in one process listens on nothing"
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        assert len(family) > 1
+        assert not [c for one in family for c in one.net_connections() if c.status == psutil.CONN_LISTEN]
     os.killpg(process.pid, number)
     _, said = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 128 + number, said
