@@ -17,7 +17,7 @@ from strop.trust import ask
 
 _MAX_TEXT_BYTES = 2**30
 """Of a tokenizer, a configuration or a template."""
-_MAX_SETTING = {"layer": 4096, "label": 2**17, "expert": 2**14, "": 2**31}
+_MAX_SETTING = {"layer": 4096, "label": 2**17, "expert": 2**14, "": 2**40}
 """Largest integers in config.json, by what is in their names: so many things would be built one by one."""
 _WEIGHTS = ".safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -147,11 +147,11 @@ def end_tokens(folder: Path) -> list[int]:
     return tokens
 
 
-def _numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _numbers({str(key): inner for key, inner in value.items()})
-        elif isinstance(value, (int, float)):
+        elif isinstance(value, int) and "theta" not in str(name):  # the base of rotary embeddings may be anything
             yield str(name), value
 
 
