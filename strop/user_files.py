@@ -47,6 +47,11 @@ def load_user_file(name: str, *, setting: str) -> Any:
     return module
 
 
+def is_loaded(name: str) -> bool:
+    """Whether this process has imported the file by `load_user_file`."""
+    return Path(name).expanduser().resolve() in _LOADED
+
+
 def load_class(dotted: str, *, setting: str) -> type:
     """The class of a dotted path such as package.module.Name.
 

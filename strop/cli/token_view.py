@@ -47,8 +47,9 @@ class Token:
 
 def response_tokens(row: Mapping[str, Any], decode: Callable[[Sequence[int]], str]) -> list[Token]:
     """The tokens of a row of the sample store, in order; none when it was not played."""
-    given = [row.get(name) for name in ("response_ids", "response_mask", "rollout_log_probs", "versions")]
-    if any(column is None for column in given) or len({len(column) for column in given}) > 1:
+    names = ("response_ids", "response_mask", "rollout_log_probs", "versions")
+    given = [row[name] for name in names if row.get(name) is not None]
+    if len(given) < len(names) or len(set(map(len, given))) > 1:
         return []  # it was not played, or the file was changed
     columns = zip(*given, strict=True)
     return [

@@ -341,13 +341,13 @@ def read_settings(folder: Path, config: ModelConfig, complaint: str) -> Any:
         ValueError: there is none that can be used.
     """
     trust = runs_own_code(config)
-    if not trust and model_json(folder / "config.json", complaint).get("auto_map"):
+    given = model_json(folder / "config.json", complaint)
+    check_settings(given, complaint)
+    if not trust and given.get("auto_map"):
         # Some also work without; transformers says for which it needs the code, and asks at the keyboard.
         complaint += " (it names code of its own, which is run only with model.trust_remote_code=true)"
     with reading(folder, complaint):
-        settings = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
-        check_settings(settings, complaint)
-    return settings
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust)
 
 
 def _compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:

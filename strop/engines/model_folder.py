@@ -17,7 +17,8 @@ from strop.trust import ask
 
 _MAX_TEXT_BYTES = 2**30
 """Of a tokenizer, a configuration or a template."""
-_MAX_LAYERS = 4096
+_MAX_SETTING = {"layer": 4096, "label": 2**17, "expert": 2**14, "": 2**40}
+"""Largest integers in config.json, by what is in their names: so many things would be built one by one."""
 _WEIGHTS = ".safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -85,15 +86,20 @@ def check_weights(folder: str | Path) -> None:
         )
 
 
-def check_settings(settings: Any, complaint: str) -> None:
-    """Refuse a model of an absurd number of layers, which would be built one by one.
+def check_settings(settings: Mapping[str, Any], complaint: str) -> None:
+    """Refuse the settings of a model of an absurd size, before a library makes it.
+
+    Args:
+        settings: content of config.json.
+        complaint: beginning of the sentence of an error.
 
     Raises:
         ValueError: the sentence names the setting.
     """
-    for name, value in _numbers(settings.to_dict()):
-        if "layer" in name and value > _MAX_LAYERS:
-            raise ValueError(f"{complaint}: {name} is {value}, and at most {_MAX_LAYERS} layers are built")
+    for name, value in _numbers(settings):
+        most = next(limit for part, limit in _MAX_SETTING.items() if part in name)
+        if value > most:
+            raise ValueError(f"{complaint}: {name} is {value}, and no model is built with more than {most}")
 
 
 def runs_own_code(config: ModelConfig) -> bool:
@@ -145,7 +151,7 @@ def _numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _numbers({str(key): inner for key, inner in value.items()})
-        elif isinstance(value, int):
+        elif isinstance(value, int) and "theta" not in str(name):  # the base of rotary embeddings may be anything
             yield str(name), value
 
 

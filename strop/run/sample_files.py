@@ -86,16 +86,17 @@ def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
         wanted = [field.name for field in schema if field.name in present]
         total = 0
         for batch in file.iter_batches(_BATCH_ROWS, columns=wanted):
-            total += batch.nbytes
-            if total > MAX_BYTES:
-                raise ValueError(f"its rows take more than {MAX_BYTES / 2**30:g} GiB")
             columns = [
                 batch.column(field.name).cast(field.type)
                 if field.name in present
                 else pa.nulls(batch.num_rows, field.type)
                 for field in schema
             ]
-            yield pa.Table.from_arrays(columns, schema=schema)
+            table = pa.Table.from_arrays(columns, schema=schema)
+            total += table.nbytes
+            if total > MAX_BYTES:
+                raise ValueError(f"its rows take more than {MAX_BYTES / 2**30:g} GiB")
+            yield table
 
 
 def _check_row(row: Mapping[str, Any], required: Collection[str]) -> None:

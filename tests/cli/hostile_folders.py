@@ -26,7 +26,10 @@ def kind(function: Callable[[Path], None]) -> Callable[[Path], None]:
 
 
 def add(name: str, harm: Callable[[Path], object]) -> None:
-    KINDS[name] = lambda run: None if harm(run) is None else None
+    def harmed(run: Path) -> None:
+        harm(run)
+
+    KINDS[name] = harmed
 
 
 def checkpoint(run: Path) -> Path:
@@ -88,7 +91,7 @@ def loop(path: Path) -> None:
 
 def listening(path: Path) -> None:
     path.unlink(missing_ok=True)
-    here = os.getcwd()
+    here = Path.cwd()
     os.chdir(path.parent)  # addresses of sockets are short
     try:
         with socket.socket(socket.AF_UNIX) as one:
@@ -122,7 +125,7 @@ for _name in CONFIG_NAMES:
     add(f"{_stem}_missing", lambda run, name=_name: (run / name).unlink(missing_ok=True))
     add(
         f"{_stem}_truncated",
-        lambda run, name=_name: os.truncate(run / name, os.path.getsize(run / name) // 2),
+        lambda run, name=_name: os.truncate(run / name, (run / name).stat().st_size // 2),
     )
 
 add("yaml_bomb", lambda run: put(run / "config.yaml", bomb()))
@@ -352,7 +355,9 @@ WEIGHTS = {
     "offsets_negative": safetensors({"a": entry(-4, 0, [1])}, b"1234"),
     "shape_negative": safetensors({"a": entry(0, 4, [-1])}, b"1234"),
     "shape_huge": safetensors({"a": entry(0, 4, [2**62, 4])}, b"1234"),
-    "names_twice": safetensors(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', b"1234"),
+    "names_twice": safetensors(
+        b"{" + b",".join([b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'] * 2) + b"}", b"1234"
+    ),
     "of_nothing": safetensors({}), "of_another_model": safetensors({"a": entry(0, 4, [1])}, b"1234"),
     "of_an_unknown_type": safetensors({"a": entry(0, 4, [1], "X9")}, b"1234"),
 }  # fmt: skip
@@ -365,6 +370,8 @@ for _name, _change in {  # type: ignore[assignment]
     "hidden_size_text": lambda body: body.update(hidden_size="32"),
     "hidden_size_null": lambda body: body.update(hidden_size=None),
     "num_layers_huge": lambda body: body.update(num_hidden_layers=10**7),
+    "num_layers_beyond_memory": lambda body: body.update(num_hidden_layers=10**15, layer_types=None),
+    "num_labels_huge": lambda body: body.update(num_labels=10**15),
     "num_heads_zero": lambda body: body.update(num_attention_heads=0),
     "vocab_huge": lambda body: body.update(vocab_size=10**11),
     "max_positions_text": lambda body: body.update(max_position_embeddings="x"),
@@ -397,7 +404,7 @@ for _name, _content in {
 }.items():  # fmt: skip
     add(f"tokenizer_{_name}", model_file("tokenizer.json", _content))
 for _name, _change in {  # type: ignore[assignment]
-    "auto_map": lambda body: body.update(auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]}, tokenizer_class="Evil"),
+    "auto_map": lambda body: body.update(auto_map={"AutoTokenizer": ["evil.E", "evil.E"]}, tokenizer_class="E"),
     "class_number": lambda body: body.update(tokenizer_class=5),
     "tokens_number": lambda body: body.update(eos_token=5, added_tokens_decoder=[1]),
     "a_list": lambda body: [body],
@@ -518,7 +525,9 @@ def column(name: str, values: Callable[[int], list[Any]]) -> Callable[[Path], No
     return harm
 
 
-for _what, _harm in {"fifo": fifo, "directory": directory, "dev_zero": device, "a_terabyte": sparse, "link_loop": loop}.items():  # fmt: skip
+for _what, _harm in {
+    "fifo": fifo, "directory": directory, "dev_zero": device, "a_terabyte": sparse, "link_loop": loop
+}.items():  # fmt: skip
     add(f"samples_{_what}", lambda run, harm=_harm: harm(samples(run)))
 add("samples_empty", lambda run: put(samples(run), b""))
 add("samples_garbage", lambda run: put(samples(run), b"PAR1" + b"\xff" * 4000 + b"PAR1"))
@@ -526,7 +535,7 @@ add(
     "samples_footer_lies",
     lambda run: put(samples(run), b"PAR1" + b"\0" * 50 + struct.pack("<I", 2**31 - 1) + b"PAR1"),
 )
-add("samples_cut", lambda run: os.truncate(samples(run), os.path.getsize(samples(run)) - 200))
+add("samples_cut", lambda run: os.truncate(samples(run), samples(run).stat().st_size - 200))
 add("samples_other_schema", lambda run: pq.write_table(pa.table({"x": [1]}), samples(run)))
 add("samples_no_rows", lambda run: table(run, lambda one: one.slice(0, 0)))
 for _name in ("id", "uid", "response", "score", "prompt_ids", "step", "reward_parts", "messages"):
