@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from strop.cli.output import UsageError, plain, print_json, say
+from strop.border import read_json
+from strop.cli.output import UsageError, plain, print_json, print_plain, say
 
 if TYPE_CHECKING:
     from strop.agents.environments.certificate import Certificate
@@ -104,7 +105,7 @@ def _rows(path: Path, count: int) -> list[Mapping[str, Any]]:
         rows = pyarrow.parquet.read_table(path).slice(0, count).to_pylist()
     elif path.suffix == ".jsonl":
         with path.open(encoding="utf-8") as lines:
-            rows = [json.loads(line) for _, line in zip(range(count), lines, strict=False)]
+            rows = [read_json(line) for _, line in zip(range(count), lines, strict=False)]
     else:
         raise UsageError(f"--rows names {path}; use a .jsonl or .parquet file")
     return [
@@ -129,10 +130,10 @@ def _show(certificate: Certificate) -> None:
         "longest episode": f"{certificate.max_turns} turns",
         "cost": f"{1000 * certificate.mean_episode_s:.1f} ms per episode, {certificate.memory_mib:.1f} MiB in all",
     }.items():
-        print(f"{label:<24} {text}")
+        print_plain(f"{label:<24} {text}")
     for note in certificate.notes:
-        print(f"note: {plain(note, is_one_line=True)}")
+        print_plain(f"note: {plain(note, is_one_line=True)}")
     for fault in certificate.faults:
-        print(f"FAULT: {plain(fault, is_one_line=True)}")
+        print_plain(f"FAULT: {plain(fault, is_one_line=True)}")
     verdict = f"{len(certificate.faults)} faults" if certificate.faults else "nothing is wrong"
-    print(f"{certificate.environment}: {verdict}, {certificate.episodes} episodes")
+    print_plain(f"{certificate.environment}: {verdict}, {certificate.episodes} episodes")

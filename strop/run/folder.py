@@ -25,13 +25,13 @@ from types import TracebackType
 from typing import Any
 
 import strop
+from strop.border import storable, storable_text
 from strop.run.checkpoints import CheckpointStore
 from strop.run.config import RunConfig
 from strop.run.durable import replace_text
 from strop.run.errors import RunError
 from strop.run.events import EventLog
 from strop.run.fingerprints import FingerprintChain
-from strop.run.jsonable import jsonable
 from strop.run.ledger import Ledger
 from strop.run.lock import RunLock
 from strop.run.samples import SampleStore
@@ -216,8 +216,8 @@ def _describe(config: Mapping[str, Any], command: Sequence[str]) -> dict[str, An
         "id": f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
         "created": now.isoformat(timespec="seconds"),
         **_environment(),
-        "command": list(command),
-        "config": jsonable(config, "config"),
+        "command": [storable_text(word) for word in command],
+        "config": storable(config),
     }
 
 

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from strop.algorithms.registry import Registry
+from strop.border import as_number, storable, storable_text
 from strop.run.durable import replace_text
 from strop.run.errors import RunError
-from strop.run.jsonable import as_number, jsonable
 from strop.trainer.progress import ConsoleTracker
 
 METRICS_FILE = "metrics.jsonl"
@@ -72,9 +72,10 @@ class TrackerGroup:
             self._closing = opened.pop_all()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Give metrics of one step to every tracker."""
+        """Give metrics of one step to every tracker, whatever their names and values came from."""
+        plain = {storable_text(name): as_number(value) for name, value in metrics.items()}
         for tracker in self._trackers:
-            tracker.log(step, metrics)
+            tracker.log(step, plain)
 
     def close(self) -> None:
         """Close every tracker, also when one of them fails to."""
@@ -130,7 +131,7 @@ class JsonlTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line; it is in the file when this returns."""
-        record = jsonable({"step": step, **metrics}, "metrics")
+        record = storable({"step": step, **metrics})
         try:
             self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
             self._file.flush()
@@ -162,7 +163,7 @@ class TensorBoardTracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add one point per metric."""
         for name, value in metrics.items():
-            self._writer.add_scalar(name, float(value), step)
+            self._writer.add_scalar(storable_text(name), as_number(value), step)
 
     def close(self) -> None:
         """Write pending points and close the file."""

@@ -23,6 +23,7 @@ from typing import Any
 from strop.agents.background_loop import BackgroundLoop
 from strop.agents.tools.base import BaseTool, ToolResponse
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
+from strop.border import encodable, encodable_value, remember_named, storable
 from strop.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ class McpServerConfig:
     """Calls that start per second, in this process, after a burst of a second's worth; None: no limit."""
 
     def __post_init__(self) -> None:
+        remember_named(self.env)
+        remember_named(self.headers)
         if bool(self.command) == bool(self.url):
             raise ValueError(f"MCP server {self.name!r} needs either a command or a url, and not both")
         if self.url and not self.url.startswith(("http://", "https://")):
@@ -300,7 +303,7 @@ def read_result(result: Any) -> ToolResponse:
         else:
             texts.append(f"({part.type})")
     if not texts and not images and result.structured_content is not None:
-        texts.append(json.dumps(result.structured_content, ensure_ascii=False))
+        texts.append(json.dumps(storable(result.structured_content), ensure_ascii=False))
     return ToolResponse(text="\n".join(texts) or None, image=images or None)
 
 
@@ -411,13 +414,13 @@ def _server(name: str, given: Mapping[str, Any], shared: Mapping[str, Any], wher
 
 def _schema(offer: Any) -> OpenAIFunctionToolSchema:
     """How a prompt shows a tool of a server."""
-    parameters = {"type": "object", "properties": {}, **offer.input_schema}
+    parameters = {"type": "object", "properties": {}, **encodable_value(offer.input_schema)}
     return OpenAIFunctionToolSchema.model_validate(
         {
             "type": "function",
             "function": {
                 "name": offer.name,
-                "description": offer.description or "",
+                "description": encodable(offer.description or ""),
                 "parameters": parameters,
             },
         }
@@ -427,7 +430,7 @@ def _schema(offer: Any) -> OpenAIFunctionToolSchema:
 def _tail(said: Any) -> str:
     """The end of what a server wrote to its standard error."""
     said.seek(0)
-    return str(said.read())[-300:].strip()
+    return encodable(str(said.read()))[-300:].strip()  # first without secrets, then cut
 
 
 def _innermost(error: BaseException) -> str:

@@ -24,6 +24,7 @@ import ray
 from ray.exceptions import RayError
 from torch import Tensor
 
+from strop.border import remember_named
 from strop.controller.ray.cluster import this_address
 from strop.controller.ray.messages import Answer, GroupCard, MethodRaised, Order, Presence, RaisedReport
 from strop.controller.ray.transport import StoredBatch, register_serializers
@@ -56,6 +57,7 @@ class WorkerProcess:
             folder: where the controller works; relative paths start there here too, if it exists.
         """
         _write_output_to(Path(log_path))
+        remember_named(os.environ)
         if Path(folder).is_dir():
             os.chdir(folder)
         register_serializers()
