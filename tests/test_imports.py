@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "strop"
 # From the bottom up. A room may import the rooms of every rank below its own.
 RANKS = (
     {"border"},
-    {"randomness", "device", "trajectory", "user_files", "token_bucket"},
+    {"randomness", "device", "trajectory", "user_files", "token_bucket", "net"},
     {"protocol"},
     {"config"},
     {"algorithms"},

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 def _index(args: argparse.Namespace) -> int:
     if len(args.words) != 1 or not args.index or args.model or args.val or args.with_tool or args.config:
         raise UsageError("index takes one corpus and -o FILE: strop data index corpus.jsonl -o index.sqlite")
-    from strop.agents.tools.search import build_index
+    from strop.agents.tools.search_index import build_index
 
     count = build_index(Path(args.words[0]), Path(args.index))
     if args.json:

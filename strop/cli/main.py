@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 `strop diff` or `strop config diff` found a difference, `strop check` or `strop score
 --check` found a fault, or strop itself is broken (with a traceback); 2 the input cannot be used, with one
-sentence about what and what to do; 130 interrupted.
+sentence about what and what to do; 130 interrupted; 143 and 129 asked to end by SIGTERM and by SIGHUP.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import difflib
 import importlib
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -24,7 +25,9 @@ import strop
 from strop.border import remember_named
 from strop.cli.output import UsageError, plain, print_plain
 
-BROKEN, USER_ERROR, INTERRUPTED = 1, 2, 130
+BROKEN, USER_ERROR = 1, 2
+SIGNALLED = 128
+"""Added to the number of the signal that ended a command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +152,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse, after --help
         return end.code if isinstance(end.code, int) else USER_ERROR
     except KeyboardInterrupt as error:
-        print_plain(f"\ninterrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
-        return INTERRUPTED
+        number = getattr(error, "number", signal.SIGINT)
+        how = "\ninterrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+        print_plain(f"{how}{f'; {error}' if str(error) else ''}", file=sys.stderr)
+        return SIGNALLED + number
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

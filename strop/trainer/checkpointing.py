@@ -165,8 +165,12 @@ class Continuation:
     """What the person who resumes should know."""
 
 
-def find_continuation(run: RunFolder) -> Continuation:
+def find_continuation(run: RunFolder, *, settings: Mapping[str, Any]) -> Continuation:
     """The last valid checkpoint of a run; the run is rolled back to it.
+
+    Args:
+        run: to continue.
+        settings: in which it goes on with other values, for the record.
 
     Raises:
         RunError: checkpoints exist, but none is valid.
@@ -183,7 +187,7 @@ def find_continuation(run: RunFolder) -> Continuation:
         )
     step = 0 if checkpoint is None else checkpoint.step
     before = run.ledger.counts()
-    run.rollback(step)
+    run.rollback(step, settings=settings)
     after = run.ledger.counts()
     repeated = before["issued"] - after["issued"]
     lines.append(

@@ -7,8 +7,10 @@ hold about steps after the resume point is replaced by what the continued run lo
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +23,9 @@ from strop.border import as_number, storable, storable_text
 from strop.run.durable import replace_text
 from strop.run.errors import RunError
 from strop.trainer.progress import ConsoleTracker
+from strop.trainer.tensorboard import TensorBoardTracker
+
+logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -59,27 +64,48 @@ trackers: Registry[TrackerFactory] = Registry("tracker", replaceable=False)
 
 
 class TrackerGroup:
-    """Several trackers as one."""
+    """Several trackers as one.
+
+    What trackers show is no part of the run: one that fails is said once and left out from then on. The exception is a
+    RunError, by which the one that keeps the run's own record ends it.
+    """
 
     def __init__(self, names: Sequence[str], setup: TrackerSetup) -> None:
-        factories = [trackers[name] for name in names]
-        self._trackers: list[Tracker] = []
-        with ExitStack() as opened:  # if one cannot start, those before it are closed
-            for factory in factories:
-                tracker = factory(setup)
-                opened.callback(tracker.close)
-                self._trackers.append(tracker)
-            self._closing = opened.pop_all()
+        factories = [(name, trackers[name]) for name in names]
+        self._trackers: dict[str, Tracker] = {}
+        try:
+            for name, factory in factories:
+                try:
+                    self._trackers[name] = factory(setup)
+                except OSError as error:
+                    _warn(name, error)
+        except BaseException:  # if one cannot start, those before it are closed
+            self.close()
+            raise
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Give metrics of one step to every tracker, whatever their names and values came from."""
         plain = {storable_text(name): as_number(value) for name, value in metrics.items()}
-        for tracker in self._trackers:
-            tracker.log(step, plain)
+        for name, tracker in list(self._trackers.items()):
+            try:
+                tracker.log(step, plain)
+            except RunError:
+                raise
+            except Exception as error:  # noqa: BLE001 (a tracker may be the user's; the run does not depend on it)
+                _warn(name, error)
+                self._close_one(name, is_said=True)
 
     def close(self) -> None:
         """Close every tracker, also when one of them fails to."""
-        self._closing.close()
+        for name in reversed(list(self._trackers)):
+            self._close_one(name)
+
+    def _close_one(self, name: str, *, is_said: bool = False) -> None:
+        try:
+            self._trackers.pop(name).close()
+        except Exception as error:  # noqa: BLE001 (as in log)
+            if not is_said:
+                _warn(name, error)
 
     def __enter__(self) -> TrackerGroup:
         return self
@@ -91,6 +117,15 @@ class TrackerGroup:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _warn(name: str, error: Exception) -> None:
+    """Say that a tracker failed."""
+    logger.warning(
+        "the tracker %r failed and is switched off; the run goes on, and %s has its numbers: %s",
+        name, METRICS_FILE, f"{type(error).__name__}: {error}",
+    )  # fmt: skip
+    logger.debug("how it failed", exc_info=error)
 
 
 @trackers.register("console")
@@ -123,19 +158,23 @@ class JsonlTracker:
         self.path = path
         try:
             _drop_lines_after(path, resume_step)
-            self._file = path.open("a", encoding="utf-8")
+            self._file = path.open("ab", buffering=0)  # nothing waits in memory for a disk that is full
         except OSError as error:
             raise RunError(
-                f"cannot write {path}: {error.strerror}; choose another folder with --out"
+                f"cannot write {path}: {error.strerror}; free space or check the disk, then continue with --resume"
             ) from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line; it is in the file when this returns."""
         record = storable({"step": step, **metrics})
+        line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+        size = os.fstat(self._file.fileno()).st_size
         try:
-            self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            self._file.flush()
+            while line:  # a disk that fills up within the line writes a part, then gives the error
+                line = line[self._file.write(line) :]
         except OSError as error:
+            with suppress(OSError):  # the first error is the one to tell
+                self._file.truncate(size)
             raise RunError(
                 f"cannot write the metrics of step {step} to {self.path}: {error.strerror}; free space, then "
                 f"continue with --resume"
@@ -144,30 +183,6 @@ class JsonlTracker:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-class TensorBoardTracker:
-    """Metrics as TensorBoard scalars; a resume tells TensorBoard to forget the steps it repeats."""
-
-    def __init__(self, folder: Path, *, resume_step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ValueError(
-                "the tracker 'tensorboard' needs the package tensorboard: pip install tensorboard, or take "
-                "'tensorboard' out of trainer.trackers"
-            ) from error
-        purge_step = resume_step + 1 if resume_step > 0 else None
-        self._writer: Any = SummaryWriter(log_dir=str(folder), purge_step=purge_step)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add one point per metric."""
-        for name, value in metrics.items():
-            self._writer.add_scalar(storable_text(name), as_number(value), step)
-
-    def close(self) -> None:
-        """Write pending points and close the file."""
-        self._writer.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

@@ -557,15 +557,45 @@ def test_whoever_does_not_know_the_secret_is_cut_off(pair: Pair, caplog: pytest.
     assert pair.sender._session is not None
     endpoint = pair.sender._session.endpoint
     stranger = WeightReceiver(ModuleTarget(net(3)), timeout_s=0.5)
-    stranger.join(replace(endpoint, session="0" * 32), index=0)
-    noise = socket.create_connection((endpoint.host, endpoint.port))
-    noise.sendall(b"\xff" * 100)
+    with pytest.raises(ConnectionError, match="the weight sender .* does not answer"):
+        stranger.join(replace(endpoint, session="0" * 64), index=0)
     assert_repaired_by(pair, 1)
-    assert "without its secret was cut off" in caplog.text
-    with pytest.raises(SyncIncomplete, match="sync 1 did not begin: the weight sender .* is gone"):
-        stranger.receive(1)
-    assert noise.recv(10) == b""
-    noise.close()
+    assert "turned away at the weight sync (it does not know the secret)" in caplog.text
+
+
+def frame(content: bytes) -> bytes:
+    return len(content).to_bytes(4, "big") + content
+
+
+NOISE = {
+    "brackets": frame(b"[" * 4096),
+    "a length without end": b"\xff" * 100,
+    "a receiver's own words": frame(b'{"index": 0, "session": ""}'),
+    "one byte": b"\0",
+    "nothing": b"",
+}
+"""What strangers say; the first one ended a run."""
+
+
+def test_strangers_in_the_middle_of_a_transfer_change_nothing(pair: Pair, faults: Faults) -> None:
+    assert pair.sender._session is not None
+    endpoint = pair.sender._session.endpoint
+    strangers: list[socket.socket] = []
+
+    def come(number: int, bucket: Bucket) -> list[Bucket]:
+        transport = pair.sender._session._transport  # type: ignore[union-attr]
+        for port in {endpoint.port, transport.plan.port} - {0}:  # type: ignore[union-attr]
+            for said in NOISE.values():
+                strangers.append(socket.create_connection((endpoint.host, port)))
+                strangers[-1].sendall(said)
+        return [bucket]
+
+    faults.change_announcement(come)
+    assert_repaired_by(pair, 1)
+    assert len(strangers) > len(NOISE)
+    for one in strangers:
+        one.close()
+    assert_repaired_by(pair, 2)
 
 
 def test_calls_in_the_wrong_order_say_what_to_do() -> None:

@@ -3,7 +3,8 @@
 Concurrency: the connections of a process live on an event loop in a thread of their own, because they outlive the
 loop of any one caller. A call is handed over to that loop and waited for with a deadline; when the waiting ends, the
 call is cancelled there too. A server that died is an error for the one who called it, and is started again for the
-next call, at most max_restarts times. Servers end when the process ends or `close_servers` is called.
+next call, at most max_restarts times; after that its tools are unavailable, which ends the episodes that call them.
+Servers end when the process ends or `close_servers` is called.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.agents.background_loop import BackgroundLoop
-from strop.agents.tools.base import BaseTool, ToolResponse
+from strop.agents.tools.base import BaseTool, ToolResponse, ToolUnavailable
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
 from strop.border import encodable, encodable_value, remember_named, storable
 from strop.token_bucket import TokenBucket
@@ -39,7 +40,11 @@ CLOSE_S = 10.0
 
 
 class McpServerGone(RuntimeError):
-    """A server died or cannot be reached; the message names it."""
+    """A server died in a call; the message names it."""
+
+
+class McpServerUnavailable(ToolUnavailable):
+    """A server cannot be reached or started again; the message names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +106,7 @@ class McpServer:
         """What the server offers.
 
         Raises:
-            McpServerGone: it cannot be reached.
+            McpServerUnavailable: it cannot be reached.
         """
         client = await self._connected()
         found: list[Any] = []
@@ -118,7 +123,8 @@ class McpServer:
         """The result of one call, which waits for its turn under the rate limit; the wait is no part of timeout_s.
 
         Raises:
-            McpServerGone: the server died on it, or before.
+            McpServerGone: the server died on it.
+            McpServerUnavailable: it cannot be reached.
             TimeoutError: there was no answer in time.
             RuntimeError: the server refused the call.
         """
@@ -150,7 +156,7 @@ class McpServer:
             if self._life is not None and not self._life.done() and self._client is not None:
                 return self._client
             if self.num_starts > self.config.max_restarts:
-                raise McpServerGone(
+                raise McpServerUnavailable(
                     f"the server {self.config.name!r} ended {self.num_starts} times and is not started again"
                 )
             self.num_starts += 1
@@ -162,7 +168,7 @@ class McpServer:
                     self._client = await asyncio.shield(ready)
             except TimeoutError:
                 await self.close()
-                raise McpServerGone(
+                raise McpServerUnavailable(
                     f"the server {self.config.name!r} did not answer within {CONNECT_S:g} s"
                 ) from None
             return self._client
@@ -181,7 +187,9 @@ class McpServer:
                 if not ready.done():
                     reason = _tail(said) or _innermost(error)
                     ready.set_exception(
-                        McpServerGone(f"the server {self.config.name!r} could not be started: {reason}")
+                        McpServerUnavailable(
+                            f"the server {self.config.name!r} could not be started: {reason}"
+                        )
                     )
                     ready.exception()  # the waiter may be gone
                 elif not self._end.is_set():
@@ -278,7 +286,8 @@ class McpTool(BaseTool):
         """As of BaseTool. What the tool itself calls an error is shown to the model as its result.
 
         Raises:
-            McpServerGone: the server died; ToolSession tells the model and counts it.
+            McpServerGone: the server died in this call, which the model is told.
+            McpServerUnavailable: it cannot be reached, which ends the episode.
         """
 
         async def call() -> Any:
@@ -336,7 +345,7 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
 
     try:
         found = _loop.submit(offered()).result(timeout=(CONNECT_S + CLOSE_S) * len(servers) + CLOSE_S)
-    except (McpServerGone, TimeoutError) as error:
+    except (McpServerUnavailable, TimeoutError) as error:
         raise ValueError(f"{where}: {error}") from error
     tools: list[BaseTool] = []
     for config, offers in zip(servers, found, strict=True):

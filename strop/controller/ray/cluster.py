@@ -1,7 +1,8 @@
 """The Ray cluster that worker processes run on: one of our own on this machine, or one that exists.
 
-A private cluster is started by the first user in this process and shared by all; it listens on loopback only,
-has no dashboard, reports nothing, and ends with its last user. When this process dies, even by `kill -9`,
+A private cluster is started by the first user in this process and shared by all; it listens on loopback only, asks
+for a token, has no dashboard, reports nothing, keeps its files in a folder that only this user can enter, and ends with
+its last user. When this process dies, even by `kill -9`,
 the kernel ends Ray's servers with it, workers notice, and a guard ends what is left within seconds. (The
 kernel asks for more than is needed: the servers also end with the thread that started them, so the first
 runtime is to be made in a thread that lives on, such as the main one.)
@@ -11,17 +12,22 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import accelerators, ray_constants, services, state
+from ray._private import accelerators, ray_constants, services, state, utils
 from ray._private import worker as ray_worker
+from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import RayError
 
@@ -40,6 +46,11 @@ _STORE_SHARE = 0.3
 _REACH_S = 5.0
 """How long the first connection to an existing cluster may take."""
 _SHARED_MEMORY = "/dev/shm"
+_SHORT = Path("/tmp")
+"""Where the files of a cluster lie if the usual folder for temporary files has a long name."""
+_MAX_FOLDER_LENGTH = 36
+"""Names of Unix sockets have at most 107 characters, and Ray puts up to 70 behind this."""
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +164,7 @@ class _Connection:
         """True where we connected, so that we also disconnect."""
         self.is_private = False
         self._guard: Guard | None = None
+        self._folder: Path | None = None
 
     def open(self, address: str | None, namespace: str) -> None:
         """Connect this process: to the cluster at `address`, or to a private one that it starts.
@@ -163,7 +175,14 @@ class _Connection:
         started = time.monotonic()
         options: dict[str, Any] = {"address": address or "local"}
         if address is None:
-            options.update(include_dashboard=False, object_store_memory=_store_bytes())
+            self._folder = _private_folder()
+            # A folder within, because Ray opens the one that it is given to everybody.
+            options.update(
+                include_dashboard=False,
+                object_store_memory=_store_bytes(),
+                _temp_dir=str(self._folder / "ray"),
+            )
+            _keep_token_private()
         on_loopback = address is None or _is_on_loopback(address)
         mark = new_mark()
         with _quiet({MARK: mark} if address is None else {}, on_loopback=on_loopback):
@@ -172,16 +191,18 @@ class _Connection:
             ):  # for other addresses, Ray wants RAY_AUTH_MODE from the user
                 maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
             try:
-                ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **options)
+                with _own_signal_handlers():
+                    ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **options)
             except (RuntimeError, ConnectionError, RayError) as error:
                 raise ConnectionError(
                     f"could not {f'join the Ray cluster at {address}' if address else 'start a Ray cluster'}: "
                     f"{error}. A cluster with tokens needs RAY_AUTH_MODE=token here, and the same version of Ray"
+                    + (f"; what Ray wrote is in {self._folder}" if self._folder else "")
                 ) from error
         self.is_ours, self.is_private = True, address is None
         if self.is_private:
             node: Any = ray_worker.global_worker.node
-            self._guard = Guard(mark, node.get_session_dir_path())
+            self._guard = Guard(mark, node.get_session_dir_path(), str(self._folder))
         log.debug("Ray cluster ready after %.1f s (%s)", time.monotonic() - started, address or "private")
 
     def shut(self) -> None:
@@ -190,6 +211,9 @@ class _Connection:
         if self._guard is not None:
             self._guard.stop()
             self._guard = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
         self.is_ours = self.is_private = False
 
 
@@ -224,6 +248,73 @@ def _quiet(extra: Mapping[str, str], *, on_loopback: bool) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Ray's handlers, which end the program with a dump of C++ frames, do not stay; the ones before come back.
+
+    What Ray starts meanwhile gets a session of its own: a signal for this process and all its group (a terminal that
+    closes, `timeout`, Slurm) is for this process alone, which then ends the cluster in order.
+    """
+    if threading.current_thread() is not threading.main_thread():  # the only one that may set handlers
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _HANDLED}
+    share_fate = utils.set_kill_on_parent_death_linux
+
+    def leave_session() -> None:  # in the new process, before its program
+        share_fate()
+        os.setsid()
+
+    utils.set_kill_on_parent_death_linux = leave_session
+    try:
+        yield
+    finally:
+        utils.set_kill_on_parent_death_linux = share_fate
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _private_folder() -> Path:
+    """A folder of mode 0700 for the files of one cluster."""
+    usual = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    base = usual if len(str(usual)) + len("/strop-ray-12345678") <= _MAX_FOLDER_LENGTH else _SHORT
+    return Path(tempfile.mkdtemp(prefix="strop-ray-", dir=base))
+
+
+def _keep_token_private() -> None:
+    """The file with the token of this user's clusters is for this user alone; made here, because Ray's is for all."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not file.exists():
+            _write_token(file)
+        found = file.stat()
+        if found.st_mode & 0o077 and found.st_uid == os.getuid():
+            file.chmod(0o600)  # Ray itself makes it with 0644
+            if all(folder.stat().st_mode & 0o001 for folder in file.resolve().parents):
+                log.warning(
+                    "other users of this machine could read %s, the key of your Ray clusters; now they cannot. Remove "
+                    "it when none of them runs, and the next run makes another one",
+                    file,
+                )
+    except OSError as error:
+        log.warning("cannot keep the token of Ray private: %s", error)
+
+
+def _write_token(file: Path) -> None:
+    handle, name = tempfile.mkstemp(prefix="auth_token-", dir=file.parent)  # of mode 0600
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as part:
+            token: Any = generate_new_authentication_token
+            part.write(token())
+        with suppress(FileExistsError):  # another process was first
+            os.link(name, file)
+    finally:
+        Path(name).unlink()
 
 
 def _is_on_loopback(address: str) -> bool:
