@@ -35,7 +35,7 @@ def remember_secret(value: str) -> None:
     scheme, _, rest = value.partition(" ")
     if rest and scheme.lower() in ("bearer", "basic", "token"):
         value = rest.strip()
-    if len(value) < MIN_CHARS or (value.isdecimal() and len(value) <= _MAX_DIGITS):
+    if value in _remembered or len(value) < MIN_CHARS or (value.isdecimal() and len(value) <= _MAX_DIGITS):
         return
     with _lock:
         _remembered.add(value)

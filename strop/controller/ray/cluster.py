@@ -31,6 +31,7 @@ from ray._private.authentication.authentication_token_generator import generate_
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import RayError
 
+from strop.border import remember_secret
 from strop.controller.ray.guard import MARK, Guard, new_mark
 from strop.controller.ray.transport import register_serializers
 from strop.device import visibility_variable
@@ -183,6 +184,7 @@ class _Connection:
                 _temp_dir=str(self._folder / "ray"),
             )
             _keep_token_private()
+        remember_token()
         on_loopback = address is None or _is_on_loopback(address)
         mark = new_mark()
         with _quiet({MARK: mark} if address is None else {}, on_loopback=on_loopback):
@@ -283,11 +285,21 @@ def _private_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="strop-ray-", dir=base))
 
 
+def remember_token() -> None:
+    """Keep the token of this user's clusters out of every record that this process writes."""
+    with suppress(OSError):  # without the file there is no token to keep
+        remember_secret(_token_file().read_text(encoding="ascii", errors="replace"))
+
+
+def _token_file() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+
+
 def _keep_token_private() -> None:
     """The file with the token of this user's clusters is for this user alone; made here, because Ray's is for all."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return
-    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    file = _token_file()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not file.exists():

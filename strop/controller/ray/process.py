@@ -25,7 +25,7 @@ from ray.exceptions import RayError
 from torch import Tensor
 
 from strop.border import remember_named
-from strop.controller.ray.cluster import this_address
+from strop.controller.ray.cluster import remember_token, this_address
 from strop.controller.ray.messages import Answer, GroupCard, MethodRaised, Order, Presence, RaisedReport
 from strop.controller.ray.transport import StoredBatch, register_serializers
 from strop.controller.roles import RoleSpec
@@ -60,6 +60,7 @@ class WorkerProcess:
         """
         _write_output_to(Path(log_path))
         remember_named(os.environ)
+        remember_token()
         if Path(folder).is_dir():
             os.chdir(folder)
         register_serializers()
