@@ -47,12 +47,62 @@ Read = tuple[str, list[FunctionCall | MalformedCall]]
 
 ToolSchemas = Sequence[Mapping[str, Any]]
 
+MAX_DEPTH = 100
+"""Objects and lists within each other in what a model writes; far above any call, far below the interpreter's limit."""
+_DECODER = json.JSONDecoder()
+
+
+def read_json(text: str) -> Any:
+    """The value of JSON text that a model wrote.
+
+    Raises:
+        ValueError: it is no JSON, is nested deeper than MAX_DEPTH, or has a number that is too long to be read. No text
+            makes it raise anything else.
+    """
+    value, end = read_json_at(text, len(text) - len(text.lstrip(_BLANKS)))
+    if text[end:].strip(_BLANKS):
+        raise json.JSONDecodeError("Extra data", text, end)
+    return value
+
+
+def read_json_at(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value that begins at a place of a text, and where it ends.
+
+    Raises:
+        ValueError: as of read_json.
+    """
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except ValueError:
+        raise ValueError("a number has more digits than can be read") from None
+    if text.count("[", start, end) + text.count("{", start, end) > MAX_DEPTH:
+        _check_depth(value)
+    return value, end
+
+
+_BLANKS = " \t\n\r"
+_TOO_DEEP = f"objects and lists are nested more than {MAX_DEPTH} deep"
+
+
+def _check_depth(value: object) -> None:
+    """Refuse a value that is nested too deeply, level by level and not by recursion."""
+    level, depth = [value], 0
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise ValueError(_TOO_DEEP)
+        level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+
 
 def call_from_json(text: str, *, arguments_key: str = "arguments") -> FunctionCall | MalformedCall:
     """A call that is a JSON object with a name and arguments, which may be an object or its JSON text."""
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
+        value = read_json(text)
+    except ValueError as error:
         return MalformedCall(text, f"Invalid JSON in tool call: {error}")
     return call_from_object(value, text, arguments_key=arguments_key)
 
@@ -93,7 +143,7 @@ def typed_value(text: str, kind: Any) -> Any:
     if "boolean" in kinds and text.strip().lower() in ("true", "false"):
         return text.strip().lower() == "true"
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
+        value = read_json(text)
+    except ValueError:
         return text
     return text if "string" in kinds and not isinstance(value, str | None) else value
