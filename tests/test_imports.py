@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "strop"
 
 # From the bottom up. A room may import the rooms of every rank below its own.
 RANKS = (
-    {"randomness", "device", "trajectory", "user_files", "token_bucket"},
+    {"randomness", "device", "trajectory", "user_files", "token_bucket", "chat_template"},
     {"protocol"},
     {"config"},
     {"algorithms"},

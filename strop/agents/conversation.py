@@ -7,16 +7,16 @@ the next one has the rewritten conversation as its prompt, and nothing of it is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from strop.agents.context import AgentContext
 from strop.agents.formats import FunctionCall, ParsedTurn
+from strop.agents.formats.calls import read_json
 from strop.agents.formats.thinking import CLOSE, split_thinking
 from strop.agents.images import as_read
-from strop.agents.templates import TemplateRefused
+from strop.chat_template import TemplateRefused
 from strop.rollout.types import TokenOutput
 from strop.trajectory import Media, MediaTokens, Prompt, Trajectory
 
@@ -266,6 +266,6 @@ def _as_fields(thought: str) -> dict[str, str]:
 
 def _arguments(call: Any) -> Any:
     try:
-        return json.loads(call.arguments)
+        return read_json(call.arguments)
     except (AttributeError, ValueError):
         return {}

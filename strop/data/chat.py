@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jinja2
 from transformers import PreTrainedTokenizerBase
 
+from strop.chat_template import TemplateRefused, apply_template
 from strop.data.media import MediaSource
 
 NO_TEMPLATE = (
@@ -95,7 +95,7 @@ def _with_arguments(function: Mapping[str, Any], where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             arguments = None
     if not isinstance(function.get("name"), str) or not isinstance(arguments, Mapping):
         raise ValueError(
@@ -143,14 +143,15 @@ def render(
 ) -> str:
     """Text of the first `num_messages` messages (all by default) through the chat template."""
     try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in chat.messages[:num_messages]],
-            tools=chat.tools,  # type: ignore[arg-type]  # a list of dicts is meant to be accepted
+        text = apply_template(
+            tokenizer,
+            chat.messages[:num_messages],
+            chat.tools,
             add_generation_prompt=add_generation_prompt,
             tokenize=False,
             **chat.options,
         )
-    except (jinja2.TemplateError, TypeError, ValueError) as error:
+    except TemplateRefused as error:
         raise ValueError(template_refused(chat, error)) from error
     return str(text)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace, TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from strop.agents.formats.calls import FunctionCall, MalformedCall
+from strop.agents.formats.calls import FunctionCall, MalformedCall, read_json
 from strop.agents.images import ImageEncoder, as_read
 from strop.agents.tools.base import BaseTool, ToolResponse
 from strop.trajectory import Media
@@ -172,8 +172,8 @@ class ToolSession:
             text = f"Unknown tool '{name}'. Available tools: {available}"
             return CallResult(name=name, error="unknown_tool", text=text)
         try:
-            arguments = json.loads(call.arguments or "{}")
-        except (json.JSONDecodeError, RecursionError) as wrong:
+            arguments = read_json(call.arguments or "{}")
+        except ValueError as wrong:
             text = f"Invalid JSON in arguments for '{name}': {wrong}"
             return CallResult(name=name, error="bad_arguments", text=text)
         if not isinstance(arguments, dict):
