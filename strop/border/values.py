@@ -15,6 +15,7 @@ from typing import Any
 from strop.border.text import BROKEN, MAX_CHARS, describe_object, encodable, is_text, storable_text
 
 MAX_DEPTH = 64
+_MAX_READ_DEPTH = 100
 MAX_ITEMS = 1 << 18
 """Of one value, all levels together."""
 MAX_DIGITS = 600
@@ -53,9 +54,9 @@ def _too_long(num_digits: int) -> str:
 def encodable_value(value: Any) -> Any:
     """Lists, tuples, dictionaries and texts with every text `encodable`; all else as it is.
 
-    What is sound already is returned itself, not a copy. What is nested more than 64 levels deep becomes a mark.
+    What is sound already is returned itself, not a copy. What is nested more than 100 levels deep becomes a mark.
     """
-    return _encodable(value, MAX_DEPTH)
+    return _encodable(value, _MAX_READ_DEPTH)
 
 
 def _encodable(value: Any, depth: int) -> Any:

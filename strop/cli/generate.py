@@ -16,7 +16,13 @@ from strop.border import storable
 from strop.cli.eval import progress_bar
 from strop.cli.models import HELP, find_model
 from strop.cli.output import UsageError, plain, print_json, print_plain, say
-from strop.cli.settings import add_config_arguments, load_settings, refuse_overrides_of
+from strop.cli.settings import (
+    add_config_arguments,
+    add_trust_argument,
+    load_settings,
+    refuse_overrides_of,
+)
+from strop.foreign_files import read_text
 
 if TYPE_CHECKING:
     from strop.cli.answering import Answer, Answerer
@@ -48,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("model", metavar="MODEL_OR_RUN", help=HELP)
     add_config_arguments(parser, source="the settings of the run")
+    add_trust_argument(parser)
     parser.add_argument("--prompts", metavar="FILE", type=Path, help=".txt, .jsonl, .json or .parquet")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the answers there as JSON lines")
     parser.add_argument(
@@ -69,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     source = find_model(args.model)
     for line in source.lines:
         say(line)
-    config = load_settings(args, source=source.config)
+    config = load_settings(args, source=source.config, needs=())
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
     is_chat = args.prompts is None and sys.stdin.isatty()
     _check_arguments(args, config, is_chat=is_chat)
@@ -136,13 +143,17 @@ def _read_questions(path: Path | None, config: Config) -> list[_Question]:
     if path is None:
         questions = _lines(sys.stdin.read(), where, config)
     elif path.suffix == ".txt":
-        if not path.is_file():
+        if not path.exists():
             raise FileNotFoundError(f"prompt file {path} does not exist; check the path")
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path)
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"prompt file {path} is not UTF-8 text (byte {error.start}); save it as UTF-8"
+            ) from error
+        except OSError as error:
+            raise ValueError(
+                f"prompt file {path} cannot be read: {error.strerror}; check the path"
             ) from error
         questions = _lines(text, where, config)
     else:
@@ -192,7 +203,9 @@ def _report(questions: Sequence[_Question], answers: Sequence[Answer], args: arg
     if args.out is not None:
         from strop.run.durable import replace_text
 
-        replace_text(args.out, "".join(json.dumps(storable(record), ensure_ascii=False) + "\n" for record in records))
+        replace_text(
+            args.out, "".join(json.dumps(storable(record), ensure_ascii=False) + "\n" for record in records)
+        )
         say(f"{len(records)} answers written to {args.out}")
     if args.json:
         for record in records:

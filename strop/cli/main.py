@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import NoReturn
 
 import strop
+from strop import trust
 from strop.border import remember_named
 from strop.cli.output import UsageError, plain, print_plain
 
@@ -195,7 +196,7 @@ def _dispatch(words: list[str]) -> int:
     args.command_line = ["strop", *words]
     from strop.cli.libraries import quiet_models, share_cores, terminal_log
 
-    with terminal_log(debug=args.debug):
+    with terminal_log(debug=args.debug), trust.door():
         if COMMANDS[name].loads_models:
             share_cores()
             quiet_models()

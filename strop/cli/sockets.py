@@ -25,15 +25,16 @@ _MARK = "STROP_CLUSTER"
 """In the environment of the processes of a private Ray cluster (strop.controller.ray.guard)."""
 _SESSION = re.compile(r"/session_[0-9_-]+")
 """Part of the arguments of Ray's processes: the folder of their cluster."""
-_RAY_SERVERS = ("gcs_server", "raylet")
+_RAY_SERVERS = ("/ray/core/src/ray/gcs/gcs_server", "/ray/core/src/ray/raylet/raylet")
+"""How the names of Ray's servers end. A process can call itself whatever it likes, so its name alone says nothing."""
 _KNOWN = {
     "strop.rewards.child": "reward worker",
     "strop.rewards.sandbox": "sandbox",
     "controller/ray/launcher.py": "launcher",
     "controller/ray/guard.py": "guard",
-    "ray/dashboard": "Ray: dashboard",
-    "ray/_private": "Ray: helper",
-    "ray/autoscaler": "Ray: monitor",
+    "ray/dashboard": "dashboard of Ray",
+    "ray/_private": "helper of Ray",
+    "ray/autoscaler": "monitor of Ray",
 }
 """What processes are called, by a part of their command line."""
 
@@ -48,6 +49,8 @@ class Process:
     """Its command line, as it shows it."""
     output: str
     """What its standard output leads to."""
+    program: str
+    """The file that it runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,18 +106,8 @@ def _described(
     one: Listener, everything: Mapping[int, Process], controller: int, run: Path, *, uses_token: bool
 ) -> Socket:
     process = everything[one.pid]
-    is_ray = process.command.startswith("ray::") or _program(process) in _RAY_SERVERS
-    name = _name(process, controller)
-    purpose, is_authenticated = _notes(process, controller, run).get(one.inode, ("", False))
-    if not purpose:
-        is_rays_own = is_ray and not name.startswith("worker ")
-        purpose = (
-            notes.RAY
-            if is_rays_own
-            else "torch.distributed (gloo, NCCL)"
-            if is_ray
-            else "opened by the program"
-        )
+    name = _name(process, controller, everything)
+    purpose, is_authenticated = _notes(process, controller, run).get(one.inode, (_unnoted(name), False))
     protection = [
         *(["own network"] if one.is_in_own_network else []),
         *(["loopback"] if one.protocol != "unix" and one.is_on_loopback else []),
@@ -132,6 +125,13 @@ def _described(
         purpose=purpose,
         protection=tuple(protection),
     )
+
+
+def _unnoted(name: str) -> str:
+    """What a socket without a note is for."""
+    if name.startswith("Ray: "):
+        return notes.RAY
+    return "torch.distributed (gloo, NCCL)" if name.startswith("worker ") else "opened by the program"
 
 
 def show(run: Path, sockets: list[Socket]) -> Iterator[str]:
@@ -166,7 +166,7 @@ def _controller(run: Path) -> int:
     """
     file = run / LOCK
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        pid = int(json.loads(file.read_text(encoding="utf-8"))["pid"])
+        pid = int(json.loads(notes.read_small(file))["pid"])
         if _has_open(pid, file):
             return pid
     raise UsageError(
@@ -198,7 +198,7 @@ def _of_run(everything: Mapping[int, Process], controller: int, logs: Path) -> s
     parents = {everything[pid].parent for pid in workers} | {
         everything[everything[pid].parent].parent for pid in workers if everything[pid].parent in everything
     }
-    pids |= {pid for pid in parents if pid in everything and _program(everything[pid]) in _RAY_SERVERS}
+    pids |= {pid for pid in parents if pid in everything and _is_server(everything[pid])}
     sessions = {
         match[0]
         for pid in _ray_servers(everything, pids)
@@ -226,25 +226,26 @@ def _with_descendants(everything: Mapping[int, Process], roots: Iterable[int]) -
 
 
 def _ray_servers(everything: Mapping[int, Process], pids: Iterable[int]) -> list[int]:
-    return [pid for pid in pids if _program(everything[pid]) in _RAY_SERVERS]
+    return [pid for pid in pids if _is_server(everything[pid])]
 
 
 def _processes() -> Iterator[tuple[int, Process]]:
     for entry in PROC.iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):  # it has ended
-                stat = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                words = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-                command = " ".join(word.decode(errors="replace") for word in words)
-                yield (
-                    int(entry.name),
-                    Process(
-                        pid=int(entry.name),
-                        parent=int(stat[1]),
-                        command=command,
-                        output=_link(entry / "fd" / "1"),
-                    ),
-                )
+                yield int(entry.name), _process(entry)
+
+
+def _process(entry: Path) -> Process:
+    stat = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    words = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    return Process(
+        pid=int(entry.name),
+        parent=int(stat[1]),
+        command=" ".join(word.decode(errors="replace") for word in words),
+        output=_link(entry / "fd" / "1"),
+        program=_link(entry / "exe"),
+    )
 
 
 def _link(file: Path) -> str:
@@ -278,20 +279,23 @@ def _environment(pid: int, *, quietly: bool = False) -> dict[str, str]:
 # ---------------------------------------------------------------- words
 
 
-def _program(process: Process) -> str:
-    return Path(process.command.split(" ")[0]).name
+def _is_server(process: Process) -> bool:
+    return process.program.endswith(_RAY_SERVERS)
 
 
-def _name(process: Process, controller: int) -> str:
+def _name(process: Process, controller: int, everything: Mapping[int, Process]) -> str:
     if process.pid == controller:
         return "controller"
-    if process.command.startswith("ray::"):
-        is_worker = "WorkerProcess" in process.command
-        return f"worker {Path(process.output).stem}" if is_worker else f"Ray: {process.command[5:]}"
-    if _program(process) in _RAY_SERVERS:
-        return f"Ray: {_program(process)}"
+    if _is_server(process):
+        return f"Ray: {Path(process.program).name}"
+    parent = everything.get(process.parent)
+    if process.command.startswith("ray::") and parent is not None:
+        if _is_server(parent):
+            return f"Ray: {process.command[5:45]}"
+        if "controller/ray/launcher.py" in parent.command and process.output.endswith(".log"):
+            return f"worker {Path(process.output).stem}"
     known = [name for part, name in _KNOWN.items() if part in process.command]
-    return known[0] if known else f"program {_program(process)[:40]}"
+    return known[0] if known else f"program {Path(process.program).name[:40]}"
 
 
 def _notes(process: Process, controller: int, run: Path) -> dict[int, tuple[str, bool]]:

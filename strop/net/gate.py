@@ -43,8 +43,8 @@ _LOOK_S = 1.0
 """How often the gate looks whether somebody is late."""
 _BACKLOG = 256
 _RETRY_S = 0.05
-_MAX_KNOCKS = 20
-"""How often a client that was turned away tries again: strangers may have crowded it out."""
+_INSIST_S = 30.0
+"""How long a client that was turned away tries again, within its deadline: strangers may have crowded it out."""
 
 logger = logging.getLogger(__name__)
 
@@ -219,19 +219,25 @@ def knock(host: str, port: int, secret: str, *, purpose: str, timeout_s: float) 
         OSError: nobody listens there, or did not answer in time.
     """
     remember_secret(secret)
-    deadline = time.monotonic() + timeout_s
-    for attempt in range(_MAX_KNOCKS):
-        left = deadline - time.monotonic()
-        connection = socket.create_connection((host, port), timeout=max(left, _RETRY_S))
+    started = time.monotonic()
+    deadline = started + timeout_s
+    while True:
+        connection = socket.create_connection(
+            (host, port), timeout=max(deadline - time.monotonic(), _RETRY_S)
+        )
         try:
             return _proved(connection, secret, purpose, deadline)
-        except BaseException as error:
+        except TurnedAway:
             connection.close()
-            is_crowded_out = isinstance(error, ConnectionError) and not isinstance(error, TurnedAway)
-            if not is_crowded_out or attempt + 1 == _MAX_KNOCKS or time.monotonic() > deadline:
+            raise
+        except ConnectionError:
+            connection.close()
+            if time.monotonic() > min(deadline, started + _INSIST_S):
                 raise
+        except BaseException:
+            connection.close()
+            raise
         time.sleep(_RETRY_S)
-    raise AssertionError("the last attempt returns or raises")
 
 
 def _proved(connection: socket.socket, secret: str, purpose: str, deadline: float) -> socket.socket:

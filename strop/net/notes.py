@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,9 @@ SUFFIX = ".sockets"
 """Of the file with the notes, beside the log of the process."""
 RAY = "calls of Ray"
 """Purpose of the sockets that Ray opens in a process of ours."""
+
+_MAX_BYTES = 1 << 20
+"""Of the notes of one process."""
 
 _file: Path | None = None
 
@@ -50,17 +54,23 @@ def opening_rays() -> Iterator[None]:
 def read(file: Path) -> dict[int, tuple[str, bool]]:
     """The notes of a process by inode: purpose, and whether it authenticates; empty where there are none."""
     found: dict[int, tuple[str, bool]] = {}
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return found
-    for line in lines:
+    for line in read_small(file).splitlines():
         try:
             note = json.loads(line)
             found[int(note["inode"])] = (str(note["purpose"]), note["authenticated"] is True)
         except (ValueError, KeyError, TypeError, RecursionError):  # cut off, or no note
             continue
     return found
+
+
+def read_small(file: Path) -> str:
+    """The beginning of a text that anybody may have written; "" where there is none, or something else than a file."""
+    try:
+        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            is_file = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+            return stream.read(_MAX_BYTES).decode(errors="replace") if is_file else ""
+    except OSError:
+        return ""
 
 
 def write(listener: socket.socket, purpose: str, *, is_authenticated: bool) -> None:

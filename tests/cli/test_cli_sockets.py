@@ -43,7 +43,8 @@ for name in ("\\0strop-test-" + str(os.getpid()), str(folder / "open"), str(fold
 os.chmod(folder / "open", 0o777)
 os.chmod(folder / "closed", 0o700)
 child = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(flush=True); time.sleep(300)"
-process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, start_new_session=True)
+fake = ["ray::IDLE", "-c", child]
+process = subprocess.Popen(fake, executable=sys.executable, stdout=subprocess.PIPE, start_new_session=True)
 process.stdout.readline()
 print("ready", flush=True)
 sys.stdin.read()
@@ -111,6 +112,7 @@ def test_what_a_socket_is_for_and_what_protects_it(writer: tuple[Path, psutil.Pr
     )
     (child,) = [one for one in found if one["pid"] != process.pid]
     assert (child["process"].startswith("program python"), child["protection"]) == (True, ["loopback"])
+    assert child["purpose"] == "opened by the program", "it calls itself a process of Ray"
     assert {one["user"] for one in found} == {psutil.Process().username()}
 
 
@@ -137,6 +139,9 @@ def test_a_run_that_does_not_go_on_has_no_sockets(tmp_path: Path) -> None:
     for damage in ("[" * 100_000, '{"pid": "x"}', '{"pid": -1}', "\ud83d".encode("utf-8", "surrogatepass")):
         (tmp_path / "run" / "lock").write_bytes(damage if isinstance(damage, bytes) else damage.encode())
         assert "no process of this machine writes the run" in cli("doctor", tmp_path / "run", "--sockets").err
+    (tmp_path / "run" / "lock").unlink()
+    os.mkfifo(tmp_path / "run" / "lock")
+    assert "no process of this machine writes the run" in cli("doctor", tmp_path / "run", "--sockets").err
     assert "name its folder" in cli("doctor", "--sockets").err
 
 
@@ -147,6 +152,8 @@ def test_notes_are_hints_and_never_hide_a_socket(tmp_path: Path) -> None:
     )
     assert notes.read(file) == {1: ("a", False)}
     assert notes.read(tmp_path / "absent") == {}
+    os.mkfifo(tmp_path / "pipe")
+    assert notes.read(tmp_path / "pipe") == {}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")

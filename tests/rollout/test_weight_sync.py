@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import re
 import socket
 import time
@@ -648,6 +649,7 @@ def test_the_shared_file_has_no_name_once_everybody_has_mapped_it(
     pairs = connected()
     pair = next(pairs)
     (file,) = folder.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600, "nobody else reads the weights"
     assert file.stat().st_mode & 0o777 == 0o600
     pair.sync(1)
     assert list(folder.iterdir()) == []
@@ -715,6 +717,18 @@ def test_memory_without_room_is_reported_and_passed_over(
         results = pair.sync(1)
     assert [result.transport for result in results if isinstance(result, SyncReport)] == ["collective"] * 3
     assert "has no room for two buckets of 1024 bytes ([Errno 28] No space left on device)" in caplog.text
+    pairs.close()
+
+
+def test_what_others_put_into_the_folder_for_shared_memory_stops_nobody(folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(folder / f"{shared_memory.PREFIX}pipe", 0o666)
+    (tmp_path / "theirs").write_text("x")
+    (folder / f"{shared_memory.PREFIX}link").symlink_to(tmp_path / "theirs")
+    (folder / f"{shared_memory.PREFIX}folder").mkdir()
+    pairs = connected()
+    assert_repaired_by(next(pairs), 1)
+    assert (tmp_path / "theirs").exists()
+    assert not shared_memory.shares_memory(folder / f"{shared_memory.PREFIX}link", "x")
     pairs.close()
 
 

@@ -13,28 +13,31 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import accelerators, ray_constants, services, state, utils
+from ray._private import accelerators, ray_constants, services, state
 from ray._private import worker as ray_worker
-from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import RayError
 
-from strop.border import remember_secret
 from strop.controller.ray.guard import MARK, Guard, new_mark
+from strop.controller.ray.private import (
+    keep_token_private,
+    own_signal_handlers,
+    private_folder,
+    remember_token,
+)
 from strop.controller.ray.transport import register_serializers
 from strop.device import visibility_variable
+from strop.trust import ask
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +50,6 @@ _STORE_SHARE = 0.3
 _REACH_S = 5.0
 """How long the first connection to an existing cluster may take."""
 _SHARED_MEMORY = "/dev/shm"
-_SHORT = Path("/tmp")
-"""Where the files of a cluster lie if the usual folder for temporary files has a long name."""
-_MAX_FOLDER_LENGTH = 36
-"""Names of Unix sockets have at most 107 characters, and Ray puts up to 70 behind this."""
-_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +83,8 @@ class Cluster:
             ValueError: this process is connected to another cluster than the one asked for.
             ConnectionError: there is no cluster at that address.
         """
+        if address:
+            ask("resources.address", address)
         self._is_open = True
         with _LOCK:
             if not ray.is_initialized():
@@ -176,14 +176,14 @@ class _Connection:
         started = time.monotonic()
         options: dict[str, Any] = {"address": address or "local"}
         if address is None:
-            self._folder = _private_folder()
+            self._folder = private_folder()
             # A folder within, because Ray opens the one that it is given to everybody.
             options.update(
                 include_dashboard=False,
                 object_store_memory=_store_bytes(),
                 _temp_dir=str(self._folder / "ray"),
             )
-            _keep_token_private()
+            keep_token_private()
         remember_token()
         on_loopback = address is None or _is_on_loopback(address)
         mark = new_mark()
@@ -193,7 +193,7 @@ class _Connection:
             ):  # for other addresses, Ray wants RAY_AUTH_MODE from the user
                 maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
             try:
-                with _own_signal_handlers():
+                with own_signal_handlers():
                     ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **options)
             except (RuntimeError, ConnectionError, RayError) as error:
                 raise ConnectionError(
@@ -250,83 +250,6 @@ def _quiet(extra: Mapping[str, str], *, on_loopback: bool) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Ray's handlers, which end the program with a dump of C++ frames, do not stay; the ones before come back.
-
-    What Ray starts meanwhile gets a session of its own: a signal for this process and all its group (a terminal that
-    closes, `timeout`, Slurm) is for this process alone, which then ends the cluster in order.
-    """
-    if threading.current_thread() is not threading.main_thread():  # the only one that may set handlers
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in _HANDLED}
-    share_fate = utils.set_kill_on_parent_death_linux
-
-    def leave_session() -> None:  # in the new process, before its program
-        share_fate()
-        os.setsid()
-
-    utils.set_kill_on_parent_death_linux = leave_session
-    try:
-        yield
-    finally:
-        utils.set_kill_on_parent_death_linux = share_fate
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-def _private_folder() -> Path:
-    """A folder of mode 0700 for the files of one cluster."""
-    usual = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
-    base = usual if len(str(usual)) + len("/strop-ray-12345678") <= _MAX_FOLDER_LENGTH else _SHORT
-    return Path(tempfile.mkdtemp(prefix="strop-ray-", dir=base))
-
-
-def remember_token() -> None:
-    """Keep the token of this user's clusters out of every record that this process writes."""
-    with suppress(OSError):  # without the file there is no token to keep
-        remember_secret(_token_file().read_text(encoding="ascii", errors="replace"))
-
-
-def _token_file() -> Path:
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-
-
-def _keep_token_private() -> None:
-    """The file with the token of this user's clusters is for this user alone; made here, because Ray's is for all."""
-    if os.environ.get("RAY_AUTH_TOKEN"):
-        return
-    file = _token_file()
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not file.exists():
-            _write_token(file)
-        found = file.stat()
-        if found.st_mode & 0o077 and found.st_uid == os.getuid():
-            file.chmod(0o600)  # Ray itself makes it with 0644
-            if all(folder.stat().st_mode & 0o001 for folder in file.resolve().parents):
-                log.warning(
-                    "other users of this machine could read %s, the key of your Ray clusters; now they cannot. Remove "
-                    "it when none of them runs, and the next run makes another one",
-                    file,
-                )
-    except OSError as error:
-        log.warning("cannot keep the token of Ray private: %s", error)
-
-
-def _write_token(file: Path) -> None:
-    handle, name = tempfile.mkstemp(prefix="auth_token-", dir=file.parent)  # of mode 0600
-    try:
-        with os.fdopen(handle, "w", encoding="ascii") as part:
-            token: Any = generate_new_authentication_token
-            part.write(token())
-        with suppress(FileExistsError):  # another process was first
-            os.link(name, file)
-    finally:
-        Path(name).unlink()
 
 
 def _is_on_loopback(address: str) -> bool:

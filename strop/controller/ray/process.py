@@ -25,8 +25,9 @@ from ray.exceptions import RayError
 from torch import Tensor
 
 from strop.border import remember_named
-from strop.controller.ray.cluster import remember_token, this_address
+from strop.controller.ray.cluster import this_address
 from strop.controller.ray.messages import Answer, GroupCard, MethodRaised, Order, Presence, RaisedReport
+from strop.controller.ray.private import remember_token
 from strop.controller.ray.transport import StoredBatch, register_serializers
 from strop.controller.roles import RoleSpec
 from strop.controller.worker import Placement, Worker
