@@ -66,6 +66,28 @@ def test_the_sample_store_takes_any_value(column: str, value: Any, name: str, te
         pyarrow.parquet.read_table(path).validate(full=True)
 
 
+def test_a_file_of_samples_never_grows_beyond_what_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strop.run.samples._MAX_FILE_CHARS", 100_000)
+    store = SampleStore(tmp_path)
+    facts = {"facts": ["x" * 1000] * 100, **dict.fromkeys(map(str, range(1000)), 1)}
+    rows = [
+        {
+            "id": f"a/{number}",
+            "uid": "a",
+            "sample_index": number,
+            "response": "y" * 99_000,
+            "agent_facts": facts,
+        }
+        for number in range(4)
+    ]
+    store.write(1, rows)
+    found = store.read(1)
+    assert sum(len(json.dumps(row)) for row in found) < 150_000
+    assert found[0]["response"].endswith("more characters]")
+
+
 @quick
 @given(st.dictionaries(hostile.texts, hostile.values, max_size=3), hostile.texts)
 def test_the_event_log_and_the_ledger_take_any_value(fields: dict[str, Any], reason: str) -> None:
