@@ -163,3 +163,12 @@ def test_a_write_that_the_disk_refuses_leaves_the_old_file_and_nothing_else(
         store.write(1, [row("b/0")])
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001.parquet"]
     assert store.read()[0]["id"] == "a/0"
+
+
+def test_log_probs_of_earlier_sequences_may_be_no_numbers(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    earlier = {"prompt_ids": [1], "response_ids": [2, 3, 4], "rollout_log_probs": [math.nan, -math.inf, -0.5]}
+    store.write(1, [{"id": "a/0", "uid": "a", "sample_index": 0, "earlier_sequences": [earlier]}])
+    (found,) = store.read(1)[0]["earlier_sequences"]
+    assert math.isnan(found["rollout_log_probs"][0])
+    assert found["rollout_log_probs"][1:] == [-math.inf, -0.5]
