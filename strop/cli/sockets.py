@@ -32,6 +32,7 @@ _KNOWN = {
     "strop.rewards.sandbox": "sandbox",
     "controller/ray/launcher.py": "launcher",
     "controller/ray/guard.py": "guard",
+    "ray.util.client.server": "client server of Ray",
     "ray/dashboard": "dashboard of Ray",
     "ray/_private": "helper of Ray",
     "ray/autoscaler": "monitor of Ray",
@@ -210,7 +211,7 @@ def _of_run(everything: Mapping[int, Process], controller: int, logs: Path) -> s
     pids |= {
         pid
         for pid, one in everything.items()
-        if any(name in one.command for name in sessions) and _uid(pid) in users
+        if any(name in one.command or name in one.output for name in sessions) and _uid(pid) in users
     }
     marks = {mark for pid in pids if (mark := _environment(pid, quietly=True).get(_MARK))}
     if marks:  # what a worker's own code has started and left alone
