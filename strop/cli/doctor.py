@@ -92,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "--sockets lists those of a run that goes on; name its folder: strop doctor RUN --sockets"
         )
-    resources = load_settings(args).resources
+    args.trust_code = False
+    resources = load_settings(args, needs=("resources",)).resources
     findings = examine(resources, path=args.path or Path.cwd())
     if args.json:
         print_json({"findings": [vars(one) for one in findings]})

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import NoReturn
 
 import strop
+from strop import trust
 
 USER_ERROR = 2
 SIGNALLED = 128
@@ -192,7 +193,7 @@ def _dispatch(words: list[str]) -> int:
     args.command_line = ["strop", *words]
     from strop.cli.libraries import quiet_models, share_cores, terminal_log
 
-    with terminal_log(debug=args.debug):
+    with terminal_log(debug=args.debug), trust.door():
         if COMMANDS[name].loads_models:
             share_cores()
             quiet_models()

@@ -118,7 +118,7 @@ class Trainer:
             self._saver.finish()
         seconds = time.perf_counter() - start
         self._run.events.append("finished", self.data.num_steps, fsync=True, seconds=seconds)
-        validations = {event["step"]: event["pass_rate"] for event in self._run.events.read("validation")}
+        validations = {event["step"]: event.get("pass_rate") for event in self._run.events.read("validation")}
         return TrainResult(
             run=self._run.path,
             steps=self.data.num_steps,

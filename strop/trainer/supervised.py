@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -169,7 +170,8 @@ class SupervisedTrainer:
     def _last_losses(self) -> tuple[float, float | None]:
         """Training and validation loss from the records: a resume may have had no step left to do."""
         steps, validations = self._run.events.read("step"), self._run.events.read("validation")
-        return as_number(steps[-1]["loss"]), as_number(validations[-1]["loss"]) if validations else None
+        loss = as_number(steps[-1].get("loss")) if steps else math.nan
+        return loss, as_number(validations[-1].get("loss")) if validations else None
 
     def _step(self, step: int) -> dict[str, float]:
         phases = Phases()

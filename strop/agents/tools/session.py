@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 Truncation = Literal["left", "right", "middle"]
 
+MAX_CHARS_PER_TOKEN = 100
+"""More characters than tokens have, but for a few of white space: what is encoded of a result is bounded by it."""
 EMPTY_RESULT = "(the tool returned nothing)"
 """What the model is shown instead of no text: some templates leave empty messages out."""
 
@@ -294,10 +296,20 @@ class ToolSession:
         limit = self._limits.max_response_tokens
         if len(text) <= limit // 4:  # a character has at most four bytes, and a token at least one
             return text
-        ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        if len(ids) <= limit:
+        most, truncation = limit * MAX_CHARS_PER_TOKEN, self._limits.truncation
+        kept = {
+            "left": text[-most:],
+            "right": text[:most],
+            "middle": text[: most // 2] + text[-(most // 2) :],
+        }
+        is_cut = (
+            len(text) > most
+        )  # so much text is more than the limit, and encoding all of it may take minutes
+        seen = kept[truncation] if is_cut else text
+        ids = self._tokenizer(seen, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) <= limit and not is_cut:
             return text
-        return truncated(ids, limit, self._limits.truncation, self._tokenizer)
+        return truncated(ids, min(limit, len(ids)), truncation, self._tokenizer)
 
     # ------------------------------------------------------------------ the end
 

@@ -32,6 +32,7 @@ from strop.controller.ray.guard import MARK, Guard, new_mark
 from strop.controller.ray.private import keep_token_private, own_signal_handlers, private_folder
 from strop.controller.ray.transport import register_serializers
 from strop.device import visibility_variable
+from strop.trust import ask
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ class Cluster:
             ValueError: this process is connected to another cluster than the one asked for.
             ConnectionError: there is no cluster at that address.
         """
+        if address:
+            ask("resources.address", address)
         self._is_open = True
         with _LOCK:
             if not ray.is_initialized():
