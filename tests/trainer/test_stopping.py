@@ -221,3 +221,27 @@ def test_a_signal_for_the_whole_group_ends_a_real_run_in_order(
     start.run.close()
     assert start.checkpoint is not None
     assert start.checkpoint.step == step
+
+
+@pytest.mark.dist
+def test_a_signal_while_the_cluster_starts_leaves_nothing(project: Project, tmp_path: Path) -> None:
+    config = project.config("resources.runtime=ray", "resources.cpus_per_rank=0.25")
+    save_config(config, tmp_path / "config.yaml")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "strop.cli.main", "train", "--config", tmp_path / "config.yaml", "--out",
+         tmp_path / "run"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    deadline = time.monotonic() + DEADLINE_S
+    family: list[psutil.Process] = []
+    while not any("gcs_server" in one.name() for one in family):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert said.splitlines()[-1].startswith("ended by SIGTERM; continue with")
+    assert "***" not in said
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []

@@ -81,7 +81,11 @@ class Cluster:
         self._is_open = True
         with _LOCK:
             if not ray.is_initialized():
-                _CONNECTION.open(address, namespace or NAMESPACE)
+                try:
+                    _CONNECTION.open(address, namespace or NAMESPACE)
+                except BaseException:  # a signal, perhaps, that came while the cluster was started
+                    _CONNECTION.shut()
+                    raise
             elif address not in (None, "auto") and address != _gcs_address():
                 raise ValueError(
                     f"this process is connected to the Ray cluster at {_gcs_address()}, so it cannot use the "
@@ -179,24 +183,25 @@ class _Connection:
             keep_token_private()
         on_loopback = address is None or _is_on_loopback(address)
         mark = new_mark()
-        with _quiet({MARK: mark} if address is None else {}, on_loopback=on_loopback):
+        with own_signal_handlers(), _quiet({MARK: mark} if address is None else {}, on_loopback=on_loopback):
             if (
                 on_loopback and address is not None
             ):  # for other addresses, Ray wants RAY_AUTH_MODE from the user
                 maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
             try:
-                with own_signal_handlers():
-                    ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **options)
+                ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **options)
             except (RuntimeError, ConnectionError, RayError) as error:
+                left, self._folder = self._folder, None  # kept, for its logs; the next cluster removes it
                 raise ConnectionError(
                     f"could not {f'join the Ray cluster at {address}' if address else 'start a Ray cluster'}: "
                     f"{error}. A cluster with tokens needs RAY_AUTH_MODE=token here, and the same version of Ray"
-                    + (f"; what Ray wrote is in {self._folder.path}" if self._folder else "")
+                    + (f"; what Ray wrote is in {left.path}" if left else "")
                 ) from error
-        self.is_ours, self.is_private = True, address is None
-        if self.is_private:
-            node: Any = ray_worker.global_worker.node
-            self._guard = Guard(mark, node.get_session_dir_path(), str(self._folder.path))
+            self.is_ours = True
+            if self._folder is not None:
+                self.is_private = True
+                node: Any = ray_worker.global_worker.node
+                self._guard = Guard(mark, node.get_session_dir_path(), str(self._folder.path))
         log.debug("Ray cluster ready after %.1f s (%s)", time.monotonic() - started, address or "private")
 
     def shut(self) -> None:

@@ -32,6 +32,7 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def own_signal_handlers() -> Iterator[None]:
     """Ray's handlers, which end the program with a dump of C++ frames, do not stay; the ones before come back.
 
+    SIGTERM and SIGHUP wait for the end of the block, so that a cluster is either there, with its guard, or not.
     What Ray starts meanwhile gets a session of its own: a signal for this process and all its group (a terminal that
     closes, `timeout`, Slurm) is for this process alone, which then ends the cluster in order.
     """
@@ -39,19 +40,25 @@ def own_signal_handlers() -> Iterator[None]:
         yield
         return
     before = {number: signal.getsignal(number) for number in _HANDLED}
-    share_fate = utils.set_kill_on_parent_death_linux
+    came: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: came.append(number))
+    share_fate, set_handler = utils.set_kill_on_parent_death_linux, utils.set_sigterm_handler
 
     def leave_session() -> None:  # in the new process, before its program
         share_fate()  # type: ignore[no-untyped-call]
         os.setsid()
 
     utils.set_kill_on_parent_death_linux = leave_session
+    utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
-        utils.set_kill_on_parent_death_linux = share_fate
+        utils.set_kill_on_parent_death_linux, utils.set_sigterm_handler = share_fate, set_handler
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 class PrivateFolder:
