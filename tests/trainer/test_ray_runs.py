@@ -223,6 +223,10 @@ def test_all_sockets_of_a_run_are_private_and_strangers_change_nothing(
     assert process.returncode == 143, words
     for one in strangers:
         one.close()
+    log = (run / "logs" / "main-0.log").read_text()
+    assert log.count("turned away at the weight sync") == 1
+    assert log.count("turned away at the rendezvous of a process group") == 1
+    assert "[[" not in log
     wait_until_gone(family[1:])
     assert not folder.parent.exists()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tiny_runs import Project, chain_of, check_records, resume_in, train_in
+from tiny_runs import Done, Project, chain_of, check_records, resume_in
 
 from strop.config import save_config
 from strop.run import RunFolder
@@ -37,11 +37,11 @@ def interrupted(run: Path) -> list[tuple[int, str]]:
 
 
 def test_the_step_that_runs_is_finished_and_saved_and_the_run_goes_on_to_the_same_end(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on_policy: Done, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = signal.SIGTERM
-    config = project.config()
-    whole = train_in(tmp_path / "whole", config)
+    settings = ["algorithm.use_kl_loss=true", "algorithm.kl_loss_type=abs", "algorithm.kl_loss_coef=0.01"]
+    config = project.config(*settings)
     step = Trainer.step
 
     def asked(trainer: Trainer, record: StepRecord) -> None:
@@ -64,7 +64,7 @@ def test_the_step_that_runs_is_finished_and_saved_and_the_run_goes_on_to_the_sam
     monkeypatch.setattr(Trainer, "step", step)
     done = resume_in(run)
     assert [record.step for record in done.records] == [3]
-    assert [one.chain for one in chain_of(run)] == [one.chain for one in whole.chain]
+    assert [one.chain for one in chain_of(run)] == [one.chain for one in on_policy.chain]
     check_records(run, num_steps=3)
 
 
