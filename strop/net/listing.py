@@ -43,12 +43,16 @@ class Listener:
         return self.protocol == "unix" or ipaddress.ip_address(self.address).is_loopback
 
 
-def listeners(pids: Collection[int]) -> list[Listener]:
+def listeners(pids: Collection[int], *, hidden: list[int] | None = None) -> list[Listener]:
     """The sockets of these processes that listen; processes that end meanwhile have none, nor has any where there is no
     /proc.
 
+    Args:
+        pids: the processes.
+        hidden: takes those that this user may not look into.
+
     Raises:
-        PermissionError: a process belongs to another user.
+        PermissionError: there is such a process, and nothing to take it.
     """
     if not PROC.is_dir():
         return []
@@ -62,6 +66,11 @@ def listeners(pids: Collection[int]) -> list[Listener]:
             # Read after the inodes, so that what is open now is in the table.
             if namespace not in tables or not inodes <= tables[namespace].keys():
                 tables[namespace] = dict(_table(PROC / str(pid) / "net"))
+        except PermissionError:
+            if hidden is None:
+                raise
+            hidden.append(pid)
+            continue
         except (FileNotFoundError, ProcessLookupError):
             continue
         for inode in inodes & tables[namespace].keys():

@@ -158,10 +158,13 @@ def test_notes_are_hints_and_never_hide_a_socket(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 def test_another_user_is_told_whose_run_it_is(writer: tuple[Path, psutil.Process]) -> None:
-    run, _ = writer
+    run, process = writer
     before = os.getresuid()
+    hidden: list[int] = []
     os.seteuid(65534)
     try:
+        assert listing.listeners([process.pid], hidden=hidden) == []
+        assert hidden == [process.pid], "nothing is left out without a word"
         with pytest.raises(ValueError, match="belong to root; look at their sockets as that user or as root"):
             module.sockets_of(run)
     finally:
