@@ -101,11 +101,13 @@ def sockets_of(run: Path) -> Listing:
     controller = _controller(run)
     pids = _of_run(everything, controller, run.resolve() / "logs")
     hidden: list[int] = []
-    found = listeners(sorted(pids), hidden=hidden)
-    if controller in hidden:
+    try:
+        found = listeners(sorted(pids), home=controller, hidden=hidden)
+    except OSError as error:  # not even its network may be looked at; or it has just ended
         raise UsageError(
-            f"the processes of {run} belong to {_user(controller)}; look at their sockets as that user or as root"
-        )
+            f"the processes of {run} belong to {_user(controller) or 'nobody any more'}; look at their sockets as that "
+            f"user or as root"
+        ) from error
     servers = _ray_servers(everything, pids)
     uses_token = any(_environment(pid).get("RAY_AUTH_MODE") == "token" for pid in servers)
     return Listing(

@@ -35,7 +35,7 @@ class Listener:
     inode: int
     """The system's number of the socket."""
     is_in_own_network: bool
-    """True in another network namespace than that of this process."""
+    """True in another network namespace than that of the others."""
 
     @property
     def is_on_loopback(self) -> bool:
@@ -43,12 +43,15 @@ class Listener:
         return self.protocol == "unix" or ipaddress.ip_address(self.address).is_loopback
 
 
-def listeners(pids: Collection[int], *, hidden: list[int] | None = None) -> list[Listener]:
+def listeners(
+    pids: Collection[int], *, home: int | None = None, hidden: list[int] | None = None
+) -> list[Listener]:
     """The sockets of these processes that listen; processes that end meanwhile have none, nor has any where there is no
     /proc.
 
     Args:
         pids: the processes.
+        home: the process whose network is that of all that have none of their own; this one by default.
         hidden: takes those that this user may not look into.
 
     Raises:
@@ -56,12 +59,12 @@ def listeners(pids: Collection[int], *, hidden: list[int] | None = None) -> list
     """
     if not PROC.is_dir():
         return []
-    here = (PROC / "self" / "ns" / "net").stat().st_ino
+    here = _namespace("self" if home is None else str(home))
     tables: dict[int, dict[int, tuple[str, str, int]]] = {}
     found = []
     for pid in pids:
         try:
-            namespace = (PROC / str(pid) / "ns" / "net").stat().st_ino
+            namespace = _namespace(str(pid))
             inodes = _socket_inodes(pid)
             # Read after the inodes, so that what is open now is in the table.
             if namespace not in tables or not inodes <= tables[namespace].keys():
@@ -86,6 +89,10 @@ def listeners(pids: Collection[int], *, hidden: list[int] | None = None) -> list
                 )
             )
     return sorted(found)
+
+
+def _namespace(process: str) -> int:
+    return (PROC / process / "ns" / "net").stat().st_ino
 
 
 def is_reachable_by_others(path: Path) -> bool:

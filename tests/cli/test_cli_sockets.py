@@ -183,3 +183,19 @@ def test_addresses_of_the_kernel() -> None:
     assert listing._address("0100007F") == "127.0.0.1"
     assert listing._address("00000000000000000000000001000000") == "::1"
     assert listing._address("0000000000000000FFFF00000100007F") == "127.0.0.1"
+
+
+ALONE = "import socket, sys; s = socket.create_server(('0.0.0.0', 0)); print(flush=True); sys.stdin.read()"
+
+
+def test_a_process_with_a_network_of_its_own_is_told_apart_from_one_that_everybody_reaches() -> None:
+    command = ["unshare", "--net", "--map-root-user", sys.executable, "-c", ALONE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            pytest.skip("this user may make no network")
+        (found,) = listing.listeners([process.pid])
+        assert (found.address, found.is_in_own_network) == ("0.0.0.0", True)
+        (found,) = listing.listeners([process.pid], home=process.pid)
+        assert not found.is_in_own_network, "where the whole run is there, nothing keeps others out"
+        process.communicate("")
