@@ -57,8 +57,8 @@ def own_signal_handlers() -> Iterator[None]:
         utils.set_kill_on_parent_death_linux, utils.set_sigterm_handler = share_fate, set_handler
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for number in came:
-            signal.raise_signal(number)
+        for late in came:
+            signal.raise_signal(late)
 
 
 class PrivateFolder:
