@@ -123,7 +123,7 @@ def _list_sockets(folder: Path, *, wants_json: bool) -> int:
         print_json({"run": str(folder), "sockets": sockets, "hidden": found.hidden})
     else:
         for line in show(folder, found):
-            print_plain(line)
+            print_plain(plain(line, is_one_line=True))
     return 1 if any(one.is_open for one in found.sockets) else 0
 
 

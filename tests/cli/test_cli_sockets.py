@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -199,3 +200,22 @@ def test_a_process_with_a_network_of_its_own_is_told_apart_from_one_that_everybo
         (found,) = listing.listeners([process.pid], home=process.pid)
         assert not found.is_in_own_network, "where the whole run is there, nothing keeps others out"
         process.communicate("")
+
+
+def test_a_name_with_line_breaks_neither_hides_a_socket_nor_ends_the_listing(tmp_path: Path) -> None:
+    with (
+        contextlib.chdir(tmp_path),
+        socket.create_server(("127.0.0.1", 0)) as real,
+        contextlib.ExitStack() as held,
+    ):
+        inode = os.fstat(real.fileno()).st_ino
+        forged = f"0000000000000000: 00000002 00000000 00010000 0001 01 {inode} made up"
+        for name in ("a\nb c\n", f"c\n{forged}", "\ud83d", "\x1b[2Jboo"):
+            one = held.enter_context(socket.socket(socket.AF_UNIX))
+            one.bind(os.fsencode(name) if name != "\ud83d" else b"\xff")
+            one.listen()
+        found = listing.listeners([os.getpid()])
+        assert ("tcp", "127.0.0.1", real.getsockname()[1]) in {
+            (each.protocol, each.address, each.port) for each in found if each.inode == inode
+        }
+        assert sum(each.protocol == "unix" for each in found) >= 4
