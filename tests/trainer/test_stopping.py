@@ -151,6 +151,16 @@ def test_another_thread_leaves_the_signals_alone() -> None:
     assert seen == [signal.getsignal(signal.SIGTERM)]
 
 
+def test_a_run_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest().listening():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 SECOND = """
 import os, signal, time
 from strop.trainer.stopping import StopRequest
