@@ -159,4 +159,5 @@ def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__
-    return lines[0] if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {lines[0]}"
+    first = " ".join(line.strip() for line in lines[:2]) if lines[0].endswith(":") else lines[0]
+    return first if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {first}"
