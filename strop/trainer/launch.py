@@ -105,7 +105,10 @@ def start_or_resume(folder: Path, config: Config, *, command: Sequence[str], say
         if is_run(folder):  # it died between its first two files; nothing is lost with them
             (folder / "run.json").unlink()
         return start_run(folder, config, command=command)
-    if read_config(Config, folder / CONFIG_FILE) != config:  # looked at before anything is rolled back
+    with trust.door():  # to compare settings runs nothing of what they name
+        trust.close(str(folder))
+        is_same = read_config(Config, folder / CONFIG_FILE) == config
+    if not is_same:  # looked at before anything is rolled back
         raise RunError(
             f"{folder} holds a run with other settings (see `strop config show --config {folder / CONFIG_FILE}`); "
             f"continue that one with --resume, or choose another folder with --out"

@@ -15,9 +15,11 @@ import yaml
 from cli_calls import Project, Result, cli
 
 from strop import trust
-from strop.config import describe
+from strop.config import describe, load_config
+from strop.run import RunError
 from strop.trainer.code_named import code_named
 from strop.trainer.config import Config
+from strop.trainer.launch import start_or_resume
 
 REWARD = """
 def compute_score(**given):
@@ -206,6 +208,35 @@ def test_commands_that_only_look_run_nothing(received: Received, interrupted: Pa
         result = cli(*words)
         assert result.code in (0, 1), (words, result.err)
         assert not received.has_run(), words
+
+
+def test_settings_that_are_reached_in_other_ways_are_received_too(received: Received, tmp_path: Path) -> None:
+    received.with_settings({"reward.path": "", **EXTENSION})
+    link = tmp_path / "mine.yaml"
+    link.symlink_to(received.run / "config.yaml")
+    assert "--trust-code" in cli("train", "--config", link, "--out", tmp_path / "new").sentence
+    (received.run / "run.json").unlink()  # no run folder any more
+    assert "is no run folder" in cli("score", "same", received.run).sentence
+    assert "is no run folder" in cli("train", "--resume", received.run, "--trust-code").sentence
+    assert not received.has_run()
+
+
+def test_a_quickstart_in_a_received_folder_runs_nothing_of_it(received: Received, tmp_path: Path) -> None:
+    received.with_settings(EXTENSION)
+    mine = load_config(Config)
+    with pytest.raises(RunError, match="holds a run with other settings"):
+        start_or_resume(received.run, mine, command=["strop"], say=print)
+    assert not received.has_run()
+
+
+def test_what_is_written_does_not_follow_links(received: Received, tmp_path: Path) -> None:
+    received.with_settings({"reward.path": ""})
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in ("samples/.step-000002.parquet.tmp", "checkpoints/.latest_checkpointed_iteration.txt.tmp"):
+        (received.run / name).symlink_to(victim)
+    assert cli("train", "--resume", received.run).code == 0
+    assert victim.read_text() == "precious"
 
 
 def test_settings_that_name_nothing_need_no_flag(received: Received, tmp_path: Path) -> None:
