@@ -19,6 +19,7 @@ from strop.agents.templates import ChatTemplate
 from strop.agents.tools.base import BaseTool
 from strop.agents.tools.functions import FUNCTION_TOOL_REGISTRY
 from strop.agents.tools.loading import add_tool, load_all_tools
+from strop.agents.tools.mcp import McpTool
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt
 from strop.user_files import load_user_file
@@ -94,6 +95,9 @@ class AgentSetup:
                 "agent.default_agent is tool_agent, but no tool was found: name a YAML file with agent.tools, or mark "
                 "functions with @function_tool"
             )
+        for tool in self.tools.values():
+            if isinstance(tool, McpTool):  # others are the user's own
+                tool.tool_schema = self.template().as_plain_schema(tool.tool_schema)
         if self.tools:
             self._parser = self._find_parser()
 

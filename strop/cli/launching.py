@@ -69,9 +69,9 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
     with start.run as run:
         try:
             yield
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             hint = f"continue with `strop {kind} --resume {run.path}`"
-            raise Interrupted(hint) from None
+            raise Interrupted(hint, cause=error) from None
         except Exception:
             if _is_unbegun(run):
                 _remove(run)

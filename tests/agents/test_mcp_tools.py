@@ -21,7 +21,8 @@ from agent_cases import make_session
 from references.tiny_vision import BLUE, RED, picture, png, save_tiny_vision
 from strop.agents.tools.base import ToolUnavailable
 from strop.agents.tools.loading import load_all_tools
-from strop.agents.tools.mcp import McpServer, McpServerConfig, McpTool, close_servers
+from strop.agents.tools.mcp import McpServer, McpTool, close_servers
+from strop.agents.tools.mcp_config import McpServerConfig
 from strop.data.media import ToolImages
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer

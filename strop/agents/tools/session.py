@@ -20,6 +20,7 @@ from typing import Any, Literal, Self, TypeVar
 from strop.agents.formats.calls import FunctionCall, MalformedCall
 from strop.agents.images import ImageEncoder, as_read
 from strop.agents.tools.base import BaseTool, ToolResponse, ToolUnavailable
+from strop.border import described, encodable, read_json, storable, storable_text, usable
 from strop.trajectory import Media
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 Truncation = Literal["left", "right", "middle"]
 
+MAX_CHARS_PER_TOKEN = 100
+"""More characters than tokens have, but for a few of white space: what is encoded of a result is bounded by it."""
 EMPTY_RESULT = "(the tool returned nothing)"
 """What the model is shown instead of no text: some templates leave empty messages out."""
 
@@ -155,7 +158,7 @@ class ToolSession:
         Raises:
             ToolUnavailable: the tool cannot work.
         """
-        text = arguments if isinstance(arguments, str) else json.dumps(dict(arguments))
+        text = arguments if isinstance(arguments, str) else json.dumps(storable(arguments))
         result = await self._call(FunctionCall(name, text))
         self.results.append(result)
         return result
@@ -173,7 +176,7 @@ class ToolSession:
             tool, kwargs = self._tools[name], self._kwargs_of(name, "calc_reward_kwargs")
             try:
                 value = await self._timed(tool.calc_reward(created.result(), **kwargs))
-                rewards[name] = float(value or 0.0)
+                rewards[name] = _reward(value, "calc_reward")
             except ToolUnavailable:
                 raise
             except Exception:
@@ -192,8 +195,8 @@ class ToolSession:
             text = f"Unknown tool '{name}'. Available tools: {available}"
             return CallResult(name=name, error="unknown_tool", text=text)
         try:
-            arguments = json.loads(call.arguments or "{}")
-        except (ValueError, RecursionError) as wrong:  # ValueError: also numbers of thousands of digits
+            arguments = read_json(call.arguments or "{}")
+        except ValueError as wrong:
             text = f"Invalid JSON in arguments for '{name}': {wrong}"
             return CallResult(name=name, error="bad_arguments", text=text)
         if not isinstance(arguments, dict):
@@ -221,10 +224,10 @@ class ToolSession:
             raise
         except Exception as failure:
             logger.debug("tool %s failed", name, exc_info=True)
-            error, text = "failed", f"{type(failure).__name__}: {failure}" if str(failure) else repr(failure)
+            error, text = "failed", described(failure)
         if error:
             response = ToolResponse(text=f"Error executing tool '{name}': {text}")
-        shown = self._shortened(response.text or "")
+        shown = self._shortened(encodable(response.text or ""))
         if unshown := self._unshown(response, len(images)):
             error, shown = "not_shown", "\n".join([*([shown] if shown else []), unshown])
         return CallResult(
@@ -294,10 +297,20 @@ class ToolSession:
         limit = self._limits.max_response_tokens
         if len(text) <= limit // 4:  # a character has at most four bytes, and a token at least one
             return text
-        ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        if len(ids) <= limit:
+        most, truncation = limit * MAX_CHARS_PER_TOKEN, self._limits.truncation
+        kept = {
+            "left": text[-most:],
+            "right": text[:most],
+            "middle": text[: most // 2] + text[-(most // 2) :],
+        }
+        is_cut = (
+            len(text) > most
+        )  # so much text is more than the limit, and encoding all of it may take minutes
+        seen = kept[truncation] if is_cut else text
+        ids = self._tokenizer(seen, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) <= limit and not is_cut:
             return text
-        return truncated(ids, limit, self._limits.truncation, self._tokenizer)
+        return truncated(ids, min(limit, len(ids)), truncation, self._tokenizer)
 
     # ------------------------------------------------------------------ the end
 
@@ -356,7 +369,14 @@ def _read(returned: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
     response = ToolResponse(text=returned[0]) if isinstance(returned[0], str) else returned[0]
     if not isinstance(response, ToolResponse):
         raise TypeError(f"execute returned a {type(response).__name__} as its response, not a ToolResponse")
-    reward = float(returned[1] or 0.0) if len(returned) > 1 else 0.0
-    if not math.isfinite(reward):
-        raise ValueError(f"execute returned the reward {reward}; it must be finite")
+    reward = _reward(returned[1], "execute") if len(returned) > 1 else 0.0
     return response, reward, dict(returned[2] or {}) if len(returned) > 2 else {}
+
+
+def _reward(value: object, method: str) -> float:
+    reward = 0.0 if value is None else usable(value)
+    if reward is None:
+        raise ValueError(
+            f"{method} returned the reward {storable_text(value)[:80]}; it must be a number up to 1e15"
+        )
+    return reward
