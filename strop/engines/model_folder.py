@@ -49,6 +49,8 @@ def check_entries(folder: str | Path, complaint: str) -> None:
     Raises:
         ValueError: the first such entry.
     """
+    if not Path(folder).is_dir():
+        raise ValueError(f"{complaint}: {folder} is no folder")
     below = [Path(folder)]
     for path in sorted(Path(folder).iterdir()):
         below += [path] if path.is_dir() and not path.is_symlink() else []
