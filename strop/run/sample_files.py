@@ -114,8 +114,6 @@ def _check_row(row: Mapping[str, Any], required: Collection[str]) -> None:
         ):
             raise ValueError(f"{name} is no list of mappings")
     for sequence in (row, *(row["earlier_sequences"] or ())):
-        if "response_ids" not in sequence:
-            raise ValueError("an earlier sequence has no response_ids")
         _check_tokens(sequence)
     for message in row["messages"] or ():
         _check_message(message)

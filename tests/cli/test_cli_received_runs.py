@@ -329,11 +329,13 @@ def test_nothing_in_the_folder_counts_as_a_proof(
 
 
 def test_a_user_without_a_home_trains_all_the_same(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    run = make_run(project, tmp_path / "home")
+    with caplog.at_level("WARNING"):
+        run = make_run(project, tmp_path / "home")
+    assert "note that this run is yours (XDG_STATE_HOME)" in caplog.text
     monkeypatch.chdir(tmp_path / "home")
     assert "--trust-code" in scored(run).sentence
 
