@@ -45,8 +45,8 @@ def start_run(folder: Path, config: Config, *, command: Sequence[str]) -> Start:
         save_config(config, run.path / CONFIG_FILE)
         if not trust.record(read_bytes(run.path / CONFIG_FILE)):
             logger.warning(
-                "there is no private folder where strop could note that this run is yours (XDG_STATE_HOME), so commands "
-                "that run its code will ask for --trust-code"
+                "there is no private folder where strop could note that this run is yours (XDG_STATE_HOME), so "
+                "commands that run its code will ask for --trust-code"
             )
     except OSError as error:
         run.close()
