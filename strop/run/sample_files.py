@@ -116,8 +116,6 @@ def _check_row(row: Mapping[str, Any], required: Collection[str]) -> None:
         ):
             raise ValueError(f"{name} is no list of mappings")
     for sequence in (row, *(row["earlier_sequences"] or ())):
-        if "response_ids" not in sequence:
-            raise ValueError("an earlier sequence has no response_ids")
         if sequence is not row and isinstance(log_probs := sequence.get("rollout_log_probs"), list):
             # JSON has no word for numbers that are not finite; the column of the row itself has.
             sequence["rollout_log_probs"] = [

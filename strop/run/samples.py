@@ -121,6 +121,7 @@ class SampleStore:
         temporary = path.with_name(f".{path.name}.tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            temporary.unlink(missing_ok=True)  # a link of that name would lead what is written elsewhere
             pq.write_table(table, temporary, compression="zstd")
             fsync_path(temporary)
             temporary.replace(path)

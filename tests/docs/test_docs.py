@@ -267,6 +267,15 @@ def bad_folders(folder: Path) -> Iterator[str]:
     for out in ("config.yaml/run", "runs/try", "model"):
         yield refused(folder, "--config", "config.yaml", "--out", out)
     yield refused(folder, "--resume", "runs/none")
+    given = folder / "runs" / "given"
+    shutil.copytree(folder / "runs" / "try", given, symlinks=True)
+    (given / "config.yaml").write_text((given / "config.yaml").read_text() + "\n")
+    yield refused(folder, "runs/given", name="eval")
+    (given / "events.jsonl").rename(given / "log")
+    (given / "events.jsonl").symlink_to("log")
+    yield refused(folder, "--resume", "runs/given", "--trust-code")
+    (given / "config.yaml").unlink()
+    yield refused(folder, "--resume", "runs/given")
 
 
 def bad_checkpoints(folder: Path, tmp_path: Path) -> Iterator[str]:
