@@ -16,7 +16,8 @@ PACKAGE = Path(__file__).parent.parent / "strop"
 # From the bottom up. A room may import the rooms of every rank below its own.
 RANKS = (
     {"border"},
-    {"randomness", "device", "trajectory", "user_files", "token_bucket"},
+    {"randomness", "device", "trajectory", "token_bucket", "net", "foreign_files", "trust"},
+    {"user_files"},
     {"protocol"},
     {"config"},
     {"algorithms"},

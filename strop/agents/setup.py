@@ -146,9 +146,8 @@ class AgentSetup:
         extra = _extra(row)
         if name == ENV_AGENT:
             chosen = self.config.environment
-            find_environment(
-                choose_environment(row, name=chosen.name, kwargs=chosen.kwargs, where=where).name
-            )
+            choice = choose_environment(row, name=chosen.name, kwargs=chosen.kwargs, where=where)
+            find_environment(choice.name, is_of_row=choice.is_of_row)
         if name == INTERACTION_AGENT:
             interaction_of_row(extra, self.interactions, where)
         selection = extra.get("tool_selection")

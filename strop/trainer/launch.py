@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from strop import trust
 from strop.config import read_config, save_config, to_dict
+from strop.foreign_files import read_bytes
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 from strop.trainer.checkpointing import find_continuation
 from strop.trainer.config import Config
@@ -38,6 +40,7 @@ def start_run(folder: Path, config: Config, *, command: Sequence[str]) -> Start:
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
         save_config(config, run.path / CONFIG_FILE)
+        trust.record(read_bytes(run.path / CONFIG_FILE))
     except OSError as error:
         run.close()
         raise RunError(
@@ -60,7 +63,7 @@ def resume_run(folder: Path, *, overrides: Sequence[str] = (), say: Say) -> Star
     """
     path = folder / CONFIG_FILE
     if is_run(folder) and not path.is_file():
-        raise RunError(f"{folder} has no {CONFIG_FILE}, so it never began; remove the folder and start again")
+        raise _without_config(folder)
     RunFolder.open(folder, read_only=True).close()
     config, changed = settings_to_continue(path, overrides)
     run = RunFolder.open(folder, settings=config.run)
@@ -75,6 +78,20 @@ def resume_run(folder: Path, *, overrides: Sequence[str] = (), say: Say) -> Star
         say(f"continues with {key}={json.dumps(value)}")
     return Start(
         run=run, config=config, checkpoint=continuation.checkpoint, is_finished=continuation.is_finished
+    )
+
+
+def _without_config(folder: Path) -> RunError:
+    """What is said of a run folder without settings: it never began, or it lost them."""
+    with RunFolder.open(folder, read_only=True) as run:
+        began = run.checkpoints.steps() or any(event["kind"] != "created" for event in run.events.read())
+    if not began:
+        return RunError(
+            f"{folder} has no {CONFIG_FILE}, so it never began; remove the folder and start again"
+        )
+    return RunError(
+        f"{folder} has lost its {CONFIG_FILE}: the run did begin, so restore that file from a backup (the settings "
+        f"also stand in run.json, under config)"
     )
 
 

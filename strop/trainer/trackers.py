@@ -19,9 +19,11 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from strop.algorithms.registry import Registry
+from strop.foreign_files import lines_of, open_regular, parse_json
 from strop.run.durable import replace_text
 from strop.run.errors import RunError
 from strop.run.jsonable import as_number, jsonable
+from strop.run.records import MAX_STEP
 from strop.trainer.progress import ConsoleTracker
 from strop.trainer.tensorboard import TensorBoardTracker
 
@@ -206,17 +208,23 @@ def _drop_lines_after(path: Path, step: int) -> None:
         if record["step"] <= step
     ]
     text = "".join(kept)
-    if text != path.read_text(encoding="utf-8", errors="replace"):
+    with open_regular(path) as file:
+        is_same = file.read(len(text.encode()) + 1) == text.encode()
+    if not is_same:
         replace_text(path, text)
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
     records = []
-    for line in path.read_bytes().split(b"\n")[:-1]:  # after the last newline: nothing, or an unfinished line
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
-            records.append(record)
+    with open_regular(path) as file:
+        for line in lines_of(file, path):
+            if not line.endswith(b"\n"):  # unfinished
+                break
+            try:
+                record = parse_json(line)
+            except ValueError:
+                continue
+            step = record.get("step") if isinstance(record, dict) else None
+            if type(step) is int and 0 <= step < MAX_STEP:
+                records.append(record)
     return records

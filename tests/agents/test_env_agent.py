@@ -379,3 +379,26 @@ def test_an_answer_without_tokens_is_no_sample_of_its_own() -> None:
         [dataclasses.replace(whole.finish("length"), messages=messages)], [0.5], each_alone=True
     )
     assert (one.response_ids, one.turn_rewards, one.stop_reason) == ((2, 3), ((1, 0.5),), "length")
+
+
+@pytest.mark.parametrize("name", ["subprocess.Popen", "{folder}/evil.py:World"])
+def test_a_row_brings_no_code(tmp_path: Path, name: str) -> None:
+    mark = tmp_path / "mark"
+    (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass World: pass\n")
+    extra = {"env_name": name.format(folder=tmp_path), "env_kwargs": {"args": ["touch", str(mark)]}}
+    choice = choose_environment({"extra_info": extra}, name="", kwargs={})
+    with pytest.raises(
+        ValueError, match="Rows are data and bring no code: name its file with agent.files first"
+    ):
+        choice.make()
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"imports": "evil"}, {"id": "evil:World-v0"}, {"taskset": "evil.py:Tasks"}]
+)
+def test_an_argument_of_a_row_names_no_code(kwargs: dict[str, str]) -> None:
+    row = {"extra_info": {"env_kwargs": kwargs}}
+    with pytest.raises(ValueError, match="which names code, and rows are data"):
+        choose_environment(row, name="gymnasium", kwargs={})
+    assert choose_environment(row, name="gymnasium", kwargs=kwargs).kwargs == kwargs

@@ -23,6 +23,7 @@ from strop.agents.tools.mcp_config import MAX_TOOLS, McpServerConfig, read_entry
 from strop.agents.tools.mcp_transport import Said, bounded_http_client, stdio_transport
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
 from strop.token_bucket import TokenBucket
+from strop.trust import ask
 
 logger = logging.getLogger(__name__)
 
@@ -293,6 +294,8 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
     except ModuleNotFoundError as error:
         raise ValueError(f"{where} needs the mcp package: pip install 'strop[mcp]'") from error
     servers, selected = read_entry(entry, where)
+    for server in servers:
+        ask(where, server.url or " ".join((server.command, *server.args)))
 
     async def offered() -> list[list[Any]]:
         made = [McpServer(config) for config in servers]
@@ -315,7 +318,7 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
     names = {tool.name for tool in tools}
     if missing := [name for name in selected or () if name not in names]:
         known = ", ".join(sorted(offer.name for offers in found for offer in offers)) or "none"
-        raise ValueError(f"{where} selects the tool {missing[0]!r}, but the servers offer {known}")
+        raise ValueError(f"{where} selects the tool {missing[0]!r}, but the servers offer {_short(known)}")
     return tools
 
 

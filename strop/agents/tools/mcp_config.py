@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
+from strop.foreign_files import read_json
 
 MAX_TOOLS = 1000
 """That one server may offer."""
@@ -95,7 +96,7 @@ def read_entry(entry: Mapping[str, Any], where: str) -> tuple[list[McpServerConf
                 f"{where}: mcp has mcp_servers_config_path and {sorted(given)[0]!r}; give one of the two"
             )
         try:
-            named = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))["mcpServers"]
+            named = read_json(Path(path).expanduser())["mcpServers"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{where}: {path} cannot be read as JSON with the key mcpServers: {type(error).__name__}: {error}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import sqlite3
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.foreign_files import check_regular, lines_of, open_regular, parse_json
 from strop.run.durable import fsync_path
 
 MAX_WORDS = 32
@@ -153,16 +153,17 @@ def _read_rows(path: Path) -> Iterable[Mapping[str, Any]]:
     if path.suffix == ".parquet":
         import pyarrow.parquet
 
+        check_regular(path)
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches():
                 yield from batch.to_pylist()
     elif path.suffix in (".jsonl", ".json"):
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
+        with open_regular(path) as file:
+            for number, line in enumerate(lines_of(file, path), start=1):
                 if line.strip():
                     try:
-                        row = json.loads(line)
-                    except json.JSONDecodeError as error:
+                        row = parse_json(line)
+                    except ValueError as error:
                         raise ValueError(f"line {number} of {path} is no JSON: {error}") from None
                     if not isinstance(row, dict):
                         raise ValueError(f"line {number} of {path} is no JSON object")

@@ -170,8 +170,8 @@ def _load_tokenizer(folder: str) -> Any:
     from transformers import AutoTokenizer  # heavy, and most processes that import this speak to no server
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # of any class
         raise RewardError(
             f"reward.server.tokenizer is {folder!r}, which cannot be loaded: {error}"
         ) from error
