@@ -23,6 +23,7 @@ from typing import NoReturn
 
 import strop
 from strop import trust
+from strop.cli.standard_error import unfailing
 
 USER_ERROR = 2
 SIGNALLED = 128
@@ -143,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows escapes
+    sys.stderr = unfailing(sys.stderr)
     try:
         code = _dispatch(words)
         sys.stdout.flush()
