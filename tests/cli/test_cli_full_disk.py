@@ -58,7 +58,7 @@ def test_a_disk_that_is_full_at_any_moment_is_one_sentence_and_the_run_goes_on(
 
 def test_a_command_whose_standard_error_cannot_be_written_ends_as_it_would() -> None:
     program = (
-        "import sys; from strop.cli.main import main; code = main(['config', 'show', 'x=1'])\n"
+        "import sys; from strop.cli.main import main; code = main(['nosuch'])\n"
         "from strop.cli.output import say; say('a line of progress that nobody can read')\n"
         "sys.exit(code)"
     )
