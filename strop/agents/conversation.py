@@ -7,7 +7,6 @@ the next one has the rewritten conversation as its prompt, and nothing of it is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from strop.agents.formats import FunctionCall, ParsedTurn
 from strop.agents.formats.thinking import CLOSE, split_thinking
 from strop.agents.images import as_read
 from strop.agents.templates import TemplateRefused
+from strop.border import encodable, read_json
 from strop.rollout.types import TokenOutput
 from strop.trajectory import Media, MediaTokens, Prompt, Trajectory
 
@@ -106,6 +106,7 @@ class Conversation:
             TemplateRefused: the template has no place for them.
             ValueError: the template has places for another number of images.
         """
+        texts = [encodable(text) for text in texts]
         names, ids = (self._call_names, self._call_ids) if role == "tool" else ([""], [""])
         results = list(zip(ids, names, texts, strict=True))
         template = self._context.template
@@ -267,6 +268,6 @@ def _as_fields(thought: str) -> dict[str, str]:
 
 def _arguments(call: Any) -> Any:
     try:
-        return json.loads(call.arguments)
+        return read_json(call.arguments)
     except (AttributeError, ValueError):
         return {}

@@ -151,7 +151,9 @@ def _numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _numbers({str(key): inner for key, inner in value.items()})
-        elif isinstance(value, int) and "theta" not in str(name):  # the base of rotary embeddings may be anything
+        elif isinstance(value, int) and "theta" not in str(
+            name
+        ):  # the base of rotary embeddings may be anything
             yield str(name), value
 
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from strop.border import storable, storable_text
+from strop.border.values import MAX_ITEMS
 from strop.run.durable import fsync_path
 from strop.run.errors import RunError
-from strop.run.jsonable import jsonable
 from strop.run.sample_files import read_file
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ REQUIRED = ("id", "uid", "sample_index")
 """Columns that every row must bring; `step` comes from the call."""
 
 _JSON_COLUMNS = tuple(name for name, kind in COLUMNS.items() if kind == "json")
+_INT32 = 1 << 31
 _FILE = re.compile(
     r"(?P<split>[a-z]+)?-?step-(?P<step>\d{6,9})(-(?P<part>\d{5})-of-(?P<parts>\d{5}))?\.parquet",
     re.ASCII,
@@ -225,11 +228,22 @@ def _checked_row(step: int, row: Mapping[str, Any]) -> dict[str, Any]:
         if row.get(name) is None:
             raise ValueError(f"sample {row.get('id')!r} has no {name}; all need {', '.join(REQUIRED)}")
     checked = {name: row.get(name) for name in COLUMNS} | {"step": step}
-    for name in _JSON_COLUMNS:
-        if checked[name] is not None:
-            value = jsonable(checked[name], f"{name} of sample {row['id']}")
-            checked[name] = json.dumps(value, ensure_ascii=False)
-    return checked
+    return {name: _stored(name, checked[name]) for name in COLUMNS}
+
+
+def _stored(name: str, value: Any) -> Any:
+    """The value of a column, made so that writing cannot fail on what is in it; of a wrong type, as it is."""
+    kind = COLUMNS[name]
+    if kind == "json" and value is not None:
+        max_items = (
+            sys.maxsize if name == "earlier_sequences" else MAX_ITEMS
+        )  # our own numbers, one per token
+        return json.dumps(storable(value, max_items=max_items), ensure_ascii=False)
+    if kind == "string" and isinstance(value, str):
+        return storable_text(value)
+    if kind == "int32" and isinstance(value, int):
+        return max(-_INT32, min(_INT32 - 1, value))
+    return value
 
 
 def _schema() -> pa.Schema:

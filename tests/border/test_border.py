@@ -26,7 +26,7 @@ from strop.border import (
     printable,
     read_json,
     redacted,
-    remember_environment,
+    remember_named,
     remember_secret,
     storable,
     storable_text,
@@ -164,7 +164,7 @@ def test_short_values_and_plain_numbers_are_not_redacted() -> None:
 
 
 def test_the_environment_gives_its_keys_by_their_names() -> None:
-    remember_environment(
+    remember_named(
         {"OPENAI_API_KEY": "abcdefgh1", "HF_TOKEN": "abcdefgh2", "TOKENIZERS_PARALLELISM": "abcdefgh3"}
     )
     assert redacted("abcdefgh1 abcdefgh2 abcdefgh3") == "[redacted] [redacted] abcdefgh3"

@@ -131,8 +131,6 @@ def test_bad_rows_name_sample_and_column(tmp_path: Path) -> None:
         TypeError, match=r"response_ids of sample a/0 must be list<int32>, but is \[4294967296\]"
     ):
         store.write(1, [row("a/0", response_ids=[2**32])])
-    with pytest.raises(TypeError, match="timings of sample a/0.x is a set"):
-        store.write(1, [row("a/0", timings={"x": {1}})])
     with pytest.raises(ValueError, match="lower-case letters only"):
         store.write(1, [], split="../x")
     assert list(tmp_path.iterdir()) == []

@@ -22,6 +22,7 @@ from strop.agents.tools.base import BaseTool, ToolResponse, ToolUnavailable
 from strop.agents.tools.mcp_config import MAX_TOOLS, McpServerConfig, read_entry, schema_of
 from strop.agents.tools.mcp_transport import Said, bounded_http_client, stdio_transport
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
+from strop.border import storable
 from strop.token_bucket import TokenBucket
 from strop.trust import ask
 
@@ -271,7 +272,7 @@ def read_result(result: Any) -> ToolResponse:
         else:
             texts.append(f"({part.type})")
     if not texts and not images and result.structured_content is not None:
-        texts.append(json.dumps(result.structured_content, ensure_ascii=False))
+        texts.append(json.dumps(storable(result.structured_content), ensure_ascii=False))
     return ToolResponse(text="\n".join(texts) or None, image=images or None)
 
 

@@ -29,7 +29,12 @@ from ray._private.authentication.authentication_token_setup import maybe_enable_
 from ray.exceptions import RayError
 
 from strop.controller.ray.guard import MARK, Guard, new_mark
-from strop.controller.ray.private import keep_token_private, own_signal_handlers, private_folder
+from strop.controller.ray.private import (
+    keep_token_private,
+    own_signal_handlers,
+    private_folder,
+    remember_token,
+)
 from strop.controller.ray.transport import register_serializers
 from strop.device import visibility_variable
 from strop.trust import ask
@@ -179,6 +184,7 @@ class _Connection:
                 _temp_dir=str(self._folder / "ray"),
             )
             keep_token_private()
+        remember_token()
         on_loopback = address is None or _is_on_loopback(address)
         mark = new_mark()
         with _quiet({MARK: mark} if address is None else {}, on_loopback=on_loopback):

@@ -15,6 +15,8 @@ from typing import Any
 from ray._private import utils
 from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 
+from strop.border import remember_secret
+
 log = logging.getLogger(__name__)
 
 _SHORT = Path("/tmp")
@@ -57,11 +59,22 @@ def private_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="strop-ray-", dir=base))
 
 
+def remember_token() -> None:
+    """Keep the token of this user's clusters out of every record that this process writes."""
+    remember_secret(os.environ.get("RAY_AUTH_TOKEN", ""))
+    with suppress(OSError):  # without the file there is no token to keep
+        remember_secret(_token_file().read_text(encoding="ascii", errors="replace"))
+
+
+def _token_file() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+
+
 def keep_token_private() -> None:
     """The file with the token of this user's clusters is for this user alone; made here, because Ray's is for all."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return
-    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    file = _token_file()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not file.exists():

@@ -81,7 +81,7 @@ class Exchange:
                     if len(body) > MAX_ANSWER_BYTES:
                         raise OSError(f"more than {MAX_ANSWER_BYTES >> 20} MiB came back")
             expected = response.headers.get("Content-Length")
-            if expected is not None and expected.isdigit() and len(body) < int(expected):
+            if expected is not None and response.length:  # http.client counts down what is still to come
                 raise OSError(f"the answer was cut after {len(body)} of {expected} bytes")
             return Answer(
                 status=response.status,
