@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.border import as_number
 from strop.foreign_files import check_regular, parse_json
 from strop.run.errors import RunError
 
@@ -24,6 +25,7 @@ MAX_VALUES = 2**28
 _BATCH_ROWS = 64
 _TOKEN_COLUMNS = ("response_ids", "response_mask", "rollout_log_probs", "versions")
 _LIST_OF_MAPPINGS = ("messages", "earlier_sequences")
+_WORDS = {word: as_number(word) for word in ("nan", "inf", "-inf")}
 _MAPPINGS = ("reward_parts", "agent_facts", "timings")
 
 
@@ -116,6 +118,11 @@ def _check_row(row: Mapping[str, Any], required: Collection[str]) -> None:
     for sequence in (row, *(row["earlier_sequences"] or ())):
         if "response_ids" not in sequence:
             raise ValueError("an earlier sequence has no response_ids")
+        if sequence is not row and isinstance(log_probs := sequence.get("rollout_log_probs"), list):
+            # JSON has no word for numbers that are not finite; the column of the row itself has.
+            sequence["rollout_log_probs"] = [
+                _WORDS.get(one, one) if isinstance(one, str) else one for one in log_probs
+            ]
         _check_tokens(sequence)
     for message in row["messages"] or ():
         _check_message(message)

@@ -7,6 +7,7 @@ import asyncio
 import json
 import math
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ def _no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------ what is written
 
 JSON_COLUMNS = [name for name, kind in COLUMNS.items() if kind == "json"]
+SHAPES: dict[str, Callable[[Any], Any]] = {
+    "ground_truth": lambda one: one,
+    "messages": lambda one: [{"role": "tool", "content": one, "tool_calls": [{"arguments": one}]}],
+    "earlier_sequences": lambda one: [{"response_ids": [1], "rollout_log_probs": [math.nan], "x": one}],
+}
+"""How those columns hold values from outside; the others are mappings."""
 TEXT_COLUMNS = [name for name, kind in COLUMNS.items() if kind == "string" and name not in ("id", "uid")]
 
 
@@ -60,7 +67,8 @@ TEXT_COLUMNS = [name for name, kind in COLUMNS.items() if kind == "string" and n
 def test_the_sample_store_takes_any_value(column: str, value: Any, name: str, text: str, turns: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = SampleStore(Path(folder))
-        row = {"id": "a/0", "uid": "a", "sample_index": 0, column: value, name: text, "num_turns": turns}
+        held = SHAPES.get(column, lambda one: {"x": one})(value)
+        row = {"id": "a/0", "uid": "a", "sample_index": 0, column: held, name: text, "num_turns": turns}
         path = store.write(1, [row, {**row, "id": "a/1"}])
         assert [one["id"] for one in store.read(1)] == ["a/0", "a/1"]
         pyarrow.parquet.read_table(path).validate(full=True)
@@ -360,7 +368,7 @@ def test_rows_with_any_text_and_number_become_prompts(tiny_model: Path, tmp_path
     for bad in ("[" * 100_000, '{"a":' * 100_000):
         (tmp_path / "bad.json").write_text(bad)
         with pytest.raises(
-            ValueError, match=r"bad.json.* cannot be read: the JSON text is nested too deeply"
+            ValueError, match=r"bad.json.* cannot be read: objects and lists are nested more than 100 deep"
         ):
             read_rows([str(tmp_path / "bad.json")])
 

@@ -20,7 +20,7 @@ FULL: dict[str, Any] = {
     "outcome": "score", "error": "", "reward_parts": {"acc": 1.0, "bad": float("nan")}, "advantage": 0.7071,
     "fate": "trained", "fate_reason": "", "stop_reason": "stop",
     "num_turns": 2, "timings": {"generate_s": 0.25}, "agent_name": "tool_agent", "messages": [{"role": "assistant"}],
-    "agent_facts": {"tool_rewards": [0.5]}, "earlier_sequences": [{"prompt_ids": [1]}],
+    "agent_facts": {"tool_rewards": [0.5]}, "earlier_sequences": [{"prompt_ids": [1], "response_ids": [2]}],
     "dataset_row": "[{}]",
 }  # fmt: skip
 
