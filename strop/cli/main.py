@@ -25,6 +25,7 @@ import strop
 from strop import trust
 from strop.border import remember_named
 from strop.cli.output import UsageError, plain, print_plain
+from strop.cli.standard_error import unfailing
 
 BROKEN, USER_ERROR = 1, 2
 SIGNALLED = 128
@@ -146,6 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows escapes
+    sys.stderr = unfailing(sys.stderr)
     try:
         code = _dispatch(words)
         sys.stdout.flush()

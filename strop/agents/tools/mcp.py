@@ -319,7 +319,7 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
     names = {tool.name for tool in tools}
     if missing := [name for name in selected or () if name not in names]:
         known = ", ".join(sorted(offer.name for offers in found for offer in offers)) or "none"
-        raise ValueError(f"{where} selects the tool {missing[0]!r}, but the servers offer {known}")
+        raise ValueError(f"{where} selects the tool {missing[0]!r}, but the servers offer {_short(known)}")
     return tools
 
 
