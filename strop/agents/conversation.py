@@ -64,8 +64,9 @@ class Conversation:
         self._current = self._current.with_sampled(output.token_ids, output.log_probs, output.versions)
         self._num_answers += 1
         self._has_thinking = self._has_thinking or bool(parsed.reasoning.strip())
-        self._call_names = [call.name or "unknown" for call in parsed.calls]
-        self._call_ids = self._context.template.call_ids(
+        template = self._context.template
+        self._call_names = [template.as_plain_text(call.name or "unknown") for call in parsed.calls]
+        self._call_ids = template.call_ids(
             self._call_names,
             [call.tool_call_id if isinstance(call, FunctionCall) else None for call in parsed.calls],
         )
@@ -220,7 +221,7 @@ class Conversation:
                 {
                     "id": self._call_ids[number],
                     "type": "function",
-                    "function": {"name": call.name or "unknown", "arguments": _arguments(call)},
+                    "function": {"name": self._call_names[number], "arguments": _arguments(call)},
                 }
                 for number, call in enumerate(parsed.calls)
             ]

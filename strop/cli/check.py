@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.cli.output import UsageError, plain, print_json
+from strop.cli.settings import add_trust_argument, load_settings
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -70,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts", type=int, default=24, metavar="N", help="prompts to try of a run (default: 24)"
     )
+    add_trust_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -112,13 +114,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_run(args: argparse.Namespace) -> int:
     """Samples of a run's first prompts."""
-    from strop.config import load_config
-    from strop.trainer.config import Config
     from strop.trainer.preflight import run_preflight
 
     if args.prompts < 1:
         raise UsageError(f"--prompts is {args.prompts}; at least 1 must be tried")
-    config = load_config(Config, source=Path(args.what), overrides=args.words)
+    args.config, args.overrides = args.what, args.words
+    config = load_settings(args)
     found = run_preflight(config, num_prompts=args.prompts)
     if args.json:
         print_json(

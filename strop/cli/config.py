@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop import trust
 from strop.cli.output import UsageError, plain, print_json
-from strop.cli.settings import add_config_arguments, load_settings
+from strop.cli.settings import add_config_arguments
 
 if TYPE_CHECKING:
     from strop.config import FieldDoc
@@ -71,13 +72,12 @@ def _show(args: argparse.Namespace) -> int:
     from strop.config.yaml_text import dump
     from strop.trainer.config import Config
 
+    # To look at settings runs nothing of what they name, whoever wrote them.
+    trust.close(str(args.config or "the configuration"))
     if args.docs and args.resolved:
         raise UsageError("--docs and --resolved do not go together: one comment per key; choose one")
-    if not args.resolved:
-        config = load_settings(args)
-        origin_of = None
-    else:
-        config, origin_of = load_with_origins(Config, source=args.config, overrides=args.overrides)
+    config, known_origin = load_with_origins(Config, source=args.config, overrides=args.overrides)
+    origin_of = known_origin if args.resolved else None
     values = to_dict(config)
     docs = {doc.key: doc for doc in describe(type(config))}
     if args.json and origin_of is not None:

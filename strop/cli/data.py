@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.cli.output import UsageError, plain, print_json, say, shorten
-from strop.cli.settings import load_settings
+from strop.cli.settings import add_trust_argument, load_settings
 
 if TYPE_CHECKING:
     from strop.data.checking import DataReport
@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--val", action="append", default=[], metavar="FILE", help="check: validation file; may be repeated"
     )
     parser.add_argument("--config", metavar="FILE", help="check: YAML file with settings")
+    add_trust_argument(parser)
     parser.add_argument(
         "--with-tool", action="store_true", help="prepare gsm8k: rows for an agent with a tool"
     )
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 def _index(args: argparse.Namespace) -> int:
     if len(args.words) != 1 or not args.index or args.model or args.val or args.with_tool or args.config:
         raise UsageError("index takes one corpus and -o FILE: strop data index corpus.jsonl -o index.sqlite")
-    from strop.agents.tools.search import build_index
+    from strop.agents.tools.search_index import build_index
 
     count = build_index(Path(args.words[0]), Path(args.index))
     if args.json:
@@ -100,7 +101,7 @@ def _cache(args: argparse.Namespace) -> int:
     if others or args.model or args.val or args.with_tool:
         raise UsageError("cache takes settings such as data.cache_dir=DIR, and --config, --clear and --json")
     args.overrides = list(args.words)
-    config = load_settings(args)
+    config = load_settings(args, needs=("data.cache_dir",))
     from strop.data.cache import cache_folder, entries, remove
 
     folder = cache_folder(config.data.cache_dir)
@@ -155,7 +156,7 @@ def _check(args: argparse.Namespace) -> int:
         raise UsageError("--with-tool belongs to prepare gsm8k")
     files = [word for word in args.words if not _SETTING.match(word)]
     args.overrides = [word for word in args.words if _SETTING.match(word)]
-    config = load_settings(args)
+    config = load_settings(args, needs=("model", "data", "agent"))
     train = files or list(config.data.train_files)
     val = args.val or ([] if files else list(config.data.val_files))
     if not train:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from strop.cli.output import UsageError, plain, print_json, say
+from strop.foreign_files import check_regular, lines_of, open_regular, parse_yaml
 
 if TYPE_CHECKING:
     from strop.agents.environments.certificate import Certificate
@@ -90,21 +91,28 @@ def _kwargs(words: Sequence[str]) -> dict[str, Any]:
         if not equals or not key.isidentifier():
             raise UsageError(f"{word!r} is no argument of an environment; write key=value")
         try:
-            made[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
+            made[key] = parse_yaml(value)
+        except (yaml.YAMLError, ValueError) as error:
             raise UsageError(f"the value of {key} is no YAML: {error}") from None
     return made
 
 
 def _rows(path: Path, count: int) -> list[Mapping[str, Any]]:
     """The first rows of a file, as an environment gets them."""
+    from strop.data.readers import parse_object
+
     if path.suffix == ".parquet":
         import pyarrow.parquet
 
-        rows = pyarrow.parquet.read_table(path).slice(0, count).to_pylist()
+        check_regular(path)
+        with pyarrow.parquet.ParquetFile(path) as file:
+            rows = next(file.iter_batches(count)).to_pylist() if file.metadata.num_rows else []
     elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as lines:
-            rows = [json.loads(line) for _, line in zip(range(count), lines, strict=False)]
+        with open_regular(path) as file:
+            lines = zip(range(count), lines_of(file, path), strict=False)
+            rows = [
+                parse_object(line.decode("utf-8"), f"line {number + 1} of {path}") for number, line in lines
+            ]
     else:
         raise UsageError(f"--rows names {path}; use a .jsonl or .parquet file")
     return [

@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 `strop diff` or `strop config diff` found a difference, `strop check` or `strop score
 --check` found a fault, or strop itself is broken (with a traceback); 2 the input cannot be used, with one
-sentence about what and what to do; 130 interrupted.
+sentence about what and what to do; 130 interrupted; 143 and 129 asked to end by SIGTERM and by SIGHUP.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import difflib
 import importlib
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -21,8 +22,11 @@ from types import ModuleType
 from typing import NoReturn
 
 import strop
+from strop import trust
 
-USER_ERROR, INTERRUPTED = 2, 130
+USER_ERROR = 2
+SIGNALLED = 128
+"""Added to the number of the signal that ended a command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +150,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse, after --help
         return end.code if isinstance(end.code, int) else USER_ERROR
     except KeyboardInterrupt as error:
-        print(f"\ninterrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
-        return INTERRUPTED
+        number = getattr(error, "number", signal.SIGINT)
+        how = "\ninterrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+        print(f"{how}{f'; {error}' if str(error) else ''}", file=sys.stderr)
+        return SIGNALLED + number
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -187,7 +193,7 @@ def _dispatch(words: list[str]) -> int:
     args.command_line = ["strop", *words]
     from strop.cli.libraries import quiet_models, share_cores, terminal_log
 
-    with terminal_log(debug=args.debug):
+    with terminal_log(debug=args.debug), trust.door():
         if COMMANDS[name].loads_models:
             share_cores()
             quiet_models()

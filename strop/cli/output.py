@@ -7,6 +7,7 @@ rewrite lines, so they are shown as escapes.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import unicodedata
 from collections.abc import Mapping
@@ -25,7 +26,12 @@ class UsageError(ValueError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with a sentence about how to go on."""
+    """Ctrl-C or a signal that asks to end, with a sentence about how to go on."""
+
+    def __init__(self, text: str, *, cause: KeyboardInterrupt) -> None:
+        super().__init__(text)
+        self.number: int = getattr(cause, "number", signal.SIGINT)
+        """The signal."""
 
 
 def plain(text: str, *, is_one_line: bool = False) -> str:

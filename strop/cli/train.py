@@ -68,7 +68,7 @@ def finished_result(run: RunFolder) -> TrainResult:
     from strop.trainer.loop import TrainResult
 
     end = run.events.read("finished")[-1]
-    rates = {event["step"]: event["pass_rate"] for event in run.events.read("validation")}
+    rates = {event["step"]: event.get("pass_rate") for event in run.events.read("validation")}
     return TrainResult(
         run=run.path,
         steps=end["step"],

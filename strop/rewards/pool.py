@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from strop.foreign_files import read_text
 from strop.rewards.combining import Part, combine
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome, RewardError
@@ -30,8 +31,11 @@ from strop.rewards.supervisor import Call, Supervisor
 from strop.rewards.wire import encode, plain
 from strop.rewards.worker import Launch
 from strop.trajectory import Prompt, Trajectory
+from strop.trust import ask
 
 _CLOSE_S = 10.0
+MAX_SOURCE_BYTES = 2**24
+"""Of a Python file."""
 """Limit for ending the worker processes, in seconds; they are killed after a tenth of it."""
 _MAX_PROBES = 4
 """Samples that the preflight scores; enough to tell a broken function from a bad answer."""
@@ -75,6 +79,7 @@ class RewardPool:
         Raises:
             RewardError: the file is missing, cannot be imported, or has no such function; or a service needs a key
                 that the environment does not have.
+            UntrustedCode: received settings name a file or a service.
         """
         if self._is_running:
             raise RuntimeError("the reward pool runs already; call start once")
@@ -82,6 +87,7 @@ class RewardPool:
             raise RewardError(
                 "reward.manager needs the tokenizer of a model, and there is none here: set model.path"
             )
+        self._ask()
         self._is_running = True
         try:
             if self._judge is not None:
@@ -93,6 +99,21 @@ class RewardPool:
         except BaseException:
             await self.close()
             raise
+
+    def _ask(self) -> None:
+        """Pass the door with everything that is run or contacted."""
+        config = self.config
+        for key, named in (
+            ("reward.path", config.path),
+            *(("reward.functions", function.path) for function in config.functions),
+            ("reward.judge.base_url", config.judge.base_url),
+            ("reward.server.url", config.server.url),
+            ("reward.sandbox.backend", "" if config.sandbox.backend == "local" else config.sandbox.backend),
+            ("reward.sandbox.python", config.sandbox.python),
+            ("reward.sandbox.read_only_paths", ", ".join(config.sandbox.read_only_paths)),
+        ):
+            if named:
+                ask(key, named)
 
     async def _start_workers(self, config: RewardConfig) -> None:
         self._supervisor = Supervisor(
@@ -383,14 +404,14 @@ def _read_source(path: str) -> tuple[str, str]:
     if not path:
         return "", ""
     file = Path(path).expanduser().resolve()
-    if not file.is_file():
+    if not file.exists() or file.is_dir():
         kind = "a folder" if file.is_dir() else "missing"
         raise RewardError(
             f"reward.path is {path!r}, but {file} is {kind}; name a Python file, relative to the current "
             f"directory"
         )
     try:
-        return str(file), file.read_text(encoding="utf-8")
+        return str(file), read_text(file, limit=MAX_SOURCE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise RewardError(f"reward.path is {path!r}, but it cannot be read: {error}") from error
 

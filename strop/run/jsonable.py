@@ -47,7 +47,10 @@ def jsonable(value: object, where: str) -> Any:
 def as_number(value: object) -> float:
     """The float that `jsonable` wrote as a number or as one of its three words; NaN for anything else."""
     if isinstance(value, (int, float)):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # more than a float can hold
+            return math.inf if value > 0 else -math.inf
     return _NON_FINITE.get(str(value), math.nan)
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from strop.border import without_common_control_text
 from strop.rewards.combining import Part
 from strop.rewards.outcome import Value
 from strop.rewards.remote.client import CallFailed, RemoteClient, Reply
@@ -112,7 +113,8 @@ def fill(config: JudgeConfig, question: str, answer: str, reference: str) -> str
     ]
     known = f"\nA right answer, which the model was not shown:\n<reference-{tag}>\n{reference}\n</reference-{tag}>\n"
     return config.template.format(
-        question=question, answer=answer, reference=known if reference else "", rubric=config.rubric, tag=tag,
+        question=question, answer=without_common_control_text(answer), rubric=config.rubric, tag=tag,
+        reference=known if reference else "",
         lowest=f"{config.lowest:g}", highest=f"{config.highest:g}",
     )  # fmt: skip
 
