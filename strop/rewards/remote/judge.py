@@ -7,12 +7,15 @@ of the rubric. A reply without such a number is an error of this sample, never a
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import math
 import re
 from collections.abc import Mapping
 from typing import Any
+
+import regex  # type: ignore[import-untyped]
 
 from strop.border import without_common_control_text
 from strop.rewards.combining import Part
@@ -24,6 +27,11 @@ from strop.rewards.remote.purse import Purse
 KEY = "judge"
 _MAX_REASON = 500
 _TAG_LETTERS = 12
+_MAX_READ = 100_000
+"""Of a reply, from its end, in characters."""
+_MAX_OBJECTS = 200
+_PATTERN_S = 5.0
+_NOTHING: Any = object()
 
 
 class Judge:
@@ -75,7 +83,7 @@ class Judge:
             raise CallFailed(
                 "infrastructure", f"the judge sent no chat completion: {_shown(reply.data)}", usage
             )
-        found = verdict(config, text)
+        found = await asyncio.to_thread(verdict, config, text)
         if isinstance(found, str):
             raise CallFailed("error", f"the judge {config.model} {found}: {_shown(text)}", usage)
         score, reason = found
@@ -122,10 +130,12 @@ def fill(config: JudgeConfig, question: str, answer: str, reference: str) -> str
 def verdict(config: JudgeConfig, text: str) -> tuple[float, str] | str:
     """Score and reason of a reply; a sentence about the reply where there is no score."""
     if config.pattern:
-        matches = list(re.finditer(config.pattern, text))
-        if not matches:
+        try:
+            given: Any = _last_match(config.pattern, text)
+        except TimeoutError:
+            return f"gave a reply in which reward.judge.pattern was looked for longer than {_PATTERN_S:g} s"
+        if given is _NOTHING:
             return "gave no verdict (nothing matches reward.judge.pattern)"
-        given: Any = matches[-1].group(1)
         reason: Any = ""
     else:
         found = _last_object(text, config.score_field)
@@ -134,8 +144,8 @@ def verdict(config: JudgeConfig, text: str) -> tuple[float, str] | str:
         given, reason = found[config.score_field], found.get("reason", "")
     try:
         score = float(given)
-    except (TypeError, ValueError):
-        return f"gave the score {given!r}, which is no number"
+    except (TypeError, ValueError, OverflowError):
+        return f"gave the score {_shown(given)}, which is no number"
     if isinstance(given, bool):
         score = config.highest if given else config.lowest
     if not (math.isfinite(score) and config.lowest <= score <= config.highest):
@@ -143,10 +153,30 @@ def verdict(config: JudgeConfig, text: str) -> tuple[float, str] | str:
     return score, reason if isinstance(reason, str) else ""
 
 
+def _last_match(pattern: str, text: str) -> Any:
+    """First group of the last place where an expression of the user matches; _NOTHING without one.
+
+    The lock of the interpreter is not held meanwhile.
+
+    Raises:
+        TimeoutError: an expression can take exponential time, and this one took more than _PATTERN_S.
+    """
+    last = _NOTHING
+    for match in regex.compile(pattern).finditer(text[-_MAX_READ:], timeout=_PATTERN_S, concurrent=True):
+        last = match.group(1)
+    return last
+
+
 def _last_object(text: str, name: str) -> Mapping[str, Any] | None:
-    """The last JSON object in a text that has this field at its top."""
+    """The last JSON object in a text that has this field at its top.
+
+    Looked at are the last _MAX_OBJECTS beginnings of one in the last _MAX_READ characters: a judge may repeat what it
+    was given to read, and each beginning is read to its end.
+    """
+    text = text[-_MAX_READ:]
     decoder = json.JSONDecoder()
-    for start in reversed([match.start() for match in re.finditer(r"\{", text)]):
+    starts = [match.start() for match in re.finditer(r'\{\s*["}]', text)]
+    for start in reversed(starts[-_MAX_OBJECTS:]):
         try:
             value, _ = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
