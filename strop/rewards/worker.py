@@ -30,7 +30,7 @@ _MAX_LINE_BYTES = 16 << 20
 _TAIL_BYTES = 8192
 _MAX_READS = 64
 _BOOT = "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import strop.rewards.{} as c;c.main({},{},{})"
-_FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
 
 
 class Numbered(Protocol):
