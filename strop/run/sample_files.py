@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.border import as_number
 from strop.foreign_files import check_regular, parse_json
 from strop.run.errors import RunError
 
@@ -23,7 +24,8 @@ MAX_VALUES = 2**28
 """Of one column of one file, those in lists counted one by one."""
 _BATCH_ROWS = 64
 _TOKEN_COLUMNS = ("response_ids", "response_mask", "rollout_log_probs", "versions")
-_LIST_OFMAPPINGS = ("messages", "earlier_sequences")
+_LIST_OF_MAPPINGS = ("messages", "earlier_sequences")
+_WORDS = {word: as_number(word) for word in ("nan", "inf", "-inf")}
 MAPPINGS = ("reward_parts", "agent_facts", "timings")
 
 
@@ -107,7 +109,7 @@ def _check_row(row: Mapping[str, Any], required: Collection[str]) -> None:
     for name in MAPPINGS:
         if row[name] is not None and not isinstance(row[name], dict):
             raise ValueError(f"{name} is a {type(row[name]).__name__} and no mapping")
-    for name in _LIST_OFMAPPINGS:
+    for name in _LIST_OF_MAPPINGS:
         found = row[name]
         if found is not None and not (
             isinstance(found, list) and all(isinstance(one, dict) for one in found)
@@ -116,6 +118,11 @@ def _check_row(row: Mapping[str, Any], required: Collection[str]) -> None:
     for sequence in (row, *(row["earlier_sequences"] or ())):
         if "response_ids" not in sequence:
             raise ValueError("an earlier sequence has no response_ids")
+        if sequence is not row and isinstance(log_probs := sequence.get("rollout_log_probs"), list):
+            # JSON has no word for numbers that are not finite; the column of the row itself has.
+            sequence["rollout_log_probs"] = [
+                _WORDS.get(one, one) if isinstance(one, str) else one for one in log_probs
+            ]
         _check_tokens(sequence)
     if not all(map(is_message, row["messages"] or ())):
         raise ValueError("a message has no role, or its tokens, calls or images have another form")

@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from strop.border import encodable
+
 if TYPE_CHECKING:
     from mcp.shared.message import SessionMessage
 
@@ -48,7 +50,7 @@ class Said:
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
 
     def __str__(self) -> str:
-        tail = self._tail.decode("utf-8", errors="replace")[-300:].strip()
+        tail = encodable(self._tail.decode("utf-8", errors="replace"))[-300:].strip()  # first without secrets
         return self.reason or tail or self.bad_line
 
 

@@ -59,6 +59,17 @@ def private_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="strop-ray-", dir=base))
 
 
+def remember_token() -> None:
+    """Keep the token of this user's clusters out of every record that this process writes."""
+    remember_secret(os.environ.get("RAY_AUTH_TOKEN", ""))
+    with suppress(OSError):  # without the file there is no token to keep
+        remember_secret(_token_file().read_text(encoding="ascii", errors="replace"))
+
+
+def _token_file() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+
+
 def keep_token_private() -> None:
     """The file with the token of this user's clusters is for this user alone; made here, because Ray's is for all."""
     if os.environ.get("RAY_AUTH_TOKEN"):
@@ -81,17 +92,6 @@ def keep_token_private() -> None:
         # A home that nobody can write into: a token for what this process starts.
         log.info("a token of its own for this run, because %s is out of reach (%s)", file, error)
         os.environ["RAY_AUTH_TOKEN"] = _new_token()
-
-
-def remember_token() -> None:
-    """Keep the token of this user's clusters out of every record that this process writes."""
-    remember_secret(os.environ.get("RAY_AUTH_TOKEN", ""))
-    with suppress(OSError):  # without the file there is no token to keep
-        remember_secret(_token_file().read_text(encoding="ascii", errors="replace"))
-
-
-def _token_file() -> Path:
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
 _new_token: Any = generate_new_authentication_token
