@@ -49,7 +49,7 @@ def _no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ------------------------------------------------------------------ what is written
 
-JSON_COLUMNS = [name for name, kind in COLUMNS.items() if kind == "json" and name != "earlier_sequences"]
+JSON_COLUMNS = [name for name, kind in COLUMNS.items() if kind == "json"]
 TEXT_COLUMNS = [name for name, kind in COLUMNS.items() if kind == "string" and name not in ("id", "uid")]
 
 
@@ -60,7 +60,10 @@ TEXT_COLUMNS = [name for name, kind in COLUMNS.items() if kind == "string" and n
 def test_the_sample_store_takes_any_value(column: str, value: Any, name: str, text: str, turns: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = SampleStore(Path(folder))
-        row = {"id": "a/0", "uid": "a", "sample_index": 0, column: value, name: text, "num_turns": turns}
+        held = value
+        if column == "earlier_sequences":  # ours, with a value of an agent's in it
+            held = [{"response_ids": [1], "rollout_log_probs": [math.nan], "x": value}]
+        row = {"id": "a/0", "uid": "a", "sample_index": 0, column: held, name: text, "num_turns": turns}
         path = store.write(1, [row, {**row, "id": "a/1"}])
         assert [one["id"] for one in store.read(1)] == ["a/0", "a/1"]
         pyarrow.parquet.read_table(path).validate(full=True)
@@ -376,6 +379,12 @@ def test_rows_with_any_text_and_number_become_prompts(tiny_model: Path, tmp_path
         dataset = PromptDataset(read, AutoTokenizer.from_pretrained(tiny_model), config, "train")
         assert dataset.prompt(0, "u").messages[0]["content"] == "half a pair \ufffd"
         assert [dataset.prompt(row, "u").ground_truth for row in (0, 1)] == [10**500, {"\ufffd": "\ufffd"}]
+    for bad in ("[" * 100_000, '{"a":' * 100_000):
+        (tmp_path / "bad.json").write_text(bad)
+        with pytest.raises(
+            ValueError, match=r"bad.json.* cannot be read as JSON: it is nested more than 100 levels deep"
+        ):
+            read_rows([str(tmp_path / "bad.json")])
 
 
 # ------------------------------------------------------------------ the terminal
