@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,13 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from strop.engines.checkpoint import load_sharded, save_sharded, save_sharded_async
 from strop.engines.parallel import Parallel, alone, join_ranks, leave_ranks
+from strop.net.rendezvous import Meeting, MeetingPoint
 from strop.run import CheckpointStore
 
 HIDDEN, LAYER_ROWS = 1024, 12
 """A layer is a matrix [12 * hidden, hidden], as many numbers as attention and MLP of a transformer block have."""
-PORT = 29_611
+MEETING = "STROP_BENCHMARK_MEETING"
+"""Environment variable that says to the ranks where they meet."""
 
 
 def main() -> None:
@@ -73,17 +76,19 @@ def main() -> None:
 
 def _measure(world_size: int, millions: int, repeats: int, folder: Path) -> dict[str, Any]:
     """Start the ranks; their slowest counts."""
+    place = MeetingPoint("127.0.0.1")
     command = [sys.executable, __file__, "--parameters", str(millions), "--repeats", str(repeats)]
     processes = [
         subprocess.Popen(
             [*command, "--folder", str(folder), "--rank", str(rank), str(world_size)],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", MEETING: json.dumps(asdict(place.meeting))},
         )
         for rank in range(world_size)
     ]
     outputs = [process.communicate(timeout=1800)[0] for process in processes]
+    place.close()
     for process in processes:
         if process.returncode:
             raise SystemExit(f"a rank ended with exit code {process.returncode}")
@@ -100,7 +105,7 @@ def _rank(rank: int, world_size: int, millions: int, repeats: int, folder: Path)
     parallel = alone("cpu")
     if world_size > 1:
         parallel = join_ranks(
-            rank=rank, world_size=world_size, master_addr="127.0.0.1", master_port=PORT, device="cpu"
+            rank=rank, world_size=world_size, meeting=Meeting(**json.loads(os.environ[MEETING])), device="cpu"
         )
     tensors = _state(millions, parallel)
     times: dict[str, list[float]] = {}

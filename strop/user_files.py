@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from strop.trust import ask
+
 _LOADED: dict[Path, Any] = {}
 
 
@@ -20,7 +22,9 @@ def load_user_file(name: str, *, setting: str) -> Any:
 
     Raises:
         ValueError: there is no such file, or importing it failed.
+        UntrustedCode: received settings name it.
     """
+    ask(setting, name)
     path = Path(name).expanduser().resolve()
     if path in _LOADED:
         return _LOADED[path]
@@ -43,6 +47,11 @@ def load_user_file(name: str, *, setting: str) -> Any:
     return module
 
 
+def is_loaded(name: str) -> bool:
+    """Whether this process has imported the file by `load_user_file`."""
+    return Path(name).expanduser().resolve() in _LOADED
+
+
 def load_class(dotted: str, *, setting: str) -> type:
     """The class of a dotted path such as package.module.Name.
 
@@ -52,6 +61,7 @@ def load_class(dotted: str, *, setting: str) -> type:
     module_name, _, name = dotted.rpartition(".")
     if not module_name:
         raise ValueError(f"{setting} names the class {dotted!r}; write package.module.ClassName")
+    ask(setting, dotted)
     try:
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:

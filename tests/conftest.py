@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,15 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from strop.data.tasks import TaskFiles, write_task
 from strop.data.tiny import make_tiny_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where strop remembers which runs are the user's own (strop.trust): a folder of the tests."""
+    folder = tmp_path_factory.mktemp("state")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,9 @@ PACKAGE = Path(__file__).parent.parent / "strop"
 
 # From the bottom up. A room may import the rooms of every rank below its own.
 RANKS = (
-    {"randomness", "device", "trajectory", "user_files", "token_bucket"},
+    {"border"},
+    {"randomness", "device", "trajectory", "token_bucket", "net", "foreign_files", "trust", "chat_template"},
+    {"user_files"},
     {"protocol"},
     {"config"},
     {"algorithms"},
@@ -198,6 +200,8 @@ def test_what_an_import_loads_is_seen() -> None:
     assert "numpy" in import_facts("strop.randomness")[1]
 
 
-@pytest.mark.parametrize("module", ["strop.config", "strop.run", "strop.rewards", "strop.trajectory"])
+@pytest.mark.parametrize(
+    "module", ["strop.border", "strop.config", "strop.run", "strop.rewards", "strop.trajectory"]
+)
 def test_what_small_processes_import_is_free_of_torch(module: str) -> None:
     assert import_facts(module)[1] & (HEAVY - {"datasets", "matplotlib"}) == set()

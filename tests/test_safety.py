@@ -219,3 +219,32 @@ def test_each_forbidden_use_is_seen(source: str, expected: str) -> None:
 )
 def test_ordinary_code_is_not_reported(source: str) -> None:
     assert findings(source) == []
+
+
+WALL_CLOCK = {
+    "run/events.py": "records say when",
+    "trainer/tensorboard.py": "records say when",
+    "agents/environments/verifiers_classic_env.py": "a field of an answer",
+    "cli/doctor.py": "the clocks of machines are compared",
+    "controller/ray/survey.py": "the clocks of machines are compared",
+    "controller/ray/process.py": "which of several failures came first",
+    "controller/ray/launcher.py": "which of several failures came first",
+    "controller/ray/failures.py": "which of several failures came first",
+    "data/cache.py": "against the times of files",
+}
+"""Modules that ask for the time of day. It can go back or jump, so no deadline and no duration is measured by it."""
+
+
+def test_deadlines_and_durations_do_not_depend_on_the_time_of_day() -> None:
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in (
+                "time.time",
+                "time.time_ns",
+                "datetime.now",
+            ):
+                found.add(str(path.relative_to(PACKAGE)))
+    allowed = {*WALL_CLOCK, "run/folder.py", "run/manifest.py"}  # datetime, for people
+    assert found - allowed == set(), "use time.monotonic or time.perf_counter"
+    assert set(WALL_CLOCK) - found == set()

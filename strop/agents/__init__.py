@@ -26,7 +26,13 @@ from strop.agents.loop_output import AgentLoopMetrics, AgentLoopOutput
 from strop.agents.loops import AgentLoopBase
 from strop.agents.registry import agents, register
 from strop.agents.setup import AgentSetup
-from strop.agents.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse, function_tool
+from strop.agents.tools import (
+    BaseTool,
+    OpenAIFunctionToolSchema,
+    ToolResponse,
+    ToolUnavailable,
+    function_tool,
+)
 
 __all__ = [
     "AgentConfig",
@@ -45,6 +51,7 @@ __all__ = [
     "Step",
     "ToolParser",
     "ToolResponse",
+    "ToolUnavailable",
     "agents",
     "function_tool",
     "register",

@@ -7,7 +7,6 @@ the next one has the rewritten conversation as its prompt, and nothing of it is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,8 @@ from strop.agents.context import AgentContext
 from strop.agents.formats import FunctionCall, ParsedTurn
 from strop.agents.formats.thinking import CLOSE, split_thinking
 from strop.agents.images import as_read
-from strop.agents.templates import TemplateRefused
+from strop.border import encodable, read_json
+from strop.chat_template import TemplateRefused
 from strop.rollout.types import TokenOutput
 from strop.trajectory import Media, MediaTokens, Prompt, Trajectory
 
@@ -64,8 +64,9 @@ class Conversation:
         self._current = self._current.with_sampled(output.token_ids, output.log_probs, output.versions)
         self._num_answers += 1
         self._has_thinking = self._has_thinking or bool(parsed.reasoning.strip())
-        self._call_names = [call.name or "unknown" for call in parsed.calls]
-        self._call_ids = self._context.template.call_ids(
+        template = self._context.template
+        self._call_names = [template.as_plain_text(call.name or "unknown") for call in parsed.calls]
+        self._call_ids = template.call_ids(
             self._call_names,
             [call.tool_call_id if isinstance(call, FunctionCall) else None for call in parsed.calls],
         )
@@ -105,6 +106,7 @@ class Conversation:
             TemplateRefused: the template has no place for them.
             ValueError: the template has places for another number of images.
         """
+        texts = [encodable(text) for text in texts]
         names, ids = (self._call_names, self._call_ids) if role == "tool" else ([""], [""])
         results = list(zip(ids, names, texts, strict=True))
         template = self._context.template
@@ -220,7 +222,7 @@ class Conversation:
                 {
                     "id": self._call_ids[number],
                     "type": "function",
-                    "function": {"name": call.name or "unknown", "arguments": _arguments(call)},
+                    "function": {"name": self._call_names[number], "arguments": _arguments(call)},
                 }
                 for number, call in enumerate(parsed.calls)
             ]
@@ -266,6 +268,6 @@ def _as_fields(thought: str) -> dict[str, str]:
 
 def _arguments(call: Any) -> Any:
     try:
-        return json.loads(call.arguments)
+        return read_json(call.arguments)
     except (AttributeError, ValueError):
         return {}

@@ -124,16 +124,19 @@ def begin(
         raise ValueError(
             f"prompt {prompt.uid} has images, and its environment a first observation; show it in the row's prompt"
         )
-    messages = [dict(message) for message in (first.messages or prompt.messages)]
+    template = context.template
+    given = [template.as_plain_message(message) for message in first.messages or ()]
+    messages = given or [dict(message) for message in prompt.messages]
     if first.text:
+        text = template.as_plain_text(first.text)
         if messages and messages[-1]["role"] == "user" and isinstance(messages[-1]["content"], str):
             before = messages[-1]["content"]
             messages[-1] = {
-                **messages[-1], "content": f"{before}\n\n{first.text}" if before else first.text
+                **messages[-1], "content": f"{before}\n\n{text}" if before else text
             }  # fmt: skip
         else:
-            messages.append({"role": "user", "content": first.text})
-    token_ids = context.template.prompt_ids(messages, context.tool_schemas)
+            messages.append({"role": "user", "content": text})
+    token_ids = template.prompt_ids(messages, context.tool_schemas)
     room = context.sampling.max_tokens - max(0, len(token_ids) - len(prompt.token_ids))
     if room < 1:
         raise ValueError(

@@ -19,6 +19,7 @@ from strop.agents.context import AgentContext, Generate
 from strop.agents.loop_inputs import field_config, refuse, row_fields
 from strop.agents.loop_output import Call, sequence_of
 from strop.algorithms.user_functions import FieldConfig
+from strop.foreign_files import read_yaml
 from strop.trajectory import Prompt, Trajectory
 from strop.user_files import load_class
 
@@ -322,8 +323,8 @@ def loops_from_yaml(path: str) -> dict[str, Callable[..., Any]]:
         ValueError: the sentence names the entry.
     """
     try:
-        entries = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        entries = read_yaml(Path(path).expanduser())
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"agent.loops names {path!r}, which cannot be read: {error}") from error
     if not isinstance(entries, list):
         raise ValueError(f"agent.loops: {path} must hold a list of loops with name and _target_")

@@ -19,6 +19,7 @@ from strop.agents.templates import ChatTemplate
 from strop.agents.tools.base import BaseTool
 from strop.agents.tools.functions import FUNCTION_TOOL_REGISTRY
 from strop.agents.tools.loading import add_tool, load_all_tools
+from strop.agents.tools.mcp import McpTool
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt
 from strop.user_files import load_user_file
@@ -94,6 +95,9 @@ class AgentSetup:
                 "agent.default_agent is tool_agent, but no tool was found: name a YAML file with agent.tools, or mark "
                 "functions with @function_tool"
             )
+        for tool in self.tools.values():
+            if isinstance(tool, McpTool):  # others are the user's own
+                tool.tool_schema = self.template().as_plain_schema(tool.tool_schema)
         if self.tools:
             self._parser = self._find_parser()
 
@@ -142,9 +146,8 @@ class AgentSetup:
         extra = _extra(row)
         if name == ENV_AGENT:
             chosen = self.config.environment
-            find_environment(
-                choose_environment(row, name=chosen.name, kwargs=chosen.kwargs, where=where).name
-            )
+            choice = choose_environment(row, name=chosen.name, kwargs=chosen.kwargs, where=where)
+            find_environment(choice.name, is_of_row=choice.is_of_row)
         if name == INTERACTION_AGENT:
             interaction_of_row(extra, self.interactions, where)
         selection = extra.get("tool_selection")
@@ -160,6 +163,10 @@ class AgentSetup:
                 wrong = f"the key {sorted(unknown)[0]!r}" if isinstance(given, Mapping) else f"{given!r:.60}"
                 raise ValueError(
                     f"{where}: tools_kwargs of {tool!r} have {wrong}; they have {', '.join(_TOOL_KEYS)}"
+                )
+            for taken in {"instance_id", "parameters", "agent_data"} & set(given.get("execute_kwargs") or ()):
+                raise ValueError(
+                    f"{where}: execute_kwargs of {tool!r} have {taken!r}, which strop itself gives a tool"
                 )
         if name != SINGLE_TURN and extra.get("need_tools_kwargs") and not kwargs:
             raise ValueError(f"{where} has need_tools_kwargs, but no tools_kwargs; give them in extra_info")

@@ -12,13 +12,11 @@ found out once per model, on examples (`template_profile.py`); such a reply begi
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-
-import jinja2
 
 from strop.agents.template_profile import (
     EXAMPLE_NAME,
@@ -33,10 +31,9 @@ from strop.agents.template_profile import (
     find_profile,
     made_up_answers,
 )
-
-
-class TemplateRefused(ValueError):
-    """The chat template cannot render these messages."""
+from strop.agents.tools.schemas import OpenAIFunctionToolSchema
+from strop.border import ControlText, any_of
+from strop.chat_template import TemplateRefused, apply_template
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self.options = dict(options or {})
         """Variables of the template."""
-        self._control_texts: re.Pattern[str] | None = None
-        self._added_texts = _any_of(
+        self._control_text: ControlText | None = None
+        self._added_texts = any_of(
             str(one) for one in getattr(tokenizer, "added_tokens_decoder", {}).values()
         )
         self._shows_images: dict[int, bool] = {}
@@ -72,16 +69,18 @@ class ChatTemplate:
 
         Raises:
             TemplateRefused: it knows no such conversation.
+            TemplateTooCostly: it does not end.
         """
         try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=list(tools) if tools else None,
+            text = apply_template(
+                self._tokenizer,
+                messages,
+                list(tools) if tools else None,
                 add_generation_prompt=opens_answer,
                 tokenize=False,
                 **self.options,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        except TemplateRefused as error:
             roles = ", ".join(str(message["role"]) for message in messages)
             raise TemplateRefused(f"the chat template cannot render messages of {roles}: {error}") from error
         return str(text)
@@ -115,6 +114,8 @@ class ChatTemplate:
         Raises:
             TemplateRefused: the template has no place for these replies.
         """
+        replies = [self.as_plain_message(one) for one in replies]  # also those of loops that write their own
+        call_names = [self.as_plain_text(name) for name in call_names]
         refused: Exception | None = None
         ends = self.control_ids.intersection(stop_ids)
         ids = [str(one["tool_call_id"]) for one in replies if one.get("tool_call_id")]
@@ -141,7 +142,10 @@ class ChatTemplate:
             f"functions.{name}:{number}" if self.profile.ids_name_tools else call_id(number)
             for number, name in enumerate(names)
         ]
-        ids = [one or own[number] for number, one in enumerate(written)]
+        ids = [
+            one if one and one == self.as_plain_text(one) else own[number]
+            for number, one in enumerate(written)
+        ]
         if not ids or ids == own:
             return own
         replies = [example_reply("tool", one, name) for one, name in zip(ids, names, strict=True)]
@@ -183,16 +187,26 @@ class ChatTemplate:
         return self.encode(text[end:])
 
     def as_plain_text(self, text: str) -> str:
-        """The text with a space in every control token that it spells out, so that none is made of it.
+        """The text, without control tokens that it spells out (`ControlText`)."""
+        if self._control_text is None:
+            self._control_text = ControlText(self._tokenizer)
+        return self._control_text.as_plain_text(text)
 
-        Tool results come from outside; an end of turn in one must not end the turn.
-        """
-        if self._control_texts is None:
-            added = getattr(self._tokenizer, "added_tokens_decoder", {})
-            names = {str(token) for token in added.values() if token.special and len(str(token)) > 1}
-            names |= {name for name in getattr(self._tokenizer, "all_special_tokens", []) if len(name) > 1}
-            self._control_texts = _any_of(names)
-        return self._control_texts.sub(lambda found: found[0][0] + " " + found[0][1:], text)
+    def as_plain_message(self, message: Message) -> dict[str, Any]:
+        """A message from outside, whose texts make no control tokens."""
+        return {key: self._as_plain(value) for key, value in message.items()}
+
+    def as_plain_schema(self, schema: OpenAIFunctionToolSchema) -> OpenAIFunctionToolSchema:
+        """The schema of a server's tool, whose texts and names make no control tokens in a prompt."""
+        text = json.dumps(schema.model_dump(), ensure_ascii=False)
+        return OpenAIFunctionToolSchema.model_validate(json.loads(self.as_plain_text(text)))
+
+    def _as_plain(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.as_plain_text(value)
+        if isinstance(value, Mapping):
+            return {key: self._as_plain(item) for key, item in value.items()}
+        return [self._as_plain(item) for item in value] if isinstance(value, list) else value
 
     def reply_messages(
         self,
@@ -210,8 +224,8 @@ class ChatTemplate:
             return [
                 {
                     "role": "tool",
-                    "tool_call_id": call_id,
-                    "name": name,
+                    "tool_call_id": self.as_plain_text(call_id),
+                    "name": self.as_plain_text(name),
                     "content": self._content([(count, text)]),
                 }
                 for (call_id, name, text), count in zip(results, counts, strict=True)
@@ -262,11 +276,6 @@ class ChatTemplate:
     def _cuts(self, text: str) -> list[int]:
         """Where tokens of their own begin."""
         return [found.start() for found in self._added_texts.finditer(text)]
-
-
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    alternatives = "|".join(re.escape(one) for one in sorted(texts, key=len, reverse=True) if one)
-    return re.compile(alternatives or r"(?!)")
 
 
 def _count(ids: Sequence[int], wanted: Collection[int]) -> int:

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.cli.output import UsageError, plain, print_json
+from strop.cli.output import UsageError, plain, print_json, print_plain
+from strop.cli.settings import add_trust_argument, load_settings
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -70,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts", type=int, default=24, metavar="N", help="prompts to try of a run (default: 24)"
     )
+    add_trust_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -103,22 +105,21 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         for finding in findings:
-            print(plain(f"{finding.rule}: {finding.sentence}", is_one_line=True))
+            print_plain(plain(f"{finding.rule}: {finding.sentence}", is_one_line=True))
         num = len(findings)
         broken = f"breaks {num} rule{'s' if num > 1 else ''}"
-        print(plain(f"{args.what} {name} {broken if num else 'keeps every rule'}", is_one_line=True))
+        print_plain(plain(f"{args.what} {name} {broken if num else 'keeps every rule'}", is_one_line=True))
     return 1 if findings else 0
 
 
 def _check_run(args: argparse.Namespace) -> int:
     """Samples of a run's first prompts."""
-    from strop.config import load_config
-    from strop.trainer.config import Config
     from strop.trainer.preflight import run_preflight
 
     if args.prompts < 1:
         raise UsageError(f"--prompts is {args.prompts}; at least 1 must be tried")
-    config = load_config(Config, source=Path(args.what), overrides=args.words)
+    args.config, args.overrides = args.what, args.words
+    config = load_settings(args)
     found = run_preflight(config, num_prompts=args.prompts)
     if args.json:
         print_json(
@@ -135,7 +136,7 @@ def _check_run(args: argparse.Namespace) -> int:
         )
         return 1 if found.obstacles else 0
     for line in found.lines():
-        print(plain(line, is_one_line=True))
+        print_plain(plain(line, is_one_line=True))
     return 1 if found.obstacles else 0
 
 

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.cli.output import UsageError, plain, print_json, say, shorten
-from strop.cli.settings import load_settings
+from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
+from strop.cli.settings import add_trust_argument, load_settings
 
 if TYPE_CHECKING:
     from strop.data.checking import DataReport
@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--val", action="append", default=[], metavar="FILE", help="check: validation file; may be repeated"
     )
     parser.add_argument("--config", metavar="FILE", help="check: YAML file with settings")
+    add_trust_argument(parser)
     parser.add_argument(
         "--with-tool", action="store_true", help="prepare gsm8k: rows for an agent with a tool"
     )
@@ -85,13 +86,13 @@ def run(args: argparse.Namespace) -> int:
 def _index(args: argparse.Namespace) -> int:
     if len(args.words) != 1 or not args.index or args.model or args.val or args.with_tool or args.config:
         raise UsageError("index takes one corpus and -o FILE: strop data index corpus.jsonl -o index.sqlite")
-    from strop.agents.tools.search import build_index
+    from strop.agents.tools.search_index import build_index
 
     count = build_index(Path(args.words[0]), Path(args.index))
     if args.json:
         print_json({"index": args.index, "passages": count})
     else:
-        print(f"{plain(args.index)}: {count} passages")
+        print_plain(f"{plain(args.index)}: {count} passages")
     return 0
 
 
@@ -100,7 +101,7 @@ def _cache(args: argparse.Namespace) -> int:
     if others or args.model or args.val or args.with_tool:
         raise UsageError("cache takes settings such as data.cache_dir=DIR, and --config, --clear and --json")
     args.overrides = list(args.words)
-    config = load_settings(args)
+    config = load_settings(args, needs=("data.cache_dir",))
     from strop.data.cache import cache_folder, entries, remove
 
     folder = cache_folder(config.data.cache_dir)
@@ -117,11 +118,11 @@ def _cache(args: argparse.Namespace) -> int:
     for entry in found if not args.clear else []:
         used = datetime.fromtimestamp(entry.used_at, UTC).strftime("%Y-%m-%d %H:%M")
         name = plain(str(entry.path.relative_to(folder)))
-        print(f"{entry.num_bytes / 2**20:10.1f} MiB  last used {used} UTC  {name}")
+        print_plain(f"{entry.num_bytes / 2**20:10.1f} MiB  last used {used} UTC  {name}")
     what = "removed from" if args.clear else "in"
     limit = config.data.cache_max_bytes / 2**20
     size = f"{_count_entries(len(found))} of {total / 2**20:.1f} MiB"
-    print(f"{size} {what} {plain(str(folder))}; a run keeps at most {limit:.0f} MiB")
+    print_plain(f"{size} {what} {plain(str(folder))}; a run keeps at most {limit:.0f} MiB")
     return 0
 
 
@@ -146,7 +147,7 @@ def _prepare(args: argparse.Namespace) -> int:
         print_json({"out": str(out), "rows": len(prepared.rows), "repeated": prepared.num_repeated})
         return 0
     repeated = f"; {prepared.num_repeated} repeated prompts left out" if prepared.num_repeated else ""
-    print(f"{_count(len(prepared.rows), 'row')} written to {plain(str(out))}{repeated}")
+    print_plain(f"{_count(len(prepared.rows), 'row')} written to {plain(str(out))}{repeated}")
     return 0
 
 
@@ -155,7 +156,7 @@ def _check(args: argparse.Namespace) -> int:
         raise UsageError("--with-tool belongs to prepare gsm8k")
     files = [word for word in args.words if not _SETTING.match(word)]
     args.overrides = [word for word in args.words if _SETTING.match(word)]
-    config = load_settings(args)
+    config = load_settings(args, needs=("model", "data", "agent"))
     train = files or list(config.data.train_files)
     val = args.val or ([] if files else list(config.data.val_files))
     if not train:
@@ -188,9 +189,9 @@ def _check(args: argparse.Namespace) -> int:
         )
     else:
         for split, report in reports.items():
-            print("\n".join(plain(line) for line in _lines(split, report, has_scorer)))
+            print_plain("\n".join(plain(line) for line in _lines(split, report, has_scorer)))
         if val:
-            print(_pairs_line("val rows whose prompt is also a train row", shared))
+            print_plain(_pairs_line("val rows whose prompt is also a train row", shared))
     for problem in problems:
         say(problem)
     return 2 if problems else 0

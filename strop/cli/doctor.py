@@ -1,4 +1,5 @@
-"""`strop doctor`: whether the machines that a run would use fit together; and of a run, what its numbers say.
+"""`strop doctor`: whether the machines that a run would use fit together; of a run, what its numbers say, and what it
+listens on.
 
 Exit codes: 0 nothing is wrong; 1 something is, each thing told in a sentence.
 """
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from strop.cli.output import UsageError, plain, print_json
+from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import load_settings
+from strop.cli.sockets import show, sockets_of
 
 if TYPE_CHECKING:
     from strop.controller.ray.cluster import Node
@@ -29,9 +31,11 @@ examples:
   strop doctor resources.address=auto --path /shared/runs
   strop doctor --config run.yaml
   strop doctor runs/first
+  strop doctor runs/first --sockets
 
 With a run folder it reads the metrics of that run and says what the health rules find in them, with the step in which
 each one spoke first (docs/preflight.md lists the rules). The run may be finished, interrupted or still going on.
+With --sockets it lists what the processes of a run that goes on listen on, and who can speak there (docs/cluster.md).
 
 Without one it looks at the machines of a cluster, or, without resources.address, at this machine alone with a private
 Ray cluster. Exit code 0: nothing is wrong; 1: something is, and each line says what to do.
@@ -70,6 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="a folder that every machine must see, such as that of the runs (default: the current one)",
     )
+    parser.add_argument(
+        "--sockets", action="store_true", help="everything that the processes of a run that goes on listen on"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -78,14 +85,21 @@ def run(args: argparse.Namespace) -> int:
     folders = [word for word in args.overrides if "=" not in word]
     if folders:
         _refuse_more(args, folders)
+        if args.sockets:
+            return _list_sockets(Path(folders[0]), wants_json=args.json)
         return _diagnose(Path(folders[0]), wants_json=args.json)
-    resources = load_settings(args).resources
+    if args.sockets:
+        raise UsageError(
+            "--sockets lists those of a run that goes on; name its folder: strop doctor RUN --sockets"
+        )
+    args.trust_code = False
+    resources = load_settings(args, needs=("resources",)).resources
     findings = examine(resources, path=args.path or Path.cwd())
     if args.json:
         print_json({"findings": [vars(one) for one in findings]})
     else:
         for one in findings:
-            print(f"{'ok  ' if one.is_fine else 'FAIL'} {one.check}: {one.text}")
+            print_plain(f"{'ok  ' if one.is_fine else 'FAIL'} {one.check}: {one.text}")
     return 0 if all(one.is_fine for one in findings) else 1
 
 
@@ -94,8 +108,22 @@ def _refuse_more(args: argparse.Namespace, folders: list[str]) -> None:
     given += [f"--{name}" for name in ("config", "path") if getattr(args, name) is not None]
     if given:
         raise UsageError(
-            f"`strop doctor {folders[0]}` reads the metrics of that run, so {' '.join(given)} has no place here"
+            f"`strop doctor {folders[0]}` looks at that run, so {' '.join(given)} has no place here"
         )
+
+
+def _list_sockets(folder: Path, *, wants_json: bool) -> int:
+    """What a run listens on."""
+    from strop.run import RunFolder
+
+    RunFolder.open(folder, read_only=True).close()
+    found = sockets_of(folder)
+    if wants_json:
+        print_json({"run": str(folder), "sockets": [one.to_json() for one in found]})
+    else:
+        for line in show(folder, found):
+            print_plain(line)
+    return 1 if any(one.is_open for one in found) else 0
 
 
 def _diagnose(folder: Path, *, wants_json: bool) -> int:
@@ -113,9 +141,9 @@ def _diagnose(folder: Path, *, wants_json: bool) -> int:
         )
     else:
         for step, one in found:
-            print(plain(f"step {step}  {one.name}: {one.message}", is_one_line=True))
+            print_plain(plain(f"step {step}  {one.name}: {one.message}", is_one_line=True))
         rest = f"{len(found)} of {len(RULES)} rules spoke" if found else f"none of {len(RULES)} rules spoke"
-        print(f"{num_steps} steps; {rest}")
+        print_plain(f"{num_steps} steps; {rest}")
     return 1 if found else 0
 
 
@@ -154,7 +182,7 @@ def examine(resources: ResourcesConfig, *, path: Path) -> list[Finding]:
     from strop.controller.ray.survey import survey
 
     cluster = Cluster(resources.address or None)
-    started = time.time()
+    started, begun = time.time(), time.monotonic()
     try:
         token = uuid4().hex
         with tempfile.NamedTemporaryFile("w", dir=path, prefix=".strop-doctor-", encoding="utf-8") as marker:
@@ -179,7 +207,7 @@ def examine(resources: ResourcesConfig, *, path: Path) -> list[Finding]:
         findings += [
             _ports(facts),
             _paths(facts, token, path),
-            _clocks(facts, started),
+            _clocks(facts, started, time.monotonic() - begun),
             _shared_memory(facts),
         ]
     return findings
@@ -256,9 +284,9 @@ def _paths(machines: list[MachineFacts], token: str, path: Path) -> Finding:
     )
 
 
-def _clocks(machines: list[MachineFacts], started: float) -> Finding:
-    """Each answer was given between the start of the survey and now, by whatever clock is right."""
-    early, late = started - MAX_CLOCK_DIFFERENCE_S, time.time() + MAX_CLOCK_DIFFERENCE_S
+def _clocks(machines: list[MachineFacts], started: float, seconds: float) -> Finding:
+    """Each answer was given between the start of the survey and its end, by whatever clock is right."""
+    early, late = started - MAX_CLOCK_DIFFERENCE_S, started + seconds + MAX_CLOCK_DIFFERENCE_S
     wrong = [f"{m.address} ({m.clock - started:+.0f} s)" for m in machines if not early <= m.clock <= late]
     return Finding(
         check="clocks",

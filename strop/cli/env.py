@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from strop.cli.output import UsageError, plain, print_json, say
+from strop.cli.output import UsageError, plain, print_json, print_plain, say
+from strop.foreign_files import check_regular, lines_of, open_regular, parse_yaml
 
 if TYPE_CHECKING:
     from strop.agents.environments.certificate import Certificate
@@ -90,21 +91,28 @@ def _kwargs(words: Sequence[str]) -> dict[str, Any]:
         if not equals or not key.isidentifier():
             raise UsageError(f"{word!r} is no argument of an environment; write key=value")
         try:
-            made[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
+            made[key] = parse_yaml(value)
+        except (yaml.YAMLError, ValueError) as error:
             raise UsageError(f"the value of {key} is no YAML: {error}") from None
     return made
 
 
 def _rows(path: Path, count: int) -> list[Mapping[str, Any]]:
     """The first rows of a file, as an environment gets them."""
+    from strop.data.readers import parse_object
+
     if path.suffix == ".parquet":
         import pyarrow.parquet
 
-        rows = pyarrow.parquet.read_table(path).slice(0, count).to_pylist()
+        check_regular(path)
+        with pyarrow.parquet.ParquetFile(path) as file:
+            rows = next(file.iter_batches(count)).to_pylist() if file.metadata.num_rows else []
     elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as lines:
-            rows = [json.loads(line) for _, line in zip(range(count), lines, strict=False)]
+        with open_regular(path) as file:
+            lines = zip(range(count), lines_of(file, path), strict=False)
+            rows = [
+                parse_object(line.decode("utf-8"), f"line {number + 1} of {path}") for number, line in lines
+            ]
     else:
         raise UsageError(f"--rows names {path}; use a .jsonl or .parquet file")
     return [
@@ -129,10 +137,10 @@ def _show(certificate: Certificate) -> None:
         "longest episode": f"{certificate.max_turns} turns",
         "cost": f"{1000 * certificate.mean_episode_s:.1f} ms per episode, {certificate.memory_mib:.1f} MiB in all",
     }.items():
-        print(f"{label:<24} {text}")
+        print_plain(f"{label:<24} {text}")
     for note in certificate.notes:
-        print(f"note: {plain(note, is_one_line=True)}")
+        print_plain(f"note: {plain(note, is_one_line=True)}")
     for fault in certificate.faults:
-        print(f"FAULT: {plain(fault, is_one_line=True)}")
+        print_plain(f"FAULT: {plain(fault, is_one_line=True)}")
     verdict = f"{len(certificate.faults)} faults" if certificate.faults else "nothing is wrong"
-    print(f"{certificate.environment}: {verdict}, {certificate.episodes} episodes")
+    print_plain(f"{certificate.environment}: {verdict}, {certificate.episodes} episodes")

@@ -10,8 +10,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from strop.cli.models import HELP, find_model
-from strop.cli.output import print_json, say
-from strop.cli.settings import add_config_arguments, load_settings, refuse_overrides_of
+from strop.cli.output import plain, print_json, print_plain, say
+from strop.cli.settings import (
+    add_config_arguments,
+    add_trust_argument,
+    load_settings,
+    refuse_overrides_of,
+)
 
 if TYPE_CHECKING:
     from strop.trainer.evaluate import Evaluation, Progress
@@ -25,6 +30,8 @@ examples:
 
 An answer passes when its `acc` (else its score) is above 0.5. The interval is Wilson's, at 95 %.
 """
+NEEDS = ("model", "data.val_files", "data.dataset_class", "agent", "reward")
+"""Settings whose code an evaluation runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("model", metavar="MODEL_OR_RUN", help=HELP)
     add_config_arguments(parser, source="the settings of the run")
+    add_trust_argument(parser)
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
 
@@ -41,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     source = find_model(args.model)
     for line in source.lines:
         say(line)
-    config = load_settings(args, source=source.config)
+    config = load_settings(args, source=source.config, needs=NEEDS)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
     from strop.trainer.evaluate import evaluate
 
@@ -71,10 +79,11 @@ def progress_bar(label: str) -> Iterator[Progress]:
 
 def _show(evaluation: Evaluation) -> None:
     sources = evaluation.by_source
-    lines = dict(sources) if len(sources) == 1 else {**sources, "all": evaluation.total}
+    shown = {plain(name, is_one_line=True): validation for name, validation in sources.items()}
+    lines = shown if len(shown) == 1 else {**shown, "all": evaluation.total}
     width = max(map(len, lines))
     for name, validation in lines.items():
-        print(f"{name:<{width}}  {validation.describe()}")
+        print_plain(f"{name:<{width}}  {validation.describe()}")
 
 
 def _record(evaluation: Evaluation) -> dict[str, object]:

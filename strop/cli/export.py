@@ -6,7 +6,8 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from strop.cli.output import UsageError, print_json, say
+from strop.cli.output import UsageError, print_json, print_plain, say
+from strop.cli.settings import add_trust_argument, load_settings
 from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
 
 EPILOG = """\
@@ -41,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--adapter", action="store_true", help="of a run with LoRA: the adapter alone, as a PEFT folder"
     )
+    add_trust_argument(parser)
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
+    parser.set_defaults(config=None, overrides=[])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,11 +54,9 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = _checkpoint(args.run_folder, args.step)
     import torch
 
-    from strop.config import read_config
     from strop.engines.export import export_role
-    from strop.trainer.config import Config
 
-    config = read_config(Config, args.run_folder / "config.yaml")
+    config = load_settings(args, source=args.run_folder / "config.yaml", needs=())
     model = config.model
     if args.role == "critic":
         model = dataclasses.replace(model, path=config.critic.path or model.path, lora=config.critic.lora)
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=None if args.dtype is None else getattr(torch, args.dtype),
         adapter_only=args.adapter,
     )
-    print(result.describe())
+    print_plain(result.describe())
     if args.json:
         print_json(
             {

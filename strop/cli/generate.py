@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from strop.cli.eval import progress_bar
 from strop.cli.models import HELP, find_model
-from strop.cli.output import UsageError, plain, print_json, say
-from strop.cli.settings import add_config_arguments, load_settings, refuse_overrides_of
+from strop.cli.output import UsageError, plain, print_json, print_plain, say
+from strop.cli.settings import (
+    add_config_arguments,
+    add_trust_argument,
+    load_settings,
+    refuse_overrides_of,
+)
+from strop.foreign_files import read_text
 
 if TYPE_CHECKING:
     from strop.cli.answering import Answer, Answerer
@@ -47,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("model", metavar="MODEL_OR_RUN", help=HELP)
     add_config_arguments(parser, source="the settings of the run")
+    add_trust_argument(parser)
     parser.add_argument("--prompts", metavar="FILE", type=Path, help=".txt, .jsonl, .json or .parquet")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the answers there as JSON lines")
     parser.add_argument(
@@ -68,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     source = find_model(args.model)
     for line in source.lines:
         say(line)
-    config = load_settings(args, source=source.config)
+    config = load_settings(args, source=source.config, needs=())
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
     is_chat = args.prompts is None and sys.stdin.isatty()
     _check_arguments(args, config, is_chat=is_chat)
@@ -135,13 +142,17 @@ def _read_questions(path: Path | None, config: Config) -> list[_Question]:
     if path is None:
         questions = _lines(sys.stdin.read(), where, config)
     elif path.suffix == ".txt":
-        if not path.is_file():
+        if not path.exists():
             raise FileNotFoundError(f"prompt file {path} does not exist; check the path")
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path)
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"prompt file {path} is not UTF-8 text (byte {error.start}); save it as UTF-8"
+            ) from error
+        except OSError as error:
+            raise ValueError(
+                f"prompt file {path} cannot be read: {error.strerror}; check the path"
             ) from error
         questions = _lines(text, where, config)
     else:
@@ -200,7 +211,7 @@ def _report(questions: Sequence[_Question], answers: Sequence[Answer], args: arg
         for answer in answers:
             number = f" #{answer.sample_index}" if args.samples > 1 else ""
             cut = " [cut at the length limit]" if answer.stop_reason == "length" else ""
-            print(
+            print_plain(
                 f"> {plain(_last_words(questions[answer.chat_index]))}{number}\n{plain(answer.text)}{cut}\n"
             )
 
@@ -213,14 +224,14 @@ def _chat(answerer: Answerer, config: Config) -> int:
     """A conversation on the terminal, until /quit or the end of input."""
     from strop.data.chat import Chat
 
-    print("one message per line; /new begins another conversation, /quit ends", file=sys.stderr)
+    print_plain("one message per line; /new begins another conversation, /quit ends", file=sys.stderr)
     messages: list[dict[str, Any]] = []
     with asyncio.Runner() as runner:
         while True:
             try:
                 line = input("> ").strip()
             except EOFError:
-                print(file=sys.stderr)
+                print_plain(file=sys.stderr)
                 return 0
             if line == "/quit":
                 return 0
@@ -236,5 +247,5 @@ def _chat(answerer: Answerer, config: Config) -> int:
                 except ValueError as error:  # too long, or refused by the template: the chat goes on
                     say(str(error))
                     continue
-                print(plain(answer.text))
+                print_plain(plain(answer.text))
                 messages = [*turn, {"role": "assistant", "content": answer.text}]

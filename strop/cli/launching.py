@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.cli.output import Interrupted, UsageError, say
-from strop.cli.settings import add_config_arguments, load_settings
+from strop.cli.settings import add_config_arguments, add_trust_argument, check_trust, load_settings
 from strop.run import RunFolder, is_run
 
 if TYPE_CHECKING:
@@ -26,11 +26,15 @@ MODEL_LINK = "model"
 def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
     """Arguments of a command that makes a run."""
     add_config_arguments(parser)
+    add_trust_argument(parser)
     parser.add_argument(
         "--out", metavar="DIR", type=Path, help=f"run folder, absent or empty (default runs/{kind}-<time>)"
     )
     parser.add_argument(
-        "--resume", metavar="DIR", type=Path, help="continue the run in DIR with its own settings"
+        "--resume",
+        metavar="DIR",
+        type=Path,
+        help="continue the run in DIR with its own settings; some may be given anew",
     )
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
@@ -42,11 +46,13 @@ def begin(args: argparse.Namespace, *, kind: str) -> Start:
         ConfigError, RunError, UsageError: the sentence says what cannot be used.
     """
     from strop.config import deviations
-    from strop.trainer.launch import resume_run, start_run
+    from strop.trainer.launch import CONFIG_FILE, resume_run, start_run
 
     if args.resume is not None:
-        _refuse_settings(args)
+        _refuse_sources(args)
         _check_kind(args.resume, kind)
+        if not args.trust_code:
+            check_trust(args.resume / CONFIG_FILE, args.overrides)
         return resume_run(args.resume, overrides=args.overrides, say=say)
     config = load_settings(args)
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -63,9 +69,9 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
     with start.run as run:
         try:
             yield
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             hint = f"continue with `strop {kind} --resume {run.path}`"
-            raise Interrupted(hint) from None
+            raise Interrupted(hint, cause=error) from None
         except Exception:
             if _is_unbegun(run):
                 _remove(run)
@@ -73,12 +79,11 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
         _link_model(run)
 
 
-def _refuse_settings(args: argparse.Namespace) -> None:
+def _refuse_sources(args: argparse.Namespace) -> None:
     given = [f"--{name}" for name in ("config", "out") if getattr(args, name) is not None]
-    given += [text for text in args.overrides if not text.startswith("resources.")]
     if given:
         raise UsageError(
-            f"--resume continues a run with its own settings, so {' '.join(map(str, given))} has no place "
+            f"--resume continues a run with its own settings, so {' '.join(given)} has no place "
             f"here; leave it out, or start a run of its own with --out"
         )
 

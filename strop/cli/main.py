@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 `strop diff` or `strop config diff` found a difference, `strop check` or `strop score
 --check` found a fault, or strop itself is broken (with a traceback); 2 the input cannot be used, with one
-sentence about what and what to do; 130 interrupted.
+sentence about what and what to do; 130 interrupted; 143 and 129 asked to end by SIGTERM and by SIGHUP.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import difflib
 import importlib
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -21,8 +22,13 @@ from types import ModuleType
 from typing import NoReturn
 
 import strop
+from strop import trust
+from strop.border import remember_named
+from strop.cli.output import UsageError, plain, print_plain
 
-USER_ERROR, INTERRUPTED = 2, 130
+BROKEN, USER_ERROR = 1, 2
+SIGNALLED = 128
+"""Added to the number of the signal that ended a command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +126,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Report a command line that cannot be read."""
-        from strop.cli.output import UsageError
-
         hint = ""
         if message.startswith("unrecognized arguments: -"):
             hint = "; settings are given as key=value, without dashes"
@@ -136,6 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
+    remember_named(
+        os.environ
+    )  # of every key that a library or a user's file may read, and repeat in an error
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows escapes
@@ -146,19 +153,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse, after --help
         return end.code if isinstance(end.code, int) else USER_ERROR
     except KeyboardInterrupt as error:
-        print(f"\ninterrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
-        return INTERRUPTED
+        number = getattr(error, "number", signal.SIGINT)
+        how = "\ninterrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+        print_plain(f"{how}{f'; {error}' if str(error) else ''}", file=sys.stderr)
+        return SIGNALLED + number
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (the end of the program: strop itself is broken, and the traceback is shown)
         known = _user_error(error)
+        if known is None or debug:
+            print_plain("".join(traceback.format_exception(error)), end="", file=sys.stderr)
         if known is None:
-            raise
-        if debug:
-            traceback.print_exception(error)
+            return BROKEN
         name = words[0] if words and words[0] in COMMANDS else ""
-        print(f"{f'strop {name}'.strip()}: {_sentence(known)}", file=sys.stderr)
+        print_plain(f"{f'strop {name}'.strip()}: {_sentence(known)}", file=sys.stderr)
         return USER_ERROR
 
 
@@ -187,7 +196,7 @@ def _dispatch(words: list[str]) -> int:
     args.command_line = ["strop", *words]
     from strop.cli.libraries import quiet_models, share_cores, terminal_log
 
-    with terminal_log(debug=args.debug):
+    with terminal_log(debug=args.debug), trust.door():
         if COMMANDS[name].loads_models:
             share_cores()
             quiet_models()
@@ -231,8 +240,6 @@ def _user_error(error: BaseException) -> BaseException | None:
 
 
 def _sentence(error: BaseException) -> str:
-    from strop.cli.output import plain
-
     text = plain(str(error)) or type(error).__name__
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         text = f"{error.strerror}: {error.filename}"

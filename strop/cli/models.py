@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +57,13 @@ def _of_run(path: Path) -> ModelSource:
         reasons = f": {'; '.join(lines)}" if lines else " yet"
         raise RunError(f"{path} has no valid checkpoint{reasons}; name a model folder, or continue the run")
     said = (*lines, f"model: checkpoint {checkpoint.step} of {path}")
-    return ModelSource(folder=_model_of(checkpoint.path), config=_run_config(checkpoint.path), lines=said)
+    config = _run_config(checkpoint.path)
+    if config is None:
+        said = (
+            *said,
+            f"{path} has lost its {_CONFIG_FILE}, so all settings are the defaults (--config names others)",
+        )
+    return ModelSource(folder=_model_of(checkpoint.path), config=config, lines=said)
 
 
 def _of_checkpoint(path: Path) -> ModelSource:
@@ -86,4 +93,4 @@ def _run_config(checkpoint: Path) -> Path | None:
     """Settings of the run that a checkpoint lies in; None when it was taken out of its run."""
     run = checkpoint.resolve().parent.parent
     config = run / _CONFIG_FILE
-    return config if is_run(run) and config.is_file() else None
+    return config if is_run(run) and os.path.lexists(config) else None

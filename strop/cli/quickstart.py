@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     folder: Path = args.out or Path("runs") / f"quickstart-seed{args.seed}"
     try:
         carry_out(folder, seed=args.seed, overrides=args.overrides, wants_json=args.json)
-    except KeyboardInterrupt:
-        raise Interrupted(f"continue with `strop quickstart --seed {args.seed} --out {folder}`") from None
+    except KeyboardInterrupt as error:
+        hint = f"continue with `strop quickstart --seed {args.seed} --out {folder}`"
+        raise Interrupted(hint, cause=error) from None
     return 0

@@ -153,6 +153,8 @@ def find_samples(
         )
     wanted = [step] if step is not None else steps if ids else steps[-1:]
     rows = [row for one in wanted for row in store.read(one, split=split)]
+    if not rows:
+        raise RunError(f"{run_folder.path}: the file of {split} samples of step {wanted[-1]} has no row")
     if ids:
         known = {name for row in rows for name in (row["id"], row["uid"])}
         missing = [name for name in ids if name not in known]

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.cli.output import UsageError, plain, print_json, say, shorten
-from strop.cli.settings import add_config_arguments, load_settings
+from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
+from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -29,6 +29,8 @@ for the scorer of each data source, or `same` for the reward of the run. With a 
 of the run. A file of samples has one answer per row: see docs/rewards.md.
 """
 DEFAULT_SHOW = 10
+NEEDS = ("reward", "data.train_files", "data.val_files")
+"""Settings whose code scoring runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--check", action="store_true", help="exit code 1 when a score differs or is missing")
     add_config_arguments(parser, source="the settings of the run")
+    add_trust_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object with every difference")
 
 
@@ -102,7 +105,7 @@ def _settings(args: argparse.Namespace) -> Config:
         ]
         args.overrides = [*chosen, "reward.judge={}", "reward.server={}", *args.overrides]
     source = args.samples / "config.yaml" if is_run and (args.samples / "config.yaml").is_file() else None
-    return load_settings(args, source=source)
+    return load_settings(args, source=source, needs=NEEDS)
 
 
 def _samples(args: argparse.Namespace, config: Config) -> list[SavedSample]:
@@ -215,10 +218,10 @@ def _show(done: Sequence[Replayed], show: int, *, timeout_s: float) -> None:
                 Text(shorten(str(one.sample.prompt.ground_truth), 30)), Text(shorten(said, 200)),
             )  # fmt: skip
         console.print(differences)
-    print(plain(summarize([one.outcome for one in done], timeout_s=timeout_s)))
+    print_plain(plain(summarize([one.outcome for one in done], timeout_s=timeout_s)))
     num_changed = sum(one.has_changed for one in done)
     more = f"; --show {len(changed)} shows all" if len(changed) > show else ""
-    print(f"{num_changed} of {len(done)} scores changed{more}")
+    print_plain(f"{num_changed} of {len(done)} scores changed{more}")
 
 
 def _text(score: float | None) -> str:

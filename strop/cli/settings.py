@@ -1,15 +1,27 @@
-"""Settings on the command line: a file and key=value, the same for every command."""
+"""Settings on the command line: a file and key=value, the same for every command.
+
+Settings that lie in a run folder may be somebody else's. What they name is run only when strop wrote them for this user
+on this machine, or with --trust-code (strop.trust); a command that needs nothing of it goes on without.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strop.cli.output import UsageError
+from strop import trust
+from strop.cli.output import UsageError, say
 
 if TYPE_CHECKING:
+    from strop.trainer.code_named import Named
     from strop.trainer.config import Config
+
+EVERYTHING = ("",)
+"""A command that trains needs all that the settings name."""
+_GIVEN = "command line"
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, *, source: str = "") -> None:
@@ -32,20 +44,97 @@ def add_config_arguments(parser: argparse.ArgumentParser, *, source: str = "") -
     )
 
 
-def load_settings(args: argparse.Namespace, *, source: Path | None = None) -> Config:
+def add_trust_argument(parser: argparse.ArgumentParser) -> None:
+    """`--trust-code`."""
+    parser.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="run what the settings of a run folder name (reward files, extensions, tools, servers), although strop "
+        "did not write them for you on this machine; without it, a sentence says what that would be",
+    )
+
+
+def load_settings(
+    args: argparse.Namespace, *, source: Path | None = None, needs: Collection[str] = EVERYTHING
+) -> Config:
     """The configuration that the command line asks for.
 
     Args:
-        args: with `config` and `overrides`.
-        source: used when there is no --config.
+        args: with `config`, `overrides` and `trust_code`.
+        source: used when there is no --config; of a run folder.
+        needs: beginnings of the keys whose code, commands and addresses the command has a use for.
 
     Raises:
         ConfigError: with every problem found.
+        UntrustedCode: the settings are those of a received run, and name something that the command needs.
     """
     from strop.config import load_config
     from strop.trainer.config import Config
 
-    return load_config(Config, source=args.config or source, overrides=args.overrides)
+    path = Path(args.config) if args.config else source
+    content = None if path is None or args.trust_code else _content_in_run(path)
+    if path is None or content is None:  # what the command line names is the user's word
+        return load_config(Config, source=args.config or source, overrides=args.overrides)
+    return _received(path, content, args.overrides, needs)
+
+
+def check_trust(path: Path, overrides: Sequence[str]) -> None:
+    """Refuse to go on with the settings of a run folder when they name code and are not the user's own.
+
+    Raises:
+        UntrustedCode: the sentence lists what they name.
+        ConfigError: they cannot be read.
+    """
+    if (content := _content_in_run(path)) is not None:
+        _received(path, content, overrides, EVERYTHING)
+
+
+def _content_in_run(path: Path) -> bytes | None:
+    """The settings at a path that lies in a run folder; None where it does not."""
+    from strop.foreign_files import MAX_YAML_BYTES, read_bytes
+    from strop.run import is_run
+
+    if not is_run(path.parent) or not path.exists():
+        return None
+    try:
+        return read_bytes(path, limit=MAX_YAML_BYTES)
+    except OSError:
+        return None  # who reads it says so
+
+
+def _received(path: Path, content: bytes, overrides: Sequence[str], needs: Collection[str]) -> Config:
+    """The configuration in these bytes, with the door closed when they may be somebody else's."""
+    from strop.config import ConfigError, load_with_origins
+    from strop.trainer.code_named import code_named, is_elsewhere
+    from strop.trainer.config import Config
+
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    folders = trust.made_in(content)
+    given = [word.lstrip("+~").split("=", 1)[0] for word in overrides]
+    if str(Path.cwd()) in folders:
+        return load_with_origins(Config, source=path, text=text, overrides=overrides)[0]
+    trust.close(str(path), own=given)
+    config, origin_of = load_with_origins(Config, source=path, text=text, overrides=overrides)
+    named = [one for one in code_named(config) if origin_of(one.key) != _GIVEN]
+    if folders:  # of a run of the user's own, started elsewhere: a relative path may be another file here
+        named = [one for one in named if is_elsewhere(one) and Path(one.path).exists()]
+        if not named:
+            trust.reopen()
+            return load_with_origins(Config, source=path, text=text, overrides=overrides)[0]
+    needed = [one for one in named if one.key.startswith(tuple(needs))]
+    if needed:
+        raise trust.UntrustedCode(trust.refusal(str(path), _listed(needed)))
+    if named:
+        say(f"{path} was received, so this is not run: {'; '.join(_listed(named))}")
+    model = dataclasses.replace(config.model, trust_remote_code=False)
+    return dataclasses.replace(config, model=model)
+
+
+def _listed(named: Sequence[Named]) -> list[str]:
+    return [f"{one.key}: {one.value}" for one in named]
 
 
 def refuse_overrides_of(args: argparse.Namespace, key: str, reason: str) -> None:

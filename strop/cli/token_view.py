@@ -34,23 +34,24 @@ class Token:
     @property
     def probability(self) -> float:
         """Under the policy that sampled it."""
-        return math.exp(self.log_prob)
+        return math.exp(min(self.log_prob, 0.0))
 
     @property
     def style(self) -> str:
         """Its colour on a terminal."""
         if not self.is_sampled:
             return GIVEN_STYLE
-        return next(style for lowest, style in SAMPLED_STYLES if self.probability >= lowest)
+        likely = (style for lowest, style in SAMPLED_STYLES if self.probability >= lowest)
+        return next(likely, SAMPLED_STYLES[-1][1])  # NaN is not above anything
 
 
 def response_tokens(row: Mapping[str, Any], decode: Callable[[Sequence[int]], str]) -> list[Token]:
     """The tokens of a row of the sample store, in order; none when it was not played."""
-    if row["response_ids"] is None:
-        return []
-    columns = zip(
-        row["response_ids"], row["response_mask"], row["rollout_log_probs"], row["versions"], strict=True
-    )
+    names = ("response_ids", "response_mask", "rollout_log_probs", "versions")
+    given = [row[name] for name in names if row.get(name) is not None]
+    if len(given) < len(names) or len(set(map(len, given))) > 1:
+        return []  # it was not played, or the file was changed
+    columns = zip(*given, strict=True)
     return [
         Token(
             position=position,

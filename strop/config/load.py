@@ -15,7 +15,13 @@ from strop.config.sources import preset_layers, read_mapping, source_layers
 T = TypeVar("T")
 
 
-def load_config(root: type[T], *, source: str | Path | None = None, overrides: Sequence[str] = ()) -> T:
+def load_config(
+    root: type[T],
+    *,
+    source: str | Path | None = None,
+    text: str | None = None,
+    overrides: Sequence[str] = (),
+) -> T:
     """The configuration of type `root` from a source, with overrides on top of it.
 
     Laid over each other, later ones winning: the defaults of the dataclasses; the presets that the file
@@ -26,6 +32,7 @@ def load_config(root: type[T], *, source: str | Path | None = None, overrides: S
     Args:
         root: a frozen dataclass, whose fields may be dataclasses (sections).
         source: a YAML file, or the name of a preset. None: the defaults alone.
+        text: content of that file, where it was read before.
         overrides: in Hydra's grammar. `a.b=1` sets; `~a.b` goes back to the default; `+a.b.c=1` adds an entry
             to a free dict a.b, where the + may be left out.
 
@@ -33,16 +40,20 @@ def load_config(root: type[T], *, source: str | Path | None = None, overrides: S
         ConfigError: a key is unknown, a value has the wrong type or is missing, or a check of a dataclass
             refuses it. What can be found in one pass is reported together.
     """
-    return load_with_origins(root, source=source, overrides=overrides)[0]
+    return load_with_origins(root, source=source, text=text, overrides=overrides)[0]
 
 
 def load_with_origins(
-    root: type[T], *, source: str | Path | None = None, overrides: Sequence[str] = ()
+    root: type[T],
+    *,
+    source: str | Path | None = None,
+    text: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> tuple[T, Callable[[str], str]]:
     """As `load_config`, with a function from a full key to where its value comes from: `default`, `preset
     algorithm/dapo`, `file my.yaml` or `command line`."""
     layers = Layers(root)
-    for layer in source_layers(source) if source is not None else ():
+    for layer in source_layers(source, text) if source is not None else ():
         layers.add(layer)
     presets, others = _parse(overrides, layers)
     for override in presets:

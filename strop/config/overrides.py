@@ -40,7 +40,13 @@ def parse_override(text: str) -> Override:
     """
     key = text.split("=", 1)[0]
     if "=" not in text and not text.startswith("~"):
-        raise ValueError(f"{text!r} is not an override: write key=value, for example run.seed=1")
+        is_file = text.endswith((".yaml", ".yml"))
+        hint = (
+            f"give a file of settings with --config {text}"
+            if is_file
+            else "write key=value, as in trainer.seed=1"
+        )
+        raise ValueError(f"{text!r} is not an override: {hint}")
     try:
         parsed = OverridesParser.create().parse_override(text)
     except HydraException as error:

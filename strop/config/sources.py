@@ -25,6 +25,7 @@ from typing import Any
 from strop.config.errors import ConfigError
 from strop.config.schema import join, nearest
 from strop.config.yaml_text import parse
+from strop.foreign_files import MAX_YAML_BYTES, read_text
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -55,14 +56,20 @@ def preset_sections() -> list[str]:
     return sorted(".".join(path.relative_to(PRESETS).parts) for path in PRESETS.rglob("*") if path.is_dir())
 
 
-def source_layers(source: str | Path) -> list[Layer]:
+def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
     """The layers of a YAML file, or of a whole-configuration preset, lowest first.
+
+    Args:
+        source: the file, or the preset's name.
+        text: content of the file, where it was read before.
 
     Raises:
         ConfigError: there is no such file or preset, or it cannot be read.
     """
     path = Path(source)
-    if path.is_file():
+    if text is not None:
+        return _layers_of(_mapping(text, str(source)), str(source))
+    if path.exists() and not path.is_dir():
         return _file_layers(path, str(source))
     if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
         return preset_layers("", source)
@@ -123,7 +130,12 @@ def _section_layers(path: Path, section: str, name: str, label: str) -> list[Lay
 
 def _file_layers(path: Path, label: str, *, preset: str = "", above: tuple[str, ...] = ()) -> list[Layer]:
     """The layers of a file for the whole tree: those of its defaults, and its own keys."""
-    values = read_mapping(path, label)
+    return _layers_of(read_mapping(path, label), label, preset=preset, above=above)
+
+
+def _layers_of(
+    values: dict[str, Any], label: str, *, preset: str = "", above: tuple[str, ...] = ()
+) -> list[Layer]:
     layers = []
     for entry in _defaults(values.pop("defaults", []), label):
         layers.extend(_preset_layers(*entry, above))
@@ -137,11 +149,16 @@ def read_mapping(path: Path, label: str) -> dict[str, Any]:
         ConfigError: the file cannot be read, or holds something else.
     """
     try:
-        values = parse(path.read_text(encoding="utf-8"), label)
+        return _mapping(read_text(path, limit=MAX_YAML_BYTES), label)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{label} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise ConfigError(f"{label} cannot be read: {error.strerror}") from error
+
+
+def _mapping(text: str, label: str) -> dict[str, Any]:
+    try:
+        values = parse(text, label)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if values is None:

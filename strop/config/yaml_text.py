@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from strop.foreign_files import BoundedLoader, parse_yaml
+
 _FLOAT = (
     r"^(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
@@ -29,7 +31,7 @@ _RESOLVERS = (
 )
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(BoundedLoader):
     """Plain values only, in the spellings above."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own name)
@@ -76,7 +78,7 @@ def parse(text: str, name: str) -> Any:
         ValueError: the text is not YAML, with line and column.
     """
     try:
-        return yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
+        return parse_yaml(text, loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from strop.controller.mesh import Mesh
+from strop.net.rendezvous import Meeting, MeetingStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +24,13 @@ class Placement:
     """Number of the worker's process among those of the group on its node."""
     local_world_size: int = 1
     """Processes of the group on the worker's node."""
+    meeting: Meeting | None = None
+    """Where the processes of the group find each other; None where there is nothing to join, because the workers share
+    a process or there is one."""
     master_addr: str = "127.0.0.1"
-    """Address under which the processes of the group find each other."""
+    """Address of rank 0, for code that makes process groups of its own by address and port."""
     master_port: int = 0
-    """Port there; 0 where there is nothing to join, because the workers share a process."""
+    """A port that was free there; 0 where the workers share a process."""
     node: str = ""
     """Name of the node, for messages."""
     role: str = ""
@@ -113,13 +117,25 @@ class Worker:
 
     @property
     def master_addr(self) -> str:
-        """Address under which the processes of the group find each other."""
+        """Address of rank 0."""
         return self.placement.master_addr
 
     @property
     def master_port(self) -> int:
-        """Port there; 0 where the workers share a process."""
+        """A port that was free there; 0 where the workers share a process."""
         return self.placement.master_port
+
+    def rendezvous(self, *, timeout_s: float = 600.0) -> MeetingStore:
+        """A store for `torch.distributed.init_process_group(store=...)` over the processes of the group.
+
+        It lets in only them, unlike the one that torch makes from an address and a port, which serves whoever comes.
+
+        Raises:
+            ValueError: the group has one process.
+        """
+        if self.placement.meeting is None:
+            raise ValueError(f"role {self.placement.role!r} has one process, so there is nobody to meet")
+        return MeetingStore(self.placement.meeting, timeout_s=timeout_s)
 
     @property
     def dp_rank(self) -> int:

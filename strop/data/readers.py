@@ -11,9 +11,13 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from strop.border import read_json
 from strop.data.folders import folder_files, split_entry
 from strop.data.sources import HUB_PREFIX, fetch, is_url, load_hub
+from strop.foreign_files import check_regular, read_text
 
+MAX_FILE_BYTES = 2**36
+"""Of a file of JSON that is held in memory: more than machines have."""
 SUFFIXES = (".parquet", ".jsonl", ".json")
 
 
@@ -131,6 +135,7 @@ def _some(names: Sequence[str], limit: int = 8) -> str:
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
     try:
+        check_regular(path)
         rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise parquet_refused(path, error) from error
@@ -139,7 +144,7 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
 
 def parquet_refused(path: Path, error: Exception) -> ValueError:
     """What is raised for a file that pyarrow cannot read."""
-    reason = str(error).splitlines()[0]
+    reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
     return ValueError(
         f"data file {path} cannot be read as parquet ({reason}); write it again, or check that it was copied whole"
     )
@@ -147,12 +152,14 @@ def parquet_refused(path: Path, error: Exception) -> ValueError:
 
 def _read_json(path: Path) -> list[dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, limit=MAX_FILE_BYTES)
     except UnicodeDecodeError as error:
         raise ValueError(
             f"data file {path} is not UTF-8 text (byte {error.start}); save it as UTF-8, or give parquet "
             f"files the suffix .parquet"
         ) from error
+    except OSError as error:
+        raise ValueError(f"data file {path} cannot be read: {error.strerror}; check the path") from error
     if path.suffix == ".json" and text.lstrip().startswith("["):
         return _read_json_list(path, text)
     rows = []
@@ -164,12 +171,14 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
 
 def _read_json_list(path: Path, text: str) -> list[dict[str, Any]]:
     try:
-        items = json.loads(text)
+        items = read_json(text)
     except json.JSONDecodeError as error:
         raise ValueError(
             f"data file {path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}; "
             f"fix that line"
         ) from error
+    except ValueError as error:
+        raise ValueError(f"data file {path} cannot be read: {error}") from error
     for index, item in enumerate(items):
         if not isinstance(item, dict):
             raise ValueError(_not_an_object(f"item {index} of {path}", item))
@@ -179,12 +188,14 @@ def _read_json_list(path: Path, text: str) -> list[dict[str, Any]]:
 def parse_object(line: str, where: str) -> dict[str, Any]:
     """The object of a line of JSON; `where` names it in errors."""
     try:
-        item = json.loads(line)
+        item = read_json(line)
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{where} is not valid JSON: {error.msg} at column {error.colno}; each line holds one object "
             f'such as {{"prompt": "...", ...}}'
         ) from error
+    except ValueError as error:
+        raise ValueError(f"{where} cannot be read: {error}") from error
     if not isinstance(item, dict):
         raise ValueError(_not_an_object(where, item))
     return item
@@ -199,8 +210,9 @@ def _not_an_object(where: str, item: object) -> str:
 
 def _folder_leaves(path: Path, split: str) -> list[Path]:
     if (path / "dataset_dict.json").exists():
-        splits = parse_object((path / "dataset_dict.json").read_text("utf-8"), f"{path}/dataset_dict.json")
-        names = [str(name) for name in splits.get("splits", [])]
+        named = path / "dataset_dict.json"
+        splits = parse_object(read_text(named), str(named)).get("splits")
+        names = [str(name) for name in splits] if isinstance(splits, list) else []
         if split in names:
             return [path / split]
         example = path / names[0] if names else path
@@ -218,6 +230,9 @@ def open_saved(path: Path) -> Any:
     import datasets  # heavy, and only folders need it
 
     try:
+        for inner in path.iterdir():
+            if not inner.is_dir():
+                check_regular(inner)
         return datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, pyarrow.ArrowException) as error:
         raise ValueError(

@@ -217,8 +217,8 @@ class PromptSampler:
     def _check_some_left(self) -> None:
         if all(self._rest_until.get(int(row), (0, 0))[1] is None for row in self._rows):
             raise ValueError(
-                "every prompt was solved by all its samples and is retired, so there is nothing left to learn: use "
-                "harder data, or set algorithm.filter_groups.retire_solved=false"
+                "every prompt was solved by all its samples and is retired, so there is nothing left to learn: the run "
+                "ends here; start another one with harder data, or with algorithm.filter_groups.retire_solved=false"
             )
 
     @property

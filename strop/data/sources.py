@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from strop.data.cache import cache_folder, size_of, use
+from strop.trust import ask, may_run
 
 SILENCE_S = 60.0
 """How long a store may send nothing before a fetch ends, in seconds."""
@@ -41,6 +42,9 @@ _IDENTITY = ("size", "etag", "checksum", "md5", "generation", "version", "mtime"
 """What stores say about the contents of a file, in lower case; each store says some of them."""
 
 
+_FILE_SETTINGS = ("data.train_files", "data.val_files", "sft.data.train_files", "sft.data.val_files")
+
+
 @dataclass(frozen=True, kw_only=True)
 class HubSource:
     """One split of a data set of the hub."""
@@ -51,6 +55,12 @@ class HubSource:
     """Which of its configurations; None: its only one."""
     split: str
     """Which of its splits."""
+
+
+def _ask(entry: str) -> None:
+    """Pass the door, which is open where the user has named the files."""
+    if not any(map(may_run, _FILE_SETTINGS)):
+        ask("data files", entry)
 
 
 def is_url(entry: str) -> bool:
@@ -90,6 +100,7 @@ def open_hub(entry: str) -> Any:
         ValueError: the entry has another form, or `datasets` cannot read it, with its reason.
     """
     source = parse_hub(entry)
+    _ask(entry)
     datasets: Any = importlib.import_module("datasets")  # heavy, and only some entries need it
     try:
         return datasets.load_dataset(source.name, source.config, split=source.split)
@@ -117,6 +128,7 @@ def fetch(
         ValueError: the kind of URL is unknown or needs a package, nothing is there, or the store failed or went
             silent.
     """
+    _ask(url)
     fsspec: Any = importlib.import_module("fsspec.core")
     try:
         system, path = fsspec.url_to_fs(url)

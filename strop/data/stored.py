@@ -31,6 +31,7 @@ import pyarrow.parquet
 from strop.data.cache import cache_folder, use
 from strop.data.readers import check_entries, fetched, leaves, open_saved, parquet_refused, parse_object
 from strop.data.sources import HUB_PREFIX, open_hub
+from strop.foreign_files import MAX_LINE_BYTES, check_regular, lines_of, open_regular
 
 MAX_GROUP_BYTES = 4 * 2**20
 """Size of a group of rows, uncompressed, up to which a parquet file is read in place: a visit reads a whole one."""
@@ -169,7 +170,10 @@ class LineRows:
 
     def __init__(self, path: Path, cache_dir: str | Path) -> None:
         self._path = path
-        self._file = path.open("rb")
+        try:
+            self._file = open_regular(path)
+        except OSError as error:
+            raise ValueError(f"data file {path} cannot be read: {error.strerror}; check the path") from error
         if path.suffix == ".json" and _first_character(path) == b"[":
             raise ValueError(
                 f"data file {path} holds one JSON list, so its rows cannot be read one by one: write one object per "
@@ -184,7 +188,7 @@ class LineRows:
     def row(self, index: int) -> dict[str, Any]:
         """The row of this number."""
         self._file.seek(int(self._starts[index]))
-        line = self._file.readline()
+        line = self._file.readline(MAX_LINE_BYTES)
         where = f"row {index} of {self._path}"
         try:
             text = line.decode("utf-8")
@@ -195,6 +199,7 @@ class LineRows:
 
 def _parquet_rows(path: Path, cache_dir: str | Path) -> RowPart:
     try:
+        check_regular(path)
         meta = pyarrow.parquet.read_metadata(path)
         largest = max((meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)), default=0)
         if largest <= MAX_GROUP_BYTES:
@@ -227,8 +232,8 @@ def _write_starts(path: Path, target: Path) -> None:
     """Where each line that is not blank begins, in bytes."""
     starts = array("q")
     at = 0
-    with path.open("rb") as file:
-        for line in file:
+    with open_regular(path) as file:
+        for line in lines_of(file, path):
             if not line.isspace():
                 starts.append(at)
             at += len(line)

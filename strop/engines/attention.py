@@ -41,6 +41,10 @@ class AttentionContext(Protocol):
         ...
 
 
+class NoContext(ValueError):
+    """Packed attention was called without its context."""
+
+
 _UNSUPPORTED = ("softcap", "s_aux", "sinks", "head_mask", "position_bias")
 
 
@@ -58,7 +62,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """The function that transformers calls: [1, H, N, D] in, [1, N, H, D] out."""
     if strop_context is None:
-        raise ValueError(
+        raise NoContext(
             "this model runs on packed tokens: call it through strop.engines.model.CausalLM, which passes the "
             "attention context; a plain forward call needs attn_implementation='sdpa'"
         )
@@ -68,6 +72,11 @@ def _attention(
                 f"{type(module).__name__} uses attention option {name!r}, which packed attention does not "
                 f"have; choose a model without it"
             )
+    if value.shape != key.shape:
+        raise ValueError(
+            f"{type(module).__name__} has keys of size {key.shape[-1]} and values of size {value.shape[-1]} (latent "
+            f"attention, MLA), and packed attention keeps both in one table; choose a model where they are equal"
+        )
     layer: int = module.layer_idx  # type: ignore[assignment]
     output = strop_context.attend(
         layer,

@@ -43,7 +43,7 @@ class CausalLM:
         self._banned: Tensor | None = None
         self._is_compiled = False
         self.device = self._head.weight.device
-        _disable_dropout(module)
+        _disable_randomness(module)
 
     @property
     def head_weight(self) -> Tensor:
@@ -70,16 +70,8 @@ class CausalLM:
 
     @property
     def max_positions(self) -> int | None:
-        """Longest sequence that the model's positions are made for; None when the configuration names none.
-
-        Rotary embeddings of type longrope change all frequencies beyond their original length, for every sequence
-        of a pack, so that a token's log-prob would depend on its neighbours: they end there.
-        """
-        limit: int | None = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        rope = getattr(self.config.get_text_config(), "rope_parameters", None) or {}
-        if limit is not None and rope.get("rope_type") == "longrope":
-            limit = min(limit, int(rope.get("original_max_position_embeddings") or limit))
-        return limit
+        """Longest sequence that the model's positions are made for; None when the configuration names none."""
+        return max_positions(self.config)
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -207,6 +199,22 @@ class _Uncompiled:
         return output
 
 
+def max_positions(config: Any) -> int | None:
+    """Longest sequence that a model's positions are made for; None when its configuration names none.
+
+    Rotary embeddings of type longrope change all frequencies beyond their original length, for every sequence of a
+    pack, so that a token's log-prob would depend on its neighbours: they end there. Kinds of layers may have embeddings
+    of their own.
+    """
+    text = config.get_text_config()
+    limit: int | None = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    for one in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
+        if limit is not None and one.get("rope_type") == "longrope":
+            limit = min(limit, int(one.get("original_max_position_embeddings") or limit))
+    return limit
+
+
 def _head(module: Any) -> nn.Linear:
     """The language-model head, or the head of a sequence-classification model."""
     head = module.get_output_embeddings()
@@ -214,11 +222,11 @@ def _head(module: Any) -> nn.Linear:
     return linear
 
 
-def _disable_dropout(module: nn.Module) -> None:
-    """Set every dropout to 0: a sampled log-prob must be the trained one."""
+def _disable_randomness(module: nn.Module) -> None:
+    """Set every dropout and every noise of a router to 0: a sampled log-prob must be the trained one."""
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
-        for name, value in vars(part).items():
-            if "drop" in name and isinstance(value, float):  # OPT and others keep rates as plain numbers
+        for name, value in vars(part).items():  # OPT and others keep rates as plain numbers
+            if isinstance(value, float) and any(word in name for word in ("drop", "jitter", "noise")):
                 setattr(part, name, 0.0)

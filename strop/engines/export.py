@@ -29,7 +29,8 @@ from transformers.initialization import no_init_weights
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.lora import add_lora, has_adapter, merged_tensors, save_adapter
-from strop.engines.model import load_model, load_value_model
+from strop.engines.model import load_model, load_value_model, read_settings
+from strop.engines.model_folder import reading, runs_own_code
 from strop.engines.probe import PROBE_TOLERANCE, check_packed
 from strop.engines.role_checkpoint import CONFIG_FOLDER, MODEL, load_weights
 from strop.engines.saved_tensors import STATE_FILE, SavedTensors
@@ -189,7 +190,10 @@ def read_role(checkpoint: Path, config: ModelConfig, *, role: str = ACTOR) -> Ca
         model = load(_plain(config, Path(config.path), "float64" if double else "float32"), device="cpu")
         add_lora(model, config.lora)
     else:
-        model = _unread_model(_config_folder(checkpoint, role, config), config, role, _saved_dtype(folder))
+        described = _config_folder(checkpoint, role, config)
+        model = _unread_model(
+            described, config, role, _saved_dtype(folder), num_saved=SavedTensors(folder).num_weights
+        )
     load_weights(folder, model)
     if not has_adapter(model):
         check_packed(model.module, _CPU)
@@ -242,12 +246,10 @@ def _largest(a: Tensor, b: Tensor) -> float:
 
 
 def _saved_dtype(folder: Path) -> torch.dtype:
-    tensors = SavedTensors(folder).tensors
-    return next(
-        info.dtype
-        for name, info in tensors.items()
-        if name.startswith(MODEL) and info.dtype.is_floating_point
-    )
+    for name, info in SavedTensors(folder).tensors.items():
+        if name.startswith(MODEL) and info.dtype.is_floating_point:
+            return info.dtype
+    raise ValueError(f"checkpoint {folder} is damaged: it holds no weights")
 
 
 def _plain(
@@ -276,17 +278,31 @@ def _config_folder(checkpoint: Path, role: str, config: ModelConfig) -> Path:
     )
 
 
-def _unread_model(folder: Path, config: ModelConfig, role: str, dtype: torch.dtype) -> CausalLM:
-    """The architecture that a folder describes, with any weights; `check_packed` then makes it ready."""
-    trust = config.trust_remote_code
-    settings = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+def _unread_model(
+    folder: Path, config: ModelConfig, role: str, dtype: torch.dtype, *, num_saved: int
+) -> CausalLM:
+    """The architecture that a folder describes, with any weights; `check_packed` then makes it ready.
+
+    Args:
+        num_saved: numbers in the checkpoint, above which no memory is asked for.
+    """
+    trust = runs_own_code(config)
+    complaint = f"the model in {folder} cannot be built"
+    settings = read_settings(folder, config, complaint)
     auto_class: Any = AutoModelForImageTextToText if has_vision_part(settings) else AutoModelForCausalLM
     if role == CRITIC:
         settings.num_labels = 1
         auto_class = AutoModelForSequenceClassification
-    with no_init_weights():
+    with reading(folder, complaint), no_init_weights():
+        with torch.device("meta"):  # its form costs no memory
+            form = auto_class.from_config(settings, dtype=dtype, trust_remote_code=trust)
+        described = sum(weight.numel() for weight in form.parameters())
+        if described > 2 * num_saved:  # tied weights may count twice
+            raise ValueError(
+                f"config.json describes {described} weights, but the checkpoint holds {num_saved}"
+            )
         module = auto_class.from_config(settings, dtype=dtype, trust_remote_code=trust)
-    module.tie_weights()  # part of the initialization that was left out
+        module.tie_weights()  # part of the initialization that was left out
     return CausalLM(module.eval(), compute_dtype=dtype)
 
 
@@ -330,8 +346,9 @@ def _save_tokenizer(role: Path, hf_folder: Path, source: Path, folder: Path, con
     """The tokenizer of the checkpoint, or of the model that the run started from."""
     for candidate in (role / CONFIG_FOLDER, hf_folder, source):
         if any(path.name.startswith(("tokenizer", "vocab")) for path in candidate.glob("*")):
-            tokenizer = AutoTokenizer.from_pretrained(candidate, trust_remote_code=config.trust_remote_code)
-            tokenizer.save_pretrained(folder)
+            with reading(candidate, f"the tokenizer in {candidate} cannot be used"):
+                tokenizer = AutoTokenizer.from_pretrained(candidate, trust_remote_code=runs_own_code(config))
+                tokenizer.save_pretrained(folder)
             return
     raise ValueError(
         f"there is no tokenizer in {role / CONFIG_FOLDER}, {hf_folder} or {source}; put one into the first"
@@ -350,7 +367,7 @@ def _load_plain(
     folder: Path, config: ModelConfig, dtype: torch.dtype, *, is_classifier: bool, is_adapter: bool
 ) -> Any:
     """What was written, as anybody loads it; every weight must be there, and no other."""
-    trust = config.trust_remote_code
+    trust = runs_own_code(config)
     auto_class: Any = AutoModelForCausalLM
     if is_classifier:
         auto_class = AutoModelForSequenceClassification

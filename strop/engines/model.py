@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import time
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -28,6 +26,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.liger import use_liger_kernels
 from strop.engines.lora import add_lora
+from strop.engines.model_folder import check_settings, check_weights, model_json, reading, runs_own_code
 from strop.engines.parallel import Parallel
 from strop.engines.probe import check_packed
 from strop.engines.vision import Vision, freeze_vision_tower, has_vision_side
@@ -61,15 +60,19 @@ def load_tokenizer(config: ModelConfig) -> Any:
             f"model.path {config.path!r} has no tokenizer files (found: {', '.join(names[:8])}); save the tokenizer "
             f"into the folder: tokenizer.save_pretrained(FOLDER)"
         )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"model.path {config.path!r} has no usable tokenizer: {_first_line(error)}"
-        ) from error
+    complaint = f"model.path {config.path!r} has no usable tokenizer"
+    trust = runs_own_code(config)
+    with reading(config.path, complaint):
+        tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=trust)
+        tokenizer.decode(
+            tokenizer("probe", add_special_tokens=False)["input_ids"]
+        )  # also settings are used here
     of_processor = Path(config.path) / "chat_template.json"
     if not tokenizer.chat_template and of_processor.is_file():  # some models for images keep it there alone
-        tokenizer.chat_template = json.loads(of_processor.read_text("utf-8"))["chat_template"]
+        template = model_json(of_processor, complaint).get("chat_template")
+        if not isinstance(template, str):
+            raise ValueError(f"{complaint}: {of_processor.name} has no text under chat_template")
+        tokenizer.chat_template = template
     return tokenizer
 
 
@@ -236,16 +239,17 @@ def _read_module(
         if auto_class is AutoModelForSequenceClassification
         else "causal language model"
     )
-    try:
+    trust = runs_own_code(config)
+    check_weights(source)
+    with reading(source, f"model folder {source!r} holds no loadable {kind}"):
         loaded: Any = auto_class.from_pretrained(
             source,
             dtype=dtype,
-            trust_remote_code=config.trust_remote_code,
+            trust_remote_code=trust,
+            use_safetensors=True,
             output_loading_info=True,
             **options,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"model folder {source!r} holds no loadable {kind}: {_first_line(error)}") from error
     module, loading = loaded
     missing = sorted(loading["missing_keys"])
     new = [name for name in missing if may_miss is not None and name.startswith(may_miss)]
@@ -276,8 +280,10 @@ def _only_errors() -> Iterator[None]:
 def _architecture(folder: str) -> str:
     """Class name in config.json; empty when it names none, or there is no such file."""
     path = Path(folder) / "config.json"
-    names = (json.loads(path.read_text()).get("architectures") if path.is_file() else None) or [""]
-    return str(names[0])
+    if not path.is_file():
+        return ""
+    names = model_json(path, f"model folder {folder!r} cannot be used").get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _is_classifier(folder: str) -> bool:
@@ -288,7 +294,7 @@ def _check_labels(source: str, config: ModelConfig) -> None:
     """A classifier's head must give one number."""
     labels = 1
     if _is_classifier(source):
-        labels = AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code).num_labels
+        labels = read_shape(dataclasses.replace(config, path=source)).num_labels
     if labels != 1:
         raise ValueError(
             f"model folder {source!r} is a classifier with {labels} labels; a value or reward model has one"
@@ -301,11 +307,11 @@ def read_shape(config: ModelConfig) -> Any:
     Raises:
         ValueError: no such folder, or no configuration of a model in it.
     """
-    _check_folder(config)
-    return AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    return _check_folder(config)
 
 
-def _check_folder(config: ModelConfig) -> None:
+def _check_folder(config: ModelConfig) -> Any:
+    """The configuration of the model in the folder."""
     if not config.path:
         raise ValueError("model.path is not set; give a Hugging Face model folder: model.path=FOLDER")
     folder = Path(config.path)
@@ -318,16 +324,30 @@ def _check_folder(config: ModelConfig) -> None:
         raise ValueError(
             f"model.path {config.path!r} has no config.json (found: {found}); is it a model folder?"
         )
-    try:
-        AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"model.path {config.path!r} has a config.json that does not describe a model: {_first_line(error)}"
-        ) from error
+    return read_settings(
+        folder, config, f"model.path {config.path!r} has a config.json that does not describe a model"
+    )
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+def read_settings(folder: Path, config: ModelConfig, complaint: str) -> Any:
+    """The configuration of the model in a folder, as transformers reads it.
+
+    Args:
+        folder: with config.json.
+        config: says whether the folder's own code may run.
+        complaint: beginning of the sentence of an error.
+
+    Raises:
+        ValueError: there is none that can be used.
+    """
+    trust = runs_own_code(config)
+    given = model_json(folder / "config.json", complaint)
+    check_settings(given, complaint)
+    if not trust and given.get("auto_map"):
+        # Some also work without; transformers says for which it needs the code, and asks at the keyboard.
+        complaint += " (it names code of its own, which is run only with model.trust_remote_code=true)"
+    with reading(folder, complaint):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust)
 
 
 def _compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -19,6 +19,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from strop.device import collective_backend, device_name, num_devices
+from strop.net.interfaces import keep_to_interface
+from strop.net.rendezvous import Meeting, MeetingStore
+
+_STORES: list[MeetingStore] = []
+"""Of this process's group, if it has one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -117,8 +122,7 @@ def join_ranks(
     *,
     rank: int,
     world_size: int,
-    master_addr: str,
-    master_port: int,
+    meeting: Meeting | None,
     device: str,
     sp_size: int = 1,
     shard_size: int = 0,
@@ -130,7 +134,7 @@ def join_ranks(
 
     Args:
         rank, world_size: this process and the number of processes.
-        master_addr, master_port: where rank 0 listens.
+        meeting: where they find each other; None where there is one process.
         device: `auto` or a device name, with or without a number.
         sp_size: ranks that share each sequence.
         shard_size: ranks over which one copy of the parameters is sharded; 0 for all of them, fewer for
@@ -145,7 +149,7 @@ def join_ranks(
     if world_size == 1:
         return alone(place)
     if not dist.is_initialized():
-        _initialize(rank, world_size, master_addr, master_port, place, timeout_s)
+        _initialize(rank, world_size, meeting, place, timeout_s)
     if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
         raise ValueError(
             f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already and cannot also be rank "
@@ -169,6 +173,8 @@ def leave_ranks() -> None:
     _mesh.cache_clear()
     if dist.is_initialized():
         dist.destroy_process_group()
+    while _STORES:
+        _STORES.pop().close()
 
 
 def _check_sizes(rank: int, world_size: int, sp_size: int, shard_size: int) -> None:
@@ -194,21 +200,23 @@ def _device_of_rank(device: str, rank: int) -> torch.device:
 
 
 def _initialize(
-    rank: int, world_size: int, master_addr: str, master_port: int, device: torch.device, timeout_s: float
+    rank: int, world_size: int, meeting: Meeting | None, device: torch.device, timeout_s: float
 ) -> None:
-    if master_port == 0:
+    if meeting is None:
         raise ValueError(
-            f"rank {rank} of {world_size} was given no port of rank 0; the runtime that starts the processes must "
-            f"choose one"
+            f"rank {rank} of {world_size} was not told where the ranks meet; the runtime that starts the processes "
+            f"must open a MeetingPoint and hand its `meeting` on"
         )
     backend = collective_backend(device.type)
     if device.type != "cpu":
         # Small facts travel between hosts and need no device.
         backend = f"cpu:{collective_backend('cpu')},{device.type}:{backend}"
-    host = f"[{master_addr}]" if ":" in master_addr else master_addr
+    store = MeetingStore(meeting, timeout_s=timeout_s)
+    _STORES.append(store)
+    keep_to_interface(store.own_host)
     dist.init_process_group(
         backend,
-        init_method=f"tcp://{host}:{master_port}",
+        store=store,
         rank=rank,
         world_size=world_size,
         timeout=datetime.timedelta(seconds=timeout_s),

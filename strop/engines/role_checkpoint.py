@@ -69,7 +69,13 @@ def load_role(folder: Path, engine: TrainEngine) -> None:
     moments, _ = engine.optimizer.state()
     tensors = role_tensors(engine.model) | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
     numbers = load_sharded(folder, tensors)
-    engine.optimizer.load_state(moments, numbers)
+    try:
+        engine.optimizer.load_state(moments, numbers)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"checkpoint {folder} is damaged: its numbers are not those of the optimizer ({type(error).__name__}: "
+            f"{error}); use an earlier checkpoint"
+        ) from error
 
 
 def load_weights(folder: Path, model: CausalLM) -> None:

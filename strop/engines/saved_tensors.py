@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -21,11 +20,14 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from strop.engines.tensor_files import TensorInfo, dtype_named
+from strop.foreign_files import check_regular, parse_json, read_json
 
 STATE_FILE = "state.json"
 """Numbers of a checkpoint, and the name, type and shape of every tensor."""
 FORMAT = 1
 """Raised when an older strop could not read what this one writes."""
+_MAX_RANKS = 2**17
+_MAX_SIZE = 2**48
 OFFSETS = "DCP_SHARDING_INFO"
 """Entry of a file's header with the place of each part in its tensor: the name that DCP gives it."""
 
@@ -68,10 +70,7 @@ class SavedTensors:
         self.folder = folder
         state = _read_state(folder)
         self.numbers: dict[str, Any] = state["numbers"]
-        self.tensors = {
-            name: TensorInfo(dtype_named(entry["dtype"]), tuple(entry["shape"]))
-            for name, entry in state["tensors"].items()
-        }
+        self.tensors: dict[str, TensorInfo] = state["tensors"]
         """Form of each whole tensor, in the order of the save."""
         self._places: dict[str, dict[tuple[int, ...], _Place]] = {name: {} for name in self.tensors}
         self._open: dict[Path, Any] = {}
@@ -84,6 +83,11 @@ class SavedTensors:
                     f"checkpoint {folder} is damaged: its shards hold {held} of the {math.prod(info.shape)} numbers "
                     f"of {name}; restore it from a copy, or use an earlier checkpoint"
                 )
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in all tensors."""
+        return sum(math.prod(info.shape) for info in self.tensors.values())
 
     def read(self, name: str) -> Tensor:
         """One whole tensor, on the CPU.
@@ -134,6 +138,7 @@ class SavedTensors:
         """The file, opened once; its pages are mapped, not read."""
         if path not in self._open:
             try:
+                check_regular(path)
                 self._open[path] = safe_open(path, framework="pt")
             except FileNotFoundError:
                 raise ValueError(
@@ -147,12 +152,25 @@ class SavedTensors:
                 ) from error
         return self._open[path]
 
+    def _offsets(self, path: Path, text: str) -> dict[str, tuple[int, ...]]:
+        """Where the parts in a file lie in their tensors."""
+        try:
+            given = parse_json(text)
+            found = {name: entry["saved_offsets"] for name, entry in given.items()}
+        except (ValueError, AttributeError, KeyError, TypeError):
+            found = {"": None}
+        if not all(map(_are_sizes, found.values())):
+            raise ValueError(
+                f"checkpoint {self.folder} is damaged: {path.name} does not say where its parts belong ({OFFSETS})"
+            )
+        return {name: tuple(offsets) for name, offsets in found.items()}
+
     def _index(self, path: Path) -> None:
         file = self._file(path)
-        offsets = json.loads((file.metadata() or {}).get(OFFSETS, "{}"))
+        offsets = self._offsets(path, (file.metadata() or {}).get(OFFSETS, "{}"))
         for name in file.keys():  # noqa: SIM118  (not a dictionary)
             part = file.get_slice(name)
-            place = _Place(path, tuple(offsets[name]["saved_offsets"]), tuple(part.get_shape()))
+            place = _Place(path, offsets.get(name, ()), tuple(part.get_shape()))
             info = self.tensors.get(name)
             if info is None or not _fits(info, dtype_named(part.get_dtype()), place):
                 raise ValueError(
@@ -162,8 +180,12 @@ class SavedTensors:
             self._places[name][place.offsets] = place
 
 
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(one) is int and 0 <= one < _MAX_SIZE for one in value)
+
+
 def _fits(info: TensorInfo, dtype: torch.dtype, place: _Place) -> bool:
-    inside = len(place.shape) == len(info.shape) and all(
+    inside = len(place.offsets) == len(place.shape) == len(info.shape) and all(
         at >= 0 and at + size <= whole
         for at, size, whole in zip(place.offsets, place.shape, info.shape, strict=True)
     )
@@ -172,16 +194,37 @@ def _fits(info: TensorInfo, dtype: torch.dtype, place: _Place) -> bool:
 
 def _read_state(folder: Path) -> dict[str, Any]:
     try:
-        state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        state = read_json(folder / STATE_FILE)
     except FileNotFoundError:
         raise ValueError(
             f"{folder} holds no sharded checkpoint: it has no {STATE_FILE}, which the save writes last"
         ) from None
     except (OSError, ValueError) as error:
         raise ValueError(f"checkpoint {folder} is damaged: {STATE_FILE} cannot be read ({error})") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"checkpoint {folder} is damaged: {STATE_FILE} holds a {type(state).__name__}")
     if state.get("format") != FORMAT:
         raise ValueError(
             f"checkpoint {folder} has format {state.get('format')}, this strop reads format {FORMAT}: use the strop "
             f"that wrote it"
         )
-    return state
+    tensors, world_size = state.get("tensors"), state.get("world_size")
+    if not (
+        isinstance(state.get("numbers"), dict)
+        and isinstance(tensors, dict)
+        and type(world_size) is int
+        and 0 < world_size <= _MAX_RANKS
+    ):
+        raise ValueError(
+            f"checkpoint {folder} is damaged: {STATE_FILE} lacks numbers, tensors or world_size, or has them in "
+            f"another form"
+        )
+    return {**state, "tensors": {name: _info(folder, name, entry) for name, entry in tensors.items()}}
+
+
+def _info(folder: Path, name: str, entry: Any) -> TensorInfo:
+    """The form of a tensor in the state file."""
+    form = entry if isinstance(entry, dict) else {}
+    if not isinstance(form.get("dtype"), str) or not _are_sizes(form.get("shape")):
+        raise ValueError(f"checkpoint {folder} is damaged: {STATE_FILE} gives {name} no type and shape")
+    return TensorInfo(dtype_named(form["dtype"]), tuple(form["shape"]))

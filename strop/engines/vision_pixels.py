@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 import math
 import shutil
 from collections import OrderedDict
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor
 
+from strop.engines.model_folder import model_json, reading
 from strop.trajectory import Media
 
 T = TypeVar("T")
@@ -228,19 +228,22 @@ def load_media_processor(folder: str | Path) -> MediaProcessor | None:
 
 @functools.lru_cache(maxsize=4)
 def _load(folder: str, _changed: int) -> MediaProcessor | None:
-    config = AutoConfig.from_pretrained(folder)
+    with reading(folder, f"model folder {folder!r} cannot be used"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if not has_vision_part(config):
         return None
     try:
         auto_class: Any = AutoImageProcessor
-        processor = auto_class.from_pretrained(folder, backend="pil")
+        processor = auto_class.from_pretrained(folder, backend="pil", trust_remote_code=False)
     except (ImportError, OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
             f"the image processor of {folder!r} cannot be used ({reason}); install Pillow: pip install 'strop[vision]'"
         ) from error
     video = Path(folder) / _VIDEO_FILE
-    size = json.loads(video.read_text("utf-8")).get("size") if video.is_file() else None
+    size = (
+        model_json(video, f"model folder {folder!r} cannot be used").get("size") if video.is_file() else None
+    )
     return MediaProcessor(processor, config, folder=Path(folder), video_size=size)
 
 

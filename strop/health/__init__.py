@@ -10,12 +10,13 @@ from __future__ import annotations
 from strop.health.history import History
 from strop.health.preflight import Agreement, Probe, can_teach, examine
 from strop.health.rules import RULES, Diagnosis, Watch
-from strop.health.tokens import TokenFacts, examine_tokens
+from strop.health.tokens import AnswerEnd, TokenFacts, examine_tokens
 from strop.health.verdict import Check
 
 __all__ = [
     "RULES",
     "Agreement",
+    "AnswerEnd",
     "Check",
     "Diagnosis",
     "History",

@@ -22,6 +22,8 @@ MAX_LOG_PROB_DIFFERENCE = 0.05
 """Largest difference of one token's log-probs in float32, in nats."""
 OTHER_WEIGHTS = 0.5
 """Mean difference of log-probs, in nats, that rounding does not explain: the two hold different weights."""
+LARGE_LR = 1e-2
+"""Learning rate beyond which a single update moves every weight so far that no trained model survives it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,8 @@ class Probe:
     """The advantage compares the samples of a prompt, so equal rewards teach nothing."""
     agreement: Agreement | None
     """None when no sample could be compared."""
+    lr: float
+    """Peak learning rate of the policy (actor.optim.lr)."""
     has_teacher: bool = False
     """The policy learns from a teacher too, on every sample."""
 
@@ -71,6 +75,7 @@ def examine(probe: Probe) -> list[Check]:
         _scores(probe),
         *_rewards(probe),
         _loss_mask(probe),
+        *_learning_rate(probe),
         _agreement(probe),
     ]
 
@@ -251,6 +256,20 @@ def _loss_mask(probe: Probe) -> Check:
         level=level,
         advice=advice + "look at the agent, which must take its tokens from the model",
     )
+
+
+def _learning_rate(probe: Probe) -> list[Check]:
+    """Said only where it is too large: every optimizer here moves a weight by about the learning rate in a step."""
+    if probe.lr <= LARGE_LR:
+        return []
+    return [
+        Check(
+            name="learning rate",
+            text=f"actor.optim.lr={probe.lr:g} moves every weight by about that much in the first update",
+            level="warn",
+            advice="that destroys a trained model; usual are 1e-6 to 1e-5, 1e-4 with LoRA, 1e-3 for a tiny model",
+        )
+    ]
 
 
 def _agreement(probe: Probe) -> Check:

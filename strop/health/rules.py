@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-from strop.health.history import History
+from strop.health.history import RECENT, History
 
 IN_A_ROW = 3
 """Steps in a row after which something is no accident."""
@@ -24,6 +24,9 @@ ENTROPY_GROWTH = 2.0
 """Growth of the entropy over that of the first five steps."""
 LONG_CUT_SHARE, CUT_GROWTH = 0.5, 0.2
 """Share of answers cut at the limit, and its growth within twenty steps."""
+LOST_REWARD, ENTROPY_JUMP = 0.5, 1.5
+"""From one step to the next, loss of the mean reward as a share of what it was above the smallest, and entropy times or
+divided by this."""
 LARGE_KL, LARGE_CLIP_SHARE = 0.2, 0.3
 """KL between the old and the new policy of a step, in nats per token, and share of clipped tokens."""
 KL_GROWTH = 10.0
@@ -44,6 +47,7 @@ BAD_CRITIC_STEPS = 20
 
 MIXED, ALL_MIN, ALL_MAX = "rollout/groups_mixed", "rollout/groups_all_min", "rollout/groups_all_max"
 CUT, LENGTH, SCORE = "response_length/clip_ratio", "response_length/mean", "critic/score/mean"
+SCORE_MIN = "critic/score/min"
 ENTROPY, GRADIENT, SKIPPED = "actor/entropy", "actor/grad_norm", "actor/skipped_updates"
 PROBS = "training/rollout_probs_diff_mean"
 ADVANTAGE_MAX, ADVANTAGE_MIN = "critic/advantages/max", "critic/advantages/min"
@@ -66,7 +70,7 @@ class Diagnosis:
 def no_signal(history: History) -> str:
     """Every advantage of the first step, or of three steps in a row, is 0."""
     num_steps = 1 if history.count(ADVANTAGE_MAX) == 1 else IN_A_ROW
-    if not _all_without_advantage(history, num_steps) or history.count(TEACHER):
+    if not _all_without_advantage(history, num_steps) or history.count(TEACHER) or policy_lost(history):
         return ""
     solved = history.mean(ALL_MAX, num_steps) or 0.0
     failed = history.mean(ALL_MIN, num_steps) or 0.0
@@ -123,8 +127,31 @@ def entropy_growth(history: History) -> str:
     )
 
 
+def policy_lost(history: History) -> str:
+    """From one step to the next half of the reward is lost and entropy jumps, and in the step after it is not back.
+
+    The measures of a step (KL, clipped tokens) are those before its update: where a step has one, they are 0 whatever
+    the update did. What it did is in the samples of the next step.
+    """
+    num_steps = min(RECENT, *(history.count(name) for name in (SCORE, SCORE_MIN, ENTROPY)))
+    scores, least, entropies = (history.last(name, num_steps) for name in (SCORE, SCORE_MIN, ENTROPY))
+    for step in range(1, num_steps - 1):
+        before, old, new = scores[step - 1], entropies[step - 1], entropies[step]
+        bound = before - LOST_REWARD * (before - least[step - 1])
+        if max(scores[step:]) < bound and max(old, new) >= ENTROPY_JUMP * min(old, new):
+            return (
+                f"from one step to the next the mean score fell from {before:.3g} to {scores[step]:.3g} and entropy "
+                f"went from {old:.2g} to {new:.2g} nats per token, and the score did not come back: one update "
+                f"destroyed the policy - go back to a checkpoint before it, or start again, with a smaller "
+                f"actor.optim.lr"
+            )
+    return ""
+
+
 def truncation(history: History) -> str:
     """Most answers of three steps are cut at the limit, or 20 points more than twenty steps ago."""
+    if policy_lost(history):  # noise has no end; that is not about length
+        return ""
     values = history.last(CUT, IN_A_ROW)
     if values and min(values) > LONG_CUT_SHARE:
         return (
@@ -288,6 +315,7 @@ RULES: Mapping[str, Rule] = {
         gradient_not_finite,
         gradient_zero,
         gradient_spike,
+        policy_lost,
         policy_jump,
         kl_explosion,
         mismatch,

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from strop.health.verdict import Check
+
+
+@dataclass(frozen=True)
+class AnswerEnd:
+    """What the template writes after an answer."""
+
+    kind: Literal["stops", "runs on", "text", "nothing", "unknown"]
+    """A token that stops generation; a special token that does not; ordinary text; nothing; the template could not be
+    asked."""
+    text: str = ""
+    """The token that does not stop generation, or the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +32,9 @@ class TokenFacts:
     """Prompts that do not end with what the template writes before an answer."""
     has_opening: bool | None
     """The template writes something before an answer; None when it could not be asked."""
-    unknown_end: str
-    """The special token with which the template ends an answer, when it does not stop generation; else empty."""
+    spelled_out: tuple[str, ...]
+    """Control markers of the template that are no tokens of this tokenizer."""
+    end: AnswerEnd
     num_tokens: int
     """Size of the tokenizer's vocabulary."""
     num_embeddings: int
@@ -61,6 +74,14 @@ def _template(facts: TokenFacts) -> Check:
     text += "encoded again"
     if facts.num_changed:
         text += "; strop never does that with what is trained, so this is no fault"
+    if facts.spelled_out:
+        return Check(
+            name="template",
+            text=f"{text}; {', '.join(facts.spelled_out[:4])} are no tokens of this tokenizer, which spells them out",
+            level="warn",
+            advice="template and tokenizer do not belong together: prompts are longer, and the model does not see the "
+            "beginning and end of turns; use the template that came with the tokenizer",
+        )
     if facts.num_double_starts:
         return Check(
             name="template",
@@ -88,12 +109,33 @@ def _template(facts: TokenFacts) -> Check:
 
 
 def _stop(facts: TokenFacts) -> Check:
-    if not facts.unknown_end:
-        return Check(name="end of answer", text="what the template writes after an answer stops generation")
+    name = "end of answer"
+    match facts.end.kind:
+        case "stops":
+            return Check(name=name, text="what the template writes after an answer stops generation")
+        case "unknown":
+            return Check(
+                name=name, text="the template does not render a bare answer, so its end was not looked at"
+            )
+        case "runs on":
+            return Check(
+                name=name,
+                text=f"the template ends an answer with {facts.end.text!r}, which does not stop generation",
+                level="warn",
+                advice="answers would run on to the limit: name its number in rollout.stop_token_ids, or in "
+                "generation_config.json of the model folder",
+            )
+        case "nothing":
+            text = "the template writes nothing after an answer"
+        case "text":
+            text = (
+                f"the template ends an answer with {facts.end.text[:40]!r}, which is ordinary text to this tokenizer "
+                f"and does not stop generation"
+            )
     return Check(
-        name="end of answer",
-        text=f"the template ends an answer with {facts.unknown_end!r}, which does not stop generation",
+        name=name,
+        text=text,
         level="warn",
-        advice="answers would run on to the limit: name its number in rollout.stop_token_ids, or in "
-        "generation_config.json of the model folder",
+        advice="only a model that ends its answers by itself will stop: let the template close an assistant turn with "
+        "a token that the tokenizer knows, best the one that the model was trained with",
     )

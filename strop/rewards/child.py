@@ -13,7 +13,6 @@ import contextlib
 import faulthandler
 import fcntl
 import inspect
-import math
 import os
 import resource
 import signal
@@ -25,6 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from strop.border import usable
+from strop.border.values import MAX_NUMBER
 from strop.rewards.combining import Part, combine
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe, load_functions
 from strop.rewards.outcome import OutcomeKind, RewardUnavailable, Value
@@ -135,8 +136,10 @@ def _score_one(call: _Caller, functions: Sequence[RewardFunction], arguments: Ma
             error=f"{label} returned None, which is TRL's word for not applicable, so this sample has no reward; "
             f"return a number for every row of data_source {arguments['data_source']!r}"
         )
-    if not math.isfinite(score):
-        return _Result(error=f"the weighted sum of the reward functions is {score}; return smaller numbers")
+    if usable(score) is None:
+        return _Result(
+            error=f"the weighted sum of the reward functions is {score}, beyond {MAX_NUMBER:g}; return smaller numbers"
+        )
     if sum(len(str(part)) for part in merged.values()) > MAX_PARTS_BYTES:
         return _Result(error=f"{label} returned more than {MAX_PARTS_BYTES} bytes; return less text")
     return _Result(kind="score", score=score, parts=merged)

@@ -204,7 +204,7 @@ def load_manager(setups: Sequence[Mapping[str, Any]]) -> list[RewardFunction]:
             f"reward file {setup['path']} has no class and registers no manager {setup['manager']!r}: it defines "
             f"{', '.join(sorted({*found, *registered})) or 'none'}; set reward.manager"
         )
-    tokenizer = AutoTokenizer.from_pretrained(setup["tokenizer"])
+    tokenizer = AutoTokenizer.from_pretrained(setup["tokenizer"], trust_remote_code=False)
     made = _make(manager, setup, tokenizer, getattr(module, setup["name"], default_compute_score))
     call = made.run_single if hasattr(made, "run_single") else _older(made)
     label = f"{setup['manager']} in {setup['path'].rpartition('/')[2]}"

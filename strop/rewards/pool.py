@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import math
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from strop.border import encodable, storable, usable
+from strop.border.values import MAX_NUMBER
+from strop.foreign_files import read_text
 from strop.rewards.combining import Part, combine
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome, RewardError
@@ -30,8 +32,11 @@ from strop.rewards.supervisor import Call, Supervisor
 from strop.rewards.wire import encode, plain
 from strop.rewards.worker import Launch
 from strop.trajectory import Prompt, Trajectory
+from strop.trust import ask
 
 _CLOSE_S = 10.0
+MAX_SOURCE_BYTES = 2**24
+"""Of a Python file."""
 """Limit for ending the worker processes, in seconds; they are killed after a tenth of it."""
 _MAX_PROBES = 4
 """Samples that the preflight scores; enough to tell a broken function from a bad answer."""
@@ -75,6 +80,7 @@ class RewardPool:
         Raises:
             RewardError: the file is missing, cannot be imported, or has no such function; or a service needs a key
                 that the environment does not have.
+            UntrustedCode: received settings name a file or a service.
         """
         if self._is_running:
             raise RuntimeError("the reward pool runs already; call start once")
@@ -82,6 +88,7 @@ class RewardPool:
             raise RewardError(
                 "reward.manager needs the tokenizer of a model, and there is none here: set model.path"
             )
+        self._ask()
         self._is_running = True
         try:
             if self._judge is not None:
@@ -93,6 +100,21 @@ class RewardPool:
         except BaseException:
             await self.close()
             raise
+
+    def _ask(self) -> None:
+        """Pass the door with everything that is run or contacted."""
+        config = self.config
+        for key, named in (
+            ("reward.path", config.path),
+            *(("reward.functions", function.path) for function in config.functions),
+            ("reward.judge.base_url", config.judge.base_url),
+            ("reward.server.url", config.server.url),
+            ("reward.sandbox.backend", "" if config.sandbox.backend == "local" else config.sandbox.backend),
+            ("reward.sandbox.python", config.sandbox.python),
+            ("reward.sandbox.read_only_paths", ", ".join(config.sandbox.read_only_paths)),
+        ):
+            if named:
+                ask(key, named)
 
     async def _start_workers(self, config: RewardConfig) -> None:
         self._supervisor = Supervisor(
@@ -230,10 +252,9 @@ class RewardPool:
         assert score is not None, (
             "judges and servers always give a number, and functions that give none have failed"
         )
-        if not math.isfinite(score):
-            return Outcome(
-                kind="error", error=f"the sum of the scores is {score}", seconds=seconds, usage=usage
-            )
+        if usable(score) is None:
+            sentence = f"the sum of the scores is {score}, beyond {MAX_NUMBER:g}"
+            return Outcome(kind="error", error=sentence, seconds=seconds, usage=usage)
         return Outcome(kind="score", score=score, parts=merged, seconds=seconds, usage=usage)
 
     async def _call_functions(
@@ -333,12 +354,9 @@ def _texts(prompt: Prompt) -> tuple[str, str]:
     ]
     is_plain = len(messages) == 1
     question = messages[0][1] if is_plain else "\n\n".join(f"{role}: {text}" for role, text in messages)
-    truth = prompt.ground_truth
-    if truth is None:
-        return question, ""
-    return question, truth if isinstance(truth, str) else json.dumps(
-        plain(truth), ensure_ascii=False, default=str
-    )
+    truth = "" if prompt.ground_truth is None else prompt.ground_truth
+    answer = truth if isinstance(truth, str) else json.dumps(storable(truth), ensure_ascii=False)
+    return encodable(question), encodable(answer)
 
 
 def _content(content: Any) -> str:
@@ -383,14 +401,14 @@ def _read_source(path: str) -> tuple[str, str]:
     if not path:
         return "", ""
     file = Path(path).expanduser().resolve()
-    if not file.is_file():
+    if not file.exists() or file.is_dir():
         kind = "a folder" if file.is_dir() else "missing"
         raise RewardError(
             f"reward.path is {path!r}, but {file} is {kind}; name a Python file, relative to the current "
             f"directory"
         )
     try:
-        return str(file), file.read_text(encoding="utf-8")
+        return str(file), read_text(file, limit=MAX_SOURCE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise RewardError(f"reward.path is {path!r}, but it cannot be read: {error}") from error
 

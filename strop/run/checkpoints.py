@@ -36,7 +36,7 @@ from strop.run.pending import PendingCheckpoint
 LATEST = "latest_checkpointed_iteration.txt"
 """Holds the step of the newest checkpoint, for people and scripts; `latest_valid` does not trust it."""
 
-_NAME = re.compile(r"(?P<state>\.saving-|\.replaced-)?global_step_(?P<step>\d+)")
+_NAME = re.compile(r"(?P<state>\.saving-|\.replaced-)?global_step_(?P<step>\d{1,18})", re.ASCII)
 _SAVING, _REPLACED = ".saving-", ".replaced-"
 # How libraries written in Rust (safetensors), and errors that came from another process, name an errno.
 _OS_ERROR_IN_TEXT = re.compile(r"(?:os error |\[Errno )(\d+)")
@@ -240,12 +240,17 @@ class CheckpointStore:
 
     def _candidates(self) -> list[_Candidate]:
         """All folders with the name of a checkpoint, newest first; of one step, the one in place first."""
-        if not self.root.is_dir():
+        try:
+            paths = list(self.root.iterdir())
+        except FileNotFoundError:
             return []
+        except OSError as error:
+            raise CheckpointError(f"cannot read the checkpoints in {self.root}: {error.strerror}") from error
         found = []
-        for path in self.root.iterdir():
+        for path in paths:
             match = _NAME.fullmatch(path.name)
-            if match and path.is_dir():
+            # A link could lead to the checkpoint of another run, which retention would then remove.
+            if match and path.is_dir() and not path.is_symlink():
                 found.append(_Candidate(int(match["step"]), path, match["state"] or ""))
         return sorted(found, key=lambda one: (-one.step, ["", _REPLACED, _SAVING].index(one.state)))
 

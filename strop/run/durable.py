@@ -7,6 +7,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from strop.foreign_files import open_regular
+
 
 def fsync_path(path: Path) -> None:
     """Return once the content of a file, or the names in a folder, have reached the disk."""
@@ -44,5 +46,5 @@ def replace_text(path: Path, text: str) -> None:
 
 def sha256_of_file(path: Path) -> str:
     """Hex digest of a file, read in chunks: memory does not grow with the file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from strop.border import storable
+from strop.foreign_files import lines_of, open_regular, parse_json
 from strop.run.errors import RunError
-from strop.run.jsonable import jsonable
+from strop.run.records import is_record
 
 Event = dict[str, Any]
 
@@ -37,10 +40,9 @@ class EventLog:
             kind: what happened, one word per kind of record.
             step: training step the record belongs to; 0 before the first one.
             fsync: also wait for the disk, so that the record survives a power cut.
-            fields: plain values; NaN and infinities become the strings "nan", "inf" and "-inf".
+            fields: any values; they are written as `strop.border.storable` makes them.
 
         Raises:
-            TypeError: a field that JSON cannot hold, with its name.
             RunError: the disk refused the record; the log ends with the record before it.
         """
         if self.read_only:
@@ -50,7 +52,10 @@ class EventLog:
         if "time" in fields:
             raise ValueError(f"event {kind!r} has a field 'time', a name the log itself uses; rename it")
         record = {"kind": kind, "step": step, "time": round(time.time(), 3), **fields}
-        line = json.dumps(jsonable(record, f"event {kind!r}"), ensure_ascii=False, separators=(",", ":"))
+        plain = storable(
+            record, max_items=sys.maxsize, max_chars=sys.maxsize
+        )  # the ledger's are as long as the run
+        line = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
         self._write((line + "\n").encode(), fsync=fsync)
 
     def read(self, kind: str | None = None) -> list[Event]:
@@ -103,7 +108,7 @@ class EventLog:
     def _open(self) -> int:
         _, num_whole_bytes = self._parse()
         try:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             raise RunError(
                 f"cannot open the event log {self.path} for writing: {error.strerror}; choose a folder that "
@@ -115,32 +120,34 @@ class EventLog:
 
     def _parse(self) -> tuple[list[Event], int]:
         """All whole records, and the number of bytes they fill."""
+        records: list[Event] = []
+        num_bytes, damaged = 0, ""
         try:
-            lines = self.path.read_bytes().split(b"\n")
+            with open_regular(self.path) as file:
+                for number, line in enumerate(lines_of(file, self.path), start=1):
+                    if damaged:
+                        raise RunError(damaged)
+                    if not line.endswith(b"\n"):  # an interrupted write
+                        break
+                    record = _record(line)
+                    if record is None:  # a power cut can leave a last line of the right length, not content
+                        damaged = (
+                            f"line {number} of {self.path} is no event record: {line[:60]!r}; the file was changed "
+                            f"or the disk is faulty. Restore it from a backup, or remove that line."
+                        )
+                        continue
+                    records.append(record)
+                    num_bytes += len(line)
         except FileNotFoundError:
             return [], 0
-        lines.pop()  # what follows the last newline: nothing, or an interrupted write
-        records: list[Event] = []
-        num_bytes = 0
-        for number, line in enumerate(lines, start=1):
-            record = _record(line)
-            if record is None:
-                if number == len(lines):  # a power cut can leave a last line of the right length, not content
-                    break
-                raise RunError(
-                    f"line {number} of {self.path} is no event record: {line[:60]!r}; the file was changed "
-                    f"or the disk is faulty. Restore it from a backup, or remove that line."
-                )
-            records.append(record)
-            num_bytes += len(line) + 1
+        except OSError as error:
+            raise RunError(f"cannot read the event log {self.path}: {error.strerror}") from error
         return records, num_bytes
 
 
 def _record(line: bytes) -> Event | None:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
-        return None
-    return record if isinstance(record.get("step"), int) else None
+    return record if is_record(record) else None

@@ -25,13 +25,14 @@ from types import TracebackType
 from typing import Any
 
 import strop
+from strop.border import storable, storable_text
+from strop.foreign_files import read_json
 from strop.run.checkpoints import CheckpointStore
 from strop.run.config import RunConfig
 from strop.run.durable import replace_text
 from strop.run.errors import RunError
 from strop.run.events import EventLog
 from strop.run.fingerprints import FingerprintChain
-from strop.run.jsonable import jsonable
 from strop.run.ledger import Ledger
 from strop.run.lock import RunLock
 from strop.run.samples import SampleStore
@@ -40,6 +41,8 @@ RUN_FILE = "run.json"
 FORMAT = 1
 _PACKAGES = ("torch", "transformers", "tensordict", "numpy")
 _OURS = {"config.yaml", "events.jsonl", "samples", "checkpoints", "logs", "lock", f".{RUN_FILE}.tmp"}
+_WRITTEN = {"config.yaml", "events.jsonl", "metrics.jsonl", "samples", "checkpoints", "logs", "lock", "tensorboard",
+            "spending.json", RUN_FILE}  # fmt: skip
 _DEFAULTS = RunConfig()
 
 
@@ -119,6 +122,7 @@ class RunFolder:
         info = _read_info(path)
         if read_only:
             return cls(path, info=info, settings=settings, lock=None)
+        _refuse_links(path)
         lock = RunLock(path / "lock")
         try:
             lock.acquire()
@@ -130,15 +134,19 @@ class RunFolder:
             lock.release()
             raise
 
-    def rollback(self, step: int) -> None:
+    def rollback(self, step: int, *, settings: Mapping[str, Any] | None = None) -> None:
         """Continue from `step`: what was recorded, sampled and saved for later steps no longer counts.
+
+        Args:
+            step: of a checkpoint; 0 for the beginning.
+            settings: in which the run goes on with other values, for the record.
 
         Raises:
             CheckpointError: later checkpoints are valid and the one of `step` is not.
         """
         self.checkpoints.discard_after(step)
         self.samples.discard_after(step)
-        self.events.rollback(step, **_environment())
+        self.events.rollback(step, **_environment(), settings=dict(settings or {}))
         self.ledger.reload()
         self.fingerprints.reload()
 
@@ -189,9 +197,19 @@ def _refuse_taken(path: Path) -> None:
         )
 
 
+def _refuse_links(path: Path) -> None:
+    """What is written, rolled back or removed here must not lie elsewhere: a link may lead to another run."""
+    for name in sorted(_WRITTEN):
+        if (path / name).is_symlink():
+            raise RunError(
+                f"{path / name} is a link, and a run is written in its own folder: move what it leads to here, or copy "
+                f"the whole folder to where there is room"
+            )
+
+
 def _read_info(path: Path) -> dict[str, Any]:
     try:
-        info = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
+        info = read_json(path / RUN_FILE)
     except (FileNotFoundError, NotADirectoryError):
         what = "does not exist" if not path.exists() else f"is no run folder (it has no {RUN_FILE})"
         raise RunError(f"{path} {what}; give the folder that --out named when the run started") from None
@@ -202,6 +220,17 @@ def _read_info(path: Path) -> dict[str, Any]:
         raise RunError(f"{path / RUN_FILE} is damaged ({error}); restore it from a backup") from error
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise RunError(f"{path / RUN_FILE} is not of format {FORMAT}; use the strop that wrote it")
+    command = info.get("command")
+    for name, is_sound in (
+        ("id", isinstance(info.get("id"), str)),
+        ("created", isinstance(info.get("created"), str)),
+        ("config", isinstance(info.get("config"), dict)),
+        ("command", isinstance(command, list) and all(isinstance(word, str) for word in command)),
+    ):
+        if not is_sound:
+            raise RunError(
+                f"{path / RUN_FILE} is damaged ({name} has another form); restore it from a backup"
+            )
     return info
 
 
@@ -216,8 +245,8 @@ def _describe(config: Mapping[str, Any], command: Sequence[str]) -> dict[str, An
         "id": f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
         "created": now.isoformat(timespec="seconds"),
         **_environment(),
-        "command": list(command),
-        "config": jsonable(config, "config"),
+        "command": [storable_text(word) for word in command],
+        "config": storable(config),
     }
 
 

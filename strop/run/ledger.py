@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from strop.run.errors import RunError
 from strop.run.events import Event, EventLog
+from strop.run.records import is_ledger
 
 FateName = Literal["trained", "filtered", "failed", "stale", "in_flight"]
 FINAL_FATES: tuple[str, ...] = tuple(name for name in get_args(FateName) if name != "in_flight")
@@ -195,6 +196,11 @@ def _replay(events: Iterable[Event]) -> _Tally:
 
 
 def _from_state(state: Mapping[str, Any]) -> _Tally:
+    if not is_ledger(state):
+        raise LedgerError(
+            "the ledger in the checkpoint is damaged: it lacks counts or samples, or has them in another form; resume "
+            "from another checkpoint"
+        )
     counts = state["counts"]
     fates = Counter({name: counts[name] for name in FINAL_FATES if counts[name]})
     tally = _Tally(_from_ranges(state["issued"]), _from_ranges(state["settled"]), fates)
@@ -226,7 +232,7 @@ def _by_prompt(ids: Iterable[str]) -> dict[str, int]:
 
 
 def _indices(mask: int) -> list[int]:
-    return [index for index in range(mask.bit_length()) if mask >> index & 1]
+    return [index for index, bit in enumerate(reversed(f"{mask:b}")) if bit == "1"]
 
 
 def _to_ranges(masks: Mapping[str, int]) -> dict[str, str]:
@@ -249,8 +255,8 @@ def _from_ranges(texts: Mapping[str, str]) -> dict[str, int]:
         mask = 0
         for run in filter(None, text.split(",")):
             low, _, high = run.partition("-")
-            for index in range(int(low), int(high or low) + 1):
-                mask |= 1 << index
+            first, last = int(low), int(high or low)
+            mask |= ((1 << max(last - first + 1, 0)) - 1) << first
         masks[uid] = mask
     return masks
 

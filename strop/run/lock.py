@@ -12,9 +12,11 @@ import fcntl
 import json
 import os
 import socket
+import stat
 from pathlib import Path
 from typing import Any
 
+from strop.foreign_files import NotAFile, parse_json
 from strop.run.errors import RunError
 
 _UNSUPPORTED = {errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL}
@@ -34,8 +36,12 @@ class RunLock:
             RunError: another process, or another object of this process, writes the run.
             OSError: the lock file cannot be made.
         """
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(self.path, flags, 0o644)
         try:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                raise NotAFile(self.path, mode)
             self._claim(descriptor)
         except BaseException:
             os.close(descriptor)
@@ -65,7 +71,7 @@ class RunLock:
 
     def _owner(self, descriptor: int) -> dict[str, Any]:
         try:
-            owner = json.loads(os.pread(descriptor, 4096, 0))
+            owner = parse_json(os.pread(descriptor, 4096, 0))
         except ValueError:
             return {}
         return owner if isinstance(owner, dict) else {}
@@ -80,8 +86,10 @@ class RunLock:
         )
 
 
-def _is_alive(pid: int) -> bool:
-    """True while a process with this id exists."""
+def _is_alive(pid: object) -> bool:
+    """True while a process with this id exists; False for what is no id."""
+    if type(pid) is not int or not 0 < pid < 2**31:
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

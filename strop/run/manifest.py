@@ -13,12 +13,14 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from strop.foreign_files import check_regular, parse_json, read_text
 from strop.run.durable import fsync_path, sha256_of_file, write_durable
 from strop.run.errors import RunError
 from strop.run.jsonable import canonical_json
+from strop.run.records import MAX_STEP
 
 MANIFEST = "manifest.json"
 _HASHING_THREADS = min(4, os.cpu_count() or 1)  # hashing a shard keeps one core busy; shards are many
@@ -102,27 +104,50 @@ def read_manifest(folder: Path) -> Manifest:
             follow the name of the checkpoint.
     """
     try:
-        text = (folder / MANIFEST).read_text(encoding="utf-8")
+        text = read_text(folder / MANIFEST)
     except FileNotFoundError:
         raise CheckpointError("has no manifest (crash during save)") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise CheckpointError(f"has a manifest that cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
         raise CheckpointError(f"has a manifest that cannot be read ({error})") from error
     try:
-        document = json.loads(text)
+        document = parse_json(text)
         body = document["manifest"]
         stated = document["sha256"]
     except (ValueError, KeyError, TypeError):
         raise CheckpointError("has a damaged manifest (it is no complete JSON document)") from None
     if _hash(body) != stated:
         raise CheckpointError("has a damaged manifest (its content differs from its own hash)")
-    if body["format"] != FORMAT:
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        found = body.get("format") if isinstance(body, dict) else None
         raise CheckpointError(
-            f"has format {body['format']}, this strop reads format {FORMAT}: use the strop that wrote it"
+            f"has format {found!s:.20}, this strop reads format {FORMAT}: use the strop that wrote it"
         )
-    files = {name: FileEntry(entry["bytes"], entry["sha256"]) for name, entry in body["files"].items()}
-    return Manifest(
-        step=body["step"], score=body["score"], created=body["created"], facts=body["facts"], files=files
-    )
+    return _checked(body)
+
+
+def _checked(body: Mapping[str, Any]) -> Manifest:
+    """The manifest of a document whose hash is right, which anybody can compute."""
+    step, score, facts, files = (body.get(name) for name in ("step", "score", "facts", "files"))
+    if not (
+        type(step) is int
+        and 0 <= step < MAX_STEP
+        and (score is None or (isinstance(score, (int, float)) and not isinstance(score, bool)))
+        and isinstance(facts, dict)
+        and isinstance(files, dict)
+        and all(isinstance(entry, dict) for entry in files.values())
+    ):
+        raise CheckpointError("has a damaged manifest (its step, score, facts or files have another form)")
+    entries = {}
+    for name, entry in files.items():
+        num_bytes, sha256 = entry.get("bytes"), entry.get("sha256")
+        if type(num_bytes) is not int or not isinstance(sha256, str):
+            raise CheckpointError(f"has a damaged manifest (no size and hash of {name!r:.80})")
+        if "\0" in name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise CheckpointError(f"has a manifest that names {name!r:.80}, which is not in the checkpoint")
+        entries[name] = FileEntry(num_bytes, sha256)
+    return Manifest(step=step, score=score, created=str(body.get("created")), facts=facts, files=entries)
 
 
 def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
@@ -154,7 +179,9 @@ def _entry_on_disk(path: Path) -> FileEntry:
 def _check_file(folder: Path, name: str, entry: FileEntry, *, hashes: bool) -> None:
     path = folder / name
     try:
-        num_bytes = path.stat().st_size
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise CheckpointError(f"is damaged: {name} is a link that leads out of it")
+        num_bytes = check_regular(path)
         if num_bytes != entry.num_bytes:
             raise CheckpointError(f"is damaged: {name} has {num_bytes} bytes, not {entry.num_bytes}")
         if hashes and sha256_of_file(path) != entry.sha256:
@@ -176,8 +203,8 @@ def _to_text(manifest: Manifest) -> str:
         },
         "facts": manifest.facts,
     }
-    return json.dumps({"sha256": _hash(body), "manifest": body}, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps({"sha256": _hash(body), "manifest": body}, indent=1) + "\n"
 
 
 def _hash(body: object) -> str:
-    return hashlib.sha256(canonical_json(body).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(body)).hexdigest()

@@ -10,15 +10,18 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from strop.border import storable, storable_text
+from strop.border.values import MAX_ITEMS
 from strop.run.durable import fsync_path
 from strop.run.errors import RunError
-from strop.run.jsonable import jsonable
+from strop.run.sample_files import read_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,8 +62,10 @@ REQUIRED = ("id", "uid", "sample_index")
 """Columns that every row must bring; `step` comes from the call."""
 
 _JSON_COLUMNS = tuple(name for name, kind in COLUMNS.items() if kind == "json")
+_INT32 = 1 << 31
 _FILE = re.compile(
-    r"(?P<split>[a-z]+)?-?step-(?P<step>\d{6,})(-(?P<part>\d{5})-of-(?P<parts>\d{5}))?\.parquet"
+    r"(?P<split>[a-z]+)?-?step-(?P<step>\d{6,9})(-(?P<part>\d{5})-of-(?P<parts>\d{5}))?\.parquet",
+    re.ASCII,
 )
 _SPLIT = re.compile(r"[a-z]+")
 
@@ -148,7 +153,13 @@ class SampleStore:
         rows: list[dict[str, Any]] = []
         for one in steps if step is None else [step]:
             for file in sorted(self._files(split=split, step=one)):
-                rows.extend(_read_rows(file.path, ids))
+                rows += read_file(
+                    file.path,
+                    ids,
+                    schema=_schema(),
+                    json_columns=_JSON_COLUMNS,
+                    required=("id", "uid", "step"),
+                )
         return rows
 
     def steps(self, *, split: str = "train") -> list[int]:
@@ -164,10 +175,14 @@ class SampleStore:
 
     def _files(self, *, split: str | None = None, step: int | None = None) -> list[_File]:
         """The files of this split (None: of all) and step, in no order."""
-        if not self.folder.is_dir():
+        try:
+            paths = list(self.folder.iterdir())
+        except FileNotFoundError:
             return []
+        except OSError as error:
+            raise RunError(f"cannot read the samples in {self.folder}: {error.strerror}") from error
         found = []
-        for path in self.folder.iterdir():
+        for path in paths:
             match = _FILE.fullmatch(path.name)
             if (
                 match
@@ -213,11 +228,22 @@ def _checked_row(step: int, row: Mapping[str, Any]) -> dict[str, Any]:
         if row.get(name) is None:
             raise ValueError(f"sample {row.get('id')!r} has no {name}; all need {', '.join(REQUIRED)}")
     checked = {name: row.get(name) for name in COLUMNS} | {"step": step}
-    for name in _JSON_COLUMNS:
-        if checked[name] is not None:
-            value = jsonable(checked[name], f"{name} of sample {row['id']}")
-            checked[name] = json.dumps(value, ensure_ascii=False)
-    return checked
+    return {name: _stored(name, checked[name]) for name in COLUMNS}
+
+
+def _stored(name: str, value: Any) -> Any:
+    """The value of a column, made so that writing cannot fail on what is in it; of a wrong type, as it is."""
+    kind = COLUMNS[name]
+    if kind == "json" and value is not None:
+        max_items = (
+            sys.maxsize if name == "earlier_sequences" else MAX_ITEMS
+        )  # our own numbers, one per token
+        return json.dumps(storable(value, max_items=max_items), ensure_ascii=False)
+    if kind == "string" and isinstance(value, str):
+        return storable_text(value)
+    if kind == "int32" and isinstance(value, int):
+        return max(-_INT32, min(_INT32 - 1, value))
+    return value
 
 
 def _schema() -> pa.Schema:
@@ -246,19 +272,3 @@ def _wrong_type(schema_field: pa.Field, rows: Sequence[Mapping[str, Any]]) -> Ty
             shown = f"{row[name]!r:.80}"
             return TypeError(f"{name} of sample {row['id']} must be {COLUMNS[name]}, but is {shown}")
     return TypeError(f"column {name} does not fit the type {COLUMNS[name]}")
-
-
-def _read_rows(path: Path, ids: Collection[str] | None) -> list[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path, filters=None if ids is None else [("id", "in", list(ids))])
-    except (OSError, pa.ArrowInvalid) as error:
-        raise RunError(f"cannot read the samples in {path}: {error!s:.200}") from error
-    rows: list[dict[str, Any]] = table.to_pylist()
-    for row in rows:
-        for name in _JSON_COLUMNS:
-            if row.get(name) is not None:
-                row[name] = json.loads(row[name])
-    return rows

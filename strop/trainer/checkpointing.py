@@ -145,12 +145,23 @@ class Saver:
 
 
 def restore_position(run: RunFolder, checkpoint: Checkpoint, sampler: PromptSampler) -> None:
-    """Put ledger and sampler where they were when the checkpoint was written."""
+    """Put ledger and sampler where they were when the checkpoint was written.
+
+    Raises:
+        CheckpointError: its facts are not those that a run writes.
+        ValueError: they are those of a run on other data.
+    """
     facts = checkpoint.manifest.facts
-    run.ledger.restore(checkpoint.step, facts["ledger"])
-    sampler.restore(
-        run.ledger.consumed(), facts["sampler"], facts.get("curriculum"), facts.get("sampler_progress")
-    )
+    try:
+        run.ledger.restore(checkpoint.step, facts["ledger"])
+        sampler.restore(
+            run.ledger.consumed(), facts["sampler"], facts.get("curriculum"), facts.get("sampler_progress")
+        )
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.path} is damaged: what its manifest says of the position in the data has another "
+            f"form ({type(error).__name__}: {error}); remove it, and the run continues from an earlier one"
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +176,12 @@ class Continuation:
     """What the person who resumes should know."""
 
 
-def find_continuation(run: RunFolder) -> Continuation:
+def find_continuation(run: RunFolder, *, settings: Mapping[str, Any]) -> Continuation:
     """The last valid checkpoint of a run; the run is rolled back to it.
+
+    Args:
+        run: to continue.
+        settings: in which it goes on with other values, for the record.
 
     Raises:
         RunError: checkpoints exist, but none is valid.
@@ -183,7 +198,7 @@ def find_continuation(run: RunFolder) -> Continuation:
         )
     step = 0 if checkpoint is None else checkpoint.step
     before = run.ledger.counts()
-    run.rollback(step)
+    run.rollback(step, settings=settings)
     after = run.ledger.counts()
     repeated = before["issued"] - after["issued"]
     lines.append(

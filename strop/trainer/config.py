@@ -17,6 +17,7 @@ from strop.rewards.config import RewardConfig
 from strop.rollout.config import RolloutConfig
 from strop.run.config import RunConfig
 from strop.trainer.sections import EvalConfig, ResourcesConfig, SftConfig, TrainerConfig
+from strop.trust import may_run
 from strop.workers.config import (
     ActorConfig,
     CriticConfig,
@@ -67,6 +68,8 @@ class Config:
     """Devices."""
 
     def __post_init__(self) -> None:
+        if self.algorithm.extensions and not may_run("algorithm.extensions"):
+            return  # settings that are only looked at: what they name may be defined in files that are not imported
         load_extensions(self.algorithm.extensions)
         check_estimator(
             self.algorithm.adv_estimator,

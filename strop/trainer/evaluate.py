@@ -9,23 +9,22 @@ reward.timeout_s.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strop.agents.setup import AgentSetup
-from strop.data.media import tool_images
 from strop.engines.model import load_model, load_tokenizer
 from strop.rewards import RewardPool, summarize
-from strop.rollout.client import RolloutClient
 from strop.rollout.native.engine import NativeEngine
 from strop.trainer.config import Config
 from strop.trainer.reporting import Say
 from strop.trainer.setup import eval_sampling, load_val_prompts, set_threads
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
-from strop.workers.episodes import Episode, Rollouts
+from strop.workers.episodes import Episode
+from strop.workers.player import Player
 from strop.workers.reports import check_failed_episodes, report_of
 
 NUM_PROBES = 2
@@ -99,19 +98,24 @@ async def _play(
         await _try_scorer(pool, prompts[:NUM_PROBES], say)
         model = load_model(config.model, device=config.resources.device)
         engine = NativeEngine(model, max_running=config.rollout.max_running)
-        client = RolloutClient(engine, timeout_s=config.rollout.timeout_s)
-        options = config.data.chat_template_kwargs
-        setup = AgentSetup(
-            config.agent, tokenizer, template_options=options, images=tool_images(model, tokenizer)
+        player = Player(
+            engine,
+            model,
+            tokenizer,
+            pool,
+            agent=config.agent,
+            template_options=config.data.chat_template_kwargs,
+            timeout_s=config.rollout.timeout_s,
+            seed=config.trainer.seed,
         )
-        rollouts = Rollouts(client, pool, tokenizer, seed=config.trainer.seed, setup=setup)
-        on_progress(0, total)
-        return await rollouts.play(
-            prompts,
-            samples_per_prompt=config.eval.samples_per_prompt,
-            sampling=eval_sampling(config, tokenizer),
-            on_done=one_more,
-        )
+        with contextlib.closing(player):
+            on_progress(0, total)
+            return await player.rollouts.play(
+                prompts,
+                samples_per_prompt=config.eval.samples_per_prompt,
+                sampling=eval_sampling(config, tokenizer),
+                on_done=one_more,
+            )
 
 
 async def _try_scorer(pool: RewardPool, prompts: Sequence[Prompt], say: Say) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.config import ConfigError, load_config, read_config, save_config, to_dict
+from strop import trust
+from strop.config import read_config, save_config, to_dict
+from strop.foreign_files import read_bytes
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 from strop.trainer.checkpointing import find_continuation
 from strop.trainer.config import Config
+from strop.trainer.continuing import settings_to_continue
 from strop.trainer.reporting import Say
 
 CONFIG_FILE = "config.yaml"
@@ -36,6 +40,7 @@ def start_run(folder: Path, config: Config, *, command: Sequence[str]) -> Start:
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
         save_config(config, run.path / CONFIG_FILE)
+        trust.record(read_bytes(run.path / CONFIG_FILE))
     except OSError as error:
         run.close()
         raise RunError(
@@ -49,35 +54,44 @@ def resume_run(folder: Path, *, overrides: Sequence[str] = (), say: Say) -> Star
 
     Args:
         folder: of the run.
-        overrides: other `resources`, which say where a run happens and not what it does; and reward.judge.max_cost, for
-            a run that has spent what it may.
+        overrides: settings that leave it the same run (`strop.trainer.continuing`). They hold for this continuation.
         say: takes lines for the person who watches.
 
     Raises:
-        ConfigError: an override of something else.
+        ConfigError: an override would make it another run.
         RunError: there is no run, another process writes it, or no checkpoint is valid.
     """
-    for text in overrides:
-        if not text.startswith(("resources.", "reward.judge.max_cost=")):
-            raise ConfigError(
-                f"{text} changes what the run in {folder} does; a run is continued with its own settings, and only "
-                f"resources.… and reward.judge.max_cost may be given anew"
-            )
     path = folder / CONFIG_FILE
     if is_run(folder) and not path.is_file():
-        raise RunError(f"{folder} has no {CONFIG_FILE}, so it never began; remove the folder and start again")
+        raise _without_config(folder)
     RunFolder.open(folder, read_only=True).close()
-    config = load_config(Config, source=path, overrides=overrides) if overrides else read_config(Config, path)
+    config, changed = settings_to_continue(path, overrides)
     run = RunFolder.open(folder, settings=config.run)
     try:
-        continuation = find_continuation(run)
+        continuation = find_continuation(run, settings=changed)
     except BaseException:
         run.close()
         raise
     for line in continuation.lines:
         say(line)
+    for key, value in changed.items():
+        say(f"continues with {key}={json.dumps(value)}")
     return Start(
         run=run, config=config, checkpoint=continuation.checkpoint, is_finished=continuation.is_finished
+    )
+
+
+def _without_config(folder: Path) -> RunError:
+    """What is said of a run folder without settings: it never began, or it lost them."""
+    with RunFolder.open(folder, read_only=True) as run:
+        began = run.checkpoints.steps() or any(event["kind"] != "created" for event in run.events.read())
+    if not began:
+        return RunError(
+            f"{folder} has no {CONFIG_FILE}, so it never began; remove the folder and start again"
+        )
+    return RunError(
+        f"{folder} has lost its {CONFIG_FILE}: the run did begin, so restore that file from a backup (the settings "
+        f"also stand in run.json, under config)"
     )
 
 

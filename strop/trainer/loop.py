@@ -45,6 +45,7 @@ from strop.trainer.setup import (
     training_sampling,
 )
 from strop.trainer.spending import Spending
+from strop.trainer.stopping import StopRequest
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, read_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers.reports import Decided, check_failed_episodes
@@ -67,16 +68,25 @@ class Trainer:
     """One run. `train` makes it and runs it."""
 
     def __init__(
-        self, config: Config, run: RunFolder, *, checkpoint: Checkpoint | None, say: Say, force: bool = False
+        self,
+        config: Config,
+        run: RunFolder,
+        *,
+        checkpoint: Checkpoint | None,
+        say: Say,
+        force: bool = False,
+        stop: StopRequest | None = None,
     ) -> None:
         self.config = config
         self._run = run
         self._say = say
         self._force = force
+        self._stop = stop or StopRequest()
         set_threads(config.resources)
         self.data: TrainingData = load_training_data(config)
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
+        self._saved_step = self._start_step
         if checkpoint is not None:
             restore_position(run, checkpoint, self.data.sampler)
         precision = describe_precision(config.model, config.resources.device)
@@ -102,11 +112,13 @@ class Trainer:
                 trackers.log(0, metrics := self._validate(0).metrics)
                 self._watch.see(metrics)
             for step in range(self._start_step + 1, self.data.num_steps + 1):
-                self._run_step(step, trackers)
+                with self._stop.step():
+                    self._run_step(step, trackers)
+                    self._save_before_the_end(step)
             self._saver.finish()
         seconds = time.perf_counter() - start
         self._run.events.append("finished", self.data.num_steps, fsync=True, seconds=seconds)
-        validations = {event["step"]: event["pass_rate"] for event in self._run.events.read("validation")}
+        validations = {event["step"]: event.get("pass_rate") for event in self._run.events.read("validation")}
         return TrainResult(
             run=self._run.path,
             steps=self.data.num_steps,
@@ -229,7 +241,8 @@ class Trainer:
         try:
             self.step(record)
         except BaseException as error:
-            kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "crashed"
+            is_wanted = isinstance(error, KeyboardInterrupt) or self._stop.number
+            kind = "interrupted" if is_wanted else "crashed"
             reason = f"{type(error).__name__}: {error}"
             self._run.events.append(kind, step, fsync=True, phase=record.phases.current, error=reason)
             raise
@@ -316,9 +329,20 @@ class Trainer:
         )
         self._run.fingerprints.append(record.step, **digests)
 
+    def _save_before_the_end(self, step: int) -> None:
+        """Where somebody has asked the run to end: what it has is saved, so that a resume goes on from here."""
+        if not self._stop.number:
+            return
+        self._stop.settle()
+        if self._saved_step != step:
+            self._save(step, None, is_last=False)
+        self._saver.finish()
+        self._run.events.append("interrupted", step, fsync=True, phase="", error=self._stop.reason)
+
     def _save(self, step: int, score: float | None, *, is_last: bool) -> None:
         facts = {"kl": self.learner.kl.state(), "curriculum": self.data.sampler.curriculum()}
         self._saver.save(step, score, facts=facts, is_last=is_last)
+        self._saved_step = step
 
     def _metrics(self, record: StepRecord) -> dict[str, float]:
         """All numbers of a step that do not depend on what follows it."""
@@ -373,5 +397,8 @@ def train(
 
     Raises:
         RunRefused: the preflight said so, without `force`.
+        Terminated: the process was asked to end by SIGTERM or SIGHUP; what it had is saved.
     """
-    return Trainer(config, run, checkpoint=checkpoint, say=say, force=force).fit()
+    stop = StopRequest()
+    with stop.listening():
+        return Trainer(config, run, checkpoint=checkpoint, say=say, force=force, stop=stop).fit()

@@ -18,9 +18,7 @@ from torch import Tensor
 
 from strop.algorithms.advantages import adv_estimator_declaration
 from strop.controller import as_future
-from strop.data.chat import Chat, render
 from strop.device import device_name
-from strop.engines.model import read_shape
 from strop.health import Agreement, Check, Probe, TokenFacts, can_teach, examine, examine_tokens
 from strop.protocol import columns
 from strop.trainer.config import Config
@@ -29,6 +27,7 @@ from strop.trainer.groups import shaped_by_user
 from strop.trainer.learning import done, rows
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
 from strop.trainer.setup import TrainingData, load_training_data, set_threads, training_sampling
+from strop.trainer.token_facts import token_facts
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
 from strop.workers.rollout import prompts_as_rows, reports_of
@@ -246,6 +245,7 @@ class _Trial:
             max_response_tokens=config.data.max_response_tokens,
             max_failed_share=config.reward.max_failed_share,
             is_group_relative=adv_estimator_declaration(config.algorithm.adv_estimator).is_group_relative,
+            lr=config.actor.optim.lr,
             has_teacher=config.uses_teacher,
             agreement=self._compared.agreement(is_float32=_is_float32(config)),
         )
@@ -294,59 +294,3 @@ def _shortened(value: object) -> str:
     text = repr(value)
     half = _SHOWN_CHARACTERS // 2
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:half]}…{text[-half:]}"
-
-
-# ------------------------------------------------------------------------------------------- the template
-
-
-def token_facts(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> TokenFacts:
-    """What prompts, template and vocabulary show."""
-    ids = [list(prompt.token_ids) for prompt in prompts]
-    texts = [tokenizer.decode(one) for one in ids]
-    opening = _opening(config, tokenizer, prompts[0])
-    start = getattr(tokenizer, "bos_token_id", None)
-    shape = read_shape(config.model)
-    return TokenFacts(
-        num_prompts=len(prompts),
-        num_changed=sum(
-            list(tokenizer.encode(text, add_special_tokens=False)) != one
-            for text, one in zip(texts, ids, strict=True)
-        ),
-        num_double_starts=sum(start is not None and one[:2] == [start, start] for one in ids),
-        num_without_opening=sum(opening.strip() not in text[-len(opening) - 200 :] for text in texts)
-        if opening
-        else 0,
-        has_opening=None if opening is None else bool(opening.strip()),
-        unknown_end=_unknown_end(config, tokenizer, prompts[0]),
-        num_tokens=len(tokenizer),
-        num_embeddings=int(getattr(shape.get_text_config(), "vocab_size", 0) or 0),
-        largest_id=max(max(one) for one in ids),
-    )
-
-
-def _opening(config: Config, tokenizer: Any, prompt: Prompt) -> str | None:
-    """What the template writes before an answer; None when it refuses these messages without their tools."""
-    options = config.data.chat_template_kwargs
-    chat = Chat(messages=tuple(prompt.messages), where=prompt.uid, options=options)
-    try:
-        whole = render(tokenizer, chat, add_generation_prompt=True)
-        bare = render(tokenizer, chat, add_generation_prompt=False)
-    except ValueError:
-        return None
-    return whole[len(bare) :] if whole.startswith(bare) else None
-
-
-def _unknown_end(config: Config, tokenizer: Any, prompt: Prompt) -> str:
-    """The special token after an answer, when generation does not stop at it; empty when it does, or there is none."""
-    answer = "ok"
-    messages = (*prompt.messages, {"role": "assistant", "content": answer})
-    chat = Chat(messages=messages, where=prompt.uid, options=config.data.chat_template_kwargs)
-    try:
-        text = render(tokenizer, chat, add_generation_prompt=False)
-    except ValueError:
-        return ""
-    ids = tokenizer.encode(text.rpartition(answer)[2].lstrip(), add_special_tokens=False)
-    if not ids or ids[0] not in tokenizer.all_special_ids:
-        return ""
-    stops = training_sampling(config, tokenizer).stop_token_ids
-    return "" if ids[0] in stops else str(tokenizer.convert_ids_to_tokens(ids[0]))

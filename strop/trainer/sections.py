@@ -89,6 +89,10 @@ class SftConfig:
             raise ValueError(f"sft.max_steps is {self.max_steps}; use at least 1, or null for no limit")
 
 
+MAX_THREADS = 4096
+"""OpenMP ends a process that asks for threads without bound."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResourcesConfig:
     device: str = "auto"
@@ -117,8 +121,10 @@ class ResourcesConfig:
     """Move a role's model and optimizer from the accelerator to host memory while other roles work."""
 
     def __post_init__(self) -> None:
-        if self.num_threads < 0:
-            raise ValueError(f"resources.num_threads is {self.num_threads}; use 0 for all cores")
+        if not 0 <= self.num_threads <= MAX_THREADS:
+            raise ValueError(
+                f"resources.num_threads is {self.num_threads}; use 0 for all cores, or at most {MAX_THREADS}"
+            )
         if self.runtime not in ("inline", "ray"):
             raise ValueError(f"resources.runtime is {self.runtime!r}; use inline or ray")
         for name, count in (("ranks", self.ranks), ("nodes", self.nodes)):

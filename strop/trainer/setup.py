@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
 
 from strop.agents.config import AgentConfig
 from strop.agents.registry import agents
@@ -24,6 +24,7 @@ from strop.data.sampler import PromptSampler, val_uid
 from strop.data.streaming import Drawn, StreamedPrompts, TrainingPrompts, draw
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
+from strop.engines.model_folder import end_tokens
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.sections import ResourcesConfig
@@ -134,12 +135,7 @@ def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()
     found = {int(token) for token in extra}
     if tokenizer.eos_token_id is not None:
         found.add(int(tokenizer.eos_token_id))
-    try:
-        configured = GenerationConfig.from_pretrained(model.path).eos_token_id
-    except OSError:  # the folder has no generation_config.json
-        configured = None
-    if configured is not None:
-        found.update([configured] if isinstance(configured, int) else configured)
+    found.update(end_tokens(Path(model.path)))
     if not found:
         raise ValueError(
             f"neither the tokenizer nor the generation settings of {model.path!r} name an end-of-sequence token; set "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.controller import as_list
+from strop.foreign_files import read_json
 from strop.rewards.remote.config import JudgeConfig
 from strop.run import RunError
 from strop.run.durable import replace_text
@@ -76,7 +77,7 @@ class Spending:
 
 def _read(file: Path) -> float:
     try:
-        total = json.loads(file.read_text(encoding="utf-8"))["judge"]
+        total = read_json(file)["judge"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"{file} cannot be read ({type(error).__name__}: {error}); it says what the judge has cost the run: write "

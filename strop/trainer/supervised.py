@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import torch
 
 from strop.algorithms.aggregation import BatchTotals, batch_totals
 from strop.algorithms.reduce import merge_metrics, metric_values
+from strop.border import as_number
 from strop.controller import WorkerGroup, as_list, role
 from strop.data.config import SftDataConfig
 from strop.data.readers import read_rows
@@ -21,13 +23,13 @@ from strop.device import device_name
 from strop.engines.model import load_tokenizer
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
-from strop.run.jsonable import as_number
 from strop.trainer.checkpointing import Saver, restore_position
 from strop.trainer.config import Config
 from strop.trainer.phases import Phases
 from strop.trainer.reporting import Say, merge_ranks
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.setup import set_threads
+from strop.trainer.stopping import StopRequest
 from strop.trainer.trackers import TrackerGroup, TrackerSetup
 from strop.workers.supervised import SupervisedWorker
 
@@ -53,8 +55,17 @@ class SftResult:
 class SupervisedTrainer:
     """One fine-tuning."""
 
-    def __init__(self, config: Config, run: RunFolder, *, checkpoint: Checkpoint | None, say: Say) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run: RunFolder,
+        *,
+        checkpoint: Checkpoint | None,
+        say: Say,
+        stop: StopRequest | None = None,
+    ) -> None:
         self._config, self._run, self._say = config, run, say
+        self._stop = stop or StopRequest()
         set_threads(config.resources)
         sft = config.sft
         self._tokenizer = load_tokenizer(config.model)
@@ -101,16 +112,8 @@ class SupervisedTrainer:
             self._start_worker(stack)
             trackers = stack.enter_context(TrackerGroup(self._config.trainer.trackers, setup))
             for step in range(self._start_step + 1, self._num_steps + 1):
-                numbers = self._step(step)
-                is_last = step == self._num_steps
-                if is_last and self._val is not None:
-                    numbers["val/loss"] = self._mean_loss(self._val)
-                    self._run.events.append("validation", step, loss=numbers["val/loss"])
-                trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
-                every = self._config.run.save_every
-                if is_last or (every > 0 and step % every == 0):
-                    self._saver.save(step, None, facts={}, is_last=is_last)
-                self._saver.poll()
+                with self._stop.step():
+                    self._run_step(step, trackers)
             self._saver.finish()
         seconds = time.perf_counter() - start
         loss, val_loss = self._last_losses()
@@ -120,6 +123,26 @@ class SupervisedTrainer:
         return SftResult(
             run=self._run.path, steps=self._num_steps, seconds=seconds, loss=loss, val_loss=val_loss
         )
+
+    def _run_step(self, step: int, trackers: TrackerGroup) -> None:
+        """One step with its records and its checkpoint, which is also written where the run is asked to end."""
+        numbers = self._step(step)
+        is_last = step == self._num_steps
+        if is_last and self._val is not None:
+            numbers["val/loss"] = self._mean_loss(self._val)
+            self._run.events.append("validation", step, loss=numbers["val/loss"])
+        trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
+        every = self._config.run.save_every
+        is_due = is_last or (every > 0 and step % every == 0)
+        if is_due:
+            self._saver.save(step, None, facts={}, is_last=is_last)
+        self._saver.poll()
+        if self._stop.number:
+            self._stop.settle()
+            if not is_due:
+                self._saver.save(step, None, facts={}, is_last=is_last)
+            self._saver.finish()
+            self._run.events.append("interrupted", step, fsync=True, phase="", error=self._stop.reason)
 
     def _start_worker(self, stack: ExitStack) -> None:
         config, sft = self._config, self._config.sft
@@ -147,7 +170,8 @@ class SupervisedTrainer:
     def _last_losses(self) -> tuple[float, float | None]:
         """Training and validation loss from the records: a resume may have had no step left to do."""
         steps, validations = self._run.events.read("step"), self._run.events.read("validation")
-        return as_number(steps[-1]["loss"]), as_number(validations[-1]["loss"]) if validations else None
+        loss = as_number(steps[-1].get("loss")) if steps else math.nan
+        return loss, as_number(validations[-1].get("loss")) if validations else None
 
     def _step(self, step: int) -> dict[str, float]:
         phases = Phases()
@@ -232,4 +256,6 @@ def sft_totals(batch: DataProto) -> BatchTotals:
 
 def fine_tune(config: Config, run: RunFolder, *, checkpoint: Checkpoint | None = None, say: Say) -> SftResult:
     """Run a fine-tuning to its end; arguments as those of `strop.trainer.loop.train`."""
-    return SupervisedTrainer(config, run, checkpoint=checkpoint, say=say).fit()
+    stop = StopRequest()
+    with stop.listening():
+        return SupervisedTrainer(config, run, checkpoint=checkpoint, say=say, stop=stop).fit()

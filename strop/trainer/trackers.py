@@ -7,8 +7,10 @@ hold about steps after the resume point is replaced by what the continued run lo
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,10 +19,15 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from strop.algorithms.registry import Registry
+from strop.border import as_number, storable, storable_text
+from strop.foreign_files import lines_of, open_regular, parse_json
 from strop.run.durable import replace_text
 from strop.run.errors import RunError
-from strop.run.jsonable import as_number, jsonable
+from strop.run.records import MAX_STEP
 from strop.trainer.progress import ConsoleTracker
+from strop.trainer.tensorboard import TensorBoardTracker
+
+logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -59,26 +66,48 @@ trackers: Registry[TrackerFactory] = Registry("tracker", replaceable=False)
 
 
 class TrackerGroup:
-    """Several trackers as one."""
+    """Several trackers as one.
+
+    What trackers show is no part of the run: one that fails is said once and left out from then on. The exception is a
+    RunError, by which the one that keeps the run's own record ends it.
+    """
 
     def __init__(self, names: Sequence[str], setup: TrackerSetup) -> None:
-        factories = [trackers[name] for name in names]
-        self._trackers: list[Tracker] = []
-        with ExitStack() as opened:  # if one cannot start, those before it are closed
-            for factory in factories:
-                tracker = factory(setup)
-                opened.callback(tracker.close)
-                self._trackers.append(tracker)
-            self._closing = opened.pop_all()
+        factories = [(name, trackers[name]) for name in names]
+        self._trackers: dict[str, Tracker] = {}
+        try:
+            for name, factory in factories:
+                try:
+                    self._trackers[name] = factory(setup)
+                except OSError as error:
+                    _warn(name, error)
+        except BaseException:  # if one cannot start, those before it are closed
+            self.close()
+            raise
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Give metrics of one step to every tracker."""
-        for tracker in self._trackers:
-            tracker.log(step, metrics)
+        """Give metrics of one step to every tracker, whatever their names and values came from."""
+        plain = {storable_text(name): as_number(value) for name, value in metrics.items()}
+        for name, tracker in list(self._trackers.items()):
+            try:
+                tracker.log(step, plain)
+            except RunError:
+                raise
+            except Exception as error:  # noqa: BLE001 (a tracker may be the user's; the run does not depend on it)
+                _warn(name, error)
+                self._close_one(name, is_said=True)
 
     def close(self) -> None:
         """Close every tracker, also when one of them fails to."""
-        self._closing.close()
+        for name in reversed(list(self._trackers)):
+            self._close_one(name)
+
+    def _close_one(self, name: str, *, is_said: bool = False) -> None:
+        try:
+            self._trackers.pop(name).close()
+        except Exception as error:  # noqa: BLE001 (as in log)
+            if not is_said:
+                _warn(name, error)
 
     def __enter__(self) -> TrackerGroup:
         return self
@@ -90,6 +119,15 @@ class TrackerGroup:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _warn(name: str, error: Exception) -> None:
+    """Say that a tracker failed."""
+    logger.warning(
+        "the tracker %r failed and is switched off; the run goes on, and %s has its numbers: %s",
+        name, METRICS_FILE, f"{type(error).__name__}: {error}",
+    )  # fmt: skip
+    logger.debug("how it failed", exc_info=error)
 
 
 @trackers.register("console")
@@ -122,19 +160,23 @@ class JsonlTracker:
         self.path = path
         try:
             _drop_lines_after(path, resume_step)
-            self._file = path.open("a", encoding="utf-8")
+            self._file = path.open("ab", buffering=0)  # nothing waits in memory for a disk that is full
         except OSError as error:
             raise RunError(
-                f"cannot write {path}: {error.strerror}; choose another folder with --out"
+                f"cannot write {path}: {error.strerror}; free space or check the disk, then continue with --resume"
             ) from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line; it is in the file when this returns."""
-        record = jsonable({"step": step, **metrics}, "metrics")
+        record = storable({"step": step, **metrics})
+        line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+        size = os.fstat(self._file.fileno()).st_size
         try:
-            self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            self._file.flush()
+            while line:  # a disk that fills up within the line writes a part, then gives the error
+                line = line[self._file.write(line) :]
         except OSError as error:
+            with suppress(OSError):  # the first error is the one to tell
+                self._file.truncate(size)
             raise RunError(
                 f"cannot write the metrics of step {step} to {self.path}: {error.strerror}; free space, then "
                 f"continue with --resume"
@@ -143,30 +185,6 @@ class JsonlTracker:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-class TensorBoardTracker:
-    """Metrics as TensorBoard scalars; a resume tells TensorBoard to forget the steps it repeats."""
-
-    def __init__(self, folder: Path, *, resume_step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ValueError(
-                "the tracker 'tensorboard' needs the package tensorboard: pip install tensorboard, or take "
-                "'tensorboard' out of trainer.trackers"
-            ) from error
-        purge_step = resume_step + 1 if resume_step > 0 else None
-        self._writer: Any = SummaryWriter(log_dir=str(folder), purge_step=purge_step)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add one point per metric."""
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, float(value), step)
-
-    def close(self) -> None:
-        """Write pending points and close the file."""
-        self._writer.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -191,17 +209,23 @@ def _drop_lines_after(path: Path, step: int) -> None:
         if record["step"] <= step
     ]
     text = "".join(kept)
-    if text != path.read_text(encoding="utf-8", errors="replace"):
+    with open_regular(path) as file:
+        is_same = file.read(len(text.encode()) + 1) == text.encode()
+    if not is_same:
         replace_text(path, text)
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
     records = []
-    for line in path.read_bytes().split(b"\n")[:-1]:  # after the last newline: nothing, or an unfinished line
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
-            records.append(record)
+    with open_regular(path) as file:
+        for line in lines_of(file, path):
+            if not line.endswith(b"\n"):  # unfinished
+                break
+            try:
+                record = parse_json(line)
+            except ValueError:
+                continue
+            step = record.get("step") if isinstance(record, dict) else None
+            if type(step) is int and 0 <= step < MAX_STEP:
+                records.append(record)
     return records

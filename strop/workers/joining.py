@@ -23,8 +23,7 @@ def join(placement: Placement, engine: EngineConfig, *, device: str) -> Parallel
     return join_ranks(
         rank=placement.rank,
         world_size=mesh.world_size,
-        master_addr=placement.master_addr,
-        master_port=placement.master_port,
+        meeting=placement.meeting,
         device=device,
         sp_size=engine.sequence_parallel,
         shard_size=engine.shard_size,

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from strop.border import ControlText
 from strop.controller import Dispatch, Worker, register
 from strop.data.chat import Chat, encode, render
 from strop.engines.config import ModelConfig
@@ -45,6 +46,7 @@ class RewardModelWorker(Worker):
         model = ModelConfig(path=reward_model.path, dtype=reward_model.dtype)
         self._tokenizer = load_tokenizer(model)
         self._use_template()
+        self._control = ControlText(self._tokenizer)
         parallel = join(self.placement, reward_model.engine, device=device)
         loaded = load_reward_model(model, parallel=parallel)
         self._frozen = FrozenModel(loaded, reward_model.engine, parallel)
@@ -98,7 +100,10 @@ class RewardModelWorker(Worker):
 
     def _encoded(self, messages: Any, answer: str, row: int) -> list[int]:
         """Token ids of one conversation."""
-        conversation = (*messages, {"role": "assistant", "content": answer})
+        shown = self._control.as_plain_text(
+            answer
+        )  # it ends its turn where the template says so, and nowhere else
+        conversation = (*messages, {"role": "assistant", "content": shown})
         chat = Chat(messages=conversation, where=f"row {row} of a batch for the reward model")
         return encode(self._tokenizer, render(self._tokenizer, chat, add_generation_prompt=False))
 

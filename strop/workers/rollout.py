@@ -22,16 +22,13 @@ import numpy as np
 import torch
 
 from strop.agents.config import AgentConfig
-from strop.agents.setup import AgentSetup
-from strop.agents.tools.mcp import close_servers
 from strop.controller import Dispatch, Worker, register
-from strop.data.media import prompt_text, tool_images
+from strop.data.media import prompt_text
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model, load_tokenizer
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
 from strop.rewards import RewardConfig, RewardPool
-from strop.rollout.client import RolloutClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.sync.engine import VerifiedEngine
@@ -41,8 +38,8 @@ from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.rollout.types import Sampling
 from strop.run import SampleStore
 from strop.trajectory import Prompt
-from strop.workers.episodes import Episode, Rollouts, episode_rows, media_column
-from strop.workers.programs import ToolSandbox
+from strop.workers.episodes import Episode, episode_rows, media_column
+from strop.workers.player import Player
 from strop.workers.reports import (
     Decided,
     EpisodeReport,
@@ -115,15 +112,16 @@ class RolloutWorker(Worker):
         self._episodes: list[Episode] = []
         self._earlier: list[Episode] = []
         self._max_tokens = 0
-        client = RolloutClient(self._engine, timeout_s=rollout.timeout_s)
-        setup = AgentSetup(
-            agent or AgentConfig(),
+        self._player = Player(
+            self._engine,
+            policy,
             self._tokenizer,
-            template_options=template_options,
-            images=tool_images(policy, self._tokenizer),
+            self._pool,
+            agent=agent or AgentConfig(),
+            template_options=template_options or {},
+            timeout_s=rollout.timeout_s,
+            seed=seed,
         )
-        self._programs = ToolSandbox(setup, reward.sandbox)
-        self._rollouts = Rollouts(client, self._pool, self._tokenizer, seed=seed, setup=setup)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def play(
@@ -180,7 +178,9 @@ class RolloutWorker(Worker):
         if not self._pool_runs:
             await self._pool.start()
             self._pool_runs = True
-        return await self._rollouts.play(prompts, samples_per_prompt=samples_per_prompt, sampling=sampling)
+        return await self._player.rollouts.play(
+            prompts, samples_per_prompt=samples_per_prompt, sampling=sampling
+        )
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, blocking=False)
     def rows(self, rewards: Mapping[str, float] | None = None) -> DataProto:
@@ -288,8 +288,7 @@ class RolloutWorker(Worker):
                 self._receiver.close()
             self._runner.run(self._pool.close())
             self._runner.close()
-            self._programs.close()
-            close_servers()
+            self._player.close()
 
 
 def trained_engine(worker: Worker) -> TrainEngine:

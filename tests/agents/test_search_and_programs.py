@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import stat
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pyarrow.parquet
 import pytest
 from agent_cases import make_session
 
-from strop.agents.tools.python_sandbox import PythonSandboxTool, Ran, use_sandbox
-from strop.agents.tools.search import SearchIndex, SearchTool, build_index
+from strop.agents.tools.python_sandbox import PythonSandboxTool, Ran, SandboxFailed, use_sandbox
+from strop.agents.tools.search import SearchTool
+from strop.agents.tools.search_index import SearchIndex, build_index
 from strop.cli.main import main
 
 PASSAGES = [
@@ -124,10 +126,40 @@ def test_an_empty_or_broken_corpus_leaves_no_index(tmp_path: Path) -> None:
         assert {path.name for path in tmp_path.iterdir()} == {"c.jsonl"}
 
 
+def test_two_workers_that_need_the_index_at_once_build_it_once(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "index.partial").write_bytes(b"of a build that was killed")
+    (tmp_path / "index.partial-journal").write_bytes(b"and its journal")
+    (tmp_path / "index.lock").touch()
+    with corpus.open("a", encoding="utf-8") as file:  # enough for the builds to overlap
+        file.writelines(json.dumps({"contents": f"passage {number}"}) + "\n" for number in range(5_000))
+    processes = multiprocessing.get_context("fork")  # a fresh interpreter would take seconds to import
+    both, titles = processes.Barrier(2), processes.Queue()
+
+    def first_use() -> None:
+        both.wait(30)
+        tool = SearchTool({"index": str(tmp_path / "index"), "corpus": str(corpus)})
+        titles.put(called(tool, query="kettle", topk=1).text.splitlines()[0])
+
+    workers = [processes.Process(target=first_use) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    assert [titles.get(timeout=60) for _ in workers] == ["Doc 1 (Title: Kettle)"] * 2
+    for worker in workers:
+        worker.join(60)
+    assert {path.name for path in tmp_path.iterdir()} == {"corpus.jsonl", "index"}
+
+
+def test_an_index_that_cannot_be_written_is_one_sentence(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the search index .*none/index cannot be made of .*No such file"):
+        build_index(corpus, tmp_path / "none" / "index")
+    with pytest.raises(ValueError, match=r"cannot be made of .*missing.jsonl: .*No such file"):
+        build_index(tmp_path / "missing.jsonl", tmp_path / "index")
+    assert {path.name for path in tmp_path.iterdir()} == {"corpus.jsonl"}
+
+
 def test_without_a_sandbox_no_program_runs() -> None:
-    result = called(PythonSandboxTool({}), code="print(1)")
-    assert result.error == "failed"
-    assert "no sandbox for programs is set up" in result.text
+    with pytest.raises(SandboxFailed, match="no sandbox for programs is set up"):
+        called(PythonSandboxTool({}), code="print(1)")
 
 
 def test_what_a_program_prints_is_shown_and_a_failing_sandbox_is_an_error() -> None:
@@ -147,8 +179,8 @@ def test_what_a_program_prints_is_shown_and_a_failing_sandbox_is_an_error() -> N
         assert called(tool, code="```python\nprint(3)\n```").text == "3"
         assert asked == ["print(3)"]
         assert called(tool, code="loop").text == "begun\nError: it ran longer than 10 s"
-        failed = called(tool, code="crash")
-        assert (failed.error, "no room" in failed.text) == ("failed", True)
-        assert called(tool, code=3).text.startswith("Error: give the program")
+        with pytest.raises(SandboxFailed, match="no room"):  # no text for the model, which did nothing wrong
+            called(tool, code="crash")
+        assert "'code' must be string, but is 3" in called(tool, code=3).text
     finally:
         use_sandbox(None)

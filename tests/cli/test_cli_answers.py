@@ -54,6 +54,54 @@ def test_eval_gives_the_pass_rate_and_its_interval_per_source(project: Project, 
     assert lines[2].startswith("all  pass rate 50.0 % (95 % interval 21.5 to 78.5) on 8 answers")
 
 
+WRITES_A_PROGRAM = '''
+"""An agent whose model calls python, and then repeats what it reads."""
+from strop.agents.registry import agents
+from strop.agents.tool_agent import tool_agent
+from strop.rollout.types import TokenOutput
+
+CALL = """<tool_call>
+{"name": "python", "arguments": {"code": "print(3 * 4)"}}
+</tool_call>"""
+
+
+@agents.register("writes_a_program")
+async def writes_a_program(prompt, trajectory, generate, context):
+    async def say(token_ids, /, **options):
+        shown = context.tokenizer.decode(list(token_ids))
+        text = shown.rpartition("<|tool|>")[2].partition("<|im_end|>")[0] if "<|tool|>" in shown else CALL
+        ids = tuple(context.tokenizer(text + "<|im_end|>", add_special_tokens=False)["input_ids"])
+        return TokenOutput(
+            token_ids=ids, log_probs=(-1.0,) * len(ids), versions=(0,) * len(ids), stop_reason="stop"
+        )
+
+    return await tool_agent(prompt, trajectory, say, context)
+'''
+
+
+def test_eval_runs_the_programs_of_its_agents_in_the_sandbox(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(WRITES_A_PROGRAM)
+    entry = {"class_name": "strop.agents.tools.python_sandbox.PythonSandboxTool"}
+    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [entry]}))
+    (tmp_path / "reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return float(solution_str.endswith('12'))\n"
+    )
+    words = [
+        "eval", project.model, "--config", project.config, f"agent.files=[{tmp_path / 'agent.py'}]",
+        f"agent.tools={tmp_path / 'tools.yaml'}", "agent.tool_format=hermes", "data.max_val_prompts=2",
+        "agent.default_agent=writes_a_program", "data.max_response_tokens=900", "data.max_prompt_tokens=900",
+        f"reward.path={tmp_path / 'reward.py'}",
+    ]  # fmt: skip
+    result = cli(*words, "--json")
+    assert result.code == 0, result.err
+    assert (result.record["pass_rate"], result.record["num_answers"]) == (1.0, 2)
+    unisolated = cli(
+        *words, "reward.sandbox.backend=sandbox_fusion", "reward.sandbox.url='http://127.0.0.1:9'"
+    )
+    assert "the SandboxFusion server at http://127.0.0.1:9 did not run a program" in unisolated.sentence
+
+
 @pytest.mark.parametrize("inside", ["", "checkpoints/global_step_2", "model"])
 def test_eval_of_a_run_gives_the_answers_of_its_last_validation(trained: Path, inside: str) -> None:
     result = cli("eval", trained / inside, "--json")

@@ -77,6 +77,26 @@ def test_explain_of_an_unknown_key_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("data.train_batch_size=4", "it is verl's, here data.prompts_per_step (`strop migrate verl`"),
+        ("actor_rollout_ref.rollout.n=4", "it is verl's, here rollout.samples_per_prompt"),
+        ("trainer.test_freq=4", "it is verl's, here eval.every"),
+        (
+            "actor.optim.learning_rate=1e-4",
+            "learning_rate is TRL's, here actor.optim.lr (`strop migrate trl`",
+        ),
+        ("num_generations=4", "num_generations is TRL's, here rollout.samples_per_prompt"),
+        ("run.seed=4", "the nearest valid key is trainer.seed"),
+        ("lr=4", "the keys of this name are sft.optim.lr, actor.optim.lr, critic.optim.lr"),
+        ("my.yaml", "'my.yaml' is not an override: give a file of settings with --config my.yaml"),
+    ],
+)
+def test_keys_of_other_libraries_and_of_other_places_are_known(word: str, sentence: str) -> None:
+    assert sentence in cli("config", "show", word).sentence
+
+
+@pytest.mark.parametrize(
     ("key", "module"),
     [
         ("algorithm.filter_groups.max_rounds", "strop.trainer.gathering"),

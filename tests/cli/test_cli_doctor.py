@@ -73,8 +73,8 @@ def test_another_version_on_one_machine_is_named_with_it() -> None:
             doctor._paths([machine(), machine("10.0.0.2", marker="")], "token", Path("/runs")),
             "/runs is not the same folder on 10.0.0.2",
         ),
-        (doctor._clocks([machine(clock=time.time() + 60)], time.time()), "10.0.0.1 (+60 s) differ"),
-        (doctor._clocks([machine(clock=time.time() - 60)], time.time()), "10.0.0.1 (-60 s) differ"),
+        (doctor._clocks([machine(clock=time.time() + 60)], time.time(), 1.0), "10.0.0.1 (+60 s) differ"),
+        (doctor._clocks([machine(clock=time.time() - 60)], time.time(), 1.0), "10.0.0.1 (-60 s) differ"),
         (doctor._shared_memory([machine(shared_memory_free_bytes=GIB // 2)]), "enlarge /dev/shm on 10.0.0.1"),
     ],
 )

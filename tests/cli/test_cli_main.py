@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from strop.cli.output import Interrupted
 from strop.rollout.client import RolloutTimeout
 from strop.run import CheckpointError, RunError
 from strop.trainer.gathering import TooFewGroups
+from strop.trainer.stopping import Terminated
 from strop.workers.reports import EpisodesFailed, StaleSamples
 
 
@@ -153,8 +155,16 @@ def test_untrusted_text_in_an_error_is_escaped(failing: Callable[[BaseException]
 def test_an_interrupt_is_code_130_and_says_how_to_go_on(failing: Callable[[BaseException], None]) -> None:
     failing(KeyboardInterrupt())
     assert (cli("fail").code, cli("fail").err) == (130, "\ninterrupted\n")
-    failing(Interrupted("continue with that"))
-    assert cli("fail").err == "\ninterrupted; continue with that\n"
+    failing(Interrupted("continue with that", cause=KeyboardInterrupt()))
+    assert (cli("fail").code, cli("fail").err) == (130, "\ninterrupted; continue with that\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_that_asks_to_end_has_its_usual_code_and_is_named(
+    number: signal.Signals, code: int, failing: Callable[[BaseException], None]
+) -> None:
+    failing(Interrupted("continue with that", cause=Terminated(number)))
+    assert (cli("fail").code, cli("fail").err) == (code, f"ended by {number.name}; continue with that\n")
 
 
 def test_the_exit_code_of_a_command_is_handed_on(failing: Callable[[Callable[[], object]], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -124,11 +125,40 @@ def test_the_default_folder_is_named_after_command_and_time(
 def test_resume_refuses_what_it_would_ignore(
     project: Project, trained: Path, tuned: Path, tmp_path: Path
 ) -> None:
-    assert "so --config trainer.seed=1 has no place" in cli(
-        "train", "--resume", trained, "--config", project.config, "trainer.seed=1"
+    assert "so --config has no place" in cli(
+        "train", "--resume", trained, "--config", project.config
     ).sentence  # fmt: skip
+    other = cli("train", "--resume", trained, "trainer.seed=1").sentence
+    assert "trainer.seed is 0 in this run, and 1 would make it another one" in other
+    assert (
+        "May be given anew: where it runs: resources.…; what is saved and shown: run.…, trainer.trackers"
+        in other
+    )
     assert "is a run of `strop sft`" in cli("train", "--resume", tuned).sentence
     assert "does not exist" in cli("train", "--resume", tmp_path / "none").sentence
+
+
+def test_what_the_program_advises_to_set_is_accepted_on_resume(interrupted: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(interrupted, run, symlinks=True)
+    settings = {
+        "run.save_samples": False,
+        "trainer.trackers": ["jsonl"],
+        "reward.timeout_s": 20.0,
+        "reward.max_failed_share": 0.5,
+        "rollout.timeout_s": 700.0,
+        "agent.timeout_s": 3000.0,
+        "actor.engine.max_tokens_per_device": 8192,
+        "resources.call_timeout_s": 1800.0,
+    }
+    words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    result = cli("train", "--resume", run, *words)
+    assert result.code == 0, result.err
+    assert "continues with run.save_samples=false\n" in result.err
+    with RunFolder.open(run, read_only=True) as done:
+        (resumed,) = done.events.read("resumed")
+        assert (done.samples.steps(), resumed["settings"]) == ([1], settings)
+    assert read_config(Config, run / "config.yaml").run.save_samples, "they hold for this continuation"
 
 
 def test_a_folder_in_use_is_refused(project: Project, trained: Path, tmp_path: Path) -> None:

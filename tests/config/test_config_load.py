@@ -216,7 +216,7 @@ def test_a_wrong_value_of_a_file_names_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("steps", "'steps' is not an override: write key=value"),
+        ("steps", "'steps' is not an override: write key=value, as in trainer.seed=1"),
         ("steps=1,2", "is a sweep over several runs"),
         ("reward.path=a=b", "cannot be read"),
         ("reward.path=~/x.py", "put a value with special characters in quotes"),

@@ -141,10 +141,7 @@ class Faulty(Worker):
     def __init__(self, in_init: str = "", collective: bool = False) -> None:
         if collective:
             dist.init_process_group(
-                "gloo",
-                init_method=f"tcp://{self.master_addr}:{self.master_port}",
-                rank=self.rank,
-                world_size=self.world_size,
+                "gloo", store=self.rendezvous(), rank=self.rank, world_size=self.world_size
             )
         if in_init and self.rank == 1:
             self._go_wrong(in_init)

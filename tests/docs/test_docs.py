@@ -6,20 +6,24 @@ import contextlib
 import errno
 import io
 import json
+import logging.handlers
 import os
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from doc_pages import ROOT, Session, blocks, code_spans, markdown_files, matches, prose, strop_calls
 
 from strop.cli.main import COMMANDS, command_parser, main
+from strop.cli.output import Interrupted
 from strop.config import describe, load_config
 from strop.config.sources import preset_names
 from strop.controller import NotEnoughDevices, WorkerFailed
@@ -28,6 +32,7 @@ from strop.controller.ray.cluster import Node, _is_on_loopback
 from strop.controller.ray.pool import RayResourcePool, choose_nodes
 from strop.engines.weights import Inventory, Weight
 from strop.health import Check, Watch
+from strop.net import gate
 from strop.rewards import Outcome, RewardError, check_failed_share
 from strop.rollout.sync.accounting import Reception
 from strop.rollout.sync.types import SyncIncomplete
@@ -36,6 +41,7 @@ from strop.run.checkpoints import CheckpointStore
 from strop.run.samples import COLUMNS
 from strop.trainer.config import Config
 from strop.trainer.preflight import Preflight
+from strop.trainer.stopping import Terminated
 from strop.workers.reports import EpisodeReport, StaleSamples, check_versions
 
 DOCS = ROOT / "docs"
@@ -319,6 +325,9 @@ def bad_prospects() -> Iterator[str]:
 
 def bad_processes(folder: Path) -> Iterator[str]:
     yield refused(folder, "--config", "config.yaml", "--out", "runs/bad", "resources.ranks=2")
+    yield refused(folder, "runs/try", "--sockets", name="doctor")
+    yield from turned_away()
+    yield from asked_to_end()
     with pytest.raises(ConnectionError) as nobody:
         _is_on_loopback("127.0.0.1:1")
     yield str(nobody.value)
@@ -337,3 +346,23 @@ def bad_processes(folder: Path) -> Iterator[str]:
     with pytest.raises(SyncIncomplete) as half:
         Reception(12, Inventory((weight,)), Inventory((weight,))).check_complete()
     yield str(half.value)
+
+
+def turned_away() -> list[str]:
+    """What the log says of a stranger."""
+    handler = logging.handlers.BufferingHandler(10)
+    log = logging.getLogger(gate.__name__)
+    log.addHandler(handler)
+    try:
+        gate._Complaints("weight sync").add("it does not know the secret")
+    finally:
+        log.removeHandler(handler)
+    return [record.getMessage() for record in handler.buffer]
+
+
+def asked_to_end() -> Iterator[str]:
+    text = io.StringIO()
+    ended = Interrupted("continue with `strop train --resume RUN`", cause=Terminated(signal.SIGTERM))
+    with mock.patch("strop.cli.main._dispatch", side_effect=ended), contextlib.redirect_stderr(text):
+        assert main(["train"]) == 128 + signal.SIGTERM
+    yield text.getvalue()

@@ -11,4 +11,4 @@ from strop.health import RULES
 
 def test_the_page_about_preflight(tmp_path: Path) -> None:
     assert Session(folder=tmp_path).follow(ROOT / "docs" / "preflight.md") == 5
-    assert len(RULES) == 16, "the page says sixteen"
+    assert len(RULES) == 17, "the page says seventeen"

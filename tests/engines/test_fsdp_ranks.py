@@ -11,7 +11,7 @@ import torch.distributed as dist
 from references.rank_processes import RankFailed, Ranks, run_ranks
 from strop.engines.parallel import alone, join_ranks
 
-GIVEN = {"master_addr": "127.0.0.1", "master_port": 1, "device": "cpu"}
+GIVEN = {"meeting": None, "device": "cpu"}
 
 
 def test_one_process_is_alone_and_talks_to_nobody() -> None:
@@ -85,7 +85,7 @@ def test_four_ranks_in_pairs() -> None:
             {"rank": 0, "world_size": 4, "shard_size": 3},
             "engine.shard_size is 3, which does not divide the 4",
         ),
-        ({"rank": 0, "world_size": 2, "master_port": 0}, "rank 0 of 2 was given no port of rank 0"),
+        ({"rank": 0, "world_size": 2}, "rank 0 of 2 was not told where the ranks meet"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int], sentence: str) -> None:
@@ -96,7 +96,7 @@ def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int], sentence: str)
 def join_as_another(ranks: Ranks) -> str:
     ranks.join()
     try:
-        Ranks(1 - ranks.rank, 2, ranks.master_port).join()
+        Ranks(1 - ranks.rank, 2, ranks.meeting).join()
     except ValueError as error:
         return str(error)
     return ""

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from references.language_models import SUPPORTED, VOCAB
+from references.language_models import SUPPORTED, VOCAB, WIDE_WINDOW
+from strop.engines.attention import PackedAttention, Segment
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import CausalLM, describe_precision, load_model, load_tokenizer
 
@@ -104,6 +105,12 @@ def test_an_encoder_decoder_is_no_causal_language_model(tmp_path: Path) -> None:
         ("lfm2", "Lfm2ForCausalLM attends in 1 of its 2 layers on packed tokens"),
         ("gemma2", "Gemma2ForCausalLM does not run on packed tokens .*'softcap'"),
         ("granite", "GraniteForCausalLM gives other log-probs on packed tokens than alone"),
+        ("phimoe", "PhimoeForCausalLM gives other log-probs on packed tokens than alone"),
+        ("deepseek_v3", "DeepseekV3Attention has keys of size 12 and values of size 8"),
+        (
+            "stablelm",
+            "StableLmForCausalLM does not hand the arguments of its forward call on to its attention",
+        ),
     ],
 )
 def test_architectures_that_packed_computation_cannot_run_are_refused(
@@ -123,11 +130,56 @@ def test_a_window_that_never_reaches_the_attention_is_refused(copied: Folder) ->
         load(folder)
 
 
+def test_a_cap_on_logits_is_refused_however_small_they_are(copied: Folder) -> None:
+    folder = copied("nanochat")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] *= 0.01
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    ids = torch.arange(1, 40)[None]
+    largest = AutoModelForCausalLM.from_pretrained(folder)(ids).logits.abs().max()
+    assert largest < 0.2, "15 * tanh(x / 15) is x to 1e-5 there"
+    with pytest.raises(
+        ValueError, match="NanoChatForCausalLM gives other log-probs on packed tokens than alone"
+    ):
+        load(folder)
+
+
+def test_a_window_longer_than_the_probe_is_kept_and_exact(tiny_folder: Folder) -> None:
+    folder = tiny_folder("mistral_wide")
+    model = load(folder)
+    assert model.config.sliding_window == WIDE_WINDOW
+    lengths = (8, 60)
+    own = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    sequences = [torch.arange(3, 3 + length) % VOCAB for length in lengths]
+    segments = [Segment(start=0, length=8), Segment(start=8, length=60)]
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    with torch.no_grad():
+        hidden = model.hidden(
+            torch.cat(sequences)[None], positions, PackedAttention(segments, device=model.device)
+        )
+        expected = torch.cat([own.model(ids[None]).last_hidden_state[0] for ids in sequences])
+    torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_router_draws_no_noise(tiny_folder: Folder) -> None:
+    # In training mode, which gradient checkpointing needs, Mixtral scales what enters its router at random.
+    model = load(tiny_folder("mixtral"), gradient_checkpointing=True)
+    assert model.module.training
+    ids, positions = torch.arange(3, 23)[None], torch.arange(20)[None]
+    attention = PackedAttention([Segment(start=0, length=20)], device=model.device)
+    with torch.no_grad():
+        first, second = (model.hidden(ids, positions, attention) for _ in range(2))
+    torch.testing.assert_close(first, second, atol=0, rtol=0)
+
+
 def test_long_rotary_embeddings_end_where_they_would_change_for_all_sequences_of_a_pack(
     tiny_folder: Folder,
 ) -> None:
     model = load(tiny_folder("llama"))
-    model.config.rope_parameters = {"rope_type": "longrope", "original_max_position_embeddings": 40}
+    longrope = {"rope_type": "longrope", "original_max_position_embeddings": 40}
+    model.config.rope_parameters = longrope
+    assert model.max_positions == 40
+    model.config.rope_parameters = {"full_attention": longrope, "sliding_attention": {"rope_type": "default"}}
     assert model.max_positions == 40
     model.config.rope_parameters = {"rope_type": "yarn", "original_max_position_embeddings": 40}
     assert model.max_positions == 64

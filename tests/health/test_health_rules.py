@@ -34,6 +34,8 @@ NAN, INF = math.nan, math.inf
 GROUPS = {"rollout__groups_all_min": 0.9, "rollout__groups_all_max": 0.0}
 SCORED = {"reward__timeout": 0.0, "reward__ok": 90.0}
 VAL = "val-core__gsm8k__acc__mean@1"
+LEAST = {"critic__score__min": 0.0}
+LOST = {"critic__score__mean": [0.4, 0.0, 0.0], "actor__entropy": [0.7, 1.5, 1.5]}
 RISING = [0.1] * 5 + [0.5] * 35
 
 SPEAKS: list[tuple[str, History, str]] = [
@@ -50,6 +52,19 @@ SPEAKS: list[tuple[str, History, str]] = [
     ("truncation", history(40, response_length__clip_ratio=[0.1] * 30 + [0.4] * 10), "rose from 10 % to 40 %"),
     ("policy_jump", history(3, actor__ppo_kl=-0.5), "a KL of 0.50 nats"),
     ("policy_jump", history(3, actor__pg_clipfrac=0.4), "40 % of the tokens are clipped"),
+    # Seen with learning rates of 5e-3 and of 1 on the quickstart: every KL and clipped share of these steps is 0.
+    (
+        "policy_lost",
+        history(3, **LEAST, critic__score__mean=[0.43, 0.05, 0.0], actor__entropy=[0.69, 1.47, 1.5], actor__ppo_kl=0.0),
+        "from 0.43 to 0.05 and entropy went from 0.69 to 1.5 nats per token",
+    ),
+    ("policy_lost", history(3, **LEAST, critic__score__mean=[0.1, 0.0, 0.0], actor__entropy=[1.3, 2.2, 2.7]), "0.1 to"),
+    ("policy_lost", history(3, **LEAST, critic__score__mean=[0.5, 0.0, 0.0], actor__entropy=[0.7, 0.01, 0]), "0.01"),
+    (
+        "policy_lost",
+        history(30, **LEAST, critic__score__mean=[0.4] * 9 + [0.1] * 21, actor__entropy=[0.7] * 9 + [1.4] * 21),
+        "from 0.4 to 0.1",
+    ),
     ("kl_explosion", history(23, actor__kl_loss=[0.01] * 20 + [0.2] * 3), "from 0.01 to 0.2 within 3 steps"),
     ("gradient_not_finite", history(9, actor__skipped_updates=[0.0, 1.0, 1.0] * 3), "6 of the last 10 steps"),
     ("gradient_not_finite", history(4, actor__grad_norm=[1.0, NAN, INF, NAN]), "not finite"),
@@ -82,6 +97,7 @@ SILENT: list[tuple[str, History]] = [
     ("no_signal", history(4, critic__advantages__max=[0.0, 0.0, 0.5, 0.0], critic__advantages__min=0.0)),
     ("no_signal", history(5, actor__lr=1.0)),
     ("no_signal", history(3, **flat(0.0), **GROUPS, distillation__loss=0.3)),
+    ("no_signal", history(3, **flat(0.0), **GROUPS, **LEAST, **LOST)),
     ("few_groups_teach", history(10, rollout__groups_mixed=0.1, distillation__loss=0.3)),
     ("few_groups_teach", history(9, rollout__groups_mixed=0.1)),
     ("few_groups_teach", history(10, rollout__groups_mixed=0.2)),
@@ -93,6 +109,12 @@ SILENT: list[tuple[str, History]] = [
     ("entropy_growth", history(20, actor__entropy=[1.0] * 10 + [2.5] * 10, critic__score__mean=[0.1] * 9 + [1] * 11)),
     ("truncation", history(40, response_length__clip_ratio=0.4)),
     ("policy_jump", history(3, actor__ppo_kl=0.1, actor__pg_clipfrac=[0.4, 0.4, 0.1])),
+    ("policy_lost", history(3, **LEAST, critic__score__mean=[0.4, 0.21, 0.2], actor__entropy=[0.7, 1.5, 1.5])),
+    ("policy_lost", history(3, **LEAST, critic__score__mean=[0.4, 0.1, 0.0], actor__entropy=[0.7, 1.0, 1.5])),
+    ("policy_lost", history(3, **LEAST, critic__score__mean=[0.4, 0.0, 0.3], actor__entropy=[0.7, 1.5, 0.7])),
+    ("policy_lost", history(2, **LEAST, critic__score__mean=[0.4, 0.0], actor__entropy=[0.7, 1.5])),
+    ("policy_lost", history(9, critic__score__mean=0.4, actor__entropy=0.7)),
+    ("truncation", history(3, **LEAST, **LOST, response_length__clip_ratio=[0.0, 1.0, 1.0])),
     ("kl_explosion", history(23, actor__kl_loss=[0.001] * 20 + [0.05] * 3)),
     ("gradient_not_finite", history(20, actor__skipped_updates=[1.0] * 10 + [0.0] * 10)),
     ("gradient_zero", history(3, actor__grad_norm=0.0, **flat(0.0))),

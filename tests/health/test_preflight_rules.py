@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strop.health import Agreement, Check, Probe, TokenFacts, can_teach, examine, examine_tokens
+from strop.health import Agreement, AnswerEnd, Check, Probe, TokenFacts, can_teach, examine, examine_tokens
 from strop.rewards import Outcome
 from strop.workers.reports import EpisodeReport
 
@@ -31,8 +31,8 @@ def groups(*scores: list[float | None], **changes: Any) -> list[EpisodeReport]:
 
 
 FACTS = TokenFacts(
-    num_prompts=3, num_changed=0, num_double_starts=0, num_without_opening=0, has_opening=True, unknown_end="",
-    num_tokens=100, num_embeddings=128, largest_id=99,
+    num_prompts=3, num_changed=0, num_double_starts=0, num_without_opening=0, has_opening=True, spelled_out=(),
+    end=AnswerEnd("stops"), num_tokens=100, num_embeddings=128, largest_id=99,
 )  # fmt: skip
 CLOSE = Agreement(num_tokens=48, max_log_prob=1e-6, mean_log_prob=1e-7, mean_prob=1e-7, is_float32=True)
 
@@ -40,7 +40,7 @@ CLOSE = Agreement(num_tokens=48, max_log_prob=1e-6, mean_log_prob=1e-7, mean_pro
 def probe(reports: list[EpisodeReport], **changes: Any) -> Probe:
     values: dict[str, Any] = {
         "tokens": FACTS, "reports": reports, "max_response_tokens": 64, "max_failed_share": 0.2,
-        "is_group_relative": True, "agreement": CLOSE,
+        "is_group_relative": True, "agreement": CLOSE, "lr": 1e-2,
         "rewards": {r.id: (r.score,) for r in reports if r.score is not None and r.num_sampled_tokens},
     }  # fmt: skip
     return Probe(**{**values, **changes})
@@ -85,6 +85,7 @@ CUT = {"stop_reason": "length"}
         (groups([None] * 9 + [1.0]), {}, "scoring", "stop", "mend the reward function"),
         (groups([1.0, 0.0], **CUT), {}, "length", "warn", "raise data.max_response_tokens"),
         (groups([1.0, 0.0], num_sampled_tokens=0), {}, "loss mask", "stop", "nothing could be trained"),
+        (groups([1.0, 0.0]), {"lr": 0.011}, "learning rate", "warn", "that destroys a trained model"),
         (groups([1.0, 0.0]), far(max_log_prob=0.3), "engine", "warn", "algorithm=tis"),
         (groups([1.0, 0.0]), far(mean_prob=0.02, is_float32=False), "engine", "warn", "algorithm=tis"),
         (groups([1.0, 0.0]), far(mean_log_prob=0.6), "engine", "stop", "the two hold other weights"),
@@ -125,7 +126,16 @@ def test_what_counts_are_the_rewards_that_are_trained_on() -> None:
         ({"has_opening": False}, "template", "warn", "`add_generation_prompt`"),
         ({"has_opening": None}, "template", "ok", ""),
         ({"num_without_opening": 3}, "template", "warn", "was it cut off?"),
-        ({"unknown_end": "<|im_end|>"}, "end of answer", "warn", "rollout.stop_token_ids"),
+        (
+            {"spelled_out": ("<|im_start|>",)},
+            "template",
+            "warn",
+            "use the template that came with the tokenizer",
+        ),
+        ({"end": AnswerEnd("runs on", "<|im_end|>")}, "end of answer", "warn", "rollout.stop_token_ids"),
+        ({"end": AnswerEnd("nothing")}, "end of answer", "warn", "let the template close an assistant turn"),
+        ({"end": AnswerEnd("text", "<eot>")}, "end of answer", "warn", "a token that the tokenizer knows"),
+        ({"end": AnswerEnd("unknown")}, "end of answer", "ok", ""),
     ],
 )
 def test_template_and_vocabulary_are_looked_at_first(

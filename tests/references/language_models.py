@@ -82,6 +82,22 @@ def config(kind: str) -> Any:
         case "gemma3":  # layers with and without a window
             kinds = ["sliding_attention", "full_attention"]
             return t.Gemma3TextConfig(**_SHAPE, head_dim=8, sliding_window=WINDOW, layer_types=kinds)
+        case "mistral_wide":  # a window that only long sequences reach
+            return t.MistralConfig(**_SHAPE, sliding_window=WIDE_WINDOW)
+        case "mixtral":  # experts, and a router that draws noise in training
+            return t.MixtralConfig(**_SHAPE, num_local_experts=4, router_jitter_noise=0.3)
+        case "phimoe":  # a window that is in the mask alone
+            experts = {"num_local_experts": 4, "router_jitter_noise": 0.0, "input_jitter_noise": 0.0}
+            return t.PhimoeConfig(**_SHAPE, **experts, sliding_window=WIDE_WINDOW)
+        case "nanochat":  # capped logits
+            return t.NanoChatConfig(**_SHAPE, final_logit_softcapping=15.0)
+        case "deepseek_v3":  # keys and values of different size
+            parts = {"qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8, "kv_lora_rank": 8}
+            return t.DeepseekV3Config(
+                **{**_SHAPE, "num_key_value_heads": 4}, **parts, first_k_dense_replace=2
+            )
+        case "stablelm":  # calls its attention without the arguments of the forward call
+            return t.StableLmConfig(**_SHAPE)
         case "mamba":
             return t.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4)
         case "lfm2":  # one convolution, one attention layer
@@ -92,6 +108,9 @@ def config(kind: str) -> Any:
             return t.GraniteConfig(**_SHAPE, logits_scaling=8.0)
     raise ValueError(kind)
 
+
+WIDE_WINDOW = 20
+"""Shorter than the longest sequence of the tests, longer than most."""
 
 SUPPORTED = ("qwen3", "qwen3_mha", "llama", "llama_mqa", "gpt2", "opt", "phi", "mistral", "gemma3")
 """Architectures that packed computation must run."""

@@ -19,7 +19,6 @@ import importlib
 import multiprocessing
 import multiprocessing.connection
 import os
-import socket
 import sys
 import threading
 import time
@@ -29,6 +28,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+from strop.net.rendezvous import MeetingPoint
 
 _SPAWN = multiprocessing.get_context("spawn")
 _START_TIMEOUT_S = 240.0
@@ -45,8 +46,8 @@ class Ranks:
 
     rank: int
     world_size: int
-    master_port: int
-    master_addr: str = "127.0.0.1"
+    meeting: Any
+    """A strop.net.rendezvous.Meeting."""
 
     def join(self, *, sp_size: int = 1, shard_size: int = 0, timeout_s: float = 60.0) -> Any:
         """This process as `strop.engines.parallel.Parallel`, on the CPU; again for another mesh."""
@@ -55,8 +56,7 @@ class Ranks:
         return join_ranks(
             rank=self.rank,
             world_size=self.world_size,
-            master_addr=self.master_addr,
-            master_port=self.master_port,
+            meeting=self.meeting,
             device="cpu",
             sp_size=sp_size,
             shard_size=shard_size,
@@ -85,23 +85,18 @@ def run_ranks(
     try:
         for child in used:
             child.wait_until_ready()
-        port = free_port()
-        for rank, child in enumerate(used):
-            child.connection.send((sys.path, name, Ranks(rank, world_size, port), args))
-        return _collect(used, name, time.monotonic() + timeout_s)
+        place = MeetingPoint("127.0.0.1")
+        try:
+            for rank, child in enumerate(used):
+                child.connection.send((sys.path, name, Ranks(rank, world_size, place.meeting), args))
+            return _collect(used, name, time.monotonic() + timeout_s)
+        finally:
+            place.close()
     except BaseException:
         for child in used:
             child.kill()
             _children.remove(child)
         raise
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nothing listens on."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port: int = held.getsockname()[1]
-        return port
 
 
 class _Child:

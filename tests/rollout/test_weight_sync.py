@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import re
 import socket
 import time
@@ -557,15 +558,45 @@ def test_whoever_does_not_know_the_secret_is_cut_off(pair: Pair, caplog: pytest.
     assert pair.sender._session is not None
     endpoint = pair.sender._session.endpoint
     stranger = WeightReceiver(ModuleTarget(net(3)), timeout_s=0.5)
-    stranger.join(replace(endpoint, session="0" * 32), index=0)
-    noise = socket.create_connection((endpoint.host, endpoint.port))
-    noise.sendall(b"\xff" * 100)
+    with pytest.raises(ConnectionError, match="the weight sender .* does not answer"):
+        stranger.join(replace(endpoint, session="0" * 64), index=0)
     assert_repaired_by(pair, 1)
-    assert "without its secret was cut off" in caplog.text
-    with pytest.raises(SyncIncomplete, match="sync 1 did not begin: the weight sender .* is gone"):
-        stranger.receive(1)
-    assert noise.recv(10) == b""
-    noise.close()
+    assert "turned away at the weight sync (it does not know the secret)" in caplog.text
+
+
+def frame(content: bytes) -> bytes:
+    return len(content).to_bytes(4, "big") + content
+
+
+NOISE = {
+    "brackets": frame(b"[" * 4096),
+    "a length without end": b"\xff" * 100,
+    "a receiver's own words": frame(b'{"index": 0, "session": ""}'),
+    "one byte": b"\0",
+    "nothing": b"",
+}
+"""What strangers say; the first one ended a run."""
+
+
+def test_strangers_in_the_middle_of_a_transfer_change_nothing(pair: Pair, faults: Faults) -> None:
+    assert pair.sender._session is not None
+    endpoint = pair.sender._session.endpoint
+    strangers: list[socket.socket] = []
+
+    def come(number: int, bucket: Bucket) -> list[Bucket]:
+        transport = pair.sender._session._transport  # type: ignore[union-attr]
+        for port in {endpoint.port, transport.plan.port} - {0}:  # type: ignore[union-attr]
+            for said in NOISE.values():
+                strangers.append(socket.create_connection((endpoint.host, port)))
+                strangers[-1].sendall(said)
+        return [bucket]
+
+    faults.change_announcement(come)
+    assert_repaired_by(pair, 1)
+    assert len(strangers) > len(NOISE)
+    for one in strangers:
+        one.close()
+    assert_repaired_by(pair, 2)
 
 
 def test_calls_in_the_wrong_order_say_what_to_do() -> None:
@@ -618,6 +649,7 @@ def test_the_shared_file_has_no_name_once_everybody_has_mapped_it(
     pairs = connected()
     pair = next(pairs)
     (file,) = folder.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600, "nobody else reads the weights"
     assert file.stat().st_mode & 0o777 == 0o600
     pair.sync(1)
     assert list(folder.iterdir()) == []
@@ -685,6 +717,18 @@ def test_memory_without_room_is_reported_and_passed_over(
         results = pair.sync(1)
     assert [result.transport for result in results if isinstance(result, SyncReport)] == ["collective"] * 3
     assert "has no room for two buckets of 1024 bytes ([Errno 28] No space left on device)" in caplog.text
+    pairs.close()
+
+
+def test_what_others_put_into_the_folder_for_shared_memory_stops_nobody(folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(folder / f"{shared_memory.PREFIX}pipe", 0o666)
+    (tmp_path / "theirs").write_text("x")
+    (folder / f"{shared_memory.PREFIX}link").symlink_to(tmp_path / "theirs")
+    (folder / f"{shared_memory.PREFIX}folder").mkdir()
+    pairs = connected()
+    assert_repaired_by(next(pairs), 1)
+    assert (tmp_path / "theirs").exists()
+    assert not shared_memory.shares_memory(folder / f"{shared_memory.PREFIX}link", "x")
     pairs.close()
 
 

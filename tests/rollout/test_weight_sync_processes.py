@@ -202,8 +202,7 @@ def send_shards(ranks: Ranks, file: Path) -> list[tuple[str, str, int, dict[str,
     parallel = join_ranks(
         rank=ranks.rank,
         world_size=2,
-        master_addr=ranks.master_addr,
-        master_port=ranks.master_port,
+        meeting=ranks.meeting,
         device="cpu",
         timeout_s=60.0,
     )

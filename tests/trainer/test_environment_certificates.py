@@ -121,7 +121,7 @@ def test_more_environments_than_are_inspected_are_counted(
 ) -> None:
     monkeypatch.setattr(environments, "MAX_ENVIRONMENTS", 1)
     rows = [{"extra_info": {"env_name": f"{worlds}:{name}"}} for name in ("Letters", "Unseeded")]
-    config = config_of(project, tmp_path, rows, "agent.default_agent=env_agent")
+    config = config_of(project, tmp_path, rows, "agent.default_agent=env_agent", f"agent.files=['{worlds}']")
     (certificate,), said = certify(tmp_path, config)
     assert certificate["environment"] == f"{worlds}:Letters"
     assert said[-1] == "environments that were not checked: 1 more among the first 64 prompts"

@@ -15,12 +15,14 @@ from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_i
 from strop.cli.main import main
 from strop.config import save_config
 from strop.data.tiny import make_tiny_model
+from strop.health import AnswerEnd
 from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run
 from strop.trainer.loop import Trainer
-from strop.trainer.preflight import RunRefused, first_prompts, run_preflight, token_facts
+from strop.trainer.preflight import RunRefused, first_prompts, run_preflight
 from strop.trainer.setup import load_training_data
+from strop.trainer.token_facts import token_facts
 
 PREFLIGHT = "trainer.preflight=true"
 
@@ -220,7 +222,8 @@ def test_the_facts_of_a_model_that_fits(project: Project) -> None:
     facts = token_facts(config, data.tokenizer, first_prompts(data, 24))
     assert data.sampler.next(2) == before, "the sampler stands where it stood"
     assert (facts.num_prompts, facts.num_changed, facts.num_double_starts) == (24, 0, 0)
-    assert (facts.has_opening, facts.num_without_opening, facts.unknown_end) == (True, 0, "")
+    assert (facts.has_opening, facts.num_without_opening, facts.end) == (True, 0, AnswerEnd("stops"))
+    assert facts.spelled_out == ()
     assert facts.num_tokens == len(data.tokenizer) <= facts.num_embeddings
     assert 0 < facts.largest_id < facts.num_tokens
 
@@ -241,4 +244,15 @@ def test_the_facts_of_templates_that_do_not_fit(project: Project) -> None:
     # Turns that end with another token, and nothing before an answer.
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] + '<|user|>' }}{% endfor %}"
     facts = token_facts(config, tokenizer, prompts)
-    assert (facts.has_opening, facts.unknown_end) == (False, "<|user|>")
+    assert (facts.has_opening, facts.end) == (False, AnswerEnd("runs on", "<|user|>"))
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    assert token_facts(config, tokenizer, prompts).end == AnswerEnd("nothing")
+    # A template of another tokenizer: its markers are spelled out in ordinary characters.
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|turn|>' + m['content'] + '<|over|>' }}{% endfor %}"
+    )
+    facts = token_facts(config, tokenizer, prompts)
+    assert facts.end == AnswerEnd("text", "<|over|>")
+    assert facts.spelled_out == ("<|turn|>", "<|over|>")
+    tokenizer.chat_template = "{{ raise_exception('no answers') }}"
+    assert token_facts(config, tokenizer, prompts).end == AnswerEnd("unknown")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -152,6 +155,71 @@ def test_nothing_is_left_of_a_killed_controller(project: Project, tmp_path: Path
     process.kill()
     process.communicate(timeout=10)
     wait_until_gone(family)
+
+
+def listening(family: list[psutil.Process]) -> set[tuple[int, str, str, int]]:
+    """What the system says that processes listen on."""
+    found = set()
+    for one in family:
+        for c in one.net_connections("inet"):
+            if c.status == psutil.CONN_LISTEN or (c.type == socket.SOCK_DGRAM and not c.raddr):
+                address = c.laddr.ip.removeprefix("::ffff:")
+                found.add((one.pid, "tcp" if c.type == socket.SOCK_STREAM else "udp", address, c.laddr.port))
+    return found
+
+
+@pytest.mark.dist
+def test_all_sockets_of_a_run_are_private_and_strangers_change_nothing(
+    project: Project, tmp_path: Path
+) -> None:
+    """The doctor's list is the system's own; nothing is open; noise on every port is ignored."""
+    config = project.config(
+        *RAY, "resources.ranks=2", "resources.apart={rollout: 1}", "run.save_every=1", "trainer.max_steps=400",
+        "trainer.num_epochs=400",
+    )  # fmt: skip
+    save_config(config, tmp_path / "config.yaml")
+    run = tmp_path / "run"
+    process = start("train", "--config", tmp_path / "config.yaml", "--out", run)
+    wait_until(lambda: latest_step(run) >= 2, process)
+    controller = psutil.Process(process.pid)
+    family = [controller, *controller.children(recursive=True)]
+    said = subprocess.run(
+        [sys.executable, "-m", "strop.cli.main", "doctor", str(run), "--sockets", "--json"],
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert said.returncode == 0, said.stdout + said.stderr
+    found = json.loads(said.stdout)["sockets"]
+    listed = {(one["pid"], one["protocol"], one["address"], one["port"]) for one in found}
+    assert {one for one in listed if one[1] != "unix"} == listening(family)
+    assert {Path(one[2]).name for one in listed if one[1] == "unix"} == {"raylet", "plasma_store"}
+    assert not any(one["open"] for one in found)
+    purposes = {(one["purpose"], *one["protection"]) for one in found}
+    assert purposes == {
+        ("calls of Ray", "loopback", "token"),
+        ("calls of Ray", "file mode"),
+        ("rendezvous of a process group", "loopback", "secret"),
+        ("weight sync", "loopback", "secret"),
+        ("torch.distributed (gloo, NCCL)", "loopback"),
+    }
+    noise = (4096).to_bytes(4, "big") + b"[" * 4096
+    strangers = []
+    for _, protocol, address, port in listed:
+        if protocol == "tcp":
+            strangers.append(socket.create_connection((address, port), timeout=DEADLINE_S))
+            with contextlib.suppress(OSError):
+                strangers[-1].sendall(noise)
+    (folder,) = {Path(one["address"]).parents[2] for one in found if one["protocol"] == "unix"}
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+    assert (Path.home() / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+    at = latest_step(run)
+    wait_until(lambda: latest_step(run) > at + 2, process)
+    process.send_signal(signal.SIGTERM)
+    _, words = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 143, words
+    for one in strangers:
+        one.close()
+    wait_until_gone(family[1:])
+    assert not folder.parent.exists()
 
 
 def test_more_ranks_than_the_machine_has_fail_at_once(project: Project, tmp_path: Path) -> None:

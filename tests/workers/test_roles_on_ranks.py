@@ -67,8 +67,7 @@ def standing(ranks: Ranks, sp: int = 1) -> Iterator[int]:
     placement = Placement(
         rank=ranks.rank,
         mesh=Mesh(dp=ranks.world_size // sp, sp=sp),
-        master_addr=ranks.master_addr,
-        master_port=ranks.master_port,
+        meeting=ranks.meeting,
     )
     with placed(placement):
         yield placement.mesh.dp_rank(ranks.rank)

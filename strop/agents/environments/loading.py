@@ -12,7 +12,8 @@ from strop.agents.environments.openenv_env import OpenEnvEnvironment
 from strop.agents.environments.reasoning_gym_env import ReasoningGymEnvironment
 from strop.agents.environments.verifiers_classic_env import VerifiersClassicEnvironment
 from strop.agents.environments.verifiers_env import VerifiersEnvironment
-from strop.user_files import load_class, load_user_file
+from strop.trust import ask
+from strop.user_files import is_loaded, load_class, load_user_file
 
 Maker = Callable[..., Any]
 
@@ -56,6 +57,8 @@ class EnvironmentChoice:
     name: str
     """Of the registry, `FILE.py:CLASS`, or the dotted path of a class."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    is_of_row: bool = False
+    """A row named it and not the settings: rows are data, and may not bring code."""
 
     def make(self) -> Any:
         """An environment for one episode.
@@ -63,7 +66,7 @@ class EnvironmentChoice:
         Raises:
             ValueError: there is none of this name, or it does not take these arguments.
         """
-        maker = find_environment(self.name)
+        maker = find_environment(self.name, is_of_row=self.is_of_row)
         try:
             inspect.signature(maker).bind(**self.kwargs)
         except TypeError as error:
@@ -101,8 +104,9 @@ def choose_environment(
     if own_kwargs is not None and not isinstance(own_kwargs, Mapping):
         raise ValueError(f"{where}: extra_info.env_kwargs is {own_kwargs!r:.60}, not a dictionary")
     given = {key: value for key, value in (own_kwargs or {}).items() if value is not None}
+    _check_arguments(given, kwargs, where)
     if own and own != name:
-        return EnvironmentChoice(name=str(own), kwargs=given)
+        return EnvironmentChoice(name=str(own), kwargs=given, is_of_row=True)
     if not name:
         raise ValueError(
             f"{where} is played by env_agent, but names no environment: set agent.environment.name, or give it "
@@ -111,23 +115,49 @@ def choose_environment(
     return EnvironmentChoice(name=name, kwargs={**kwargs, **given})
 
 
-def find_environment(name: str) -> Maker:
-    """The class or function of an environment's name.
+def _check_arguments(given: Mapping[str, Any], own: Mapping[str, Any], where: str) -> None:
+    """Refuse arguments of a row that would import code, unless the settings have the same.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the sentence names the argument.
     """
+    for key, value in given.items():
+        names_file = isinstance(value, str) and value.partition(":")[0].endswith(".py")
+        names_module = key == "imports" or (key == "id" and isinstance(value, str) and ":" in value)
+        if (names_file or names_module) and own.get(key) != value:
+            raise ValueError(
+                f"{where}: extra_info.env_kwargs has {key}={value!r:.80}, which names code, and rows are data: write "
+                f"it into agent.environment.kwargs"
+            )
+
+
+def find_environment(name: str, *, is_of_row: bool = False) -> Maker:
+    """The class or function of an environment's name.
+
+    Args:
+        name: of the registry, FILE.py:CLASS, or the dotted path of a class.
+        is_of_row: a row names it: only what is registered, or lies in a file that the settings have named before.
+
+    Raises:
+        ValueError: there is none, or a row may not name it.
+    """
+    ask("agent.environment.name", name)
     if name in environments:
         return environments[name]
     file, colon, class_name = name.rpartition(":")
+    if is_of_row and not (colon and is_loaded(file)):
+        raise ValueError(
+            f"a row names the environment {name!r}, which is not registered: known are "
+            f"{', '.join(sorted(environments))}. Rows are data and bring no code: name its file with agent.files first"
+        )
     if colon and file.endswith(".py"):
-        module = load_user_file(file, setting="environment")
+        module = load_user_file(file, setting="agent.environment.name")
         found = environments.get(class_name) or getattr(module, class_name, None)
         if not callable(found):
             raise ValueError(f"environment {name!r}: {file} has no class {class_name!r}")
         return found
     if "." in name and not name.endswith(".py"):
-        return load_class(name, setting="environment")
+        return load_class(name, setting="agent.environment.name")
     hint = f"; name the class too: {name}:ClassName" if name.endswith(".py") else ""
     raise ValueError(
         f"unknown environment {name!r}{hint}; known: {', '.join(sorted(environments))}, FILE.py:CLASS, or the dotted "

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strop.border import read_json
+
 
 @dataclass(frozen=True)
 class FunctionCall:
@@ -51,8 +53,8 @@ ToolSchemas = Sequence[Mapping[str, Any]]
 def call_from_json(text: str, *, arguments_key: str = "arguments") -> FunctionCall | MalformedCall:
     """A call that is a JSON object with a name and arguments, which may be an object or its JSON text."""
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
+        value = read_json(text)
+    except ValueError as error:
         return MalformedCall(text, f"Invalid JSON in tool call: {error}")
     return call_from_object(value, text, arguments_key=arguments_key)
 
@@ -93,7 +95,7 @@ def typed_value(text: str, kind: Any) -> Any:
     if "boolean" in kinds and text.strip().lower() in ("true", "false"):
         return text.strip().lower() == "true"
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
+        value = read_json(text)
+    except ValueError:
         return text
     return text if "string" in kinds and not isinstance(value, str | None) else value

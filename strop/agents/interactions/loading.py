@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from strop.agents.interactions.base import BaseInteraction
+from strop.foreign_files import read_yaml
 from strop.user_files import load_class
 
 
@@ -21,8 +22,8 @@ def load_interactions(path: str) -> dict[str, BaseInteraction]:
         ValueError: the sentence names the entry.
     """
     try:
-        read = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        read = read_yaml(Path(path).expanduser())
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"agent.interactions names {path!r}, which cannot be read: {error}") from error
     entries = read.get("interaction") if isinstance(read, Mapping) else None
     if not isinstance(entries, list) or not entries:

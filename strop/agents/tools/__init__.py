@@ -2,17 +2,21 @@
 
 schemas.py     schemas and calls in the function form of OpenAI
 base.py        BaseTool and ToolResponse
+arguments.py   arguments of a call against the tool's schema
 functions.py   @function_tool: plain functions as tools
 loading.py     tools of a run, from YAML, files and the registry
 session.py     the tools of one episode: create, execute, rewards, release
 threads.py     functions that may hang, with a deadline
+mcp.py         tools of MCP servers
+search.py      a corpus of one's own, and its index (search_index.py)
+python_sandbox.py  programs of the model
 calculator.py  arithmetic
 gsm8k.py       checks an answer, and rewards it
 """
 
 from __future__ import annotations
 
-from strop.agents.tools.base import BaseTool, ToolResponse
+from strop.agents.tools.base import BaseTool, ToolResponse, ToolUnavailable
 from strop.agents.tools.functions import (
     FUNCTION_TOOL_REGISTRY,
     FunctionTool,
@@ -46,6 +50,7 @@ __all__ = [
     "ToolLimits",
     "ToolResponse",
     "ToolSession",
+    "ToolUnavailable",
     "function_tool",
     "load_all_tools",
     "load_function_tools_from_path",

@@ -5,9 +5,19 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from strop.agents.tools.arguments import wrong_arguments
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
+
+
+class ToolUnavailable(RuntimeError):
+    """A tool cannot do its work, whatever the model asks: what it needs is not there.
+
+    Other errors of a tool are shown to the model, which may do better. This one says nothing about the call, so the
+    episode ends with it, is counted as failed and not trained.
+    """
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,18 @@ class BaseTool:
                 f"get_openai_tool_schema"
             )
         return schema
+
+    def wrong_arguments(self, arguments: Mapping[str, Any]) -> str:
+        """What is wrong with the arguments of a call, for the model; empty when nothing is.
+
+        `execute` is not called with arguments that the schema does not declare or allow. A tool that takes more than it
+        shows says so here, or with additionalProperties in its schema.
+        """
+        return wrong_arguments(arguments, self._parameters)
+
+    @cached_property
+    def _parameters(self) -> Mapping[str, Any]:
+        return self.tool_schema.function.parameters.model_dump()
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
         """Begin an episode; `create_kwargs` are those of the row. Returns the id that the other methods get."""

@@ -9,9 +9,11 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import get_json_schema
 
+from strop.agents.tools.arguments import wrong_arguments
 from strop.agents.tools.base import BaseTool, ToolResponse
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
 from strop.agents.tools.threads import call_in_thread
+from strop.border import storable
 from strop.user_files import load_user_file
 
 FUNCTION_TOOL_REGISTRY: dict[str, FunctionTool] = {}
@@ -28,6 +30,10 @@ class FunctionTool(BaseTool):
     def __init__(self, function: Callable[..., Any], tool_schema: OpenAIFunctionToolSchema) -> None:
         super().__init__({}, tool_schema)
         self.function = function
+
+    def wrong_arguments(self, arguments: Mapping[str, Any]) -> str:
+        """As of BaseTool; a function takes its own parameters and no others."""
+        return wrong_arguments(arguments, {**self._parameters, "additionalProperties": False})
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
@@ -52,17 +58,17 @@ def read_returned(returned: Any, name: str) -> tuple[ToolResponse, float, dict[s
             raise TypeError(
                 f"tool {name!r} returned a tuple of {len(returned)}; return (response[, reward[, metrics]])"
             )
-        reward = float(returned[1] or 0.0) if len(returned) > 1 else 0.0
+        reward = float(returned[1] or 0.0) if len(returned) > 1 else 0.0  # checked by the session
         facts = dict(returned[2] or {}) if len(returned) > 2 else {}
         returned = returned[0]
     if isinstance(returned, ToolResponse):
         return returned, reward, facts
     if isinstance(returned, Mapping):
-        return ToolResponse(text=json.dumps(dict(returned), ensure_ascii=False, default=str)), reward, facts
+        return ToolResponse(text=json.dumps(storable(returned), ensure_ascii=False)), reward, facts
     if isinstance(returned, str):
         return ToolResponse(text=returned), reward, facts
     if isinstance(returned, (bool, int, float)):
-        return ToolResponse(text=json.dumps(returned)), reward, facts
+        return ToolResponse(text=json.dumps(storable(returned))), reward, facts
     raise TypeError(
         f"tool {name!r} returned a {type(returned).__name__}; return a string, a dictionary or a ToolResponse"
     )
@@ -93,11 +99,14 @@ def _register(
     function: Callable[..., Any], name: str | None, schema: Mapping[str, Any] | None
 ) -> Callable[..., Any]:
     label = name or function.__name__
-    if any(
-        p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in inspect.signature(function).parameters.values()
-    ):
+    kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         raise ValueError(
             f"tool {label!r} takes *args or **kwargs, which no schema can describe; name its parameters"
+        )
+    if inspect.Parameter.POSITIONAL_ONLY in kinds:
+        raise ValueError(
+            f"tool {label!r} has parameters before a /, but arguments are given by name; remove the /"
         )
     if schema is None:
         try:
@@ -111,6 +120,11 @@ def _register(
         made = schema if "function" in schema else {"type": "function", "function": schema}
     made = {**made, "function": {**made["function"], **({"name": name} if name else {})}}
     tool = FunctionTool(function, OpenAIFunctionToolSchema.model_validate(made))
+    shown, taken = tool.tool_schema.function.parameters.properties, inspect.signature(function).parameters
+    if unknown := [one for one in shown if one not in taken]:
+        raise ValueError(
+            f"the schema of tool {label!r} shows the parameter {unknown[0]!r}, which the function does not take"
+        )
     known = FUNCTION_TOOL_REGISTRY.get(tool.name)
     if known is not None and known.function is not function:
         raise ValueError(f"tool {tool.name!r} is already registered: {known.function!r}; choose another name")

@@ -39,6 +39,12 @@ class Gsm8kTool(BaseTool):
         super().__init__(config or {}, tool_schema or OpenAIFunctionToolSchema.model_validate(SCHEMA))
         self._episodes: dict[str, dict[str, Any]] = {}
 
+    def wrong_arguments(self, arguments: Mapping[str, Any]) -> str:
+        """As of BaseTool; a number does for the answer, which the schema shows as text."""
+        answer = arguments.get("answer")
+        is_number = isinstance(answer, (int, float)) and not isinstance(answer, bool)
+        return super().wrong_arguments({**arguments, "answer": "0"} if is_number else arguments)
+
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
         """As of BaseTool."""
         instance_id = instance_id or str(uuid.uuid4())

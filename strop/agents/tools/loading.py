@@ -12,6 +12,7 @@ from strop.agents.tools.base import BaseTool
 from strop.agents.tools.functions import load_function_tools_from_path
 from strop.agents.tools.mcp import mcp_tools
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
+from strop.foreign_files import read_yaml
 from strop.user_files import load_class
 
 
@@ -61,8 +62,8 @@ def load_tool_classes(path: str) -> list[BaseTool]:
 def _read_entries(path: str) -> list[Mapping[str, Any]]:
     file = Path(path).expanduser()
     try:
-        read = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        read = read_yaml(file)
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"agent.tools names {path!r}, which cannot be read: {error}") from error
     entries = read.get("tools") if isinstance(read, Mapping) else None
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):

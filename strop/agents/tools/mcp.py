@@ -3,7 +3,8 @@
 Concurrency: the connections of a process live on an event loop in a thread of their own, because they outlive the
 loop of any one caller. A call is handed over to that loop and waited for with a deadline; when the waiting ends, the
 call is cancelled there too. A server that died is an error for the one who called it, and is started again for the
-next call, at most max_restarts times. Servers end when the process ends or `close_servers` is called.
+next call, at most max_restarts times; after that its tools are unavailable, which ends the episodes that call them.
+Servers end when the process ends or `close_servers` is called.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ import atexit
 import base64
 import json
 import logging
-import math
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from strop.agents.background_loop import BackgroundLoop
-from strop.agents.tools.base import BaseTool, ToolResponse
+from strop.agents.tools.base import BaseTool, ToolResponse, ToolUnavailable
+from strop.agents.tools.mcp_config import MAX_TOOLS, McpServerConfig, read_entry, schema_of
+from strop.agents.tools.mcp_transport import Said, bounded_http_client, stdio_transport
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
+from strop.border import storable
 from strop.token_bucket import TokenBucket
+from strop.trust import ask
 
 logger = logging.getLogger(__name__)
 
@@ -31,53 +32,16 @@ CONNECT_S = 30.0
 """Longest wait for a server to start and list its tools, in seconds."""
 PROBE_S = 2.0
 """Longest wait for a sign of life after a call that failed."""
-_CLASSES_OF_THE_FIELD = ("", "MCPBaseTool", "MCPSearchTool")
-"""Classes that entries may name although none is needed: they join the texts of a result, as is done here."""
 CLOSE_S = 10.0
 """Longest wait for a server to end; it is killed after four of them."""
 
 
 class McpServerGone(RuntimeError):
-    """A server died or cannot be reached; the message names it."""
+    """A server died in a call; the message names it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class McpServerConfig:
-    """How a server is reached: by a command that speaks over stdio, or at a URL."""
-
-    name: str
-    command: str = ""
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the few variables that a server gets: HOME, PATH and the like, no tokens of this process."""
-    cwd: str = ""
-    url: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """Sent with each request."""
-    timeout_s: float = 30.0
-    """Longest wait for the answer to a call, in seconds."""
-    max_restarts: int = 3
-    """How often a server that died is started again, or connected to again."""
-    rate_limit: float | None = None
-    """Calls that start per second, in this process, after a burst of a second's worth; None: no limit."""
-
-    def __post_init__(self) -> None:
-        if bool(self.command) == bool(self.url):
-            raise ValueError(f"MCP server {self.name!r} needs either a command or a url, and not both")
-        if self.url and not self.url.startswith(("http://", "https://")):
-            raise ValueError(
-                f"MCP server {self.name!r} has the url {self.url!r}; it begins with http:// or https://"
-            )
-        if self.rate_limit is not None and not 0 < self.rate_limit < math.inf:
-            raise ValueError(
-                f"MCP server {self.name!r} has the rate_limit {self.rate_limit}; it is a number of calls per second "
-                f"above 0, or null for no limit"
-            )
-        if not self.timeout_s > 0 or self.max_restarts < 0:
-            raise ValueError(
-                f"MCP server {self.name!r} has timeout {self.timeout_s} and max_restarts {self.max_restarts}; use more "
-                f"than 0 seconds, and at least 0 restarts"
-            )
+class McpServerUnavailable(ToolUnavailable):
+    """A server cannot be reached or started again; the message names it."""
 
 
 class McpServer:
@@ -93,29 +57,37 @@ class McpServer:
         self._end = asyncio.Event()
         self._lock = asyncio.Lock()
         self._bucket = TokenBucket(config.rate_limit)
+        self._said = Said()
 
     async def tools(self) -> list[Any]:
         """What the server offers.
 
         Raises:
-            McpServerGone: it cannot be reached.
+            McpServerUnavailable: it cannot be reached.
         """
         client = await self._connected()
         found: list[Any] = []
         cursor = None
-        for _ in range(100):  # pages
-            page = await client.list_tools(cursor=cursor)
-            found += page.tools
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        return found
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                while len(found) <= MAX_TOOLS:
+                    page = await client.list_tools(cursor=cursor)
+                    found += page.tools
+                    if page.next_cursor is None and len(found) <= MAX_TOOLS:
+                        return found
+                    cursor = page.next_cursor
+        except Exception as error:
+            raise McpServerUnavailable(
+                f"the server {self.config.name!r} did not list its tools: {self._why(error)}"
+            ) from error
+        raise McpServerUnavailable(f"the server {self.config.name!r} offers more than {MAX_TOOLS} tools")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """The result of one call, which waits for its turn under the rate limit; the wait is no part of timeout_s.
 
         Raises:
-            McpServerGone: the server died on it, or before.
+            McpServerGone: the server died on it.
+            McpServerUnavailable: it cannot be reached.
             TimeoutError: there was no answer in time.
             RuntimeError: the server refused the call.
         """
@@ -129,15 +101,19 @@ class McpServer:
             raise TimeoutError(f"no answer within {self.config.timeout_s:g} s") from None
         except Exception as error:
             if await self._bury_if_dead(client):
-                raise McpServerGone(f"the server {self.config.name!r} ended while it was called") from error
-            raise RuntimeError(str(error) or type(error).__name__) from error
+                why = f": {self._said.reason}" if self._said.reason else ""
+                raise McpServerGone(
+                    f"the server {self.config.name!r} ended while it was called{why}"
+                ) from error
+            raise RuntimeError(_short(str(error)) or type(error).__name__) from error
 
     async def close(self) -> None:
         """End the connection, and the process of a server that was started."""
-        life, self._life, self._client = self._life, None, None
+        life, was_ready = self._life, self._client is not None
+        self._life = self._client = None
         if life is not None:
             self._end.set()
-            done, _ = await asyncio.wait([life], timeout=CLOSE_S)
+            done, _ = await asyncio.wait([life], timeout=CLOSE_S if was_ready else 0)
             if not done:
                 life.cancel()
                 await asyncio.wait([life], timeout=CLOSE_S)
@@ -147,7 +123,7 @@ class McpServer:
             if self._life is not None and not self._life.done() and self._client is not None:
                 return self._client
             if self.num_starts > self.config.max_restarts:
-                raise McpServerGone(
+                raise McpServerUnavailable(
                     f"the server {self.config.name!r} ended {self.num_starts} times and is not started again"
                 )
             self.num_starts += 1
@@ -159,7 +135,7 @@ class McpServer:
                     self._client = await asyncio.shield(ready)
             except TimeoutError:
                 await self.close()
-                raise McpServerGone(
+                raise McpServerUnavailable(
                     f"the server {self.config.name!r} did not answer within {CONNECT_S:g} s"
                 ) from None
             return self._client
@@ -168,44 +144,39 @@ class McpServer:
         """Hold the connection open, in one task from its beginning to its end."""
         from mcp import Client
 
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-            try:
-                async with self._transport_client(Client, said) as client:
-                    if not ready.done():
-                        ready.set_result(client)
-                    await self._end.wait()
-            except BaseException as error:  # told to the one who waits
+        self._said = Said()
+        try:
+            async with self._transport_client(Client) as client:
                 if not ready.done():
-                    reason = _tail(said) or _innermost(error)
-                    ready.set_exception(
-                        McpServerGone(f"the server {self.config.name!r} could not be started: {reason}")
+                    ready.set_result(client)
+                await self._end.wait()
+        except BaseException as error:  # told to the one who waits
+            if not ready.done():
+                ready.set_exception(
+                    McpServerUnavailable(
+                        f"the server {self.config.name!r} could not be started: {self._why(error)}"
                     )
-                    ready.exception()  # the waiter may be gone
-                elif not self._end.is_set():
-                    logger.warning("MCP server %s ended: %s", self.config.name, _tail(said) or error)
-                if isinstance(error, asyncio.CancelledError):
-                    raise
+                )
+                ready.exception()  # the waiter may be gone
+            elif not self._end.is_set():
+                logger.warning("MCP server %s ended: %s", self.config.name, self._why(error))
+            if isinstance(error, asyncio.CancelledError):
+                raise
 
-    def _transport_client(self, client: Any, said: Any) -> Any:
+    def _why(self, error: BaseException) -> str:
+        return _short(str(self._said) or _innermost(error))
+
+    def _transport_client(self, client: Any) -> Any:
         config = self.config
         if config.url:
             from mcp.client.streamable_http import streamable_http_client
 
-            if not config.headers:
-                return client(config.url, cache=None)
-            from mcp.shared._httpx_utils import create_mcp_http_client
-
-            http = create_mcp_http_client(headers=dict(config.headers))
+            http = bounded_http_client(config.headers)
             return client(streamable_http_client(config.url, http_client=http), cache=None)
-        from mcp.client.stdio import StdioServerParameters, stdio_client
-
-        parameters = StdioServerParameters(
-            command=config.command,
-            args=list(config.args),
-            env=dict(config.env) or None,
-            cwd=config.cwd or None,
+        transport = stdio_transport(
+            config.command, list(config.args), env=config.env, cwd=config.cwd, said=self._said
         )
-        return client(stdio_client(parameters, errlog=said), cache=None)
+        return client(transport, cache=None)
 
     async def _bury_if_dead(self, client: Any) -> bool:
         """Whether the server is dead; the next call finds a fresh one then."""
@@ -275,7 +246,8 @@ class McpTool(BaseTool):
         """As of BaseTool. What the tool itself calls an error is shown to the model as its result.
 
         Raises:
-            McpServerGone: the server died; ToolSession tells the model and counts it.
+            McpServerGone: the server died in this call, which the model is told.
+            McpServerUnavailable: it cannot be reached, which ends the episode.
         """
 
         async def call() -> Any:
@@ -300,7 +272,7 @@ def read_result(result: Any) -> ToolResponse:
         else:
             texts.append(f"({part.type})")
     if not texts and not images and result.structured_content is not None:
-        texts.append(json.dumps(result.structured_content, ensure_ascii=False))
+        texts.append(json.dumps(storable(result.structured_content), ensure_ascii=False))
     return ToolResponse(text="\n".join(texts) or None, image=images or None)
 
 
@@ -322,7 +294,9 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
         import mcp  # noqa: F401 (said early, with what to install)
     except ModuleNotFoundError as error:
         raise ValueError(f"{where} needs the mcp package: pip install 'strop[mcp]'") from error
-    servers, selected = _read_entry(entry, where)
+    servers, selected = read_entry(entry, where)
+    for server in servers:
+        ask(where, server.url or " ".join((server.command, *server.args)))
 
     async def offered() -> list[list[Any]]:
         made = [McpServer(config) for config in servers]
@@ -333,12 +307,14 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
 
     try:
         found = _loop.submit(offered()).result(timeout=(CONNECT_S + CLOSE_S) * len(servers) + CLOSE_S)
-    except (McpServerGone, TimeoutError) as error:
+    except (McpServerUnavailable, TimeoutError) as error:
         raise ValueError(f"{where}: {error}") from error
     tools: list[BaseTool] = []
-    for config, offers in zip(servers, found, strict=True):
+    for config, offers in zip(servers, found, strict=True):  # ValueError of a schema names tool and server
         tools += [
-            McpTool(config, _schema(offer)) for offer in offers if selected is None or offer.name in selected
+            McpTool(config, schema_of(offer, config.name))
+            for offer in offers
+            if selected is None or offer.name in selected
         ]
     names = {tool.name for tool in tools}
     if missing := [name for name in selected or () if name not in names]:
@@ -347,87 +323,10 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
     return tools
 
 
-def _read_entry(entry: Mapping[str, Any], where: str) -> tuple[list[McpServerConfig], Sequence[str] | None]:
-    settings, given = dict(entry.get("config") or {}), dict(entry.get("mcp") or {})
-    selected = given.pop("tool_selected_list", None)
-    for key in ("type", "use_mcp"):  # how the entry was told apart
-        settings.pop(key, None)
-    for key in sorted(set(entry) - {"config", "mcp", "class_name"}):
-        raise ValueError(f"{where} has the key {key!r}, but an MCP entry has config and mcp")
-    if entry.get("class_name", "").rpartition(".")[2] not in _CLASSES_OF_THE_FIELD:
-        raise ValueError(
-            f"{where} has the class_name {entry['class_name']!r}, but a server's tools are called as they are: remove "
-            f"it, or write a tool class of your own that calls the server"
-        )
-    try:
-        rate = settings.pop("rate_limit", None)
-        shared = {
-            "timeout_s": float(settings.pop("timeout", 30.0)),
-            "max_restarts": int(settings.pop("max_restarts", 3)),
-            "rate_limit": None if rate is None else float(rate),
-        }
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: timeout, max_restarts and rate_limit are numbers: {error}") from None
-    if settings:
-        raise ValueError(
-            f"{where}: config has the unknown key {sorted(settings)[0]!r}; an MCP entry has type, timeout, "
-            f"max_restarts and rate_limit"
-        )
-    path = given.pop("mcp_servers_config_path", None)
-    if path is None:
-        named = {str(given.pop("name", "mcp")): given}
-    else:
-        if given:
-            raise ValueError(
-                f"{where}: mcp has mcp_servers_config_path and {sorted(given)[0]!r}; give one of the two"
-            )
-        try:
-            named = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))["mcpServers"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{where}: {path} cannot be read as JSON with the key mcpServers: {type(error).__name__}: {error}"
-            ) from error
-    return [_server(str(name), server, shared, where) for name, server in named.items()], selected
-
-
-def _server(name: str, given: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> McpServerConfig:
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{where}: MCP server {name!r} is {given!r:.60}, not an object")
-    settings = {key: value for key, value in given.items() if key not in ("type", "transport")}
-    token = settings.pop("auth_token", None)
-    if token:
-        settings["headers"] = {**settings.get("headers", {}), "Authorization": f"Bearer {token}"}
-    if unknown := set(settings) - {"command", "args", "env", "cwd", "url", "headers"}:
-        raise ValueError(
-            f"{where}: MCP server {name!r} has the unknown key {sorted(unknown)[0]!r}; it has command, args, env, cwd, "
-            f"or url, headers, auth_token"
-        )
-    settings["args"] = tuple(str(word) for word in settings.get("args", ()))
-    try:
-        return McpServerConfig(name=name, **settings, **shared)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
-def _schema(offer: Any) -> OpenAIFunctionToolSchema:
-    """How a prompt shows a tool of a server."""
-    parameters = {"type": "object", "properties": {}, **offer.input_schema}
-    return OpenAIFunctionToolSchema.model_validate(
-        {
-            "type": "function",
-            "function": {
-                "name": offer.name,
-                "description": offer.description or "",
-                "parameters": parameters,
-            },
-        }
-    )
-
-
-def _tail(said: Any) -> str:
-    """The end of what a server wrote to its standard error."""
-    said.seek(0)
-    return str(said.read())[-300:].strip()
+def _short(text: str) -> str:
+    """One line of a sentence."""
+    line = " ".join(text[:1000].split())
+    return line if len(line) <= 300 else f"{line[:300]}…"
 
 
 def _innermost(error: BaseException) -> str:

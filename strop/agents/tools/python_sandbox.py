@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strop.agents.tools.base import BaseTool, ToolResponse
+from strop.agents.tools.base import BaseTool, ToolResponse, ToolUnavailable
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
 
 SCHEMA = {
@@ -46,7 +46,7 @@ class Ran:
 RunCode = Callable[[str], Awaitable[Ran]]
 
 
-class SandboxFailed(RuntimeError):
+class SandboxFailed(ToolUnavailable):
     """The sandbox did not do its work; this says nothing about the program."""
 
 

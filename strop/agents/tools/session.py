@@ -1,7 +1,8 @@
 """The tools of one episode: create, execute any number of times, rewards, and release whatever happens.
 
 Every call of a tool has a deadline. What a model does wrong (an unknown tool, arguments that are no JSON, a call
-that fails) becomes a sentence for the model; only the cancellation of the episode goes on upwards, after release.
+that fails) becomes a sentence for the model. The cancellation of the episode, and a tool that cannot work at all
+(ToolUnavailable), go on upwards, after release.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any, Literal, Self, TypeVar
 
 from strop.agents.formats.calls import FunctionCall, MalformedCall
 from strop.agents.images import ImageEncoder, as_read
-from strop.agents.tools.base import BaseTool, ToolResponse
+from strop.agents.tools.base import BaseTool, ToolResponse, ToolUnavailable
+from strop.border import described, encodable, read_json, storable, storable_text, usable
 from strop.trajectory import Media
 
 logger = logging.getLogger(__name__)
@@ -27,6 +29,8 @@ T = TypeVar("T")
 
 Truncation = Literal["left", "right", "middle"]
 
+MAX_CHARS_PER_TOKEN = 100
+"""More characters than tokens have, but for a few of white space: what is encoded of a result is bounded by it."""
 EMPTY_RESULT = "(the tool returned nothing)"
 """What the model is shown instead of no text: some templates leave empty messages out."""
 
@@ -124,9 +128,18 @@ class ToolSession:
         return math.fsum(result.seconds for result in self.results)
 
     async def call_all(self, calls: Sequence[FunctionCall | MalformedCall]) -> list[CallResult]:
-        """Carry out the calls of one answer at the same time; one result per call, in order."""
+        """Carry out the calls of one answer at the same time; one result per call, in order.
+
+        Raises:
+            ToolUnavailable: a tool cannot work; the other calls have ended then.
+        """
         limit = self._limits.max_parallel_calls
-        results = await asyncio.gather(*(self._call(call) for call in calls[:limit]))
+        ended = await asyncio.gather(*(self._call(call) for call in calls[:limit]), return_exceptions=True)
+        results: list[CallResult] = []
+        for one in ended:
+            if isinstance(one, BaseException):
+                raise one
+            results.append(one)
         results += [
             CallResult(
                 name=call.name,
@@ -140,14 +153,22 @@ class ToolSession:
         return results
 
     async def call(self, name: str, arguments: str | Mapping[str, Any]) -> CallResult:
-        """Carry out one call, arguments as an object or as its JSON text."""
-        text = arguments if isinstance(arguments, str) else json.dumps(dict(arguments))
+        """Carry out one call, arguments as an object or as its JSON text.
+
+        Raises:
+            ToolUnavailable: the tool cannot work.
+        """
+        text = arguments if isinstance(arguments, str) else json.dumps(storable(arguments))
         result = await self._call(FunctionCall(name, text))
         self.results.append(result)
         return result
 
     async def calc_rewards(self) -> dict[str, float]:
-        """The reward of each tool that was created, at the end of an episode. One that fails gives none."""
+        """The reward of each tool that was created, at the end of an episode. One that fails gives none.
+
+        Raises:
+            ToolUnavailable: a tool cannot work.
+        """
         rewards = {}
         for name, created in self._instances.items():
             if not created.done() or created.cancelled() or created.exception() is not None:
@@ -155,7 +176,9 @@ class ToolSession:
             tool, kwargs = self._tools[name], self._kwargs_of(name, "calc_reward_kwargs")
             try:
                 value = await self._timed(tool.calc_reward(created.result(), **kwargs))
-                rewards[name] = float(value or 0.0)
+                rewards[name] = _reward(value, "calc_reward")
+            except ToolUnavailable:
+                raise
             except Exception:
                 logger.exception("tool %s gave no reward", name)
         return rewards
@@ -172,13 +195,17 @@ class ToolSession:
             text = f"Unknown tool '{name}'. Available tools: {available}"
             return CallResult(name=name, error="unknown_tool", text=text)
         try:
-            arguments = json.loads(call.arguments or "{}")
-        except (json.JSONDecodeError, RecursionError) as wrong:
+            arguments = read_json(call.arguments or "{}")
+        except ValueError as wrong:
             text = f"Invalid JSON in arguments for '{name}': {wrong}"
             return CallResult(name=name, error="bad_arguments", text=text)
         if not isinstance(arguments, dict):
             text = f"Invalid JSON in arguments for '{name}': they must be an object"
             return CallResult(name=name, error="bad_arguments", text=text)
+        if problem := self._tools[name].wrong_arguments(arguments):
+            return CallResult(
+                name=name, error="bad_arguments", text=f"Invalid arguments for '{name}': {problem}"
+            )
         error = ""
         response, reward = ToolResponse(), 0.0
         facts: Mapping[str, Any] = {}
@@ -193,12 +220,14 @@ class ToolSession:
             images = self._read_images(name, response)
         except _OutOfTime:
             error, text = "timeout", f"no answer within {self._limits.timeout_s:g} s"
+        except ToolUnavailable:
+            raise
         except Exception as failure:
             logger.debug("tool %s failed", name, exc_info=True)
-            error, text = "failed", f"{type(failure).__name__}: {failure}" if str(failure) else repr(failure)
+            error, text = "failed", described(failure)
         if error:
             response = ToolResponse(text=f"Error executing tool '{name}': {text}")
-        shown = self._shortened(response.text or "")
+        shown = self._shortened(encodable(response.text or ""))
         if unshown := self._unshown(response, len(images)):
             error, shown = "not_shown", "\n".join([*([shown] if shown else []), unshown])
         return CallResult(
@@ -268,10 +297,20 @@ class ToolSession:
         limit = self._limits.max_response_tokens
         if len(text) <= limit // 4:  # a character has at most four bytes, and a token at least one
             return text
-        ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        if len(ids) <= limit:
+        most, truncation = limit * MAX_CHARS_PER_TOKEN, self._limits.truncation
+        kept = {
+            "left": text[-most:],
+            "right": text[:most],
+            "middle": text[: most // 2] + text[-(most // 2) :],
+        }
+        is_cut = (
+            len(text) > most
+        )  # so much text is more than the limit, and encoding all of it may take minutes
+        seen = kept[truncation] if is_cut else text
+        ids = self._tokenizer(seen, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) <= limit and not is_cut:
             return text
-        return truncated(ids, limit, self._limits.truncation, self._tokenizer)
+        return truncated(ids, min(limit, len(ids)), truncation, self._tokenizer)
 
     # ------------------------------------------------------------------ the end
 
@@ -330,7 +369,14 @@ def _read(returned: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
     response = ToolResponse(text=returned[0]) if isinstance(returned[0], str) else returned[0]
     if not isinstance(response, ToolResponse):
         raise TypeError(f"execute returned a {type(response).__name__} as its response, not a ToolResponse")
-    reward = float(returned[1] or 0.0) if len(returned) > 1 else 0.0
-    if not math.isfinite(reward):
-        raise ValueError(f"execute returned the reward {reward}; it must be finite")
+    reward = _reward(returned[1], "execute") if len(returned) > 1 else 0.0
     return response, reward, dict(returned[2] or {}) if len(returned) > 2 else {}
+
+
+def _reward(value: object, method: str) -> float:
+    reward = 0.0 if value is None else usable(value)
+    if reward is None:
+        raise ValueError(
+            f"{method} returned the reward {storable_text(value)[:80]}; it must be a number up to 1e15"
+        )
+    return reward

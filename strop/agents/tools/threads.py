@@ -23,7 +23,7 @@ class TooManyStuckError(RuntimeError):
     """So many functions run after their deadline that no more are begun."""
 
 
-async def call_in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+async def call_in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """The result of a blocking function; when the wait is cancelled, the thread is left behind.
 
     Raises:

@@ -1,7 +1,8 @@
 """The Ray cluster that worker processes run on: one of our own on this machine, or one that exists.
 
-A private cluster is started by the first user in this process and shared by all; it listens on loopback only,
-has no dashboard, reports nothing, and ends with its last user. When this process dies, even by `kill -9`,
+A private cluster is started by the first user in this process and shared by all; it listens on loopback only, asks
+for a token, has no dashboard, reports nothing, keeps its files in a folder that only this user can enter, and ends with
+its last user. When this process dies, even by `kill -9`,
 the kernel ends Ray's servers with it, workers notice, and a guard ends what is left within seconds. (The
 kernel asks for more than is needed: the servers also end with the thread that started them, so the first
 runtime is to be made in a thread that lives on, such as the main one.)
@@ -11,12 +12,14 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -26,8 +29,15 @@ from ray._private.authentication.authentication_token_setup import maybe_enable_
 from ray.exceptions import RayError
 
 from strop.controller.ray.guard import MARK, Guard, new_mark
+from strop.controller.ray.private import (
+    keep_token_private,
+    own_signal_handlers,
+    private_folder,
+    remember_token,
+)
 from strop.controller.ray.transport import register_serializers
 from strop.device import visibility_variable
+from strop.trust import ask
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +83,8 @@ class Cluster:
             ValueError: this process is connected to another cluster than the one asked for.
             ConnectionError: there is no cluster at that address.
         """
+        if address:
+            ask("resources.address", address)
         self._is_open = True
         with _LOCK:
             if not ray.is_initialized():
@@ -153,6 +165,7 @@ class _Connection:
         """True where we connected, so that we also disconnect."""
         self.is_private = False
         self._guard: Guard | None = None
+        self._folder: Path | None = None
 
     def open(self, address: str | None, namespace: str) -> None:
         """Connect this process: to the cluster at `address`, or to a private one that it starts.
@@ -163,7 +176,15 @@ class _Connection:
         started = time.monotonic()
         options: dict[str, Any] = {"address": address or "local"}
         if address is None:
-            options.update(include_dashboard=False, object_store_memory=_store_bytes())
+            self._folder = private_folder()
+            # A folder within, because Ray opens the one that it is given to everybody.
+            options.update(
+                include_dashboard=False,
+                object_store_memory=_store_bytes(),
+                _temp_dir=str(self._folder / "ray"),
+            )
+            keep_token_private()
+        remember_token()
         on_loopback = address is None or _is_on_loopback(address)
         mark = new_mark()
         with _quiet({MARK: mark} if address is None else {}, on_loopback=on_loopback):
@@ -172,16 +193,18 @@ class _Connection:
             ):  # for other addresses, Ray wants RAY_AUTH_MODE from the user
                 maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
             try:
-                ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **options)
+                with own_signal_handlers():
+                    ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **options)
             except (RuntimeError, ConnectionError, RayError) as error:
                 raise ConnectionError(
                     f"could not {f'join the Ray cluster at {address}' if address else 'start a Ray cluster'}: "
                     f"{error}. A cluster with tokens needs RAY_AUTH_MODE=token here, and the same version of Ray"
+                    + (f"; what Ray wrote is in {self._folder}" if self._folder else "")
                 ) from error
         self.is_ours, self.is_private = True, address is None
         if self.is_private:
             node: Any = ray_worker.global_worker.node
-            self._guard = Guard(mark, node.get_session_dir_path())
+            self._guard = Guard(mark, node.get_session_dir_path(), str(self._folder))
         log.debug("Ray cluster ready after %.1f s (%s)", time.monotonic() - started, address or "private")
 
     def shut(self) -> None:
@@ -190,6 +213,9 @@ class _Connection:
         if self._guard is not None:
             self._guard.stop()
             self._guard = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
         self.is_ours = self.is_private = False
 
 

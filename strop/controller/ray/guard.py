@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,15 +33,16 @@ _PROC = Path("/proc")
 class Guard:
     """The guard of one cluster, seen from the controller."""
 
-    def __init__(self, mark: str, session: str) -> None:
+    def __init__(self, mark: str, session: str, folder: str) -> None:
         """Start it.
 
         Args:
             mark: value of `MARK` in the environment of the cluster's processes.
             session: folder that they keep files open in.
+            folder: all files of the cluster, removed at the end.
         """
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, mark, session],
+            [sys.executable, "-I", "-S", __file__, mark, session, folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C at the terminal is for the controller alone
@@ -62,8 +64,8 @@ def new_mark() -> str:
     return uuid.uuid4().hex
 
 
-def main(mark: str, session: str) -> None:
-    """Wait for the end of the parent, or of the pipe from it; then end the cluster's processes."""
+def main(mark: str, session: str, folder: str) -> None:
+    """Wait for the end of the parent, or of the pipe from it; then end the cluster's processes and remove its files."""
     parent = os.getppid()
     while os.getppid() == parent and not select.select([sys.stdin], [], [], _LOOK_S)[0]:
         pass
@@ -75,6 +77,7 @@ def main(mark: str, session: str) -> None:
             os.kill(pid, signal.SIGKILL)
         except OSError:
             continue  # it has ended in between
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _left(mark: str, session: str) -> list[int]:
@@ -103,4 +106,4 @@ def _target(file: Path) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:4])

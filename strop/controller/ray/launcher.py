@@ -2,8 +2,8 @@
 
 Ray starts workers through it (`python -I -S launcher.py LOG COMMAND...`), because nobody but a parent learns
 by which signal a process died and how much memory it held at most. It imports the standard library only and
-stays at about ten MiB. Signals that end a process are handed on to the worker; the launcher ends right after
-the worker, so that nothing is left behind.
+stays at about ten MiB. Signals that end a process are handed on to the worker; the launcher ends right after the
+worker, so that nothing is left behind.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 
 from strop.controller.ray.cluster import Node
 from strop.controller.ray.messages import Presence
+from strop.net.rendezvous import Meeting
 
 
 @dataclass(kw_only=True, eq=False)
@@ -27,6 +28,8 @@ class Member:
     """Its output, on its node."""
     presence: Presence | None = None
     """What it said when it had started."""
+    meeting: Meeting | None = None
+    """Where the processes of its pool find each other; of rank 0 alone, once it has opened it."""
     roles: list[str] = field(default_factory=list)
     """The roles it holds."""
     queue: deque[Ticket] = field(default_factory=deque)

@@ -24,11 +24,15 @@ import ray
 from ray.exceptions import RayError
 from torch import Tensor
 
+from strop.border import remember_named
 from strop.controller.ray.cluster import this_address
 from strop.controller.ray.messages import Answer, GroupCard, MethodRaised, Order, Presence, RaisedReport
+from strop.controller.ray.private import remember_token
 from strop.controller.ray.transport import StoredBatch, register_serializers
 from strop.controller.roles import RoleSpec
 from strop.controller.worker import Placement, Worker
+from strop.net import notes
+from strop.net.rendezvous import Meeting, MeetingPoint
 from strop.protocol import DataProto, DataProtoFuture
 
 T = TypeVar("T")
@@ -56,11 +60,16 @@ class WorkerProcess:
             folder: where the controller works; relative paths start there here too, if it exists.
         """
         _write_output_to(Path(log_path))
+        remember_named(os.environ)
+        remember_token()
         if Path(folder).is_dir():
             os.chdir(folder)
         register_serializers()
         self._workers: dict[str, Worker] = {}
         self._card: GroupCard | None = None
+        self._meeting_point: MeetingPoint | None = None
+        notes.keep_in(Path(log_path).with_suffix(notes.SUFFIX))
+        notes.write_all_as_rays()
 
     def presence(self) -> Presence:
         """What the controller must know before it can place workers here."""
@@ -71,6 +80,11 @@ class WorkerProcess:
             address=this_address(),
             free_port=_free_port(),
         )
+
+    def open_meeting_point(self) -> Meeting:
+        """Where the processes of the pool will find each other: here, on this node's address in the cluster."""
+        self._meeting_point = MeetingPoint(this_address())
+        return self._meeting_point.meeting
 
     def remember(self, card: GroupCard) -> None:
         """Keep what another controller must know to attach to the group."""
@@ -117,6 +131,8 @@ class WorkerProcess:
                 except Exception as error:  # noqa: BLE001  the other workers hold things too
                     errors.append(error)
             self._workers.clear()
+            if self._meeting_point is not None:
+                self._meeting_point.close()
             if errors:
                 raise errors[0]
 

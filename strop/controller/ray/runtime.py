@@ -19,9 +19,12 @@ from strop.controller.ray.pending import Traffic
 from strop.controller.ray.pool import RayResourcePool, choose_nodes
 from strop.controller.ray.start import StartOptions, make_workers, start_processes, threads_per_process
 from strop.controller.roles import RoleSpec, meshes_on
+from strop.net import notes
 
 _CLOSE_S = 60.0
 """How long the workers may take to close what they hold."""
+CONTROLLER_NOTES = f"controller{notes.SUFFIX}"
+"""In the folder of the logs: what the sockets of this process are for."""
 MAIN = "main"
 """The pool of all roles that are not placed apart."""
 
@@ -88,7 +91,10 @@ class RayRuntime:
         self._members: dict[str, list[Member]] = {}
         self._pools = pools
         self._crew = Crew(on_stop=self._give_back)
-        self._cluster = Cluster(address, namespace)
+        if log_dir is not None:
+            notes.keep_in(log_dir / CONTROLLER_NOTES)
+        with notes.opening_rays():
+            self._cluster = Cluster(address, namespace)
         try:
             self._nodes = choose_nodes(self._cluster, list(pools.values()))
         except BaseException:

@@ -29,6 +29,7 @@ from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.process import WorkerProcess
 from strop.controller.roles import RoleSpec
 from strop.controller.worker import Placement
+from strop.net.rendezvous import Meeting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,7 @@ def make_workers(
     """
     first = members[0].presence
     assert first is not None, "workers are made after the start of their processes"
+    meeting = _meeting(crew, members, timeout_s)
     tickets = []
     for name, spec in roles.items():
         reference = ray.put(dataclasses.replace(spec, mesh=meshes[name]))
@@ -107,6 +109,7 @@ def make_workers(
                 mesh=meshes[name],
                 local_rank=pool.local_rank(member.rank),
                 local_world_size=pool.local_world_size(member.rank),
+                meeting=meeting,
                 master_addr=first.address,
                 master_port=first.free_port,
                 node=member.node.address,
@@ -121,6 +124,21 @@ def make_workers(
             )
     for ticket in tickets:
         crew.wait(ticket)
+
+
+def _meeting(crew: Crew, members: Sequence[Member], timeout_s: float) -> Meeting | None:
+    """Where the processes of a pool find each other, which rank 0 opens when first asked; None for one process."""
+    first = members[0]
+    if len(members) > 1 and first.meeting is None:
+        first.meeting = crew.wait(
+            crew.give(
+                first,
+                lambda handle: handle.open_meeting_point.remote(),
+                method="start of the rendezvous",
+                timeout_s=timeout_s,
+            )
+        )
+    return first.meeting
 
 
 def _start_one(pool: RayResourcePool, rank: int, node: Node, command: str, options: StartOptions) -> Member:

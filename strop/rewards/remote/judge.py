@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from strop.border import encodable_value, storable, storable_text, without_common_control_text
+from strop.border.values import int_of_json
 from strop.rewards.combining import Part
 from strop.rewards.outcome import Value
 from strop.rewards.remote.client import CallFailed, RemoteClient, Reply
@@ -23,6 +25,12 @@ from strop.rewards.remote.purse import Purse
 KEY = "judge"
 _MAX_REASON = 500
 _TAG_LETTERS = 12
+_MAX_TOKENS = 10**9
+"""Of one reply; a larger count is none."""
+_MAX_VERDICT_CHARS = 1 << 16
+"""The verdict is looked for in the last so many characters of a reply."""
+_MAX_OBJECTS = 1000
+"""And among the last so many places where an object begins."""
 
 
 class Judge:
@@ -92,7 +100,7 @@ class Judge:
         counts = [0.0, 0.0]
         for place, name in enumerate(("prompt_tokens", "completion_tokens")):
             number = given.get(name) if isinstance(given, dict) else None
-            if isinstance(number, int) and number >= 0:
+            if isinstance(number, int) and 0 <= number <= _MAX_TOKENS:
                 counts[place] = float(number)
             else:
                 self.purse.pay_unknown()
@@ -112,13 +120,15 @@ def fill(config: JudgeConfig, question: str, answer: str, reference: str) -> str
     ]
     known = f"\nA right answer, which the model was not shown:\n<reference-{tag}>\n{reference}\n</reference-{tag}>\n"
     return config.template.format(
-        question=question, answer=answer, reference=known if reference else "", rubric=config.rubric, tag=tag,
+        question=question, answer=without_common_control_text(answer), rubric=config.rubric, tag=tag,
+        reference=known if reference else "",
         lowest=f"{config.lowest:g}", highest=f"{config.highest:g}",
     )  # fmt: skip
 
 
 def verdict(config: JudgeConfig, text: str) -> tuple[float, str] | str:
     """Score and reason of a reply; a sentence about the reply where there is no score."""
+    text = text[-_MAX_VERDICT_CHARS:]
     if config.pattern:
         matches = list(re.finditer(config.pattern, text))
         if not matches:
@@ -132,8 +142,8 @@ def verdict(config: JudgeConfig, text: str) -> tuple[float, str] | str:
         given, reason = found[config.score_field], found.get("reason", "")
     try:
         score = float(given)
-    except (TypeError, ValueError):
-        return f"gave the score {given!r}, which is no number"
+    except (TypeError, ValueError, OverflowError):
+        return f"gave the score {storable_text(given)[:80]!r}, which is no number"
     if isinstance(given, bool):
         score = config.highest if given else config.lowest
     if not (math.isfinite(score) and config.lowest <= score <= config.highest):
@@ -143,14 +153,14 @@ def verdict(config: JudgeConfig, text: str) -> tuple[float, str] | str:
 
 def _last_object(text: str, name: str) -> Mapping[str, Any] | None:
     """The last JSON object in a text that has this field at its top."""
-    decoder = json.JSONDecoder()
-    for start in reversed([match.start() for match in re.finditer(r"\{", text)]):
+    decoder = json.JSONDecoder(parse_int=int_of_json)
+    for start in [match.start() for match in re.finditer(r"\{", text)][: -_MAX_OBJECTS - 1 : -1]:
         try:
             value, _ = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict) and name in value:
-            return value
+            return dict(encodable_value(value))
     return None
 
 
@@ -168,6 +178,5 @@ def _named(usage: Mapping[str, float]) -> dict[str, float]:
 
 
 def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    text = " ".join(text.split())
+    text = " ".join((value if isinstance(value, str) else json.dumps(storable(value))).split())
     return repr(text[:120] + ("..." if len(text) > 120 else ""))

@@ -20,11 +20,13 @@ made here the template's first token is left out where the server's tokenizer se
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strop.border import ControlText, storable_text, usable, without_common_control_text
+from strop.border.values import MAX_NUMBER
+from strop.chat_template import TemplateRefused, TemplateTooCostly, apply_template
 from strop.rewards.combining import Part
 from strop.rewards.outcome import RewardError
 from strop.rewards.remote.client import CallFailed, RemoteClient
@@ -65,6 +67,7 @@ class RewardServer:
         """
         if self.config.tokenizer:
             self._tokenizer = _load_tokenizer(self.config.tokenizer)
+            self._control = ControlText(self._tokenizer)
         self.client.start()
 
     async def score(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[Part, dict[str, float]]:
@@ -83,7 +86,7 @@ class RewardServer:
 
     async def _enqueue(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[float, dict[str, float]]:
         if self._tokenizer is not None:
-            item = {"text": self._text(_chat(item))}
+            item = {"text": self._text(_chat(item, self._control.as_plain_text(item["response"])))}
         one = _Waiting(item=item, fresh=fresh, future=asyncio.get_running_loop().create_future())
         self._waiting.append(one)
         if len(self._waiting) >= self._batch_size:
@@ -132,7 +135,8 @@ class RewardServer:
         named["use_activation"] = self.config.use_activation
         if self._tokenizer is not None:
             return {**named, "input": [item["text"] for item in items]}
-        return {**named, "messages": _chat(items[0]), "add_generation_prompt": False}
+        shown = without_common_control_text(items[0]["response"])
+        return {**named, "messages": _chat(items[0], shown), "add_generation_prompt": False}
 
     def _text(self, chat: list[Mapping[str, Any]]) -> str:
         """A conversation as the reward model reads it, without what the server's tokenizer puts before it.
@@ -141,8 +145,10 @@ class RewardServer:
             CallFailed: the template refuses the conversation.
         """
         try:
-            text: str = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False)
-        except Exception as error:  # a template is a program of the model's authors and may raise anything
+            text = str(
+                apply_template(self._tokenizer, chat, None, tokenize=False, add_generation_prompt=False)
+            )
+        except (TemplateRefused, TemplateTooCostly) as error:
             raise CallFailed(
                 "error",
                 f"the chat template of {self.config.tokenizer} refuses this conversation ({error}), so the reward "
@@ -154,8 +160,8 @@ class RewardServer:
         return text.removeprefix(first) if is_set_anyway else text
 
 
-def _chat(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [*item["messages"], {"role": "assistant", "content": item["response"]}]
+def _chat(item: Mapping[str, Any], answer: str) -> list[Mapping[str, Any]]:
+    return [*item["messages"], {"role": "assistant", "content": answer}]
 
 
 def _load_tokenizer(folder: str) -> Any:
@@ -167,8 +173,8 @@ def _load_tokenizer(folder: str) -> Any:
     from transformers import AutoTokenizer  # heavy, and most processes that import this speak to no server
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # of any class
         raise RewardError(
             f"reward.server.tokenizer is {folder!r}, which cannot be loaded: {error}"
         ) from error
@@ -201,9 +207,13 @@ def _number(form: str, value: Any) -> float | str:
     elif form == "classify":
         probs = value.get("probs") if isinstance(value, dict) else None
         value = probs[-1] if isinstance(probs, list) and probs else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return f"the server sent {str(value)[:80]!r} as a score, which is no finite number"
-    return float(value)
+    score = None if isinstance(value, bool) else usable(value)
+    if score is None:
+        return (
+            f"the server sent {storable_text(value)[:80]!r} as a score, which is no finite number from "
+            f"{-MAX_NUMBER:g} to {MAX_NUMBER:g}"
+        )
+    return score
 
 
 def _fail(one: _Waiting, failed: CallFailed) -> None:

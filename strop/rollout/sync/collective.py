@@ -10,16 +10,16 @@ so that two communicators never compete for one device. The NCCL path has not ru
 from __future__ import annotations
 
 import datetime
-import socket
 import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not re-export it for types
 
 from strop.device import collective_backend
+from strop.net.interfaces import keep_to_interface
+from strop.net.rendezvous import Meeting, MeetingPoint, MeetingStore
 from strop.rollout.sync.line import ReceiverLine, SenderLine
 from strop.rollout.sync.transport import Plan
 
@@ -34,24 +34,23 @@ class CollectiveSender:
 
     def __init__(self, line: SenderLine, *, made_in: int, device: torch.device) -> None:
         """`device`: where the group works: the weights' own, or the CPU, through which they then go."""
-        self._host = line.host
         self._timeout_s = line.timeout_s
-        self._device = device
-        self._listener: socket.socket | None = _listen(line.host)
-        port: int = self._listener.getsockname()[1]
+        # Who has joined the line knows its secret, so the plan says the port alone.
+        self._place = MeetingPoint(line.host, secret=line.session)
         self.plan = Plan(
-            name="collective", made_in=made_in, port=port, size=line.num_receivers + 1, device=device.type
+            name="collective",
+            made_in=made_in,
+            port=self._place.meeting.port,
+            size=line.num_receivers + 1,
+            device=device.type,
         )
+        self._device = device
         self._group: _Group | None = None
 
     def begin(self) -> None:
         """Form the group, once."""
-        if self._listener is not None:
-            store = _store(self._host, self.plan.port, self._timeout_s, listener=self._listener.detach())
-            self._listener = None
-            self._group = _Group(
-                store, self.plan, rank=SENDER, own_host=self._host, timeout_s=self._timeout_s
-            )
+        if self._group is None:
+            self._group = _Group(self._place.meeting, self.plan, rank=SENDER, timeout_s=self._timeout_s)
 
     def send(self, data: Tensor) -> None:
         """Start a broadcast once the one before it is done."""
@@ -70,9 +69,8 @@ class CollectiveSender:
         """Drop the group without the others."""
         if self._group is not None:
             self._group.drop()
-        if self._listener is not None:
-            self._listener.close()
-        self._group = self._listener = None
+        self._group = None
+        self._place.close()
 
 
 class CollectiveReceiver:
@@ -90,10 +88,8 @@ class CollectiveReceiver:
         """Form the group, once."""
         if self._group is None:
             line, plan = self._line, self.plan
-            store = _store(line.host, plan.port, line.timeout_s)
-            self._group = _Group(
-                store, plan, rank=self._rank, own_host=line.own_host, timeout_s=line.timeout_s
-            )
+            meeting = Meeting(host=line.host, port=plan.port, secret=line.session)
+            self._group = _Group(meeting, plan, rank=self._rank, timeout_s=line.timeout_s)
 
     def receive(self, num_bytes: int) -> Tensor:
         """The next bucket, in a buffer that is used again."""
@@ -121,14 +117,14 @@ class CollectiveReceiver:
 class _Group:
     """One rank of the process group."""
 
-    def __init__(self, store: TCPStore, plan: Plan, *, rank: int, own_host: str, timeout_s: float) -> None:
+    def __init__(self, meeting: Meeting, plan: Plan, *, rank: int, timeout_s: float) -> None:
         self._device = torch.device(plan.device)
         self._timeout_s = timeout_s
         self._timeout = datetime.timedelta(seconds=timeout_s)
-        self._store = store
         self._under_way: tuple[dist.Work, Tensor] | None = None
+        self._store = MeetingStore(meeting, timeout_s=timeout_s)
         try:
-            self._backend = _backend(store, rank, plan.size, self._device, own_host, self._timeout)
+            self._backend = _backend(self._store, rank, plan.size, self._device, self._timeout)
         except RuntimeError as error:
             raise ConnectionError(
                 f"the {plan.size} processes of the weight sync formed no group within {timeout_s:g} s: "
@@ -169,6 +165,7 @@ class _Group:
         self._backend.abort()
         self._under_way = None
         self._backend = None
+        self._store.close()
 
 
 def common_device(devices: list[str]) -> torch.device:
@@ -183,37 +180,15 @@ def _has_backend(backend: str) -> bool:
     return backend == "gloo" or (backend == "nccl" and hasattr(dist, "ProcessGroupNCCL"))
 
 
-def _listen(host: str) -> socket.socket:
-    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((host, 0), family=family, backlog=256)
-
-
-def _store(host: str, port: int, timeout_s: float, *, listener: int | None = None) -> TCPStore:
-    """Where the group's processes find each other; the sender's listens on a socket that is bound to one address."""
-    try:
-        return TCPStore(
-            host,
-            port,
-            is_master=listener is not None,
-            timeout=datetime.timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-            master_listen_fd=listener,
-        )
-    except RuntimeError as error:
-        raise ConnectionError(
-            f"the meeting point of the weight sync at {host} port {port} failed: {_first_sentence(error)}"
-        ) from error
-
-
 def _backend(
-    store: TCPStore,
+    store: MeetingStore,
     rank: int,
     size: int,
     device: torch.device,
-    own_host: str,
     timeout: datetime.timedelta,
 ) -> Any:  # the type information of torch leaves the methods of these classes out
     if collective_backend(device.type) == "nccl":
+        keep_to_interface(store.own_host)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         return dist.ProcessGroupNCCL(store, rank, size, options)
@@ -221,7 +196,7 @@ def _backend(
     gloo = kind._Options()
     gloo._timeout = timeout
     # Without a name gloo takes the interface that the host's own name resolves to, which may be a public one.
-    gloo._devices = [kind.create_device(hostname=own_host)]
+    gloo._devices = [kind.create_device(hostname=store.own_host)]
     return kind(store, rank, size, gloo)
 
 

@@ -1,17 +1,17 @@
 """Small JSON messages between the sender and its receivers: what the bytes mean, answers, failures.
 
-One TCP connection per receiver, to an address of the sender's node; a receiver shows the session's secret when it
-joins, and whoever does not is cut off. A message is four bytes of length and JSON text; nothing is unpickled.
+One TCP connection per receiver, to an address of the sender's node, behind a gate (strop.net.gate): nothing is read of
+whoever does not know the session's secret. A message is four bytes of length and JSON text; nothing is unpickled.
 
-Concurrency: each side uses its line from one thread at a time. Every wait ends with what was waited for, with the
-failure that any receiver reports, with the end of the other process, or with the deadline.
+Concurrency: each side uses its line from one thread at a time; the gate's thread hands over the connections that have
+proved themselves. Every wait ends with what was waited for, with the failure that any receiver reports, with the end of
+the other process, or with the deadline.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import secrets
+import queue
 import selectors
 import socket
 import time
@@ -20,12 +20,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from strop.net.gate import Gate, knock, new_secret
 from strop.rollout.sync.types import Endpoint
 
+PURPOSE = "weight sync"
 MAX_MESSAGE_BYTES = 256 << 20
 """No message comes near this; a length above it is not one of ours."""
-_MAX_STRANGER_BYTES = 4096
-"""What a connection may say before it has shown the secret."""
+_MAX_JOIN_BYTES = 4096
+"""Limit of the first message of a receiver, which says who it is."""
 PATIENCE = 2.0
 """Within a sync a receiver waits this many times as long as the sender: the sender may itself be waiting for another
 receiver, and it alone knows which one."""
@@ -35,8 +37,6 @@ _LENGTH_BYTES = 4
 _CHUNK_BYTES = 1 << 16
 
 Message = Mapping[str, Any]
-
-logger = logging.getLogger(__name__)
 
 
 class ReceiverFailed(Exception):
@@ -56,16 +56,21 @@ class SenderLine:
         Raises:
             ValueError: the address is not one of this machine.
         """
+        self.session = new_secret()
+        self._welcomed: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._bell, self._rope = socket.socketpair()  # wakes the thread that waits for receivers
+        self._bell.setblocking(False)
+        self._rope.setblocking(False)
         try:
-            family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-            self._listener = socket.create_server((host, 0), family=family, backlog=num_receivers + 8)
+            self._gate = Gate(host, self.session, purpose=PURPOSE, welcome=self._admit)
         except OSError as error:
+            self._bell.close()
+            self._rope.close()
             raise ValueError(
                 f"the weight sync cannot listen on {host} ({error}); give an address of the actor's node"
             ) from error
         self.host = host
-        self.port: int = self._listener.getsockname()[1]
-        self.session = secrets.token_hex(16)
+        self.port = self._gate.port
         self.num_receivers = num_receivers
         self.timeout_s = timeout_s
         """Limit of each wait, in seconds."""
@@ -78,7 +83,7 @@ class SenderLine:
         self._lost: dict[int, str] = {}
         """What became of receivers that are gone since the sync began."""
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._bell, selectors.EVENT_READ)
 
     def wait_for_receivers(self) -> list[Message]:
         """What every receiver said when it joined, once all have.
@@ -142,10 +147,28 @@ class SenderLine:
 
     def close(self) -> None:
         """End all connections."""
-        for peer in list(self._peers.values()):
-            self._drop(peer)
+        self._gate.close()
+        self._take_welcomed()
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, _Peer):
+                self._drop(key.data)
         self._selector.close()
-        self._listener.close()
+        self._bell.close()
+        self._rope.close()
+
+    def _admit(self, connection: socket.socket) -> None:
+        """In the gate's thread: hand over a connection that knows the secret."""
+        self._welcomed.put(connection)
+        with suppress(BlockingIOError):  # enough rings are waiting
+            self._rope.send(b"!")
+
+    def _take_welcomed(self) -> None:
+        with suppress(BlockingIOError):
+            self._bell.recv(_CHUNK_BYTES)
+        with suppress(queue.Empty):
+            while True:
+                peer = _Peer(self._welcomed.get_nowait(), max_bytes=_MAX_JOIN_BYTES)
+                self._selector.register(peer.connection, selectors.EVENT_READ, peer)
 
     def _pump_until(self, deadline: float, waiting_for: str) -> None:
         left = deadline - time.monotonic()
@@ -156,16 +179,13 @@ class SenderLine:
     def _pump(self, timeout_s: float) -> None:
         """Take in what has come; wait for something if nothing has."""
         for key, _ in self._selector.select(timeout_s):
-            if key.fileobj is self._listener:
-                connection, _ = self._listener.accept()
-                self._selector.register(
-                    connection, selectors.EVENT_READ, _Peer(connection, max_bytes=_MAX_STRANGER_BYTES)
-                )
+            if key.fileobj is self._bell:
+                self._take_welcomed()
                 continue
             peer: _Peer = key.data
             try:
                 messages = list(peer.take_in())
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 self._lose(peer, error)
                 continue
             for message in messages:
@@ -177,16 +197,15 @@ class SenderLine:
         elif message.get("attempt") == self._attempt and message.get("kind") == "failed":
             raise ReceiverFailed(f"rollout worker {peer.index}: {message.get('reason')}")
         elif message.get("attempt") == self._attempt:
-            self._answers.add((str(message.get("kind")), int(message.get("number", 0)), peer.index))
+            number = message.get("number")
+            self._answers.add(
+                (str(message.get("kind")), number if isinstance(number, int) else 0, peer.index)
+            )
 
     def _welcome(self, peer: _Peer, message: Message) -> None:
-        """Who shows the secret is a receiver, in the place of one with the same number before it."""
+        """A receiver says which one it is; it takes the place of one with the same number before it."""
         index = message.get("index")
-        secret = str(message.get("session", ""))
-        if not secrets.compare_digest(secret.encode(), self.session.encode()):
-            logger.warning("a connection to the weight sync without its secret was cut off")
-            self._drop(peer)
-        elif not isinstance(index, int) or not 0 <= index < self.num_receivers:
+        if not isinstance(index, int) or not 0 <= index < self.num_receivers:
             self._drop(peer)
         else:
             if index in self._peers:
@@ -222,18 +241,18 @@ class ReceiverLine:
         self.timeout_s = PATIENCE * timeout_s
         """Limit of each wait within a sync, in seconds."""
         self._begin_timeout_s = timeout_s
-        self.host = endpoint.host
+        self.host, self.session = endpoint.host, endpoint.session
         self._where = f"the weight sender at {endpoint.host} port {endpoint.port}"
         try:
-            connection = socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s)
+            connection = knock(
+                endpoint.host, endpoint.port, endpoint.session, purpose=PURPOSE, timeout_s=timeout_s
+            )
         except OSError as error:
             raise ConnectionError(f"{self._where} does not answer ({error})") from error
-        self.own_host: str = connection.getsockname()[0]
-        """The address of this process on the way to the sender."""
         self._peer = _Peer(connection, max_bytes=MAX_MESSAGE_BYTES)
         self._queue: deque[Message] = deque()
         self._attempt = 0
-        self._send({"session": endpoint.session, "index": index, **content})
+        self._send({"index": index, **content})
 
     def next_begin(self, version: int) -> Message:
         """The sender's next `begin`; one of another version that it has given up already is passed over.
@@ -319,7 +338,7 @@ class ReceiverLine:
             self._queue.extend(self._peer.take_in())
         except TimeoutError:
             raise
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConnectionError(f"{self._where} is gone ({error})") from error
 
 
@@ -327,7 +346,6 @@ class _Peer:
     """One connection and what has come over it."""
 
     def __init__(self, connection: socket.socket, *, max_bytes: int) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection = connection
         self.max_bytes = max_bytes
         """Limit of one message."""

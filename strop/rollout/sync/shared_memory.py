@@ -192,7 +192,9 @@ def _make_locked(folder: Path) -> tuple[Path, IO[bytes]]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+    # The folder is everybody's: neither a link nor a pipe that somebody has put there is followed or waited for.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags), "rb")
 
 
 def _is_of_session(header: bytes, session: str) -> bool:

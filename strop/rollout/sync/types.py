@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 REFUSAL = "the rollout worker keeps refusing to generate until a complete sync arrives"
 """How every failure of a sync ends: what it means for the rollout."""
@@ -16,8 +16,8 @@ class Endpoint:
     """Address of the sender's node, as the receivers reach it."""
     port: int
     """Port the sender listens on, on that address only."""
-    session: str
-    """Secret of the sender's session: only who shows it may join."""
+    session: str = field(repr=False)
+    """Secret of the sender's session: only who proves to know it may join."""
     memory: str
     """A file in shared memory by which a receiver finds out whether it is on the sender's node; "" for none."""
     num_receivers: int

@@ -1,0 +1,108 @@
+"""What keeps a private cluster to its user: the folder of its files, the file of its token, and its signals."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ray._private import utils
+from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
+
+from strop.border import remember_secret
+
+log = logging.getLogger(__name__)
+
+_SHORT = Path("/tmp")
+"""Where the files of a cluster lie if the usual folder for temporary files has a long name."""
+_MAX_FOLDER_LENGTH = 36
+"""Names of Unix sockets have at most 107 characters, and Ray puts up to 70 behind this."""
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def own_signal_handlers() -> Iterator[None]:
+    """Ray's handlers, which end the program with a dump of C++ frames, do not stay; the ones before come back.
+
+    What Ray starts meanwhile gets a session of its own: a signal for this process and all its group (a terminal that
+    closes, `timeout`, Slurm) is for this process alone, which then ends the cluster in order.
+    """
+    if threading.current_thread() is not threading.main_thread():  # the only one that may set handlers
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _HANDLED}
+    share_fate = utils.set_kill_on_parent_death_linux
+
+    def leave_session() -> None:  # in the new process, before its program
+        share_fate()  # type: ignore[no-untyped-call]
+        os.setsid()
+
+    utils.set_kill_on_parent_death_linux = leave_session
+    try:
+        yield
+    finally:
+        utils.set_kill_on_parent_death_linux = share_fate
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def private_folder() -> Path:
+    """A folder of mode 0700 for the files of one cluster."""
+    usual = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    base = usual if len(str(usual)) + len("/strop-ray-12345678") <= _MAX_FOLDER_LENGTH else _SHORT
+    return Path(tempfile.mkdtemp(prefix="strop-ray-", dir=base))
+
+
+def remember_token() -> None:
+    """Keep the token of this user's clusters out of every record that this process writes."""
+    remember_secret(os.environ.get("RAY_AUTH_TOKEN", ""))
+    with suppress(OSError):  # without the file there is no token to keep
+        remember_secret(_token_file().read_text(encoding="ascii", errors="replace"))
+
+
+def _token_file() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+
+
+def keep_token_private() -> None:
+    """The file with the token of this user's clusters is for this user alone; made here, because Ray's is for all."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return
+    file = _token_file()
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not file.exists():
+            _write_token(file)
+        found = file.stat()
+        if found.st_mode & 0o077 and found.st_uid == os.getuid():
+            file.chmod(0o600)  # Ray itself makes it with 0644
+            if all(folder.stat().st_mode & 0o001 for folder in file.resolve().parents):
+                log.warning(
+                    "other users of this machine could read %s, the key of your Ray clusters; now they cannot. Remove "
+                    "it when none of them runs, and the next run makes another one",
+                    file,
+                )
+    except OSError as error:
+        # A home that nobody can write into: a token for what this process starts.
+        log.info("a token of its own for this run, because %s is out of reach (%s)", file, error)
+        os.environ["RAY_AUTH_TOKEN"] = _new_token()
+
+
+_new_token: Any = generate_new_authentication_token
+
+
+def _write_token(file: Path) -> None:
+    handle, name = tempfile.mkstemp(prefix="auth_token-", dir=file.parent)  # of mode 0600
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as part:
+            part.write(_new_token())
+        with suppress(FileExistsError):  # another process was first
+            os.link(name, file)
+    finally:
+        Path(name).unlink()

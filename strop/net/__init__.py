@@ -1,0 +1,7 @@
+"""Sockets that a run listens on: where they are bound, who may speak there, and how others can tell what they are for.
+
+gate        a listening socket that lets in only who proves to know the secret of the run
+rendezvous  where the processes of a torch.distributed group find each other, behind a gate
+notes       what each listening socket of a process is for, written down for `strop doctor RUN --sockets`
+listing     all sockets of some processes that listen, from the system's own tables
+"""

@@ -1,0 +1,167 @@
+"""One file of the sample store, read as if somebody else had written it.
+
+Every row that comes out has all columns of `strop.run.samples`, each of its type; what a file holds beyond that is left
+out. A file that is no Parquet, decompresses to more than a limit, or holds other things under our names is an error
+with a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.border import as_number
+from strop.foreign_files import check_regular, parse_json
+from strop.run.errors import RunError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_BYTES = 2**30
+"""Of the rows of one file in memory, as Arrow holds them."""
+MAX_VALUES = 2**28
+"""Of one column of one file, those in lists counted one by one."""
+_BATCH_ROWS = 64
+_TOKEN_COLUMNS = ("response_ids", "response_mask", "rollout_log_probs", "versions")
+_LIST_OF_MAPPINGS = ("messages", "earlier_sequences")
+_WORDS = {word: as_number(word) for word in ("nan", "inf", "-inf")}
+_MAPPINGS = ("reward_parts", "agent_facts", "timings")
+
+
+def read_file(
+    path: Path,
+    ids: Collection[str] | None,
+    *,
+    schema: pa.Schema,
+    json_columns: Collection[str],
+    required: Collection[str],
+) -> list[dict[str, Any]]:
+    """The rows of a file, in order.
+
+    Args:
+        path: the file.
+        ids: only samples with these ids; None reads all.
+        schema: columns that rows have; one that the file lacks is null.
+        json_columns: columns of texts that are JSON.
+        required: columns that are never null.
+
+    Raises:
+        RunError: the file cannot be read, is too large, or holds something else.
+    """
+    import pyarrow as pa
+
+    rows: list[dict[str, Any]] = []
+    try:
+        for batch in _batches(path, schema):
+            rows += [row for row in batch.to_pylist() if ids is None or row["id"] in ids]
+    except OSError as error:
+        raise RunError(f"cannot read the samples in {path}: {error.strerror or error}") from error
+    except (pa.ArrowException, ValueError) as error:
+        raise RunError(f"cannot read the samples in {path}: {error!s:.200}") from error
+    for number, row in enumerate(rows):
+        try:
+            for name in json_columns:
+                if row[name] is not None:
+                    row[name] = parse_json(row[name])
+            _check_row(row, required)
+        except ValueError as error:
+            raise RunError(f"the samples in {path} are damaged: row {number}: {error!s:.200}") from error
+    return rows
+
+
+def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The file as tables of the schema, a few rows at a time: a small file may stand for a huge one."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    check_regular(path)
+    with pq.ParquetFile(path) as file:
+        meta = file.metadata
+        for group in range(meta.num_row_groups):
+            for column in range(meta.num_columns):
+                if meta.row_group(group).column(column).num_values > MAX_VALUES:
+                    raise ValueError(f"a column has more than {MAX_VALUES} values")
+        present = set(file.schema_arrow.names)
+        if "id" not in present:
+            raise ValueError(f"it has no column id (found: {', '.join(sorted(present)[:8]) or 'none'})")
+        wanted = [field.name for field in schema if field.name in present]
+        total = 0
+        for batch in file.iter_batches(_BATCH_ROWS, columns=wanted):
+            columns = [
+                batch.column(field.name).cast(field.type)
+                if field.name in present
+                else pa.nulls(batch.num_rows, field.type)
+                for field in schema
+            ]
+            table = pa.Table.from_arrays(columns, schema=schema)
+            total += table.nbytes
+            if total > MAX_BYTES:
+                raise ValueError(f"its rows take more than {MAX_BYTES / 2**30:g} GiB")
+            yield table
+
+
+def _check_row(row: Mapping[str, Any], required: Collection[str]) -> None:
+    """Raise a ValueError for what those who show or score a sample could not use."""
+    for name in required:
+        if row[name] is None:
+            raise ValueError(f"it has no {name}")
+    for name in _MAPPINGS:
+        if row[name] is not None and not isinstance(row[name], dict):
+            raise ValueError(f"{name} is a {type(row[name]).__name__} and no mapping")
+    for name in _LIST_OF_MAPPINGS:
+        found = row[name]
+        if found is not None and not (
+            isinstance(found, list) and all(isinstance(one, dict) for one in found)
+        ):
+            raise ValueError(f"{name} is no list of mappings")
+    for sequence in (row, *(row["earlier_sequences"] or ())):
+        if "response_ids" not in sequence:
+            raise ValueError("an earlier sequence has no response_ids")
+        if sequence is not row and isinstance(log_probs := sequence.get("rollout_log_probs"), list):
+            # JSON has no word for numbers that are not finite; the column of the row itself has.
+            sequence["rollout_log_probs"] = [
+                _WORDS.get(one, one) if isinstance(one, str) else one for one in log_probs
+            ]
+        _check_tokens(sequence)
+    for message in row["messages"] or ():
+        _check_message(message)
+
+
+def _check_tokens(sequence: Mapping[str, Any]) -> None:
+    """The columns of a sequence's tokens are lists, and ids are ids."""
+    columns = {name: sequence.get(name) for name in (*_TOKEN_COLUMNS, "prompt_ids")}
+    for name, column in columns.items():
+        if column is not None and not isinstance(column, list):
+            raise ValueError(f"{name} is a {type(column).__name__} and no list")
+    ids = [*(columns["prompt_ids"] or ()), *(columns["response_ids"] or ())]
+    numbers = [*(columns["rollout_log_probs"] or ()), *(columns["versions"] or ())]
+    if not all(type(one) is int and one >= 0 for one in ids):
+        raise ValueError("a token id is no number from 0")
+    if not all(isinstance(one, (int, float)) for one in numbers):
+        raise ValueError("a log-prob or a version is no number")
+
+
+def _check_message(message: Mapping[str, Any]) -> None:
+    calls, images = message.get("tool_calls") or [], message.get("images") or []
+    if not (
+        isinstance(message.get("role"), str)
+        and type(message.get("sequence", 0)) is int
+        and message.get("sequence", 0) >= 0
+        and ("tokens" not in message or _are_two_numbers(message["tokens"]))
+        and isinstance(calls, list)
+        and all(isinstance(call, dict) for call in calls)
+        and isinstance(images, list)
+        and all(map(_is_image, images))
+    ):
+        raise ValueError("a message has no role, or its tokens, calls or images have another form")
+
+
+def _is_image(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return _are_two_numbers(value.get("size")) and _are_two_numbers(value.get("tokens"))
+
+
+def _are_two_numbers(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(one) is int and one >= 0 for one in value)

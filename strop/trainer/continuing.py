@@ -1,0 +1,111 @@
+"""Which settings a run may be continued with anew: the one place that says so.
+
+A run that is continued with its own settings makes the samples and weights that it would have made without the break.
+Settings of these sections and keys say where it happens, how long it waits, what it may cost, how work is cut into
+pieces and what is saved: with another value it is still the same run, up to the last bits of floating point. Some are
+limits that a run ends at: it has never passed one, so a higher limit changes nothing of what was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from strop.config import ConfigError, load_config, read_config, to_dict
+from strop.config.deviations import flat
+from strop.trainer.config import Config
+
+_CALLS = "timeout_s retries backoff_s max_concurrent requests_per_s api_key_env cache_dir"
+_ENGINES = "actor reference teacher critic reward_model sft"
+
+CHANGEABLE: Mapping[str, tuple[str, ...]] = {
+    "where it runs": ("resources.",),
+    "what is saved and shown": ("run.", "trainer.trackers", "trainer.preflight"),
+    "how work is cut into pieces": (
+        *(f"{role}.engine." for role in _ENGINES.split()),
+        "model.gradient_checkpointing",
+        "rollout.max_running",
+        "reward.num_workers",
+        "data.cache_dir",
+        "data.cache_max_bytes",
+    ),
+    "how long it waits": (
+        "rollout.timeout_s",
+        "agent.timeout_s",
+        "agent.tool_timeout_s",
+        "reward.timeout_s",
+        "reward.start_timeout_s",
+    ),
+    "what ends it": (
+        "reward.max_failed_share",
+        "reward.retries",
+        "reward.max_memory_gib",
+        "reward_model.max_tokens",
+        "reward_model.truncation",
+        "algorithm.filter_groups.max_rounds",
+        "algorithm.filter_groups.at_limit",
+    ),
+    "services that it asks, and what they may cost": (
+        "reward.judge.base_url",
+        "reward.judge.max_cost",
+        *(f"reward.judge.{key}" for key in _CALLS.split()),
+        "reward.server.url",
+        "reward.server.batch_size",
+        "reward.server.batch_wait_s",
+        *(f"reward.server.{key}" for key in _CALLS.split()),
+    ),
+    "the sandbox of programs, without the limits that decide a verdict": (
+        "reward.sandbox.backend",
+        "reward.sandbox.url",
+        "reward.sandbox.isolation",
+        "reward.sandbox.max_concurrent",
+        "reward.sandbox.num_warm",
+        "reward.sandbox.queue_s",
+    ),
+}
+"""Keys, and sections (with a dot at the end), by what they are about."""
+
+
+def settings_to_continue(file: Path, overrides: Sequence[str]) -> tuple[Config, dict[str, Any]]:
+    """The settings of a run with overrides on top, and what they change: full key to value.
+
+    Args:
+        file: config.yaml of the run.
+        overrides: of the command line.
+
+    Raises:
+        ConfigError: the file or an override cannot be used, or one would make it another run.
+    """
+    if not overrides:
+        return read_config(Config, file), {}
+    own = dict(flat(Config, to_dict(read_config(Config, file))))
+    config = load_config(Config, source=file, overrides=overrides)
+    changed = {
+        key: value for key, value in flat(Config, to_dict(config)) if key not in own or own[key] != value
+    }
+    refused = {key: value for key, value in changed.items() if not is_changeable(key)}
+    if refused:
+        key, value = next(iter(refused.items()))
+        raise ConfigError(
+            f"{key} is {own.get(key)!r} in this run, and {value!r} would make it another one, which --resume cannot: "
+            f"leave it out, or start a run of its own with --out. May be given anew: {changeable_keys()}"
+        )
+    return config, changed
+
+
+def is_changeable(key: str) -> bool:
+    """Whether a run may be continued with another value of this full key."""
+    return any(
+        key == known or (known.endswith(".") and key.startswith(known))
+        for keys in CHANGEABLE.values()
+        for known in keys
+    )
+
+
+def changeable_keys() -> str:
+    """All of them in one line; a section ends with an ellipsis."""
+    return "; ".join(
+        f"{about}: {', '.join(f'{key}…' if key.endswith('.') else key for key in keys)}"
+        for about, keys in CHANGEABLE.items()
+    )

@@ -1,0 +1,350 @@
+"""A run folder that somebody else made runs nothing of its own, unless --trust-code is given."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cli_calls import Project, Result, cli
+
+from strop import trust
+from strop.config import describe
+from strop.trainer.code_named import code_named
+from strop.trainer.config import Config
+
+REWARD = """
+def compute_score(**given):
+    return 1.0
+"""
+
+
+class Received:
+    """A copy of a run whose settings name code that leaves a mark when it runs."""
+
+    def __init__(self, run: Path, folder: Path) -> None:
+        self.run = folder / "received"
+        shutil.copytree(run, self.run, symlinks=True)
+        self.mark = folder / "mark"
+        self.code = self.run / "evil.py"
+        self.code.write_text(f"open({str(self.mark)!r}, 'a').write('ran\\n')\n{REWARD}")
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Received:
+        """Full keys and values; a value `CODE` is the file that leaves the mark."""
+        path = self.run / "config.yaml"
+        content = yaml.safe_load(path.read_text())
+        for key, value in settings.items():
+            *sections, last = key.split(".")
+            target = content
+            for section in sections:
+                target = target[section]
+            target[last] = json.loads(json.dumps(value).replace("CODE", str(self.code)))
+        path.write_text(yaml.safe_dump(content))
+        return self
+
+    def has_run(self) -> bool:
+        found = self.mark.exists()
+        self.mark.unlink(missing_ok=True)
+        return found
+
+
+@pytest.fixture
+def received(interrupted: Path, tmp_path: Path) -> Received:
+    return Received(interrupted, tmp_path)
+
+
+def commands(one: Received, project: Project, tmp_path: Path) -> dict[str, list[object]]:
+    (tmp_path / "questions.txt").write_text("1 + 1\n")
+    return {
+        "eval": ["eval", one.run, "data.max_val_prompts=1"],
+        "generate": ["generate", one.run, "--prompts", tmp_path / "questions.txt", "--max-tokens", 2],
+        "export": ["export", one.run, tmp_path / "out"],
+        "score": ["score", "same", one.run, "--limit", 1],
+        "train": ["train", "--resume", one.run],
+        "begin": ["train", "--config", one.run / "config.yaml", "--out", tmp_path / "new"],
+        "check": ["check", one.run / "config.yaml", "--prompts", 1],
+        "data": ["data", "check", "--config", one.run / "config.yaml"],
+    }
+
+
+EXTENSION = {"algorithm.extensions": ["CODE"]}
+NAMED: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "algorithm.extensions": (EXTENSION, {"train", "begin", "check"}),
+    "reward.path": ({"reward.path": "CODE"}, {"eval", "score", "train", "begin", "check"}),
+    "reward.functions": (
+        {"reward.path": "", "reward.functions": [{"path": "CODE", "key": "a"}, {"path": "CODE", "key": "b"}]},
+        {"eval", "score", "train", "begin", "check"},
+    ),
+    "data.dataset_class.path": (
+        {"data.dataset_class": {"path": "CODE", "name": "X"}, "reward.path": ""},
+        {"eval", "train", "begin", "check", "data"},
+    ),
+    "agent.files": ({"agent.files": ["CODE"]}, {"eval", "train", "begin", "check", "data"}),
+    "agent.environment.name": (
+        {"agent.default_agent": "env_agent", "agent.environment": {"name": "CODE:X", "kwargs": {}}},
+        {"eval", "train", "begin", "check", "data"},
+    ),
+    "agent.function_tools": (
+        {"agent.default_agent": "tool_agent", "agent.function_tools": "CODE"},
+        {"eval", "train", "begin", "check", "data"},
+    ),
+}
+
+
+@pytest.mark.parametrize("key", NAMED)
+def test_code_of_a_received_run_is_named_and_not_run(
+    received: Received, project: Project, tmp_path: Path, key: str
+) -> None:
+    settings, needing = NAMED[key]
+    received.with_settings({"reward.path": "", **settings})
+    for name, words in commands(received, project, tmp_path).items():
+        if name in ("generate", "export") and key not in ("algorithm.extensions", "agent.files"):
+            continue  # it goes on without, whatever is named: two cases are enough
+        result = cli(*words)
+        assert not received.has_run(), (name, result)
+        if name in needing:
+            assert f"{key}: {received.code}" in result.sentence, name
+            assert "--trust-code allows it" in result.sentence
+        else:
+            assert result.code == 0, (name, result.err)
+            assert f"was received, so this is not run: {key}: {received.code}" in result.err, name
+
+
+@pytest.mark.parametrize("name", ["eval", "generate", "score", "train"])
+def test_trust_code_runs_it(received: Received, project: Project, tmp_path: Path, name: str) -> None:
+    received.with_settings({"reward.path": "CODE", **EXTENSION})
+    from strop.user_files import _LOADED
+
+    _LOADED.pop(received.code.resolve(), None)
+    result = cli(*commands(received, project, tmp_path)[name], "--trust-code")
+    assert result.code == 0, result.err
+    assert received.has_run()
+
+
+def mcp(received: Received, project: Project) -> Received:
+    """Tools of a server whose command leaves the mark."""
+    tools = received.run / "tools.yaml"
+    command = {"command": sys.executable, "args": [str(received.code)]}
+    tools.write_text(yaml.safe_dump({"tools": [{"config": {"type": "mcp"}, "mcp": command}]}))
+    return received.with_settings(
+        {"reward.path": "", "agent.default_agent": "tool_agent", "agent.tools": str(tools)}
+    )
+
+
+def test_a_command_of_an_mcp_server_is_not_started(
+    received: Received, project: Project, tmp_path: Path
+) -> None:
+    mcp(received, project)
+    result = cli("eval", received.run, "data.max_val_prompts=1")
+    assert f"agent.tools: {received.run / 'tools.yaml'}" in result.sentence
+    assert not received.has_run()
+
+
+def test_a_service_that_would_get_a_key_is_not_asked(received: Received, tmp_path: Path) -> None:
+    received.with_settings(
+        {
+            "reward.path": "",
+            "reward.judge.base_url": "http://127.0.0.1:9/v1",
+            "reward.judge.model": "m",
+            "reward.judge.api_key_env": "MY_SECRET",
+        }
+    )
+    expected = "reward.judge.base_url: http://127.0.0.1:9/v1 (gets the answers and your MY_SECRET)"
+    for words in (
+        ["eval", received.run],
+        ["score", "same", received.run],
+        ["train", "--resume", received.run],
+    ):
+        assert expected in cli(*words).sentence
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"reward.sandbox.python": "/tmp/python"}, "reward.sandbox.python: /tmp/python"),
+        (
+            {"reward.sandbox.read_only_paths": ["/root/.ssh"]},
+            "reward.sandbox.read_only_paths: /root/.ssh (shown to programs of the model)",
+        ),
+        ({"model.trust_remote_code": True}, "model.trust_remote_code: true (the code in"),
+        (
+            {"data.val_files": ["http://127.0.0.1:9/x.parquet"]},
+            "data.val_files: http://127.0.0.1:9/x.parquet (fetched)",
+        ),
+        (
+            {"reward.sandbox.backend": "e2b"},
+            "reward.sandbox.backend: e2b at the hosted service, with your key",
+        ),
+    ],
+)
+def test_what_else_an_evaluation_would_use(
+    received: Received, settings: dict[str, Any], expected: str
+) -> None:
+    received.with_settings({"reward.path": "", **settings})
+    assert expected in cli("eval", received.run).sentence
+
+
+def test_commands_that_only_look_run_nothing(received: Received, interrupted: Path) -> None:
+    received.with_settings({"reward.path": "CODE", "agent.files": ["CODE"], **EXTENSION})
+    for words in (
+        ["samples", received.run],
+        ["samples", received.run, "--tokens"],
+        ["samples", received.run, "--why-dropped"],
+        ["diff", received.run, interrupted],
+        ["doctor", received.run],
+        ["config", "show", "--config", received.run / "config.yaml"],
+        ["config", "show", "--config", received.run / "config.yaml", "--resolved"],
+        ["config", "diff", received.run, interrupted],
+        ["data", "cache", "--config", received.run / "config.yaml"],
+    ):
+        result = cli(*words)
+        assert result.code in (0, 1), (words, result.err)
+        assert not received.has_run(), words
+
+
+def test_settings_that_name_nothing_need_no_flag(received: Received, tmp_path: Path) -> None:
+    received.with_settings({"reward.path": ""})
+    assert cli("eval", received.run, "data.max_val_prompts=1").code == 0
+    assert cli("train", "--resume", received.run).code == 0
+
+
+def test_what_the_command_line_names_is_the_users_own(received: Received, tmp_path: Path) -> None:
+    received.with_settings({"reward.path": "CODE"})
+    mine = tmp_path / "mine.py"
+    mine.write_text(REWARD)
+    assert cli("eval", received.run, f"reward.path={mine}", "data.max_val_prompts=1").code == 0
+    assert cli("score", mine, received.run, "--limit", 1).code == 0
+    assert not received.has_run()
+
+
+# ---------------------------------------------------------------------------------------- whose a run folder is
+
+
+def own(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, reward: str = "mine.py"
+) -> Path:
+    """A run that was made in tmp_path/home, with a reward file that lies there."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    (home / "mine.py").write_text(REWARD)
+    words = [f"reward.path='{reward}'", "trainer.max_steps=1", "run.hf_model=last"]
+    assert cli("train", "--config", project.config, "--out", home / "run", *words).code == 0
+    return home / "run"
+
+
+def evaluated(run: Path) -> Result:
+    return cli("eval", run, "data.max_val_prompts=1")
+
+
+def test_a_run_of_ones_own_needs_no_flag(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = own(project, tmp_path, monkeypatch)
+    assert evaluated(run).code == 0
+    assert cli("train", "--resume", "run").code == 0
+    (run.parent / "mine.py").write_text(REWARD + "\n# changed\n")
+    assert evaluated(run).code == 0, "a file of one's own may change"
+    shutil.copytree(run, run.parent / "copy", symlinks=True)
+    assert evaluated(run.parent / "copy").code == 0, "and the folder may be copied"
+
+
+def test_a_run_of_ones_own_from_another_directory(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = own(project, tmp_path, monkeypatch, reward=str(tmp_path / "home" / "mine.py"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert evaluated(run).code == 0
+
+
+def test_a_relative_path_that_means_another_file_here(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = own(project, tmp_path, monkeypatch)
+    unpacked = tmp_path / "unpacked"
+    unpacked.mkdir()
+    shutil.move(run, unpacked / "run")  # as it comes back from somebody
+    (unpacked / "mine.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n{REWARD}")
+    monkeypatch.chdir(unpacked)
+    assert "reward.path: mine.py" in evaluated(unpacked / "run").sentence
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_change_of_the_settings_makes_a_run_a_received_one(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = own(project, tmp_path, monkeypatch)
+    path = run / "config.yaml"
+    path.write_text(path.read_text() + "\n")
+    assert "or was changed since" in evaluated(run).sentence
+
+
+def test_nothing_in_the_folder_counts_as_a_proof(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_home: Path
+) -> None:
+    run = own(project, tmp_path, monkeypatch)
+    monkeypatch.setenv("XDG_STATE_HOME", str(run))  # the record of a user who has none of this run
+    assert "--trust-code" in evaluated(run).sentence
+    shutil.copytree(state_home / "strop", run / "strop")
+    (run / "strop" / "runs").chmod(0o777)  # others could write it
+    assert "--trust-code" in evaluated(run).sentence
+
+
+def test_a_user_without_a_home_trains_all_the_same(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    run = own(project, tmp_path, monkeypatch)
+    result = evaluated(run)
+    assert "--trust-code" in result.sentence
+
+
+def test_every_setting_that_holds_text_is_known_to_run_or_to_be_read_only() -> None:
+    """A setting that is added belongs into one of the two lists."""
+    assert {doc.key for doc in describe(Config) if _may_name_code(doc.type)} == CODE | PLAIN
+
+
+def test_what_runs_is_told() -> None:
+    source = Path(sys.modules[code_named.__module__].__file__ or "").read_text()
+    for key in CODE:
+        assert key.rpartition(".")[2].removesuffix("_key_env") in source, key
+
+
+def _may_name_code(kind: str) -> bool:
+    return kind in ("str", "list of str", "str or null")
+
+
+CODE = {
+    "algorithm.extensions", "data.cache_dir", "data.dataset_class.path", "data.train_files", "data.val_files",
+    "sft.data.train_files", "sft.data.val_files", "agent.files", "agent.loops", "agent.tools",
+    "agent.function_tools", "agent.interactions", "agent.environment.name", "reward.path", "reward.sandbox.url",
+    "reward.sandbox.python", "reward.sandbox.read_only_paths", "reward.judge.base_url", "reward.judge.api_key_env",
+    "reward.server.url", "reward.server.api_key_env", "resources.address",
+}  # fmt: skip
+"""Text that names what is run, started or contacted."""
+PLAIN = {
+    "model.path", "model.lora.target_modules", "model.lora.path", "data.dataset_class.name", "data.prompt_key",
+    "data.data_source_key", "data.ground_truth_key", "data.default_data_source", "data.sampler",
+    "sft.data.messages_key", "sft.data.prompt_key", "sft.data.completion_key", "agent.default_agent",
+    "agent.tool_format", "reward.name", "reward.manager", "reward.judge.cache_dir", "reward.judge.model",
+    "reward.judge.rubric", "reward.judge.template", "reward.judge.score_field", "reward.judge.pattern",
+    "reward.server.cache_dir", "reward.server.model", "reward.server.tokenizer", "algorithm.adv_estimator",
+    "algorithm.reward_keys", "algorithm.policy_loss", "algorithm.filter_groups.filter", "algorithm.reward_shaping",
+    "reference.path", "teacher.path", "critic.path", "critic.lora.target_modules", "critic.lora.path",
+    "reward_model.path", "reward_model.chat_template", "trainer.trackers", "resources.device",
+}  # fmt: skip
+"""Text that is read, shown or looked up among what was loaded before."""
+
+
+def test_the_door_is_open_again_after_a_command(received: Received) -> None:
+    received.with_settings({"reward.path": "CODE"})
+    assert cli("eval", received.run).code == 2
+    assert trust.may_run("reward.path")

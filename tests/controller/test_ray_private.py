@@ -1,0 +1,98 @@
+"""The files of a private cluster are for its user alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+import ray
+from ray._private import utils
+
+from strop.controller.ray import private
+from strop.controller.ray.cluster import Cluster
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_a_new_token_is_for_this_user_alone(home: Path) -> None:
+    private.keep_token_private()
+    token = home / ".ray" / "auth_token"
+    assert (mode(token), mode(token.parent)) == (0o600, 0o700)
+    assert len(token.read_text()) >= 32
+    assert [one.name for one in token.parent.iterdir()] == ["auth_token"]
+    written = token.read_text()
+    private.keep_token_private()
+    assert token.read_text() == written, "other clusters of this user have it"
+
+
+def test_a_token_that_others_could_read_is_closed(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Ray itself makes it so."""
+    (home / ".ray").mkdir()
+    token = home / ".ray" / "auth_token"
+    token.write_text("0" * 64)
+    token.chmod(0o644)
+    with caplog.at_level(logging.WARNING):
+        private.keep_token_private()
+    assert mode(token) == 0o600
+    was_reachable = all(folder.stat().st_mode & 0o001 for folder in token.parents)
+    assert ("other users of this machine could read" in caplog.text) is was_reachable
+
+
+def test_without_a_home_the_processes_of_the_run_share_a_token(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "file").touch()
+    monkeypatch.setenv("HOME", str(home / "file"))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "")  # restored afterwards
+    private.keep_token_private()
+    assert len(os.environ["RAY_AUTH_TOKEN"]) >= 32
+
+
+def test_the_folder_of_a_cluster_is_private_and_has_room_for_the_names_of_its_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 60)
+    deep.mkdir()
+    for base in (tmp_path, deep):
+        monkeypatch.setenv("RAY_TMPDIR", str(base))
+        folder = private.private_folder()
+        assert mode(folder) == 0o700
+        assert (
+            len(str(folder)) + len("/ray/session_2026-11-22_11-17-42_393286_4194304/sockets/plasma_store")
+            <= 107
+        )
+        folder.rmdir()
+
+
+@pytest.mark.slow
+def test_a_cluster_leaves_the_signals_and_no_file() -> None:
+    if ray.is_initialized():
+        pytest.skip("a cluster of other tests is in use")
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    share_fate = utils.set_kill_on_parent_death_linux
+    cluster = Cluster()
+    node = ray._private.worker.global_worker.node
+    session = Path(node.get_session_dir_path())
+    folder = session.parents[1]
+    assert mode(folder) == 0o700
+    servers = [one.process.pid for kind in node.all_processes.values() for one in kind]
+    assert servers
+    assert all(os.getsid(pid) == pid for pid in servers), "they do not get the signals of our group"
+    assert {number: signal.getsignal(number) for number in before} == before
+    assert utils.set_kill_on_parent_death_linux is share_fate
+    cluster.close()
+    assert not folder.exists()

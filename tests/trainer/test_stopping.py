@@ -1,0 +1,223 @@
+"""A run that is asked to end by SIGTERM or SIGHUP saves what it has, and goes on to the same end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tiny_runs import Project, chain_of, check_records, resume_in, train_in
+
+from strop.config import save_config
+from strop.run import RunFolder
+from strop.trainer import stopping
+from strop.trainer.launch import resume_run, start_run
+from strop.trainer.learning import StepRecord
+from strop.trainer.loop import Trainer, train
+from strop.trainer.stopping import StopRequest, Terminated
+from strop.trainer.supervised import SupervisedTrainer, fine_tune
+
+DEADLINE_S = 120.0
+
+
+def steps_saved(run: Path) -> list[str]:
+    return sorted(one.name for one in (run / "checkpoints").glob("global_step_*"))
+
+
+def interrupted(run: Path) -> list[tuple[int, str]]:
+    with RunFolder.open(run, read_only=True) as folder:
+        return [(event["step"], event["error"]) for event in folder.events.read("interrupted")]
+
+
+def test_the_step_that_runs_is_finished_and_saved_and_the_run_goes_on_to_the_same_end(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = signal.SIGTERM
+    config = project.config()
+    whole = train_in(tmp_path / "whole", config)
+    step = Trainer.step
+
+    def asked(trainer: Trainer, record: StepRecord) -> None:
+        if record.step == 2:
+            signal.raise_signal(number)
+        step(trainer, record)
+
+    monkeypatch.setattr(Trainer, "step", asked)
+    run = tmp_path / "run"
+    before = signal.getsignal(number)
+    with (
+        start_run(run, config, command=["strop", "train"]).run as folder,
+        pytest.raises(Terminated) as caught,
+    ):
+        train(config, folder, say=lambda line: None)
+    assert caught.value.number == number
+    assert signal.getsignal(number) == before
+    assert steps_saved(run) == ["global_step_2"]
+    assert interrupted(run) == [(2, f"Terminated: {number.name}")]
+    monkeypatch.setattr(Trainer, "step", step)
+    done = resume_in(run)
+    assert [record.step for record in done.records] == [3]
+    assert [one.chain for one in chain_of(run)] == [one.chain for one in whole.chain]
+    check_records(run, num_steps=3)
+
+
+def test_a_step_that_takes_too_long_is_given_up(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "GRACE_S", 0.05)
+    step = Trainer.step
+
+    def asked(trainer: Trainer, record: StepRecord) -> None:
+        if record.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+            threading.Event().wait(DEADLINE_S)
+        step(trainer, record)
+
+    monkeypatch.setattr(Trainer, "step", asked)
+    config = project.config("run.save_every=1")
+    started = time.monotonic()
+    with (
+        start_run(tmp_path / "run", config, command=["strop", "train"]).run as folder,
+        pytest.raises(Terminated),
+    ):
+        train(config, folder, say=lambda line: None)
+    assert time.monotonic() - started < DEADLINE_S, "the wait ended with the signal"
+    assert steps_saved(tmp_path / "run") == ["global_step_1"]
+    (event,) = interrupted(tmp_path / "run")
+    assert event[0] == 2
+
+
+def test_a_fine_tuning_saves_too(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = SupervisedTrainer._step
+
+    def asked(trainer: SupervisedTrainer, number: int) -> dict[str, float]:
+        if number == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return step(trainer, number)
+
+    monkeypatch.setattr(SupervisedTrainer, "_step", asked)
+    config, run = project.config(), tmp_path / "run"
+    with start_run(run, config, command=["strop", "sft"]).run as folder, pytest.raises(Terminated):
+        fine_tune(config, folder, say=lambda line: None)
+    assert steps_saved(run) == ["global_step_2"]
+    assert interrupted(run) == [(2, "Terminated: SIGTERM")]
+    monkeypatch.setattr(SupervisedTrainer, "_step", step)
+    start = resume_run(run, say=lambda line: None)
+    with start.run as folder:
+        result = fine_tune(start.config, folder, checkpoint=start.checkpoint, say=lambda line: None)
+    assert result.steps > 2
+
+
+def test_outside_of_a_step_the_end_comes_at_once() -> None:
+    def play() -> None:
+        with StopRequest().listening():
+            signal.raise_signal(signal.SIGTERM)
+            raise AssertionError("the handler raises")
+
+    with pytest.raises(Terminated):
+        play()
+
+
+def test_an_error_after_the_request_is_its_consequence() -> None:
+    """Processes of the run may have got the same signal."""
+
+    def play(stop: StopRequest) -> None:
+        with stop.listening(), stop.step():
+            signal.raise_signal(signal.SIGTERM)
+            raise RuntimeError("a worker is gone")
+
+    with pytest.raises(Terminated) as caught:
+        play(StopRequest())
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_another_thread_leaves_the_signals_alone() -> None:
+    seen: list[object] = []
+
+    def look() -> None:
+        with StopRequest().listening():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [signal.getsignal(signal.SIGTERM)]
+
+
+SECOND = """
+import os, signal, time
+from strop.trainer.stopping import StopRequest
+stop = StopRequest()
+with stop.listening(), stop.step():
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("still here", flush=True)
+    os.kill(os.getpid(), signal.{name})
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_the_second_signal_ends_the_process_at_once(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SECOND.format(name=name)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-getattr(signal, name), "still here\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["inline", pytest.param("ray", marks=pytest.mark.dist)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_for_the_whole_group_ends_a_real_run_in_order(
+    runtime: str, number: signal.Signals, project: Project, tmp_path: Path
+) -> None:
+    """What `timeout`, Slurm and a terminal that closes do."""
+    ray = ["resources.runtime=ray", "resources.cpus_per_rank=0.25", "resources.ranks=2"]
+    settings = ["trainer.max_steps=400", "trainer.num_epochs=400", *(ray if runtime == "ray" else [])]
+    save_config(project.config(*settings), tmp_path / "config.yaml")
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "strop.cli.main", "train", "--config", tmp_path / "config.yaml", "--out", run],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    deadline = time.monotonic() + DEADLINE_S
+    while not ((run / "events.jsonl").is_file() and '"kind":"step"' in (run / "events.jsonl").read_text()):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    if runtime == "inline":
+        listed = subprocess.run(
+            [sys.executable, "-m", "strop.cli.main", "doctor", run, "--sockets", "--json"],
+            capture_output=True, text=True, timeout=DEADLINE_S, check=True,
+        )  # fmt: skip
+        assert json.loads(listed.stdout)["sockets"] == [], "a run in one process listens on nothing"
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        assert len(family) > 1
+        assert not [c for one in family for c in one.net_connections() if c.status == psutil.CONN_LISTEN]
+    os.killpg(process.pid, number)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + number, said
+    assert said.splitlines()[-1] == f"ended by {number.name}; continue with `strop train --resume {run}`"
+    assert "***" not in said, "Ray's dump of C++ frames"
+    ((step, reason),) = interrupted(run)
+    assert reason == f"Terminated: {number.name}"
+    assert steps_saved(run) == [f"global_step_{step}"]
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == step
+    start = resume_run(
+        run, overrides=["resources.runtime=inline", "resources.ranks=1"], say=lambda line: None
+    )
+    start.run.close()
+    assert start.checkpoint is not None
+    assert start.checkpoint.step == step
