@@ -25,6 +25,10 @@ MAX_ANSWER_BYTES = 16 << 20
 _READ_BYTES = 1 << 16
 
 
+class AnswerTooLargeError(OSError):
+    """More came back than MAX_ANSWER_BYTES."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """What a server sent."""
@@ -38,11 +42,7 @@ class Answer:
 class Exchange:
     """One request; `run` waits for the answer in the calling thread, `abort` ends that from another one."""
 
-    def __init__(
-        self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float,
-        max_answer_bytes: int = MAX_ANSWER_BYTES,
-    ) -> None:  # fmt: skip
-        self._max_answer_bytes = max_answer_bytes
+    def __init__(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> None:
         self._body, self._headers = body, dict(headers)
         self._is_aborted = False
         self._socket: socket.socket | None = None
@@ -82,8 +82,8 @@ class Exchange:
             with contextlib.closing(response):
                 while data := response.read(_READ_BYTES):
                     body += data
-                    if len(body) > self._max_answer_bytes:
-                        raise OSError(f"more than {self._max_answer_bytes >> 20} MiB came back")
+                    if len(body) > MAX_ANSWER_BYTES:
+                        raise AnswerTooLargeError(f"more than {MAX_ANSWER_BYTES >> 20} MiB came back")
             expected = response.headers.get("Content-Length")
             if expected is not None and response.length:  # http.client counts down what is still to come
                 raise OSError(f"the answer was cut after {len(body)} of {expected} bytes")

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from strop.rewards.remote.http import Exchange
+from strop.rewards.remote.http import AnswerTooLargeError, Exchange
 from strop.rewards.sandbox.config import Limits, SandboxConfig
 from strop.rewards.sandbox.program import Program, SandboxOutcome, SandboxResult, SandboxUnavailable
 from strop.rewards.sandbox.waiting import away
@@ -34,7 +34,6 @@ _GRACE_S = 30.0
 """How long the server may take beyond the limits it was given, in seconds."""
 _OK = 200
 _HELLO = "sandbox ready"
-_MAX_ANSWER_BYTES = 64 << 20
 
 
 class FusionSandbox:
@@ -105,6 +104,8 @@ class FusionSandbox:
             started = time.monotonic()
             answer = self._post(body, limits)
             return _result(answer, program, limits, time.monotonic() - started)
+        except AnswerTooLargeError:  # only what the program has written can be so long
+            return SandboxResult(outcome="output", is_truncated=True, error=_output_sentence(limits))
         except (OSError, ValueError) as error:
             return _failed(f"the SandboxFusion server at {self.config.url} did not answer: {error}")
         finally:
@@ -112,7 +113,7 @@ class FusionSandbox:
 
     def _post(self, body: bytes, limits: Limits) -> Mapping[str, Any]:
         limit_s = _deadline_s(limits)
-        exchange = Exchange(self._address, body, {}, timeout_s=limit_s, max_answer_bytes=_MAX_ANSWER_BYTES)
+        exchange = Exchange(self._address, body, {}, timeout_s=limit_s)
         timer = threading.Timer(limit_s, exchange.abort)
         timer.daemon = True
         timer.start()
@@ -196,12 +197,16 @@ def _verdict(
     if stage.get("status") == "Error":
         return "infrastructure", f"the SandboxFusion server failed: {stderr[:300].decode(errors='replace')}"
     if is_truncated:
-        return "output", f"the program wrote more than {limits.output_kib} KiB (limits.output_kib)"
+        return "output", _output_sentence(limits)
     if code == 0:
         return "ok", ""
     if isinstance(code, int) and code < 0:
         return "killed", f"the program died with signal {-code}"
     return "error", f"the program exited with code {code}"
+
+
+def _output_sentence(limits: Limits) -> str:
+    return f"the program wrote more than {limits.output_kib} KiB (limits.output_kib)"
 
 
 def _failed(sentence: str) -> SandboxResult:

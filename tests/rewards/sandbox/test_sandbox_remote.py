@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from strop.rewards.remote import http
 from strop.rewards.sandbox import Limits, Program, SandboxConfig, SandboxResult, SandboxUnavailable, fusion
 from strop.rewards.sandbox.fusion import FusionSandbox
 from strop.rewards.sandbox.hosted import HostedSandbox
@@ -146,6 +147,14 @@ def test_server_that_sends_one_byte_now_and_then_has_a_deadline(
     result = sandbox.run_blocking(Program(code="# drip", limits=Limits(wall_s=0.2)))
     assert (result.outcome, Handler.drips < 400) == ("infrastructure", True)
     assert "no whole answer within 0.4 s" in result.error
+
+
+def test_output_longer_than_an_answer_may_be_is_the_programs_doing(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 1 << 12)
+    result = ask(url, "# loud")
+    assert (result.outcome, "(limits.output_kib)" in result.error) == ("output", True)
 
 
 def test_server_that_is_not_there_is_unavailable() -> None:
