@@ -13,9 +13,9 @@ from typing import Any
 
 from strop.agents.context import AgentContext
 from strop.agents.formats import FunctionCall, ParsedTurn
-from strop.agents.formats.calls import read_json
 from strop.agents.formats.thinking import CLOSE, split_thinking
 from strop.agents.images import as_read
+from strop.border import encodable, read_json
 from strop.chat_template import TemplateRefused
 from strop.rollout.types import TokenOutput
 from strop.trajectory import Media, MediaTokens, Prompt, Trajectory
@@ -106,6 +106,7 @@ class Conversation:
             TemplateRefused: the template has no place for them.
             ValueError: the template has places for another number of images.
         """
+        texts = [encodable(text) for text in texts]
         names, ids = (self._call_names, self._call_ids) if role == "tool" else ([""], [""])
         results = list(zip(ids, names, texts, strict=True))
         template = self._context.template

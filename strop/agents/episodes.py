@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strop.agents.config import AgentConfig
 from strop.agents.registry import play_agent
 from strop.agents.setup import AgentSetup
+from strop.border import storable_text, usable
 from strop.randomness import random_key
 from strop.rollout.client import GenerateClient
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trajectory import Prompt, Trajectory
+
+_MAX_TURNS = 1 << 30
+_MAX_NAME_CHARS = 200
+"""Of the name of a number, which becomes part of the name of a metric."""
 
 
 class EpisodeTimeout(RuntimeError):
@@ -91,7 +97,14 @@ async def play_episode(
     timings = {**sequences[-1].timings, "generate_s": episode.seconds}
     if episode.calls > 1 or len(timings) > 1:
         timings["episode_s"] = time.perf_counter() - start
-    return (*sequences[:-1], dataclasses.replace(sequences[-1], timings=timings))
+    last = sequences[-1]
+    return (
+        *sequences[:-1],
+        dataclasses.replace(
+            last, timings=_for_metrics(timings), numbers=_for_metrics(last.numbers),
+            num_turns=min(last.num_turns, _MAX_TURNS),
+        ),
+    )  # fmt: skip
 
 
 class _Episode:
@@ -161,11 +174,28 @@ def _check(sequence: object, empty: Trajectory, name: str) -> None:
         )
     if not sequence.is_finished:
         raise ValueError(f"agent {name!r} returned trajectory {sequence.id} unfinished; call finish")
+    for field in ("extra", "numbers", "timings"):
+        if not isinstance(found := getattr(sequence, field), Mapping):
+            raise TypeError(
+                f"agent {name!r} returned a {type(found).__name__} as {field}; return a dictionary"
+            )
+    said: tuple[object, object] = sequence.num_turns, sequence.stop_reason
+    if not isinstance(said[0], int) or not isinstance(said[1], str):
+        raise TypeError(
+            f"agent {name!r} returned num_turns {storable_text(sequence.num_turns):.60} and stop_reason "
+            f"{storable_text(sequence.stop_reason):.60}; return an integer and a word"
+        )
     if sequence.id != empty.id:
         raise ValueError(
             f"agent {name!r} returned trajectory {sequence.id} for the sample {empty.id}; return the "
             f"trajectory that it was given, with tokens appended"
         )
+
+
+def _for_metrics(numbers: Mapping[str, Any]) -> dict[str, float]:
+    """What an agent counted; NaN for what is no number that can be averaged."""
+    read = {storable_text(name, max_chars=_MAX_NAME_CHARS): usable(value) for name, value in numbers.items()}
+    return {name: math.nan if value is None else value for name, value in read.items()}
 
 
 def _with_media(sequence: Trajectory, prompt: Prompt) -> Trajectory:

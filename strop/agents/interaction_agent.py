@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from strop.agents.interactions.base import BaseInteraction
 from strop.agents.interactions.loading import interaction_of_row
 from strop.agents.registry import Generate, agents
 from strop.agents.tools.session import ToolSession
+from strop.border import encodable, storable_text, usable
 from strop.trajectory import Media, Prompt, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -62,13 +62,14 @@ class _User:
                 f"(should_terminate, text, reward, metadata)"
             )
         is_over, text, reward, _ = returned
-        value = float(reward or 0.0)
-        if not math.isfinite(value):
+        value = 0.0 if reward is None else usable(reward)
+        if value is None:
             raise InteractionFailed(
-                f"interaction {self.interaction.name}: the reward is {value}; it must be finite"
+                f"interaction {self.interaction.name}: the reward is {storable_text(reward):.80}; it must be a "
+                f"number up to 1e15"
             )
         self.scores.append(value)
-        return bool(is_over), str(text)
+        return bool(is_over), encodable(str(text))
 
     async def finish(self) -> None:
         try:

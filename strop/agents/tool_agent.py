@@ -11,6 +11,7 @@ from strop.agents.context import AgentContext
 from strop.agents.conversation import Conversation
 from strop.agents.registry import Generate, agents
 from strop.agents.tools.session import CallResult, ToolSession
+from strop.border import storable
 from strop.trajectory import Prompt, Trajectory
 
 RELEASE_S = 5.0
@@ -85,8 +86,7 @@ def _kept(result: CallResult) -> Mapping[str, Any]:
     if result.error:
         kept["error"] = result.error
     if result.facts:
-        kept["facts"] = {str(key): value if isinstance(value, (int, float, bool)) else str(value)
-                         for key, value in result.facts.items()}  # fmt: skip
+        kept["facts"] = storable(result.facts)
     return kept
 
 

@@ -7,13 +7,22 @@ given (`read_json` says with ValueError that a text is no JSON), and each takes 
 secrets.py  remember_secret, redacted: keys that appear in no record
 text.py     encodable: text that strop works with; storable_text: text that is written; printable: text for a terminal
 control_text.py  ControlText: text that spells out control tokens of a tokenizer, and stays text
-values.py   read_json: JSON from outside; storable: any value as plain JSON; finite, as_number: numbers
+values.py   read_json: JSON from outside; storable: any value as plain JSON; real, finite, usable, as_number: numbers
 """
 
 from strop.border.control_text import ControlText, any_of, without_common_control_text
-from strop.border.secrets import REDACTED, redacted, remember_environment, remember_secret
+from strop.border.secrets import REDACTED, redacted, remember_named, remember_secret
 from strop.border.text import described, encodable, printable, storable_text
-from strop.border.values import as_number, encodable_value, finite, read_json, storable
+from strop.border.values import (
+    as_number,
+    encodable_value,
+    finite,
+    read_json,
+    read_json_at,
+    real,
+    storable,
+    usable,
+)
 
 __all__ = [
     "REDACTED",
@@ -26,10 +35,13 @@ __all__ = [
     "finite",
     "printable",
     "read_json",
+    "read_json_at",
+    "real",
     "redacted",
-    "remember_environment",
+    "remember_named",
     "remember_secret",
     "storable",
     "storable_text",
+    "usable",
     "without_common_control_text",
 ]

@@ -18,7 +18,8 @@ MIN_CHARS = 8
 """Shorter values are not redacted."""
 _MAX_DIGITS = 16  # numbers up to this length are sizes, ids and seeds more often than keys
 _SECRET_NAME = re.compile(
-    r"(?:^|_)(?:API_?KEY|ACCESS_?KEY|AUTH_?KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE
+    r"(?:^|[_-])(?:API[_-]?KEY|ACCESS[_-]?KEY|AUTH[_-]?KEY|TOKEN|SECRET|PASSWORD|PASSWD|AUTHORIZATION|COOKIE)$",
+    re.IGNORECASE,
 )
 
 _lock = threading.Lock()
@@ -34,7 +35,7 @@ def remember_secret(value: str) -> None:
     scheme, _, rest = value.partition(" ")
     if rest and scheme.lower() in ("bearer", "basic", "token"):
         value = rest.strip()
-    if len(value) < MIN_CHARS or (value.isdecimal() and len(value) <= _MAX_DIGITS):
+    if value in _remembered or len(value) < MIN_CHARS or (value.isdecimal() and len(value) <= _MAX_DIGITS):
         return
     with _lock:
         _remembered.add(value)
@@ -45,12 +46,12 @@ def remember_secret(value: str) -> None:
         )
 
 
-def remember_environment(variables: Mapping[str, str]) -> None:
-    """Remember the values of variables whose names end like those of keys: `..._API_KEY`, `..._TOKEN`, `..._SECRET`,
-    `..._PASSWORD`. What a library or a reward function reads by itself is covered with it."""
-    for name, value in variables.items():
+def remember_named(values: Mapping[str, str]) -> None:
+    """Remember the values whose names end like those of keys: `..._API_KEY`, `..._TOKEN`, `..._SECRET`, `..._PASSWORD`,
+    `Authorization`. Given the environment, that covers what a library or a user's file reads by itself."""
+    for name, value in values.items():
         if _SECRET_NAME.search(name):
-            remember_secret(value)
+            remember_secret(str(value))
 
 
 def redacted(text: str) -> str:

@@ -34,6 +34,8 @@ def encodable(text: str) -> str:
     Half a surrogate pair (JSON can spell one: "\\ud83d") becomes U+FFFD, two halves side by side become their
     character, and known secrets are redacted. Control characters stay: tokenizers and programs read them.
     """
+    if not is_text(text):
+        return describe_object(text)
     text = str.__str__(text)  # of a subclass, the plain text
     if not text.isascii() and _SURROGATE.search(text):
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -87,10 +89,12 @@ def describe_object(value: object) -> str:
             return described(value)
         if type(value).__repr__ is object.__repr__:
             return f"<{name}>"
+        is_known = type(value).__module__ == "builtins"
         text = encodable((_BEGINNINGS.repr if type(value) in _CONTAINERS else repr)(value))
     except BROKEN:  # its own code failed
         return f"<{name}>"
-    text = text if name in text[:_MAX_REPR_CHARS] else f"{name} {text}"
+    if not is_known and name not in text[:_MAX_REPR_CHARS]:
+        text = f"{name} {text}"
     left_out = len(text) - _MAX_REPR_CHARS
     return text if left_out <= 0 else f"{text[:_MAX_REPR_CHARS]}… [{left_out} more characters]"
 

@@ -14,11 +14,16 @@ from typing import Any
 
 from strop.border.text import BROKEN, MAX_CHARS, describe_object, encodable, is_text, storable_text
 
+MAX_JSON_DEPTH = 100
+"""Objects and lists within each other in a JSON text that is read."""
 MAX_DEPTH = 64
+"""The same in a value that is written."""
 MAX_ITEMS = 1 << 18
 """Of one value, all levels together."""
 MAX_DIGITS = 600
 """Of an integer. Python turns any number of up to 640 digits into text, whatever its limit is set to."""
+MAX_NUMBER = 1e15
+"""Size of a number that is trained with or averaged: its square still fits 32 bits, also added up over a million."""
 _MAX_KEY_CHARS = 1000
 _INT64 = 1 << 63
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -30,17 +35,52 @@ def read_json(text: str | bytes | bytearray) -> Any:
     An integer of more than 600 digits becomes a text that says how many it has: no program asked for it as a number.
 
     Raises:
-        ValueError: it is no JSON, or nested too deeply to be read.
+        ValueError: it is no JSON, or nested more than 100 levels deep.
     """
     try:
-        value = json.loads(text, parse_int=_read_int)
+        if not isinstance(text, str):
+            text = text.decode(json.detect_encoding(text), "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the text is no {error.encoding}") from None
+    value, end = read_json_at(text, len(text) - len(text.lstrip(_BLANKS)))
+    if len(text.rstrip(_BLANKS)) > end:
+        raise json.JSONDecodeError("Extra data", text, end)
+    return value
+
+
+def read_json_at(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value that begins at a place of a text, and where it ends.
+
+    Raises:
+        ValueError: as of `read_json`.
+    """
+    try:
+        value, end = _DECODER.raw_decode(text, start)
     except RecursionError:
-        raise ValueError("the JSON text is nested too deeply to be read") from None
-    return encodable_value(value)
+        raise ValueError(_TOO_DEEP) from None
+    if text.count("[", start, end) + text.count("{", start, end) > MAX_JSON_DEPTH:
+        _check_depth(value)
+    return encodable_value(value), end
 
 
-def _read_int(digits: str) -> int | str:
+def _check_depth(value: object) -> None:
+    """Refuse a value that is nested too deeply, level by level and not by recursion."""
+    level, depth = [value], 0
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        if depth > MAX_JSON_DEPTH:
+            raise ValueError(_TOO_DEEP)
+        level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+
+
+def int_of_json(digits: str) -> int | str:
+    """An integer in JSON, for `parse_int` of a decoder."""
     return int(digits) if len(digits) <= MAX_DIGITS else _too_long(len(digits.lstrip("-")))
+
+
+_DECODER = json.JSONDecoder(parse_int=int_of_json)
+_BLANKS = " \t\n\r"
+_TOO_DEEP = f"objects and lists are nested more than {MAX_JSON_DEPTH} deep"
 
 
 def _too_long(num_digits: int) -> str:
@@ -48,23 +88,25 @@ def _too_long(num_digits: int) -> str:
 
 
 def encodable_value(value: Any) -> Any:
-    """Lists, dictionaries and texts of JSON's kinds with every text `encodable`; all else as it is.
+    """Lists, tuples, dictionaries and texts with every text `encodable`; all else as it is.
 
-    What is sound already is returned itself, not a copy. What is nested more than 64 levels deep becomes a mark.
+    What is sound already is returned itself, not a copy. What is nested more than 100 levels deep becomes a mark.
     """
-    return _encodable(value, MAX_DEPTH)
+    return _encodable(value, MAX_JSON_DEPTH)
 
 
 def _encodable(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return encodable(value)
-    if not isinstance(value, (list, dict)):
+    if not isinstance(value, (list, tuple, dict)):
         return value
     if not depth:
         return "[nested more deeply]"
-    if isinstance(value, list):
+    if not isinstance(value, dict):
         items = [_encodable(item, depth - 1) for item in value]
-        return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return items if isinstance(value, list) else tuple(items)
     entries = {_encodable(key, depth - 1): _encodable(item, depth - 1) for key, item in value.items()}
     same = len(entries) == len(value) and all(
         new is old and entries[new] is item for new, (old, item) in zip(entries, value.items(), strict=True)
@@ -74,27 +116,36 @@ def _encodable(value: Any, depth: int) -> Any:
 
 def finite(value: object) -> float | None:
     """A number from outside as a finite float; None for what is no number, not finite, or too large for a float."""
+    number = real(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def real(value: object) -> float | None:
+    """A number from outside as a float, infinite where it is too large for one; None for what is no number."""
     try:
         if isinstance(value, numbers.Real):
-            number = float(value)
-            return number if math.isfinite(number) else None
-        if not isinstance(value, (str, bytes, Sequence, Mapping)) and callable(
-            tolist := getattr(value, "tolist", None)
-        ):
-            inner = tolist()
-            return finite(inner) if isinstance(inner, (bool, int, float)) else None
+            try:
+                return float(value)
+            except OverflowError:
+                return math.copysign(math.inf, 1 if value > 0 else -1)  # type: ignore[operator]  # with a number
+        if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
+            inner = item()  # of a tensor or array without dimensions
+            return real(inner) if isinstance(inner, (bool, int, float)) else None
     except BROKEN:
         return None
     return None
 
 
+def usable(value: object) -> float | None:
+    """A number from outside that can be trained with and averaged: finite, at most 1e15 in size; else None."""
+    number = real(value)
+    return number if number is not None and abs(number) <= MAX_NUMBER else None
+
+
 def as_number(value: object) -> float:
     """The float that `storable` wrote as a number or as one of its three words; NaN for anything else."""
-    if isinstance(value, int):
-        return float(value) if -_INT64 <= value < _INT64 else math.copysign(math.inf, value > 0 or -1)
-    if isinstance(value, float):
-        return float(value)
-    return _NON_FINITE.get(value, math.nan) if isinstance(value, str) else math.nan
+    number = _NON_FINITE.get(value) if is_text(value) else real(value)
+    return math.nan if number is None else number
 
 
 def storable(

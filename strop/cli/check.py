@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.cli.output import UsageError, plain, print_json
+from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import add_trust_argument, load_settings
 
 if TYPE_CHECKING:
@@ -105,10 +105,10 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         for finding in findings:
-            print(plain(f"{finding.rule}: {finding.sentence}", is_one_line=True))
+            print_plain(plain(f"{finding.rule}: {finding.sentence}", is_one_line=True))
         num = len(findings)
         broken = f"breaks {num} rule{'s' if num > 1 else ''}"
-        print(plain(f"{args.what} {name} {broken if num else 'keeps every rule'}", is_one_line=True))
+        print_plain(plain(f"{args.what} {name} {broken if num else 'keeps every rule'}", is_one_line=True))
     return 1 if findings else 0
 
 
@@ -136,7 +136,7 @@ def _check_run(args: argparse.Namespace) -> int:
         )
         return 1 if found.obstacles else 0
     for line in found.lines():
-        print(plain(line, is_one_line=True))
+        print_plain(plain(line, is_one_line=True))
     return 1 if found.obstacles else 0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop import trust
-from strop.cli.output import UsageError, plain, print_json
+from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import add_config_arguments
 
 if TYPE_CHECKING:
@@ -86,11 +86,11 @@ def _show(args: argparse.Namespace) -> int:
     elif args.json:
         print_json(values)
     elif args.docs:
-        print("\n".join(_documented(values, docs, "", "")))
+        print_plain("\n".join(_documented(values, docs, "", "")))
     elif origin_of is not None:
-        print("\n".join(_with_origins(values, docs, origin_of, "", "")))
+        print_plain("\n".join(_with_origins(values, docs, origin_of, "", "")))
     else:
-        print(dump(values), end="")
+        print_plain(dump(values), end="")
     return 0
 
 
@@ -175,7 +175,7 @@ def _explain(args: argparse.Namespace) -> int:
     if args.json:
         print_json(explained.record())
     else:
-        print("\n".join(explained_lines(explained)))
+        print_plain("\n".join(explained_lines(explained)))
     return 0
 
 
@@ -196,12 +196,12 @@ def _diff(args: argparse.Namespace) -> int:
         print_json({"differ": differ, "only_a": only_a, "only_b": only_b})
     else:
         for key, (left, right) in differ.items():
-            print(plain(f"{key}: {_shown(left)} and {_shown(right)}", is_one_line=True))
+            print_plain(plain(f"{key}: {_shown(left)} and {_shown(right)}", is_one_line=True))
         for name, only in ((name_a, only_a), (name_b, only_b)):
             for key, value in only.items():
-                print(plain(f"{key}: {_shown(value)}, only in {name}", is_one_line=True))
+                print_plain(plain(f"{key}: {_shown(value)}, only in {name}", is_one_line=True))
         if not (differ or only_a or only_b):
-            print(f"equal: all {len(a)} settings")
+            print_plain(f"equal: all {len(a)} settings")
     return 1 if differ or only_a or only_b else 0
 
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.cli.output import UsageError, plain, print_json, say, shorten
+from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
 from strop.cli.settings import add_trust_argument, load_settings
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _index(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"index": args.index, "passages": count})
     else:
-        print(f"{plain(args.index)}: {count} passages")
+        print_plain(f"{plain(args.index)}: {count} passages")
     return 0
 
 
@@ -118,11 +118,11 @@ def _cache(args: argparse.Namespace) -> int:
     for entry in found if not args.clear else []:
         used = datetime.fromtimestamp(entry.used_at, UTC).strftime("%Y-%m-%d %H:%M")
         name = plain(str(entry.path.relative_to(folder)))
-        print(f"{entry.num_bytes / 2**20:10.1f} MiB  last used {used} UTC  {name}")
+        print_plain(f"{entry.num_bytes / 2**20:10.1f} MiB  last used {used} UTC  {name}")
     what = "removed from" if args.clear else "in"
     limit = config.data.cache_max_bytes / 2**20
     size = f"{_count_entries(len(found))} of {total / 2**20:.1f} MiB"
-    print(f"{size} {what} {plain(str(folder))}; a run keeps at most {limit:.0f} MiB")
+    print_plain(f"{size} {what} {plain(str(folder))}; a run keeps at most {limit:.0f} MiB")
     return 0
 
 
@@ -147,7 +147,7 @@ def _prepare(args: argparse.Namespace) -> int:
         print_json({"out": str(out), "rows": len(prepared.rows), "repeated": prepared.num_repeated})
         return 0
     repeated = f"; {prepared.num_repeated} repeated prompts left out" if prepared.num_repeated else ""
-    print(f"{_count(len(prepared.rows), 'row')} written to {plain(str(out))}{repeated}")
+    print_plain(f"{_count(len(prepared.rows), 'row')} written to {plain(str(out))}{repeated}")
     return 0
 
 
@@ -189,9 +189,9 @@ def _check(args: argparse.Namespace) -> int:
         )
     else:
         for split, report in reports.items():
-            print("\n".join(plain(line) for line in _lines(split, report, has_scorer)))
+            print_plain("\n".join(plain(line) for line in _lines(split, report, has_scorer)))
         if val:
-            print(_pairs_line("val rows whose prompt is also a train row", shared))
+            print_plain(_pairs_line("val rows whose prompt is also a train row", shared))
     for problem in problems:
         say(problem)
     return 2 if problems else 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.cli.output import print_json, shorten
+from strop.cli.output import print_json, print_plain, shorten
 from strop.run import Difference, RunFolder, common_steps, compare
 
 EPILOG = """\
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     elif difference is None:
         lengths = {len(prints_a), len(prints_b)}
         rest = "" if lengths == {len(steps)} else f"; the longer run has {max(lengths)} steps"
-        print(f"equal over {len(steps)} common steps ({steps[0]} to {steps[-1]}){rest}")
+        print_plain(f"equal over {len(steps)} common steps ({steps[0]} to {steps[-1]}){rest}")
     else:
         _show(difference, sample, settings)
     return 0 if difference is None else 1
@@ -135,17 +135,17 @@ def _in_words(column: str, row: Mapping[str, Any], other: Mapping[str, Any]) -> 
 def _show(difference: Difference, sample: SampleDifference | None, settings: Mapping[str, list[Any]]) -> None:
     equal = difference.num_equal_steps
     before = f"{equal} common step{'s' if equal != 1 else ''} before it {'is' if equal == 1 else 'are'} equal"
-    print(
+    print_plain(
         f"step {difference.step} differs first in {difference.stage}; {before if equal else 'no step is equal'}"
     )
     if sample is not None:
-        print(f"first sample: {sample.id}: {sample.text}")
+        print_plain(f"first sample: {sample.id}: {sample.text}")
     if settings:
         shown = [
             f"{key}: {left} and {right}" for key, (left, right) in list(settings.items())[:_MAX_SETTINGS]
         ]
         more = len(settings) - len(shown)
-        print(f"settings that differ: {'; '.join(shown)}{f'; and {more} more' if more else ''}")
+        print_plain(f"settings that differ: {'; '.join(shown)}{f'; and {more} more' if more else ''}")
 
 
 def _record(

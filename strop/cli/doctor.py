@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from strop.cli.output import UsageError, plain, print_json
+from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import load_settings
 from strop.cli.sockets import show, sockets_of
 
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({"findings": [vars(one) for one in findings]})
     else:
         for one in findings:
-            print(f"{'ok  ' if one.is_fine else 'FAIL'} {one.check}: {one.text}")
+            print_plain(f"{'ok  ' if one.is_fine else 'FAIL'} {one.check}: {one.text}")
     return 0 if all(one.is_fine for one in findings) else 1
 
 
@@ -119,11 +119,12 @@ def _list_sockets(folder: Path, *, wants_json: bool) -> int:
     RunFolder.open(folder, read_only=True).close()
     found = sockets_of(folder)
     if wants_json:
-        print_json({"run": str(folder), "sockets": [one.to_json() for one in found]})
+        sockets = [one.to_json() for one in found.sockets]
+        print_json({"run": str(folder), "sockets": sockets, "hidden": found.hidden})
     else:
         for line in show(folder, found):
-            print(line)
-    return 1 if any(one.is_open for one in found) else 0
+            print_plain(plain(line, is_one_line=True))
+    return 1 if any(one.is_open for one in found.sockets) else 0
 
 
 def _diagnose(folder: Path, *, wants_json: bool) -> int:
@@ -141,9 +142,9 @@ def _diagnose(folder: Path, *, wants_json: bool) -> int:
         )
     else:
         for step, one in found:
-            print(plain(f"step {step}  {one.name}: {one.message}", is_one_line=True))
+            print_plain(plain(f"step {step}  {one.name}: {one.message}", is_one_line=True))
         rest = f"{len(found)} of {len(RULES)} rules spoke" if found else f"none of {len(RULES)} rules spoke"
-        print(f"{num_steps} steps; {rest}")
+        print_plain(f"{num_steps} steps; {rest}")
     return 1 if found else 0
 
 

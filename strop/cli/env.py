@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from strop.cli.output import UsageError, plain, print_json, say
+from strop.cli.output import UsageError, plain, print_json, print_plain, say
 from strop.foreign_files import check_regular, lines_of, open_regular, parse_yaml
 
 if TYPE_CHECKING:
@@ -137,10 +137,10 @@ def _show(certificate: Certificate) -> None:
         "longest episode": f"{certificate.max_turns} turns",
         "cost": f"{1000 * certificate.mean_episode_s:.1f} ms per episode, {certificate.memory_mib:.1f} MiB in all",
     }.items():
-        print(f"{label:<24} {text}")
+        print_plain(f"{label:<24} {text}")
     for note in certificate.notes:
-        print(f"note: {plain(note, is_one_line=True)}")
+        print_plain(f"note: {plain(note, is_one_line=True)}")
     for fault in certificate.faults:
-        print(f"FAULT: {plain(fault, is_one_line=True)}")
+        print_plain(f"FAULT: {plain(fault, is_one_line=True)}")
     verdict = f"{len(certificate.faults)} faults" if certificate.faults else "nothing is wrong"
-    print(f"{certificate.environment}: {verdict}, {certificate.episodes} episodes")
+    print_plain(f"{certificate.environment}: {verdict}, {certificate.episodes} episodes")

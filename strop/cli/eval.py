@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from strop.cli.models import HELP, find_model
-from strop.cli.output import print_json, say
+from strop.cli.output import plain, print_json, print_plain, say
 from strop.cli.settings import (
     add_config_arguments,
     add_trust_argument,
@@ -79,10 +79,11 @@ def progress_bar(label: str) -> Iterator[Progress]:
 
 def _show(evaluation: Evaluation) -> None:
     sources = evaluation.by_source
-    lines = dict(sources) if len(sources) == 1 else {**sources, "all": evaluation.total}
+    shown = {plain(name, is_one_line=True): validation for name, validation in sources.items()}
+    lines = shown if len(shown) == 1 else {**shown, "all": evaluation.total}
     width = max(map(len, lines))
     for name, validation in lines.items():
-        print(f"{name:<{width}}  {validation.describe()}")
+        print_plain(f"{name:<{width}}  {validation.describe()}")
 
 
 def _record(evaluation: Evaluation) -> dict[str, object]:

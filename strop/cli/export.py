@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from strop.cli.output import UsageError, print_json, say
+from strop.cli.output import UsageError, print_json, print_plain, say
 from strop.cli.settings import add_trust_argument, load_settings
 from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=None if args.dtype is None else getattr(torch, args.dtype),
         adapter_only=args.adapter,
     )
-    print(result.describe())
+    print_plain(result.describe())
     if args.json:
         print_json(
             {

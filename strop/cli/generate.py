@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.border import storable
 from strop.cli.eval import progress_bar
 from strop.cli.models import HELP, find_model
-from strop.cli.output import UsageError, plain, print_json, say
+from strop.cli.output import UsageError, plain, print_json, print_plain, say
 from strop.cli.settings import (
     add_config_arguments,
     add_trust_argument,
@@ -202,7 +203,9 @@ def _report(questions: Sequence[_Question], answers: Sequence[Answer], args: arg
     if args.out is not None:
         from strop.run.durable import replace_text
 
-        replace_text(args.out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        replace_text(
+            args.out, "".join(json.dumps(storable(record), ensure_ascii=False) + "\n" for record in records)
+        )
         say(f"{len(records)} answers written to {args.out}")
     if args.json:
         for record in records:
@@ -211,7 +214,7 @@ def _report(questions: Sequence[_Question], answers: Sequence[Answer], args: arg
         for answer in answers:
             number = f" #{answer.sample_index}" if args.samples > 1 else ""
             cut = " [cut at the length limit]" if answer.stop_reason == "length" else ""
-            print(
+            print_plain(
                 f"> {plain(_last_words(questions[answer.chat_index]))}{number}\n{plain(answer.text)}{cut}\n"
             )
 
@@ -224,14 +227,14 @@ def _chat(answerer: Answerer, config: Config) -> int:
     """A conversation on the terminal, until /quit or the end of input."""
     from strop.data.chat import Chat
 
-    print("one message per line; /new begins another conversation, /quit ends", file=sys.stderr)
+    print_plain("one message per line; /new begins another conversation, /quit ends", file=sys.stderr)
     messages: list[dict[str, Any]] = []
     with asyncio.Runner() as runner:
         while True:
             try:
                 line = input("> ").strip()
             except EOFError:
-                print(file=sys.stderr)
+                print_plain(file=sys.stderr)
                 return 0
             if line == "/quit":
                 return 0
@@ -247,5 +250,5 @@ def _chat(answerer: Answerer, config: Config) -> int:
                 except ValueError as error:  # too long, or refused by the template: the chat goes on
                     say(str(error))
                     continue
-                print(plain(answer.text))
+                print_plain(plain(answer.text))
                 messages = [*turn, {"role": "assistant", "content": answer.text}]

@@ -23,8 +23,11 @@ from typing import NoReturn
 
 import strop
 from strop import trust
+from strop.border import remember_named
+from strop.cli.output import UsageError, plain, print_plain
+from strop.cli.standard_error import unfailing
 
-USER_ERROR = 2
+BROKEN, USER_ERROR = 1, 2
 SIGNALLED = 128
 """Added to the number of the signal that ended a command."""
 
@@ -124,8 +127,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Report a command line that cannot be read."""
-        from strop.cli.output import UsageError
-
         hint = ""
         if message.startswith("unrecognized arguments: -"):
             hint = "; settings are given as key=value, without dashes"
@@ -140,9 +141,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
+    remember_named(
+        os.environ
+    )  # of every key that a library or a user's file may read, and repeat in an error
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows escapes
+    sys.stderr = unfailing(sys.stderr)
     try:
         code = _dispatch(words)
         sys.stdout.flush()
@@ -152,19 +157,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         number = getattr(error, "number", signal.SIGINT)
         how = "\ninterrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
-        print(f"{how}{f'; {error}' if str(error) else ''}", file=sys.stderr)
+        print_plain(f"{how}{f'; {error}' if str(error) else ''}", file=sys.stderr)
         return SIGNALLED + number
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (the end of the program: strop itself is broken, and the traceback is shown)
         known = _user_error(error)
+        if known is None or debug:
+            print_plain("".join(traceback.format_exception(error)), end="", file=sys.stderr)
         if known is None:
-            raise
-        if debug:
-            traceback.print_exception(error)
+            return BROKEN
         name = words[0] if words and words[0] in COMMANDS else ""
-        print(f"{f'strop {name}'.strip()}: {_sentence(known)}", file=sys.stderr)
+        print_plain(f"{f'strop {name}'.strip()}: {_sentence(known)}", file=sys.stderr)
         return USER_ERROR
 
 
@@ -237,8 +242,6 @@ def _user_error(error: BaseException) -> BaseException | None:
 
 
 def _sentence(error: BaseException) -> str:
-    from strop.cli.output import plain
-
     text = plain(str(error)) or type(error).__name__
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         text = f"{error.strerror}: {error.filename}"

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.cli.output import UsageError, plain, print_json, say, shorten
+from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
 
 if TYPE_CHECKING:
     from strop.config.migration import Migration, Row
@@ -78,18 +78,20 @@ def run(args: argparse.Namespace) -> int:
     migration, command = _migrate(args)
     values = migration.values
     for line in _table(migration):
-        print(plain(line))
+        print_plain(plain(line))
     problems = [*_open_sentences(migration), *_load_problems(values)]
     for problem in problems:
         say(problem)
     is_written = args.out is not None and (not problems or args.keep_going)
     if is_written:
         _write(args.out, values, [path.name for path in args.files])
-        print(f"\nwritten to {args.out}; train with: strop {command} --config {args.out} --out runs/NAME")
+        print_plain(
+            f"\nwritten to {args.out}; train with: strop {command} --config {args.out} --out runs/NAME"
+        )
     elif args.out is not None:
         say(f"{args.out} is not written; --keep-going writes it all the same")
     else:
-        print("\nnothing is written; -o OUT writes the configuration")
+        print_plain("\nnothing is written; -o OUT writes the configuration")
     if args.json:
         counts = {status: sum(row.outcome.status == status for row in migration.rows) for status in _HEADINGS}
         out = str(args.out) if is_written else None

@@ -9,16 +9,10 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import unicodedata
 from collections.abc import Mapping
+from typing import TextIO
 
-from strop.run.jsonable import jsonable
-
-_SHOWN_AS_THEY_ARE = "\n\t"
-_HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-"""Unicode categories of control and format characters (which include changes of direction), lone surrogates,
-private use, and the separators of lines and paragraphs."""
-_JOINERS = "\u200c\u200d"  # format characters that ordinary words and emoji need
+from strop.border import printable, storable
 
 
 class UsageError(ValueError):
@@ -41,14 +35,18 @@ def plain(text: str, *, is_one_line: bool = False) -> str:
         text: of any origin.
         is_one_line: also escape line breaks and tabs.
     """
-    kept = "" if is_one_line else _SHOWN_AS_THEY_ARE
-    return "".join(char if char in kept or _is_harmless(char) else _escape(char) for char in text)
+    return printable(text, is_one_line=is_one_line)
 
 
 def shorten(text: str, length: int) -> str:
     """At most `length` characters of the text, as one line."""
     shown = plain(text, is_one_line=True)
     return shown if len(shown) <= length else shown[: length - 1] + "…"
+
+
+def print_plain(text: str = "", *, end: str = "\n", file: TextIO | None = None) -> None:
+    """Print a result; whatever is part of it, no terminal acts on it."""
+    print(plain(text), end=end, file=file or sys.stdout)
 
 
 def say(line: str) -> None:
@@ -58,12 +56,4 @@ def say(line: str) -> None:
 
 def print_json(record: Mapping[str, object]) -> None:
     """One JSON object on one line of standard output; NaN and infinities as strings."""
-    print(json.dumps(jsonable(record, "result"), ensure_ascii=True), flush=True)
-
-
-def _is_harmless(char: str) -> bool:
-    return char in _JOINERS or unicodedata.category(char) not in _HIDDEN_CATEGORIES
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape", errors="backslashreplace").decode("ascii")
+    print(json.dumps(storable(record), ensure_ascii=True), flush=True)

@@ -204,7 +204,7 @@ def _title(row: Mapping[str, Any]) -> str:
 
 
 def _sections(row: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    num_tokens = sum(len(one["response_ids"] or ()) for one in training_sequences(row))
+    num_tokens = sum(len(one.get("response_ids") or ()) for one in training_sequences(row))
     found = [
         ("prompt  ", row["prompt"] or ""),
         ("response", row["response"] or ""),

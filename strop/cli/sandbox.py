@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from strop.cli.output import plain, print_json, say
+from strop.cli.output import plain, print_json, print_plain, say
 from strop.cli.settings import add_config_arguments, load_settings
 from strop.rewards.config import RewardConfig
 
@@ -69,11 +69,11 @@ def run(args: argparse.Namespace) -> int:
                     "missing": missing, "seconds": round(time.monotonic() - started, 2)})  # fmt: skip
         return 1 if missing else 0
     for name, detail in found.items():
-        print(f"{name:<12}  {'MISSING: ' + plain(detail, is_one_line=True) if detail else 'ok'}")
+        print_plain(f"{name:<14}  {'MISSING: ' + plain(detail, is_one_line=True) if detail else 'ok'}")
     if missing:
         say(f"sandbox: {len(missing)} missing; nothing that a model wrote is run here (docs/sandbox.md)")
         return 1
-    print(f"sandbox: {config.backend} ready, checked in {time.monotonic() - started:.1f} s")
+    print_plain(f"sandbox: {config.backend} ready, checked in {time.monotonic() - started:.1f} s")
     return 0
 
 

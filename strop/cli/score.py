@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.cli.output import UsageError, plain, print_json, say, shorten
+from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 
 if TYPE_CHECKING:
@@ -218,10 +218,10 @@ def _show(done: Sequence[Replayed], show: int, *, timeout_s: float) -> None:
                 Text(shorten(str(one.sample.prompt.ground_truth), 30)), Text(shorten(said, 200)),
             )  # fmt: skip
         console.print(differences)
-    print(plain(summarize([one.outcome for one in done], timeout_s=timeout_s)))
+    print_plain(plain(summarize([one.outcome for one in done], timeout_s=timeout_s)))
     num_changed = sum(one.has_changed for one in done)
     more = f"; --show {len(changed)} shows all" if len(changed) > show else ""
-    print(f"{num_changed} of {len(done)} scores changed{more}")
+    print_plain(f"{num_changed} of {len(done)} scores changed{more}")
 
 
 def _text(score: float | None) -> str:

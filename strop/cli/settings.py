@@ -7,6 +7,7 @@ on this machine, or with --trust-code (strop.trust); a command that needs nothin
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -72,7 +73,9 @@ def load_settings(
     from strop.trainer.config import Config
 
     path = Path(args.config) if args.config else source
-    content = None if path is None or args.trust_code else _content_in_run(path)
+    content = None
+    if path is not None and not args.trust_code and (not args.config or _lies_in_run(path)):
+        content = _content(path)
     if path is None or content is None:  # what the command line names is the user's word
         return load_config(Config, source=args.config or source, overrides=args.overrides)
     return _received(path, content, args.overrides, needs)
@@ -85,17 +88,23 @@ def check_trust(path: Path, overrides: Sequence[str]) -> None:
         UntrustedCode: the sentence lists what they name.
         ConfigError: they cannot be read.
     """
-    if (content := _content_in_run(path)) is not None:
+    if (content := _content(path)) is not None:
         _received(path, content, overrides, EVERYTHING)
 
 
-def _content_in_run(path: Path) -> bytes | None:
-    """The settings at a path that lies in a run folder; None where it does not."""
-    from strop.foreign_files import MAX_YAML_BYTES, read_bytes
+def _lies_in_run(path: Path) -> bool:
+    """Also a link to such a file does."""
     from strop.run import is_run
 
-    if not is_run(path.parent) or not path.exists():
-        return None
+    with contextlib.suppress(OSError, RuntimeError):  # a circle of links lies nowhere
+        return is_run(path.parent) or is_run(path.resolve().parent)
+    return False
+
+
+def _content(path: Path) -> bytes | None:
+    """The settings of a run; None where they cannot be read."""
+    from strop.foreign_files import MAX_YAML_BYTES, read_bytes
+
     try:
         return read_bytes(path, limit=MAX_YAML_BYTES)
     except OSError:

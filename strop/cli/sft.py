@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from strop.cli.launching import MODEL_LINK, add_run_arguments, begin, carrying_out
-from strop.cli.output import print_json
+from strop.cli.output import print_json, print_plain
 from strop.run import RunFolder
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         val = "" if result.val_loss is None else f", {result.val_loss:.4f} on validation data"
-        print(f"{result.steps} steps, {result.seconds:.0f} s; loss {result.loss:.4f}{val}")
-        print(f"run folder: {result.run}\nmodel:      {result.run / MODEL_LINK}")
+        print_plain(f"{result.steps} steps, {result.seconds:.0f} s; loss {result.loss:.4f}{val}")
+        print_plain(f"run folder: {result.run}\nmodel:      {result.run / MODEL_LINK}")
     return 0
 
 
 def finished_result(run: RunFolder) -> SftResult:
     """The result of a run that ended before, from its records."""
-    from strop.run.jsonable import as_number
+    from strop.border import as_number
     from strop.trainer.supervised import SftResult
 
     end = run.events.read("finished")[-1]

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from strop.cli.launching import MODEL_LINK, add_run_arguments, begin, carrying_out
-from strop.cli.output import print_json
+from strop.cli.output import print_json, print_plain
 from strop.run import RunFolder
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ def _show(result: TrainResult) -> None:
 
     metrics = result.run / METRICS_FILE
     if metrics.is_file():  # the tracker that writes it can be switched off
-        print(text_curve(run_series(read_metrics(metrics))))
-    print(f"{result.steps} steps, {result.seconds:.0f} s; validation: {_rates(result)}")
-    print(f"run folder: {result.run}\nmodel:      {result.run / MODEL_LINK}")
-    print(f"next: strop samples {result.run}   strop generate {result.run}   strop eval {result.run}")
+        print_plain(text_curve(run_series(read_metrics(metrics))))
+    print_plain(f"{result.steps} steps, {result.seconds:.0f} s; validation: {_rates(result)}")
+    print_plain(f"run folder: {result.run}\nmodel:      {result.run / MODEL_LINK}")
+    print_plain(f"next: strop samples {result.run}   strop generate {result.run}   strop eval {result.run}")
 
 
 def _rates(result: TrainResult) -> str:

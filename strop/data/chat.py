@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from strop.border import encodable_value, read_json
 from strop.chat_template import TemplateRefused, apply_template
 from strop.data.media import MediaSource
 
@@ -51,6 +52,7 @@ def to_messages(value: object, *, role: str, where: str, key: str) -> tuple[dict
     of tool calls that are JSON text become the object that chat templates expect, and an assistant message
     with tool calls alone gets an empty content.
     """
+    value = encodable_value(value)
     if isinstance(value, str):
         return ({"role": role, "content": value},)
     if not isinstance(value, list | tuple) or not value:
@@ -94,8 +96,8 @@ def _with_arguments(function: Mapping[str, Any], where: str) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
+            arguments = read_json(arguments)
+        except ValueError:
             arguments = None
     if not isinstance(function.get("name"), str) or not isinstance(arguments, Mapping):
         raise ValueError(
@@ -116,12 +118,14 @@ def to_chat(
     tools = row.get("tools")
     if isinstance(tools, str):
         try:
-            tools = json.loads(tools)
+            tools = read_json(tools)
         except json.JSONDecodeError as error:
             raise ValueError(
                 f"{where}: column 'tools' is text that is not JSON ({error.msg} at character {error.pos}); "
                 f"write a list of tool schemas"
             ) from error
+        except ValueError as error:
+            raise ValueError(f"{where}: column 'tools' cannot be read: {error}") from error
     if tools is not None and not isinstance(tools, list):
         raise ValueError(f"{where}: column 'tools' holds {_shown(tools)}; it must be a list of tool schemas")
     thinking = row.get("enable_thinking")

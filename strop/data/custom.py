@@ -16,6 +16,7 @@ from typing import Any, Literal, overload
 
 import torch
 
+from strop.border import encodable_value
 from strop.data.config import DataConfig
 from strop.data.readers import read_rows
 from strop.data.stored import open_rows
@@ -125,7 +126,7 @@ class CustomRows(Sequence[dict[str, Any]]):
                 f"{self._label}: row {index} is a {type(found).__name__}, but __getitem__ must return a dictionary "
                 f"of columns such as {self._prompt_key}, data_source and reward_model"
             )
-        return self._as_row(found)
+        return self._as_row(encodable_value(dict(found)))
 
     def _as_row(self, found: Mapping[str, Any]) -> dict[str, Any]:
         row = {name: value for name, value in found.items() if not isinstance(value, torch.Tensor)}

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from strop.border import encodable_value
 from strop.data.folders import folder_files, split_entry
 from strop.data.sources import HUB_PREFIX, fetch, is_url, load_hub
 from strop.foreign_files import check_regular, parse_json, read_text
@@ -170,7 +171,7 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
 
 def _read_json_list(path: Path, text: str) -> list[dict[str, Any]]:
     try:
-        items = parse_json(text)
+        items = encodable_value(parse_json(text))
     except json.JSONDecodeError as error:
         raise ValueError(
             f"data file {path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}; "
@@ -187,7 +188,7 @@ def _read_json_list(path: Path, text: str) -> list[dict[str, Any]]:
 def parse_object(line: str, where: str) -> dict[str, Any]:
     """The object of a line of JSON; `where` names it in errors."""
     try:
-        item = parse_json(line)
+        item = encodable_value(parse_json(line))
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{where} is not valid JSON: {error.msg} at column {error.colno}; each line holds one object "

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from strop.border import read_json
 from strop.data.chat import encode_all, render, to_chat, to_messages
 from strop.data.readers import check_entries, read_rows
 
@@ -153,8 +153,8 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         if not isinstance(prompt, str):
             return prompt
         try:
-            read = json.loads(prompt)
-        except json.JSONDecodeError:
+            read = read_json(prompt)
+        except ValueError:
             read = None
         return read if isinstance(read, list) else [{"role": "user", "content": prompt}]
 
@@ -168,7 +168,7 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         }
         for key in ("reward_model", "extra_info"):
             if isinstance(row.get(key), str):
-                row[key] = json.loads(row[key])
+                row[key] = read_json(row[key])
         row["raw_prompt"] = self._build_messages(row)
         row["extra_info"] = dict(row.get("extra_info") or {})
         row["index"] = row["extra_info"].get("index", 0)

@@ -240,8 +240,8 @@ def _read_module(
         else "causal language model"
     )
     trust = runs_own_code(config)
-    check_weights(source)
     with reading(source, f"model folder {source!r} holds no loadable {kind}"):
+        check_weights(source)
         loaded: Any = auto_class.from_pretrained(
             source,
             dtype=dtype,

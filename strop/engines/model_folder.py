@@ -49,6 +49,8 @@ def check_entries(folder: str | Path, complaint: str) -> None:
     Raises:
         ValueError: the first such entry.
     """
+    if not Path(folder).is_dir():
+        raise ValueError(f"{complaint}: {folder} is no folder")
     below = [Path(folder)]
     for path in sorted(Path(folder).iterdir()):
         below += [path] if path.is_dir() and not path.is_symlink() else []
@@ -151,7 +153,9 @@ def _numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _numbers({str(key): inner for key, inner in value.items()})
-        elif isinstance(value, int) and "theta" not in str(name):  # the base of rotary embeddings may be anything
+        elif isinstance(value, int) and "theta" not in str(
+            name
+        ):  # the base of rotary embeddings may be anything
             yield str(name), value
 
 
@@ -159,4 +163,5 @@ def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__
-    return lines[0] if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {lines[0]}"
+    first = " ".join(line.strip() for line in lines[:2]) if lines[0].endswith(":") else lines[0]
+    return first if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {first}"

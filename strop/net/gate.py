@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from strop.border import remember_secret
 from strop.net import notes
 
 SECRET_BYTES = 32
@@ -90,6 +91,7 @@ class Gate:
         notes.write(self._listener, purpose, is_authenticated=True)
         self.host = host
         self.port: int = self._listener.getsockname()[1]
+        remember_secret(secret)
         self._secret, self._purpose, self._welcome = secret, purpose, welcome
         self._strangers: dict[socket.socket, _Stranger] = {}  # in the order in which they came
         self._complaints = _Complaints(purpose)
@@ -216,6 +218,7 @@ def knock(host: str, port: int, secret: str, *, purpose: str, timeout_s: float) 
         TurnedAway: whoever listens there does not know the secret, or says that we do not.
         OSError: nobody listens there, or did not answer in time.
     """
+    remember_secret(secret)
     started = time.monotonic()
     deadline = started + timeout_s
     while True:

@@ -13,7 +13,6 @@ import contextlib
 import faulthandler
 import fcntl
 import inspect
-import math
 import os
 import resource
 import signal
@@ -25,10 +24,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from strop.border import usable
+from strop.border.values import MAX_NUMBER
 from strop.rewards.combining import Part, combine
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe, load_functions
 from strop.rewards.outcome import OutcomeKind, RewardUnavailable, Value
-from strop.rewards.sandbox import SandboxFailed, SandboxUnavailable
+from strop.rewards.sandbox import SandboxFailed, SandboxUnavailable, waiting
 from strop.rewards.sandbox.opening import config_from_data, shared
 from strop.rewards.scorers import budget
 from strop.rewards.wire import MAX_PARTS_BYTES, decode, encode
@@ -135,8 +136,10 @@ def _score_one(call: _Caller, functions: Sequence[RewardFunction], arguments: Ma
             error=f"{label} returned None, which is TRL's word for not applicable, so this sample has no reward; "
             f"return a number for every row of data_source {arguments['data_source']!r}"
         )
-    if not math.isfinite(score):
-        return _Result(error=f"the weighted sum of the reward functions is {score}; return smaller numbers")
+    if usable(score) is None:
+        return _Result(
+            error=f"the weighted sum of the reward functions is {score}, beyond {MAX_NUMBER:g}; return smaller numbers"
+        )
     if sum(len(str(part)) for part in merged.values()) > MAX_PARTS_BYTES:
         return _Result(error=f"{label} returned more than {MAX_PARTS_BYTES} bytes; return less text")
     return _Result(kind="score", score=score, parts=merged)
@@ -177,10 +180,16 @@ def _serve(pipe: _Pipe, functions: Sequence[RewardFunction], setup: Mapping[str,
         pipe.put(["grading", number, comparison])
         pipe.flush()
 
+    def tell_away(at_most_s: float | None) -> None:
+        if os.getpid() == own_pid:
+            pipe.put(["back", number] if at_most_s is None else ["away", number, at_most_s])
+            pipe.flush()
+
     number = -1
+    own_pid = os.getpid()
+    waiting.listen(tell_away)
     guard = budget.Guard(tell, timeout_s=setup["timeout_s"])
     prepared: set[str] = set()
-    own_pid = os.getpid()
     while (line := pipe.next_line()) is not None:
         number, arguments, *hopeless = decode(line)
         source = str(arguments["data_source"])

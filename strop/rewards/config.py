@@ -10,6 +10,8 @@ from strop.rewards.remote.config import JudgeConfig, ServerConfig
 from strop.rewards.sandbox.config import SandboxConfig
 
 Policy = Literal["exclude", "fixed", "retry"]
+MAX_WORKERS = 1024
+"""Processes that score."""
 
 
 _MANAGERS_ELSEWHERE = {
@@ -129,9 +131,10 @@ class RewardConfig:
                 f"reward.overlong_penalty is {self.overlong_penalty}, but reward.overlong_buffer is 0, so there is no "
                 f"penalty: set the buffer to some tokens, or remove the penalty"
             )
-        if self.num_workers < 1:
+        if not 1 <= self.num_workers <= MAX_WORKERS:
             raise ValueError(
-                f"reward.num_workers is {self.num_workers}, but scoring needs a process: use at least 1"
+                f"reward.num_workers is {self.num_workers}, and that many processes are started: use at least 1, and "
+                f"at most {MAX_WORKERS}"
             )
         for key, seconds in (("timeout_s", self.timeout_s), ("start_timeout_s", self.start_timeout_s)):
             if not seconds > 0:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import inspect
-import math
 import numbers
 import sys
 import traceback
@@ -24,8 +23,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from strop.border import real, usable
+from strop.border.text import describe_object
+from strop.border.values import MAX_NUMBER
 from strop.rewards.combining import Part
-from strop.rewards.outcome import Value
+from strop.rewards.outcome import Value, usable_part
 from strop.rewards.scorers import default_compute_score, prepare
 
 Style = Literal["default", "verl", "trl", "batch", "manager"]
@@ -131,30 +133,27 @@ class RewardFunction:
                 f"{self.label} {verb} {_shown(value)}, which is no number; return a number or a dictionary "
                 f'with a number under "score"'
             )
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            raise BadReturnError(f"{self.label} {verb} {number}; return a finite number")
+        number = usable(value)
+        if number is None:
+            raise BadReturnError(
+                f"{self.label} {verb} {real(value)}; return a finite number from {-MAX_NUMBER:g} to {MAX_NUMBER:g}"
+            )
         return number
 
 
 def _shown(value: Any) -> str:
-    kind = type(value).__name__
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 (a broken __repr__ of the user's must not hide what was returned)
-        text = "?"
-    return "None" if value is None else f"the {kind} {text[:80]}{'...' if len(text) > 80 else ''}"
+    text = describe_object(value)
+    return (
+        "None"
+        if value is None
+        else f"the {type(value).__name__} {text[:80]}{'...' if len(text) > 80 else ''}"
+    )
 
 
 def _part(value: Any) -> Value:
-    if isinstance(value, (bool, str)):
-        return value
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+    if not isinstance(value, str) and hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()
-    return value if isinstance(value, (bool, int, float)) else str(value)
+    return usable_part(value if isinstance(value, (str, numbers.Real)) else str(value))
 
 
 class _Snapshot(importlib.abc.SourceLoader):

@@ -8,10 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from strop.border import finite, real, storable_text, usable
+from strop.border.values import MAX_NUMBER
+
 OutcomeKind = Literal["score", "error", "timeout", "infrastructure"]
 KINDS: tuple[OutcomeKind, ...] = ("score", "error", "timeout", "infrastructure")
 Value = float | str | bool
 """What a part of a reward may be."""
+
+
+MAX_TEXT_CHARS = 1 << 20
+"""Of one part that is a text."""
+_MAX_NAME_CHARS = 200
+"""Of the name of a part, which becomes part of the name of a metric."""
 
 
 class RewardError(ValueError):
@@ -45,8 +54,15 @@ class Outcome:
     """What scoring used up, by name (`judge/requests`); added over samples in metrics."""
 
     def __post_init__(self) -> None:
+        parts = {
+            storable_text(name, max_chars=_MAX_NAME_CHARS): usable_part(value)
+            for name, value in self.parts.items()
+        }
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "error", storable_text(self.error, max_chars=MAX_TEXT_CHARS))
+        object.__setattr__(self, "seconds", finite(self.seconds) or 0.0)
         if self.kind == "score":
-            if self.score is None or not math.isfinite(self.score) or self.error:
+            if self.score is None or usable(self.score) is None or self.error:
                 raise ValueError(f"a scored outcome needs a finite score and no error, got {self!r}")
             if self.stand_in is not None:
                 raise ValueError(f"a scored outcome needs nothing in place of its score, got {self!r}")
@@ -54,6 +70,18 @@ class Outcome:
             raise ValueError(
                 f"an outcome of kind {self.kind!r} needs an error sentence and no score, got {self!r}"
             )
+
+
+def usable_part(value: object) -> Value:
+    """A part of a reward as it is kept: bool, number or text; numbers beyond 1e15 are infinite, and in no metric."""
+    number = real(value)
+    if number is None:
+        return storable_text(value, max_chars=MAX_TEXT_CHARS)
+    if isinstance(value, bool):
+        return value
+    if abs(number) > MAX_NUMBER:
+        return math.copysign(math.inf, number)
+    return int(number) if isinstance(value, int) else number
 
 
 def summarize(outcomes: Sequence[Outcome], *, timeout_s: float) -> str:

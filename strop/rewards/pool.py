@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import math
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from strop.border import encodable, storable, usable
+from strop.border.values import MAX_NUMBER
 from strop.foreign_files import read_text
 from strop.rewards.combining import Part, combine
 from strop.rewards.config import RewardConfig
@@ -251,10 +252,9 @@ class RewardPool:
         assert score is not None, (
             "judges and servers always give a number, and functions that give none have failed"
         )
-        if not math.isfinite(score):
-            return Outcome(
-                kind="error", error=f"the sum of the scores is {score}", seconds=seconds, usage=usage
-            )
+        if usable(score) is None:
+            sentence = f"the sum of the scores is {score}, beyond {MAX_NUMBER:g}"
+            return Outcome(kind="error", error=sentence, seconds=seconds, usage=usage)
         return Outcome(kind="score", score=score, parts=merged, seconds=seconds, usage=usage)
 
     async def _call_functions(
@@ -354,12 +354,9 @@ def _texts(prompt: Prompt) -> tuple[str, str]:
     ]
     is_plain = len(messages) == 1
     question = messages[0][1] if is_plain else "\n\n".join(f"{role}: {text}" for role, text in messages)
-    truth = prompt.ground_truth
-    if truth is None:
-        return question, ""
-    return question, truth if isinstance(truth, str) else json.dumps(
-        plain(truth), ensure_ascii=False, default=str
-    )
+    truth = "" if prompt.ground_truth is None else prompt.ground_truth
+    answer = truth if isinstance(truth, str) else json.dumps(storable(truth), ensure_ascii=False)
+    return encodable(question), encodable(answer)
 
 
 def _content(content: Any) -> str:

@@ -16,11 +16,12 @@ from __future__ import annotations
 import base64
 import datetime
 import json
-import math
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from strop.border import storable, usable
+from strop.border.text import BROKEN, describe_object
 from strop.rewards.outcome import Outcome
 
 MAX_PARTS_BYTES = 1 << 20
@@ -47,12 +48,21 @@ def _plain(value: Any) -> Any:
     )
 
 
+def _plain_or_refused(value: Any) -> Any:
+    try:
+        return _plain(value)
+    except TypeError:
+        raise
+    except BROKEN as error:  # its own code failed
+        raise TypeError(f"{describe_object(value)} cannot be sent to a reward worker") from error
+
+
 def plain(value: Any) -> Any:
-    """A value as it would arrive in a worker: what JSON can say. What it cannot say becomes text."""
+    """A value as it would arrive in a worker: what JSON can say. What it cannot say becomes `storable`."""
     try:
         return decode(encode([value])[:-1])[0]
     except (TypeError, ValueError, RecursionError):
-        return str(value)
+        return storable(value)
 
 
 def _restore_bytes(value: dict[str, Any]) -> Any:
@@ -66,13 +76,24 @@ def encode(message: list[Any]) -> bytes:
 
     Raises:
         TypeError: a value inside is no plain data; the sentence names its type.
+        ValueError: it is nested too deeply, within itself, or holds an integer of thousands of digits.
     """
-    return json.dumps(message, default=_plain, separators=(",", ":")).encode("ascii") + b"\n"
+    try:
+        return json.dumps(message, default=_plain_or_refused, separators=(",", ":")).encode("ascii") + b"\n"
+    except RecursionError:
+        raise ValueError("a value that is nested too deeply cannot be sent to a reward worker") from None
 
 
 def decode(line: bytes) -> list[Any]:
-    """The message of one line; byte strings are restored."""
-    message = json.loads(line, object_hook=_restore_bytes if _BYTES_TAG.encode() in line else None)
+    """The message of one line; byte strings are restored.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        message = json.loads(line, object_hook=_restore_bytes if _BYTES_TAG.encode() in line else None)
+    except RecursionError:
+        raise ValueError("a message is nested too deeply") from None
     if not isinstance(message, list) or not message:
         raise ValueError(f"expected a JSON array, got {line[:100]!r}")
     return message
@@ -95,6 +116,6 @@ def outcome_of(message: list[Any]) -> tuple[int, Outcome]:
                 return number, Outcome(
                     kind="error" if kind == "error" else "infrastructure", error=error, seconds=seconds
                 )
-            if kind == "score" and not error and isinstance(score, float) and math.isfinite(score):
-                return number, Outcome(kind="score", score=score, parts=parts, seconds=seconds)
+            if kind == "score" and not error and usable(score) is not None:
+                return number, Outcome(kind="score", score=float(score), parts=parts, seconds=seconds)
     raise ValueError(f"not the result of a reward worker: {str(message)[:200]}")

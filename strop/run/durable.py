@@ -20,8 +20,9 @@ def fsync_path(path: Path) -> None:
 
 
 def write_durable(path: Path, text: str) -> None:
-    """Write a new file and wait for the disk."""
-    with path.open("w", encoding="utf-8") as file:
+    """Write a new file in the place of what has the name, and wait for the disk."""
+    path.unlink(missing_ok=True)  # a link of that name would lead what is written elsewhere
+    with path.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

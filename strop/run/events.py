@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from strop.border import storable
 from strop.foreign_files import lines_of, open_regular, parse_json
 from strop.run.errors import RunError
-from strop.run.jsonable import jsonable
 from strop.run.records import is_record
 
 Event = dict[str, Any]
@@ -39,10 +40,9 @@ class EventLog:
             kind: what happened, one word per kind of record.
             step: training step the record belongs to; 0 before the first one.
             fsync: also wait for the disk, so that the record survives a power cut.
-            fields: plain values; NaN and infinities become the strings "nan", "inf" and "-inf".
+            fields: any values; they are written as `strop.border.storable` makes them.
 
         Raises:
-            TypeError: a field that JSON cannot hold, with its name.
             RunError: the disk refused the record; the log ends with the record before it.
         """
         if self.read_only:
@@ -52,7 +52,10 @@ class EventLog:
         if "time" in fields:
             raise ValueError(f"event {kind!r} has a field 'time', a name the log itself uses; rename it")
         record = {"kind": kind, "step": step, "time": round(time.time(), 3), **fields}
-        line = json.dumps(jsonable(record, f"event {kind!r}"), ensure_ascii=False, separators=(",", ":"))
+        plain = storable(
+            record, max_items=sys.maxsize, max_chars=sys.maxsize
+        )  # the ledger's are as long as the run
+        line = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
         self._write((line + "\n").encode(), fsync=fsync)
 
     def read(self, kind: str | None = None) -> list[Event]:

@@ -143,7 +143,7 @@ def _update(hasher: hashlib._Hash, part: Digestible) -> None:
         hasher.update(f"array {part.dtype.str} {part.shape}\n".encode())
         hasher.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
     elif isinstance(part, (str, bytes)):
-        content = part.encode() if isinstance(part, str) else part
+        content = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
         hasher.update(f"{type(part).__name__} {len(content)}\n".encode())
         hasher.update(content)
     elif isinstance(part, (bool, int)):

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 import strop
+from strop.border import storable, storable_text
 from strop.foreign_files import read_json
 from strop.run.checkpoints import CheckpointStore
 from strop.run.config import RunConfig
@@ -32,7 +33,6 @@ from strop.run.durable import replace_text
 from strop.run.errors import RunError
 from strop.run.events import EventLog
 from strop.run.fingerprints import FingerprintChain
-from strop.run.jsonable import jsonable
 from strop.run.ledger import Ledger
 from strop.run.lock import RunLock
 from strop.run.samples import SampleStore
@@ -245,8 +245,8 @@ def _describe(config: Mapping[str, Any], command: Sequence[str]) -> dict[str, An
         "id": f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
         "created": now.isoformat(timespec="seconds"),
         **_environment(),
-        "command": list(command),
-        "config": jsonable(config, "config"),
+        "command": [storable_text(word) for word in command],
+        "config": storable(config),
     }
 
 

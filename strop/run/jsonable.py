@@ -1,4 +1,4 @@
-"""Plain JSON values from what the trainer holds."""
+"""Plain JSON of our own state, which has to come back as it was. What comes from outside passes `strop.border`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def jsonable(value: object, where: str) -> Any:
@@ -44,16 +42,7 @@ def jsonable(value: object, where: str) -> Any:
     raise TypeError(f"{where} is a {type(value).__name__}, which JSON cannot hold; convert it first")
 
 
-def as_number(value: object) -> float:
-    """The float that `jsonable` wrote as a number or as one of its three words; NaN for anything else."""
-    if isinstance(value, (int, float)):
-        try:
-            return float(value)
-        except OverflowError:  # more than a float can hold
-            return math.inf if value > 0 else -math.inf
-    return _NON_FINITE.get(str(value), math.nan)
-
-
-def canonical_json(value: object) -> str:
+def canonical_json(value: object) -> bytes:
     """One text per JSON value: sorted keys, no spaces. Hashes are taken over it."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.encode("utf-8", "surrogatepass")

@@ -46,7 +46,7 @@ class Ledger:
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
-        self._tally = _replay(events.read())
+        self._tally = _replay(events)
 
     def issue(self, step: int, ids: Iterable[str]) -> None:
         """Record that these samples are being made; their prompts count as consumed from here on.
@@ -101,7 +101,7 @@ class Ledger:
         Raises:
             LedgerError: the log contradicts itself, or this object.
         """
-        recount = _replay(self._events.read())
+        recount = _replay(self._events)
         if recount != self._tally:
             raise LedgerError(
                 f"the event log {self._events.path} says {recount.counts()}, but this process counted "
@@ -133,7 +133,7 @@ class Ledger:
 
     def reload(self) -> None:
         """Count again after the event log was rolled back."""
-        self._tally = _replay(self._events.read())
+        self._tally = _replay(self._events)
 
 
 @dataclass
@@ -181,7 +181,14 @@ class _Tally:
         return {"issued": num_issued, "in_flight": num_issued - num_settled, **fates}
 
 
-def _replay(events: Iterable[Event]) -> _Tally:
+def _replay(events: EventLog) -> _Tally:
+    try:
+        return _tally_of(events.read())
+    except LedgerError as error:
+        raise LedgerError(f"the event log {events.path} contradicts itself: {error}") from error
+
+
+def _tally_of(events: Iterable[Event]) -> _Tally:
     tally = _Tally()
     for event in events:
         if event["kind"] == ISSUED:

@@ -203,8 +203,8 @@ def _to_text(manifest: Manifest) -> str:
         },
         "facts": manifest.facts,
     }
-    return json.dumps({"sha256": _hash(body), "manifest": body}, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps({"sha256": _hash(body), "manifest": body}, indent=1) + "\n"
 
 
 def _hash(body: object) -> str:
-    return hashlib.sha256(canonical_json(body).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(body)).hexdigest()

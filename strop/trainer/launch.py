@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from strop.trainer.checkpointing import find_continuation
 from strop.trainer.config import Config
 from strop.trainer.continuing import settings_to_continue
 from strop.trainer.reporting import Say
+
+logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
 
@@ -40,7 +43,11 @@ def start_run(folder: Path, config: Config, *, command: Sequence[str]) -> Start:
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
         save_config(config, run.path / CONFIG_FILE)
-        trust.record(read_bytes(run.path / CONFIG_FILE))
+        if not trust.record(read_bytes(run.path / CONFIG_FILE)):
+            logger.warning(
+                "there is no private folder where strop could note that this run is yours (XDG_STATE_HOME), so "
+                "commands that run its code will ask for --trust-code"
+            )
     except OSError as error:
         run.close()
         raise RunError(
@@ -105,7 +112,10 @@ def start_or_resume(folder: Path, config: Config, *, command: Sequence[str], say
         if is_run(folder):  # it died between its first two files; nothing is lost with them
             (folder / "run.json").unlink()
         return start_run(folder, config, command=command)
-    if read_config(Config, folder / CONFIG_FILE) != config:  # looked at before anything is rolled back
+    with trust.door():  # to compare settings runs nothing of what they name
+        trust.close(str(folder))
+        is_same = read_config(Config, folder / CONFIG_FILE) == config
+    if not is_same:  # looked at before anything is rolled back
         raise RunError(
             f"{folder} holds a run with other settings (see `strop config show --config {folder / CONFIG_FILE}`); "
             f"continue that one with --resume, or choose another folder with --out"

@@ -13,6 +13,7 @@ import torch
 
 from strop.algorithms.aggregation import BatchTotals, batch_totals
 from strop.algorithms.reduce import merge_metrics, metric_values
+from strop.border import as_number
 from strop.controller import WorkerGroup, as_list, role
 from strop.data.config import SftDataConfig
 from strop.data.readers import read_rows
@@ -22,7 +23,6 @@ from strop.device import device_name
 from strop.engines.model import load_tokenizer
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
-from strop.run.jsonable import as_number
 from strop.trainer.checkpointing import Saver, restore_position
 from strop.trainer.config import Config
 from strop.trainer.phases import Phases

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from strop.algorithms.registry import Registry
+from strop.border import as_number, storable, storable_text
 from strop.foreign_files import lines_of, open_regular, parse_json
 from strop.run.durable import replace_text
 from strop.run.errors import RunError
-from strop.run.jsonable import as_number, jsonable
 from strop.run.records import MAX_STEP
 from strop.trainer.progress import ConsoleTracker
 from strop.trainer.tensorboard import TensorBoardTracker
@@ -86,10 +86,11 @@ class TrackerGroup:
             raise
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Give metrics of one step to every tracker."""
+        """Give metrics of one step to every tracker, whatever their names and values came from."""
+        plain = {storable_text(name): as_number(value) for name, value in metrics.items()}
         for name, tracker in list(self._trackers.items()):
             try:
-                tracker.log(step, metrics)
+                tracker.log(step, plain)
             except RunError:
                 raise
             except Exception as error:  # noqa: BLE001 (a tracker may be the user's; the run does not depend on it)
@@ -167,7 +168,7 @@ class JsonlTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line; it is in the file when this returns."""
-        record = jsonable({"step": step, **metrics}, "metrics")
+        record = storable({"step": step, **metrics})
         line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
         size = os.fstat(self._file.fileno()).st_size
         try:

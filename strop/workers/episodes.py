@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ import torch
 
 from strop.agents.episodes import default_setup, play_episode
 from strop.agents.setup import AgentSetup
+from strop.border import described, encodable, storable_text, usable
+from strop.border.values import MAX_NUMBER
 from strop.protocol import DataProto, columns
 from strop.rewards.outcome import Outcome
 from strop.rewards.pool import RewardPool
@@ -135,21 +137,19 @@ class Rollouts:
             )
         except Exception as error:
             logger.exception("episode %s/%d failed", prompt.uid, sample_index)
-            failure = f"{type(error).__name__}: {error}"
+            failure = described(error)
             return Episode(prompt=prompt, sample_index=sample_index, trajectory=None, failure=failure)
         if not sequences:
             nothing = Trajectory(uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids)
             finished = nothing.finish("the agent gave no sequence")
             return Episode(prompt=prompt, sample_index=sample_index, trajectory=finished)
         trajectory, earlier = sequences[-1], sequences[:-1]
-        text = "".join(
-            self._tokenizer.decode(one.response_ids, skip_special_tokens=True) for one in sequences
+        text = encodable(
+            "".join(self._tokenizer.decode(one.response_ids, skip_special_tokens=True) for one in sequences)
         )
         outcome = None
         if trajectory.reward_score is not None:
-            score = trajectory.reward_score
-            parts = trajectory.extra.get("reward_parts", {})
-            outcome = Outcome(kind="score", score=score, parts={"acc": score, **parts})
+            outcome = _given(trajectory)
         elif trajectory.stop_reason != "aborted":
             outcome = await self._pool.score(prompt, trajectory, text)
         return Episode(
@@ -160,6 +160,18 @@ class Rollouts:
             text=text,
             outcome=outcome,
         )
+
+
+def _given(trajectory: Trajectory) -> Outcome:
+    """The outcome of an episode whose agent scored it itself."""
+    score, parts = usable(trajectory.reward_score), trajectory.extra.get("reward_parts", {})
+    if score is None or not isinstance(parts, Mapping):
+        found = (
+            f"the score {storable_text(trajectory.reward_score):.80} and parts of type {type(parts).__name__}"
+        )
+        sentence = f"the agent gave {found}; a score is a number up to {MAX_NUMBER:g}, parts are a dictionary"
+        return Outcome(kind="error", error=sentence)
+    return Outcome(kind="score", score=score, parts={"acc": score, **parts})
 
 
 def media_column(episodes: Sequence[Episode]) -> DataProto:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -9,11 +10,14 @@ from typing import Any, NamedTuple
 import torch
 
 from strop.algorithms.shaping import overlong_penalty
+from strop.border import finite
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
 from strop.rewards.wire import encode, plain
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode, row_id
+
+logger = logging.getLogger(__name__)
 
 MAX_FAILED_SHARE = 0.2
 """Share of a step's episodes that may fail before scoring; above it the run stops."""
@@ -118,8 +122,8 @@ class EpisodeReport:
         """The scorer's `acc` where it gave a number, else its score; None when not scored."""
         if self.outcome is None or self.outcome.score is None:
             return None
-        given = self.outcome.parts.get("acc", self.outcome.score)
-        return self.outcome.score if isinstance(given, str) else float(given)
+        given = finite(self.outcome.parts.get("acc"))
+        return self.outcome.score if given is None else given
 
     def reward(self) -> float | None:
         """What the sample is trained with; None when it is left out of training.
@@ -209,7 +213,13 @@ def reward_parts(episode: Episode, keys: Sequence[str]) -> list[float]:
                 f"algorithm.reward_keys names {key!r}, but the reward function gave sample {episode.id} no such "
                 f"number: it returned {', '.join(sorted(found))}. Return it for every sample"
             )
-    return [float(found[key]) for key in keys]
+    numbers = [finite(found[key]) for key in keys]
+    if None in numbers:
+        logger.warning(
+            "sample %s: a part of algorithm.reward_keys is no finite number (%s), so 0 stands in its place",
+            episode.id, ", ".join(f"{key}: {found[key]}" for key in keys),
+        )  # fmt: skip
+    return [number or 0.0 for number in numbers]
 
 
 def check_failed_episodes(reports: Sequence[EpisodeReport]) -> None:
@@ -300,7 +310,7 @@ def sample_row(
             "timings": dict(trajectory.timings),
         }
         if trajectory.messages:
-            row["messages"] = [dict(message) for message in trajectory.messages]
+            row["messages"] = list(trajectory.messages)
         if trajectory.extra or trajectory.numbers:
             row["agent_facts"] = {**trajectory.numbers, **trajectory.extra}
         if episode.earlier:

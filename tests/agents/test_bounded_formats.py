@@ -21,9 +21,11 @@ from template_family import family_tokenizer
 import references.tool_call_patterns as patterns
 from strop.agents.episodes import play_episode
 from strop.agents.formats import FunctionCall, MalformedCall, formats
-from strop.agents.formats.calls import MAX_DEPTH, read_json, typed_value
+from strop.agents.formats.calls import typed_value
 from strop.agents.formats.parser import FormatParser, ToolFormat
 from strop.agents.tools.calculator import CalculatorTool
+from strop.border import read_json
+from strop.border.values import MAX_JSON_DEPTH
 
 PLAIN = [*"{}[]()<>\"'\\,:=`|.-+#", " ", "\n", "a", "1", "```json\n", '{"name":"f"}', "f(", "a=", "f", "'''"]
 ATTACKS = {
@@ -190,7 +192,8 @@ def test_values_are_those_that_python_reads(written: str) -> None:
 
 
 @pytest.mark.parametrize("text", [
-    "[" * 10**5, '{"a":' * 10**5, "9" * 5000, "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "", "NaN]", '"\\ud800',
+    "[" * 10**5, '{"a":' * 10**5, "9" * 5000 + "]", "[" * (MAX_JSON_DEPTH + 1) + "]" * (MAX_JSON_DEPTH + 1), "", "NaN]",
+    '"\\ud800',
 ])  # fmt: skip
 def test_json_that_cannot_be_read_is_one_kind_of_error(text: str) -> None:
     with pytest.raises(ValueError):

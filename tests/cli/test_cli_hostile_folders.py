@@ -230,11 +230,9 @@ DEEP = "[" * 100_000
     ("name", "content", "expected"),
     [
         ("rows.jsonl", f'{{"prompt": {DEEP}', "line 1 of"),
-        ("rows.json", DEEP, "it is nested more than 100 levels deep"),
-        ("rows.jsonl", '{"prompt": ' + "[" * 200 + "]" * 200 + "}", "line 1 of"),
+        ("rows.json", DEEP, "nested too deeply to be read"),
         ("rows.jsonl", "", "has no rows"),
         ("rows.parquet", "", "cannot be read as parquet"),
-        ("rows.jsonl", '{"prompt": "x", "n": ' + "9" * 5000 + "}", "cannot be read as JSON"),
     ],
 )
 def test_data_files_of_hostile_content(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -14,9 +15,11 @@ import yaml
 from cli_calls import Project, Result, cli
 
 from strop import trust
-from strop.config import describe
+from strop.config import describe, load_config
+from strop.run import RunError
 from strop.trainer.code_named import code_named
 from strop.trainer.config import Config
+from strop.trainer.launch import start_or_resume
 
 REWARD = """
 def compute_score(**given):
@@ -103,8 +106,8 @@ def test_code_of_a_received_run_is_named_and_not_run(
     settings, needing = NAMED[key]
     received.with_settings({"reward.path": "", **settings})
     for name, words in commands(received, project, tmp_path).items():
-        if name in ("generate", "export") and key not in ("algorithm.extensions", "agent.files"):
-            continue  # it goes on without, whatever is named: two cases are enough
+        if key not in ("algorithm.extensions", "agent.files") and name not in ("eval", "score", "train"):
+            continue  # the others ask in the same way: two cases are enough
         result = cli(*words)
         assert not received.has_run(), (name, result)
         if name in needing:
@@ -207,6 +210,35 @@ def test_commands_that_only_look_run_nothing(received: Received, interrupted: Pa
         assert not received.has_run(), words
 
 
+def test_settings_that_are_reached_in_other_ways_are_received_too(received: Received, tmp_path: Path) -> None:
+    received.with_settings({"reward.path": "", **EXTENSION})
+    link = tmp_path / "mine.yaml"
+    link.symlink_to(received.run / "config.yaml")
+    assert "--trust-code" in cli("train", "--config", link, "--out", tmp_path / "new").sentence
+    (received.run / "run.json").unlink()  # no run folder any more
+    assert "is no run folder" in cli("score", "same", received.run).sentence
+    assert "is no run folder" in cli("train", "--resume", received.run, "--trust-code").sentence
+    assert not received.has_run()
+
+
+def test_a_quickstart_in_a_received_folder_runs_nothing_of_it(received: Received, tmp_path: Path) -> None:
+    received.with_settings(EXTENSION)
+    mine = load_config(Config)
+    with pytest.raises(RunError, match="holds a run with other settings"):
+        start_or_resume(received.run, mine, command=["strop"], say=print)
+    assert not received.has_run()
+
+
+def test_what_is_written_does_not_follow_links(received: Received, tmp_path: Path) -> None:
+    received.with_settings({"reward.path": ""})
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in ("samples/.step-000002.parquet.tmp", "checkpoints/.latest_checkpointed_iteration.txt.tmp"):
+        (received.run / name).symlink_to(victim)
+    assert cli("train", "--resume", received.run).code == 0
+    assert victim.read_text() == "precious"
+
+
 def test_settings_that_name_nothing_need_no_flag(received: Received, tmp_path: Path) -> None:
     received.with_settings({"reward.path": ""})
     assert cli("eval", received.run, "data.max_val_prompts=1").code == 0
@@ -225,86 +257,87 @@ def test_what_the_command_line_names_is_the_users_own(received: Received, tmp_pa
 # ---------------------------------------------------------------------------------------- whose a run folder is
 
 
-def own(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, reward: str = "mine.py"
-) -> Path:
-    """A run that was made in tmp_path/home, with a reward file that lies there."""
-    home = tmp_path / "home"
+def make_run(project: Project, home: Path) -> Path:
+    """A run that is made in this directory, with a reward file that lies there."""
     home.mkdir()
-    monkeypatch.chdir(home)
     (home / "mine.py").write_text(REWARD)
-    words = [f"reward.path='{reward}'", "trainer.max_steps=1", "run.hf_model=last"]
-    assert cli("train", "--config", project.config, "--out", home / "run", *words).code == 0
+    words = ["reward.path=mine.py", "data.val_files=[]", "trainer.max_steps=1", "run.hf_model=last"]
+    with contextlib.chdir(home):
+        assert cli("train", "--config", project.config, "--out", home / "run", *words).code == 0
     return home / "run"
 
 
-def evaluated(run: Path) -> Result:
-    return cli("eval", run, "data.max_val_prompts=1")
+@pytest.fixture(scope="module")
+def made(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(project, tmp_path_factory.mktemp("made") / "home")
 
 
-def test_a_run_of_ones_own_needs_no_flag(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = own(project, tmp_path, monkeypatch)
-    assert evaluated(run).code == 0
-    assert cli("train", "--resume", "run").code == 0
-    (run.parent / "mine.py").write_text(REWARD + "\n# changed\n")
-    assert evaluated(run).code == 0, "a file of one's own may change"
-    shutil.copytree(run, run.parent / "copy", symlinks=True)
-    assert evaluated(run.parent / "copy").code == 0, "and the folder may be copied"
+@pytest.fixture
+def own(made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A copy of a run of one's own, seen from the directory that it was made in."""
+    monkeypatch.chdir(made.parent)
+    shutil.copytree(made, tmp_path / "run", symlinks=True)
+    return tmp_path / "run"
+
+
+def scored(run: Path) -> Result:
+    return cli("score", "same", run, "--limit", 1)
+
+
+def test_a_run_of_ones_own_needs_no_flag(made: Path, own: Path, project: Project) -> None:
+    for run in (made, Path("run"), own):  # the last one is a copy elsewhere
+        assert scored(run).code == 0
+        assert cli("train", "--resume", run).code == 0
+    assert cli("eval", own, f"data.val_files=['{project.data('val')}']", "data.max_val_prompts=1").code == 0
+    (made.parent / "mine.py").write_text(REWARD + "\n# changed\n")
+    assert scored(own).code == 0, "a file of one's own may change"
 
 
 def test_a_run_of_ones_own_from_another_directory(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = own(project, tmp_path, monkeypatch, reward=str(tmp_path / "home" / "mine.py"))
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    assert evaluated(run).code == 0
+    monkeypatch.chdir(tmp_path)  # the paths in its settings are absolute
+    assert scored(interrupted).code == 0
 
 
 def test_a_relative_path_that_means_another_file_here(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = own(project, tmp_path, monkeypatch)
-    unpacked = tmp_path / "unpacked"
-    unpacked.mkdir()
-    shutil.move(run, unpacked / "run")  # as it comes back from somebody
-    (unpacked / "mine.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n{REWARD}")
-    monkeypatch.chdir(unpacked)
-    assert "reward.path: mine.py" in evaluated(unpacked / "run").sentence
+    monkeypatch.chdir(tmp_path)  # where it was unpacked, as it came back from somebody
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n{REWARD}")
+    for words in (["score", "same", own], ["eval", own], ["train", "--resume", own]):
+        assert "reward.path: mine.py" in cli(*words).sentence
     assert not (tmp_path / "mark").exists()
 
 
-def test_a_change_of_the_settings_makes_a_run_a_received_one(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = own(project, tmp_path, monkeypatch)
-    path = run / "config.yaml"
+def test_a_change_of_the_settings_makes_a_run_a_received_one(own: Path) -> None:
+    path = own / "config.yaml"
     path.write_text(path.read_text() + "\n")
-    assert "or was changed since" in evaluated(run).sentence
+    assert "or was changed since" in scored(own).sentence
 
 
 def test_nothing_in_the_folder_counts_as_a_proof(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_home: Path
+    own: Path, monkeypatch: pytest.MonkeyPatch, state_home: Path
 ) -> None:
-    run = own(project, tmp_path, monkeypatch)
-    monkeypatch.setenv("XDG_STATE_HOME", str(run))  # the record of a user who has none of this run
-    assert "--trust-code" in evaluated(run).sentence
-    shutil.copytree(state_home / "strop", run / "strop")
-    (run / "strop" / "runs").chmod(0o777)  # others could write it
-    assert "--trust-code" in evaluated(run).sentence
+    shutil.copytree(state_home / "strop", own / "strop")  # a claim of its own
+    monkeypatch.setenv("XDG_STATE_HOME", str(own.parent))  # a user who never made it
+    assert "--trust-code" in scored(own).sentence
+    monkeypatch.setenv("XDG_STATE_HOME", str(own))
+    assert scored(own).code == 0, "this is where the user's record lies now"
+    (own / "strop" / "runs").chmod(0o777)  # others could write it
+    assert "--trust-code" in scored(own).sentence
 
 
 def test_a_user_without_a_home_trains_all_the_same(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    run = own(project, tmp_path, monkeypatch)
-    result = evaluated(run)
-    assert "--trust-code" in result.sentence
+    with caplog.at_level("WARNING"):
+        run = make_run(project, tmp_path / "home")
+    assert "note that this run is yours (XDG_STATE_HOME)" in caplog.text
+    monkeypatch.chdir(tmp_path / "home")
+    assert "--trust-code" in scored(run).sentence
 
 
 def test_every_setting_that_holds_text_is_known_to_run_or_to_be_read_only() -> None:

@@ -80,7 +80,7 @@ EXPECTED = {
     "threads": 1.0,
     "close": "the worker process exited with status",
     "input": "raised EOFError",
-    "loud": "returned the Loud ?, which is no number",
+    "loud": "returned the Loud <Loud>, which is no number",
     "alarm": "died with SIGALRM",
     "stack": "raised RecursionError",
     "no stdout": 1.0,

@@ -95,10 +95,6 @@ def test_rollback_drops_later_steps_written_before_it_only(tmp_path: Path) -> No
 
 def test_bad_records_are_refused_and_leave_no_trace(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
-    with pytest.raises(TypeError, match=r"event 'step'\.model\.weights is a object, which JSON cannot hold"):
-        log.append("step", 1, model={"weights": object()})
-    with pytest.raises(TypeError, match="has the key 3, but JSON keys are strings"):
-        log.append("step", 1, table={3: "x"})
     with pytest.raises(ValueError, match="step -1; steps count from 0"):
         log.append("step", -1)
     with pytest.raises(ValueError, match="a field 'time'"):

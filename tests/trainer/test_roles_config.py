@@ -129,5 +129,5 @@ def test_a_run_is_continued_on_other_resources_only(project: Project, tmp_path: 
     start.run.close()
     assert start.config.resources.call_timeout_s == 7
     assert start.config.actor == project.config().actor
-    with pytest.raises(ConfigError, match=r"actor.optim.lr=1 changes what the run in .* does"):
+    with pytest.raises(ConfigError, match=r"actor.optim.lr is .* would make it another one"):
         resume_run(tmp_path / "run", overrides=["actor.optim.lr=1"], say=lambda line: None)

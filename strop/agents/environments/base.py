@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from strop.border import encodable, encodable_value, real, usable
+from strop.border.text import describe_object
+from strop.border.values import MAX_NUMBER
 
 
 class EnvironmentFailed(RuntimeError):
@@ -75,15 +78,16 @@ def read_observation(returned: object, name: str) -> Observation:
         EnvironmentFailed: it is nothing that an environment may return.
     """
     if isinstance(returned, str):
-        return Observation(text=returned)
+        return Observation(text=encodable(returned))
     if isinstance(returned, Observation):
-        return returned
+        messages = tuple(encodable_value([dict(one) for one in returned.messages]))
+        return replace(returned, text=encodable(returned.text), messages=messages)
     if returned is None:
         return Observation()
     if isinstance(returned, Sequence) and all(
         isinstance(one, Mapping) and "role" in one and "content" in one for one in returned
     ):
-        return Observation(messages=tuple(dict(one) for one in returned))
+        return Observation(messages=tuple(encodable_value([dict(one) for one in returned])))
     raise EnvironmentFailed(
         f"environment {name}: reset returned {returned!r:.80}; return text, an Observation, or chat messages"
     )
@@ -113,17 +117,21 @@ def read_step(returned: object, name: str) -> Step:
         raise EnvironmentFailed(
             f"environment {name}: step returned {returned!r:.80}; return (observation, reward, done, info)"
         )
-    _number(returned.reward, name)
-    return returned
+    return replace(
+        returned, observation=encodable(returned.observation or ""), reward=_number(returned.reward, name)
+    )
 
 
 def _number(reward: object, name: str) -> float | None:
     if reward is None:
         return None
-    try:
-        value = float(reward)  # type: ignore[arg-type]  # what cannot be converted raises
-    except (TypeError, ValueError):
-        raise EnvironmentFailed(f"environment {name}: the reward is {reward!r:.60}, not a number") from None
-    if not math.isfinite(value):
-        raise EnvironmentFailed(f"environment {name}: the reward is {value}; it must be finite")
+    value = real(reward)
+    if value is None:
+        raise EnvironmentFailed(
+            f"environment {name}: the reward is {describe_object(reward):.60}, not a number"
+        )
+    if usable(value) is None:
+        raise EnvironmentFailed(
+            f"environment {name}: the reward is {value}; it must be finite, at most {MAX_NUMBER:g} in size"
+        )
     return value

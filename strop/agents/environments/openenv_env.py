@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from strop.agents.environments.base import EnvironmentFailed
-from strop.agents.formats.calls import read_json
+from strop.border import read_json
 
 _FULL = "CAPACITY_REACHED"
 _INVALID = "VALIDATION_ERROR"

@@ -10,10 +10,10 @@ from strop.agents.formats.calls import (
     Read,
     ToolSchemas,
     call_from_object,
-    read_json_at,
 )
 from strop.agents.formats.parser import ToolFormat, formats
 from strop.agents.formats.pythonic import calls_in_list
+from strop.border import read_json_at
 
 _PYTHON_TAG = "<|python_tag|>"
 _NAMED_OBJECT = re.compile(r'\{\s*"(?:name|type)"')

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strop.border import read_json
+
 
 @dataclass(frozen=True)
 class FunctionCall:
@@ -46,56 +48,6 @@ Read = tuple[str, list[FunctionCall | MalformedCall]]
 """Content without calls, and the calls in order."""
 
 ToolSchemas = Sequence[Mapping[str, Any]]
-
-MAX_DEPTH = 100
-"""Objects and lists within each other in what a model writes; far above any call, far below the interpreter's limit."""
-_DECODER = json.JSONDecoder()
-
-
-def read_json(text: str) -> Any:
-    """The value of JSON text that a model wrote.
-
-    Raises:
-        ValueError: it is no JSON, is nested deeper than MAX_DEPTH, or has a number that is too long to be read. No text
-            makes it raise anything else.
-    """
-    value, end = read_json_at(text, len(text) - len(text.lstrip(_BLANKS)))
-    if text[end:].strip(_BLANKS):
-        raise json.JSONDecodeError("Extra data", text, end)
-    return value
-
-
-def read_json_at(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value that begins at a place of a text, and where it ends.
-
-    Raises:
-        ValueError: as of read_json.
-    """
-    try:
-        value, end = _DECODER.raw_decode(text, start)
-    except json.JSONDecodeError:
-        raise
-    except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
-    except ValueError:
-        raise ValueError("a number has more digits than can be read") from None
-    if text.count("[", start, end) + text.count("{", start, end) > MAX_DEPTH:
-        _check_depth(value)
-    return value, end
-
-
-_BLANKS = " \t\n\r"
-_TOO_DEEP = f"objects and lists are nested more than {MAX_DEPTH} deep"
-
-
-def _check_depth(value: object) -> None:
-    """Refuse a value that is nested too deeply, level by level and not by recursion."""
-    level, depth = [value], 0
-    while level := [one for one in level if isinstance(one, dict | list)]:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise ValueError(_TOO_DEEP)
-        level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
 
 
 def call_from_json(text: str, *, arguments_key: str = "arguments") -> FunctionCall | MalformedCall:

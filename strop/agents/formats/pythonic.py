@@ -13,7 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from strop.agents.formats.calls import MAX_DEPTH, FunctionCall, MalformedCall
+from strop.agents.formats.calls import FunctionCall, MalformedCall
+from strop.border.values import MAX_JSON_DEPTH
 
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\f\r\n]+|\#[^\n]*|\\\n)
@@ -140,9 +141,9 @@ class _Tokens:
         """The literal that is made of these tokens.
 
         Raises:
-            ValueError: they are none, or nested more than MAX_DEPTH deep.
+            ValueError: they are none, or nested more than MAX_JSON_DEPTH deep.
         """
-        if start >= stop or depth > MAX_DEPTH:
+        if start >= stop or depth > MAX_JSON_DEPTH:
             raise _NotPlain("no plain value")
         token = self._tokens[start]
         if self._ends.get(start) == stop - 1:

@@ -12,10 +12,10 @@ from strop.agents.formats.calls import (
     Read,
     ToolSchemas,
     call_from_object,
-    read_json_at,
 )
 from strop.agents.formats.parser import ToolFormat, formats
 from strop.agents.formats.scanning import Marks, without_end
+from strop.border import read_json_at
 
 _DEEPSEEK_BEGIN = "<｜tool▁calls▁begin｜>"
 _DEEPSEEK = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"

@@ -13,6 +13,7 @@ from strop.agents.tools.arguments import wrong_arguments
 from strop.agents.tools.base import BaseTool, ToolResponse
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
 from strop.agents.tools.threads import call_in_thread
+from strop.border import storable
 from strop.user_files import load_user_file
 
 FUNCTION_TOOL_REGISTRY: dict[str, FunctionTool] = {}
@@ -57,17 +58,17 @@ def read_returned(returned: Any, name: str) -> tuple[ToolResponse, float, dict[s
             raise TypeError(
                 f"tool {name!r} returned a tuple of {len(returned)}; return (response[, reward[, metrics]])"
             )
-        reward = float(returned[1] or 0.0) if len(returned) > 1 else 0.0
+        reward = float(returned[1] or 0.0) if len(returned) > 1 else 0.0  # checked by the session
         facts = dict(returned[2] or {}) if len(returned) > 2 else {}
         returned = returned[0]
     if isinstance(returned, ToolResponse):
         return returned, reward, facts
     if isinstance(returned, Mapping):
-        return ToolResponse(text=json.dumps(dict(returned), ensure_ascii=False, default=str)), reward, facts
+        return ToolResponse(text=json.dumps(storable(returned), ensure_ascii=False)), reward, facts
     if isinstance(returned, str):
         return ToolResponse(text=returned), reward, facts
     if isinstance(returned, (bool, int, float)):
-        return ToolResponse(text=json.dumps(returned)), reward, facts
+        return ToolResponse(text=json.dumps(storable(returned))), reward, facts
     raise TypeError(
         f"tool {name!r} returned a {type(returned).__name__}; return a string, a dictionary or a ToolResponse"
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
+from strop.border import encodable, encodable_value, remember_named
 from strop.foreign_files import read_json
 
 MAX_TOOLS = 1000
@@ -43,6 +44,8 @@ class McpServerConfig:
     """Calls that start per second, in this process, after a burst of a second's worth; None: no limit."""
 
     def __post_init__(self) -> None:
+        remember_named(self.env)
+        remember_named(self.headers)
         if bool(self.command) == bool(self.url):
             raise ValueError(f"MCP server {self.name!r} needs either a command or a url, and not both")
         if self.url and not self.url.startswith(("http://", "https://")):
@@ -134,8 +137,12 @@ def schema_of(offer: Any, server: str) -> OpenAIFunctionToolSchema:
             f"the server {server!r} offers a tool with the name {ascii(offer.name)[:80]}; a name has up to 128 "
             f"letters, digits and _ . : / -"
         )
-    parameters = {"type": "object", "properties": {}, **offer.input_schema}
-    function = {"name": offer.name, "description": offer.description or "", "parameters": parameters}
+    parameters = {"type": "object", "properties": {}, **encodable_value(offer.input_schema)}
+    function = {
+        "name": offer.name,
+        "description": encodable(offer.description or ""),
+        "parameters": parameters,
+    }
     size = len(json.dumps(function, ensure_ascii=False))
     if size > MAX_SCHEMA_CHARS:
         raise ValueError(

@@ -6,10 +6,11 @@ are kept, so nested objects, arrays and their items survive.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self, get_type_hints
+
+from strop.border import read_json
 
 
 class _Schema:
@@ -130,8 +131,8 @@ class OpenAIFunctionCallSchema(_Schema):
     ) -> tuple[OpenAIFunctionCallSchema, bool]:
         """The call, and whether its arguments could not be read (they are empty then)."""
         try:
-            arguments = json.loads(parsed.arguments)
-        except (json.JSONDecodeError, TypeError):
+            arguments = read_json(parsed.arguments)
+        except (ValueError, TypeError):
             return OpenAIFunctionCallSchema(parsed.name, {}), True
         if not isinstance(arguments, dict):
             return OpenAIFunctionCallSchema(parsed.name, {}), True

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace, TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from strop.agents.formats.calls import FunctionCall, MalformedCall, read_json
+from strop.agents.formats.calls import FunctionCall, MalformedCall
 from strop.agents.images import ImageEncoder, as_read
 from strop.agents.tools.base import BaseTool, ToolResponse, ToolUnavailable
+from strop.border import described, encodable, read_json, storable, storable_text, usable
 from strop.trajectory import Media
 
 logger = logging.getLogger(__name__)
@@ -157,7 +158,7 @@ class ToolSession:
         Raises:
             ToolUnavailable: the tool cannot work.
         """
-        text = arguments if isinstance(arguments, str) else json.dumps(dict(arguments))
+        text = arguments if isinstance(arguments, str) else json.dumps(storable(arguments))
         result = await self._call(FunctionCall(name, text))
         self.results.append(result)
         return result
@@ -175,7 +176,7 @@ class ToolSession:
             tool, kwargs = self._tools[name], self._kwargs_of(name, "calc_reward_kwargs")
             try:
                 value = await self._timed(tool.calc_reward(created.result(), **kwargs))
-                rewards[name] = float(value or 0.0)
+                rewards[name] = _reward(value, "calc_reward")
             except ToolUnavailable:
                 raise
             except Exception:
@@ -223,10 +224,10 @@ class ToolSession:
             raise
         except Exception as failure:
             logger.debug("tool %s failed", name, exc_info=True)
-            error, text = "failed", f"{type(failure).__name__}: {failure}" if str(failure) else repr(failure)
+            error, text = "failed", described(failure)
         if error:
             response = ToolResponse(text=f"Error executing tool '{name}': {text}")
-        shown = self._shortened(response.text or "")
+        shown = self._shortened(encodable(response.text or ""))
         if unshown := self._unshown(response, len(images)):
             error, shown = "not_shown", "\n".join([*([shown] if shown else []), unshown])
         return CallResult(
@@ -368,7 +369,14 @@ def _read(returned: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
     response = ToolResponse(text=returned[0]) if isinstance(returned[0], str) else returned[0]
     if not isinstance(response, ToolResponse):
         raise TypeError(f"execute returned a {type(response).__name__} as its response, not a ToolResponse")
-    reward = float(returned[1] or 0.0) if len(returned) > 1 else 0.0
-    if not math.isfinite(reward):
-        raise ValueError(f"execute returned the reward {reward}; it must be finite")
+    reward = _reward(returned[1], "execute") if len(returned) > 1 else 0.0
     return response, reward, dict(returned[2] or {}) if len(returned) > 2 else {}
+
+
+def _reward(value: object, method: str) -> float:
+    reward = 0.0 if value is None else usable(value)
+    if reward is None:
+        raise ValueError(
+            f"{method} returned the reward {storable_text(value)[:80]}; it must be a number up to 1e15"
+        )
+    return reward

@@ -24,8 +24,10 @@ import ray
 from ray.exceptions import RayError
 from torch import Tensor
 
+from strop.border import remember_named
 from strop.controller.ray.cluster import this_address
 from strop.controller.ray.messages import Answer, GroupCard, MethodRaised, Order, Presence, RaisedReport
+from strop.controller.ray.private import remember_token
 from strop.controller.ray.transport import StoredBatch, register_serializers
 from strop.controller.roles import RoleSpec
 from strop.controller.worker import Placement, Worker
@@ -58,6 +60,8 @@ class WorkerProcess:
             folder: where the controller works; relative paths start there here too, if it exists.
         """
         _write_output_to(Path(log_path))
+        remember_named(os.environ)
+        remember_token()
         if Path(folder).is_dir():
             os.chdir(folder)
         register_serializers()

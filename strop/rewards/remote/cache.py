@@ -15,6 +15,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from strop.border import read_json
+
 
 class AnswerCache:
     """The answers in one folder; without a folder, nothing is kept."""
@@ -31,8 +33,8 @@ class AnswerCache:
         if self._folder is None:
             return None
         try:
-            return json.loads(self._path(self._folder, key).read_bytes())
-        except (OSError, ValueError, RecursionError):
+            return read_json(self._path(self._folder, key).read_bytes())
+        except (OSError, ValueError):
             return None
 
     def put(self, key: str, answer: Any) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from strop.border import described, read_json, remember_secret, storable_text
 from strop.rewards.outcome import OutcomeKind, RewardError
 from strop.rewards.remote.cache import AnswerCache
 from strop.rewards.remote.config import CallsConfig
@@ -94,6 +95,7 @@ class RemoteClient:
                     f"reward.{self._name}.api_key_env names {self._config.api_key_env!r}, but the environment has no "
                     f"such variable: export it, or remove the setting for a service without a key"
                 )
+            remember_secret(key)
             self._headers = {"Authorization": f"Bearer {key}"}
         self._bucket = TokenBucket(self._config.requests_per_s)
         self._places = asyncio.Semaphore(self._config.max_concurrent)
@@ -197,25 +199,29 @@ class RemoteClient:
             exchange.abort()
             raise
         except OSError as error:
-            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise _Refused(
-                "infrastructure", f"at {self._url} could not be asked: {text}", repeats=True
+                "infrastructure", f"at {self._url} could not be asked: {described(error)}", repeats=True
             ) from error
         return self._read(answer)
 
     def _read(self, answer: Answer) -> Any:
         if answer.status != 200:
             kind: OutcomeKind = "error" if answer.status in _ABOUT_THE_SAMPLE else "infrastructure"
-            said = " ".join(answer.body[:300].decode(errors="replace").split())
+            said = " ".join(_shown(answer.body, 300).split())
             raise _Refused(
                 kind, f"refused with HTTP status {answer.status}{f': {said}' if said else ''}",
                 repeats=answer.status in _REPEATABLE, wait_s=answer.retry_after_s,
             )  # fmt: skip
         try:
-            return json.loads(answer.body)
-        except (ValueError, RecursionError) as error:
-            said = answer.body[:100].decode(errors="replace")
-            raise _Refused("infrastructure", f"sent no JSON: {said!r}", repeats=True) from error
+            return read_json(answer.body)
+        except ValueError as error:
+            raise _Refused(
+                "infrastructure", f"sent no JSON: {_shown(answer.body, 100)!r}", repeats=True
+            ) from error
+
+
+def _shown(body: bytes, max_chars: int) -> str:
+    return storable_text(body.decode(errors="replace"))[:max_chars]  # first without secrets, then cut
 
 
 def _counted(attempt: int, wait_s: float) -> dict[str, float]:

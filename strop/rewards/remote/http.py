@@ -38,7 +38,11 @@ class Answer:
 class Exchange:
     """One request; `run` waits for the answer in the calling thread, `abort` ends that from another one."""
 
-    def __init__(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> None:
+    def __init__(
+        self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+    ) -> None:  # fmt: skip
+        self._max_answer_bytes = max_answer_bytes
         self._body, self._headers = body, dict(headers)
         self._is_aborted = False
         self._socket: socket.socket | None = None
@@ -78,10 +82,10 @@ class Exchange:
             with contextlib.closing(response):
                 while data := response.read(_READ_BYTES):
                     body += data
-                    if len(body) > MAX_ANSWER_BYTES:
-                        raise OSError(f"more than {MAX_ANSWER_BYTES >> 20} MiB came back")
+                    if len(body) > self._max_answer_bytes:
+                        raise OSError(f"more than {self._max_answer_bytes >> 20} MiB came back")
             expected = response.headers.get("Content-Length")
-            if expected is not None and expected.isdigit() and len(body) < int(expected):
+            if expected is not None and response.length:  # http.client counts down what is still to come
                 raise OSError(f"the answer was cut after {len(body)} of {expected} bytes")
             return Answer(
                 status=response.status,
@@ -101,6 +105,11 @@ class Exchange:
             if not self._is_aborted:
                 self._socket.do_handshake()
         connection.sock = _Wire(self._socket, lambda: self._is_aborted)
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether its time was up."""
+        return self._is_aborted
 
     def abort(self) -> None:
         """Close the socket, so that `run` ends with an error."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import regex  # type: ignore[import-untyped]
 
-from strop.border import without_common_control_text
+from strop.border import read_json_at, storable, storable_text, without_common_control_text
 from strop.rewards.combining import Part
 from strop.rewards.outcome import Value
 from strop.rewards.remote.client import CallFailed, RemoteClient, Reply
@@ -27,9 +27,12 @@ from strop.rewards.remote.purse import Purse
 KEY = "judge"
 _MAX_REASON = 500
 _TAG_LETTERS = 12
-_MAX_READ = 100_000
-"""Of a reply, from its end, in characters."""
+_MAX_TOKENS = 10**9
+"""Of one reply; a larger count is none."""
+_MAX_VERDICT_CHARS = 1 << 16
+"""The verdict is looked for in the last so many characters of a reply."""
 _MAX_OBJECTS = 200
+"""And among the last so many places where an object begins."""
 _PATTERN_S = 5.0
 _NOTHING: Any = object()
 
@@ -101,7 +104,7 @@ class Judge:
         counts = [0.0, 0.0]
         for place, name in enumerate(("prompt_tokens", "completion_tokens")):
             number = given.get(name) if isinstance(given, dict) else None
-            if isinstance(number, int) and number >= 0:
+            if isinstance(number, int) and 0 <= number <= _MAX_TOKENS:
                 counts[place] = float(number)
             else:
                 self.purse.pay_unknown()
@@ -129,6 +132,7 @@ def fill(config: JudgeConfig, question: str, answer: str, reference: str) -> str
 
 def verdict(config: JudgeConfig, text: str) -> tuple[float, str] | str:
     """Score and reason of a reply; a sentence about the reply where there is no score."""
+    text = text[-_MAX_VERDICT_CHARS:]
     if config.pattern:
         try:
             given: Any = _last_match(config.pattern, text)
@@ -145,7 +149,7 @@ def verdict(config: JudgeConfig, text: str) -> tuple[float, str] | str:
     try:
         score = float(given)
     except (TypeError, ValueError, OverflowError):
-        return f"gave the score {_shown(given)}, which is no number"
+        return f"gave the score {storable_text(given)[:80]!r}, which is no number"
     if isinstance(given, bool):
         score = config.highest if given else config.lowest
     if not (math.isfinite(score) and config.lowest <= score <= config.highest):
@@ -162,7 +166,7 @@ def _last_match(pattern: str, text: str) -> Any:
         TimeoutError: an expression can take exponential time, and this one took more than _PATTERN_S.
     """
     last = _NOTHING
-    for match in regex.compile(pattern).finditer(text[-_MAX_READ:], timeout=_PATTERN_S, concurrent=True):
+    for match in regex.compile(pattern).finditer(text, timeout=_PATTERN_S, concurrent=True):
         last = match.group(1)
     return last
 
@@ -170,16 +174,14 @@ def _last_match(pattern: str, text: str) -> Any:
 def _last_object(text: str, name: str) -> Mapping[str, Any] | None:
     """The last JSON object in a text that has this field at its top.
 
-    Looked at are the last _MAX_OBJECTS beginnings of one in the last _MAX_READ characters: a judge may repeat what it
-    was given to read, and each beginning is read to its end.
+    Looked at are the last _MAX_OBJECTS beginnings of one: a judge may repeat what it was given to read, and each
+    beginning is read to its end.
     """
-    text = text[-_MAX_READ:]
-    decoder = json.JSONDecoder()
     starts = [match.start() for match in re.finditer(r'\{\s*["}]', text)]
     for start in reversed(starts[-_MAX_OBJECTS:]):
         try:
-            value, _ = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
+            value, _ = read_json_at(text, start)
+        except ValueError:
             continue
         if isinstance(value, dict) and name in value:
             return value
@@ -200,6 +202,5 @@ def _named(usage: Mapping[str, float]) -> dict[str, float]:
 
 
 def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    text = " ".join(text.split())
+    text = " ".join((value if isinstance(value, str) else json.dumps(storable(value))).split())
     return repr(text[:120] + ("..." if len(text) > 120 else ""))

@@ -20,12 +20,12 @@ made here the template's first token is left out where the server's tokenizer se
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strop.border import ControlText, without_common_control_text
+from strop.border import ControlText, storable_text, usable, without_common_control_text
+from strop.border.values import MAX_NUMBER
 from strop.chat_template import TemplateRefused, TemplateTooCostly, apply_template
 from strop.rewards.combining import Part
 from strop.rewards.outcome import RewardError
@@ -207,9 +207,13 @@ def _number(form: str, value: Any) -> float | str:
     elif form == "classify":
         probs = value.get("probs") if isinstance(value, dict) else None
         value = probs[-1] if isinstance(probs, list) and probs else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return f"the server sent {str(value)[:80]!r} as a score, which is no finite number"
-    return float(value)
+    score = None if isinstance(value, bool) else usable(value)
+    if score is None:
+        return (
+            f"the server sent {storable_text(value)[:80]!r} as a score, which is no finite number from "
+            f"{-MAX_NUMBER:g} to {MAX_NUMBER:g}"
+        )
+    return score
 
 
 def _fail(one: _Waiting, failed: CallFailed) -> None:
