@@ -234,6 +234,9 @@ def bad_settings(folder: Path) -> Iterator[str]:
     (folder / "broken.jsonl").write_text('{"prompt": "x", "answer": "y"}\n{oh\n')
     shutil.copytree(folder / "model", folder / "base-model")
     (folder / "base-model" / "chat_template.jinja").unlink()
+    shutil.copytree(folder / "model", folder / "looping-model")
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (folder / "looping-model" / "chat_template.jinja").write_text(endless)
     for words in (
         ["data.train_files=[trian.jsonl]"],
         ["data.train_files=[empty.jsonl]"],
@@ -245,6 +248,7 @@ def bad_settings(folder: Path) -> Iterator[str]:
         ["data.max_prompt_tokens=8", "data.filter_overlong_prompts=false"],
         ["model.path=nowhere"],
         ["model.path=base-model"],
+        ["model.path=looping-model"],
         ["rollout.temperatur=1"],
         ["rollout.top_k=many"],
         ["rollout.samples_per_prompt=1"],
