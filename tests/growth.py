@@ -17,7 +17,7 @@ _TOO_LITTLE_S = 0.03
 def assert_linear(
     function: Callable[[Any], object], made: Callable[[int], Any], *, sizes: tuple[int, ...] = SIZES
 ) -> None:
-    """Fail where the processor time of `function(made(n))` grows faster than n; the largest of `sizes` is tried first."""
+    """Fail where the processor time of `function(made(n))` grows faster than n; the largest size is tried first."""
     last = made(sizes[-1])
     if _seconds(function, last) < _TOO_LITTLE_S:
         return
