@@ -41,7 +41,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "judge": lambda text: judge.verdict(JudgeConfig(), text),
     "solutions of data sets": prepare.last_boxed,
     "stack dumps": worker._FRAME.findall,
-    "fences of the python tool": python_sandbox._FENCE.match,
+    "fences of the python tool": python_sandbox._without_fence,
 }
 MARKS = [
     "<answer>", "</answer>", "\\boxed{", "\\text{", "\\boxed", "}", "{", "(", ")", "####", "answer", "answer is ",
