@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "strop"
 # From the bottom up. A room may import the rooms of every rank below its own.
 RANKS = (
     {"border"},
-    {"randomness", "device", "trajectory", "token_bucket", "net", "foreign_files", "trust"},
+    {"randomness", "device", "trajectory", "token_bucket", "net", "foreign_files", "trust", "chat_template"},
     {"user_files"},
     {"protocol"},
     {"config"},
@@ -200,6 +200,8 @@ def test_what_an_import_loads_is_seen() -> None:
     assert "numpy" in import_facts("strop.randomness")[1]
 
 
-@pytest.mark.parametrize("module", ["strop.border", "strop.config", "strop.run", "strop.rewards", "strop.trajectory"])
+@pytest.mark.parametrize(
+    "module", ["strop.border", "strop.config", "strop.run", "strop.rewards", "strop.trajectory"]
+)
 def test_what_small_processes_import_is_free_of_torch(module: str) -> None:
     assert import_facts(module)[1] & (HEAVY - {"datasets", "matplotlib"}) == set()

@@ -15,8 +15,8 @@ from strop.agents.context import AgentContext
 from strop.agents.formats import FunctionCall, ParsedTurn
 from strop.agents.formats.thinking import CLOSE, split_thinking
 from strop.agents.images import as_read
-from strop.agents.templates import TemplateRefused
 from strop.border import encodable, read_json
+from strop.chat_template import TemplateRefused
 from strop.rollout.types import TokenOutput
 from strop.trajectory import Media, MediaTokens, Prompt, Trajectory
 

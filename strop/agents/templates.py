@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import jinja2
-
 from strop.agents.template_profile import (
     EXAMPLE_NAME,
     EXAMPLE_TOOL,
@@ -35,10 +33,7 @@ from strop.agents.template_profile import (
 )
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
 from strop.border import ControlText, any_of
-
-
-class TemplateRefused(ValueError):
-    """The chat template cannot render these messages."""
+from strop.chat_template import TemplateRefused, apply_template
 
 
 @dataclass(frozen=True)
@@ -74,16 +69,18 @@ class ChatTemplate:
 
         Raises:
             TemplateRefused: it knows no such conversation.
+            TemplateTooCostly: it does not end.
         """
         try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=list(tools) if tools else None,
+            text = apply_template(
+                self._tokenizer,
+                messages,
+                list(tools) if tools else None,
                 add_generation_prompt=opens_answer,
                 tokenize=False,
                 **self.options,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        except TemplateRefused as error:
             roles = ", ".join(str(message["role"]) for message in messages)
             raise TemplateRefused(f"the chat template cannot render messages of {roles}: {error}") from error
         return str(text)

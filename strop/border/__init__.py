@@ -13,7 +13,16 @@ values.py   read_json: JSON from outside; storable: any value as plain JSON; rea
 from strop.border.control_text import ControlText, any_of, without_common_control_text
 from strop.border.secrets import REDACTED, redacted, remember_named, remember_secret
 from strop.border.text import described, encodable, printable, storable_text
-from strop.border.values import as_number, encodable_value, finite, read_json, real, storable, usable
+from strop.border.values import (
+    as_number,
+    encodable_value,
+    finite,
+    read_json,
+    read_json_at,
+    real,
+    storable,
+    usable,
+)
 
 __all__ = [
     "REDACTED",
@@ -26,6 +35,7 @@ __all__ = [
     "finite",
     "printable",
     "read_json",
+    "read_json_at",
     "real",
     "redacted",
     "remember_named",

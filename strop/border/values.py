@@ -14,7 +14,10 @@ from typing import Any
 
 from strop.border.text import BROKEN, MAX_CHARS, describe_object, encodable, is_text, storable_text
 
+MAX_JSON_DEPTH = 100
+"""Objects and lists within each other in a JSON text that is read."""
 MAX_DEPTH = 64
+"""The same in a value that is written."""
 MAX_ITEMS = 1 << 18
 """Of one value, all levels together."""
 MAX_DIGITS = 600
@@ -32,18 +35,52 @@ def read_json(text: str | bytes | bytearray) -> Any:
     An integer of more than 600 digits becomes a text that says how many it has: no program asked for it as a number.
 
     Raises:
-        ValueError: it is no JSON, or nested too deeply to be read.
+        ValueError: it is no JSON, or nested more than 100 levels deep.
     """
     try:
-        value = json.loads(text, parse_int=int_of_json)
+        if not isinstance(text, str):
+            text = text.decode(json.detect_encoding(text), "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the text is no {error.encoding}") from None
+    value, end = read_json_at(text, len(text) - len(text.lstrip(_BLANKS)))
+    if len(text.rstrip(_BLANKS)) > end:
+        raise json.JSONDecodeError("Extra data", text, end)
+    return value
+
+
+def read_json_at(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value that begins at a place of a text, and where it ends.
+
+    Raises:
+        ValueError: as of `read_json`.
+    """
+    try:
+        value, end = _DECODER.raw_decode(text, start)
     except RecursionError:
-        raise ValueError("the JSON text is nested too deeply to be read") from None
-    return encodable_value(value)
+        raise ValueError(_TOO_DEEP) from None
+    if text.count("[", start, end) + text.count("{", start, end) > MAX_JSON_DEPTH:
+        _check_depth(value)
+    return encodable_value(value), end
+
+
+def _check_depth(value: object) -> None:
+    """Refuse a value that is nested too deeply, level by level and not by recursion."""
+    level, depth = [value], 0
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        if depth > MAX_JSON_DEPTH:
+            raise ValueError(_TOO_DEEP)
+        level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
 
 
 def int_of_json(digits: str) -> int | str:
     """An integer in JSON, for `parse_int` of a decoder."""
     return int(digits) if len(digits) <= MAX_DIGITS else _too_long(len(digits.lstrip("-")))
+
+
+_DECODER = json.JSONDecoder(parse_int=int_of_json)
+_BLANKS = " \t\n\r"
+_TOO_DEEP = f"objects and lists are nested more than {MAX_JSON_DEPTH} deep"
 
 
 def _too_long(num_digits: int) -> str:
@@ -53,9 +90,9 @@ def _too_long(num_digits: int) -> str:
 def encodable_value(value: Any) -> Any:
     """Lists, tuples, dictionaries and texts with every text `encodable`; all else as it is.
 
-    What is sound already is returned itself, not a copy. What is nested more than 64 levels deep becomes a mark.
+    What is sound already is returned itself, not a copy. What is nested more than 100 levels deep becomes a mark.
     """
-    return _encodable(value, MAX_DEPTH)
+    return _encodable(value, MAX_JSON_DEPTH)
 
 
 def _encodable(value: Any, depth: int) -> Any:

@@ -119,11 +119,12 @@ def _list_sockets(folder: Path, *, wants_json: bool) -> int:
     RunFolder.open(folder, read_only=True).close()
     found = sockets_of(folder)
     if wants_json:
-        print_json({"run": str(folder), "sockets": [one.to_json() for one in found]})
+        sockets = [one.to_json() for one in found.sockets]
+        print_json({"run": str(folder), "sockets": sockets, "hidden": found.hidden})
     else:
         for line in show(folder, found):
-            print_plain(line)
-    return 1 if any(one.is_open for one in found) else 0
+            print_plain(plain(line, is_one_line=True))
+    return 1 if any(one.is_open for one in found.sockets) else 0
 
 
 def _diagnose(folder: Path, *, wants_json: bool) -> int:

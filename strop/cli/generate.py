@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.border import storable
 from strop.cli.eval import progress_bar
 from strop.cli.models import HELP, find_model
 from strop.cli.output import UsageError, plain, print_json, print_plain, say
@@ -202,7 +203,9 @@ def _report(questions: Sequence[_Question], answers: Sequence[Answer], args: arg
     if args.out is not None:
         from strop.run.durable import replace_text
 
-        replace_text(args.out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        replace_text(
+            args.out, "".join(json.dumps(storable(record), ensure_ascii=False) + "\n" for record in records)
+        )
         say(f"{len(records)} answers written to {args.out}")
     if args.json:
         for record in records:

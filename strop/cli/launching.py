@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, check_trust, load_settings
-from strop.run import RunFolder, is_run
+from strop.run import RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
     from strop.trainer.launch import Start
@@ -65,15 +65,16 @@ def begin(args: argparse.Namespace, *, kind: str) -> Start:
 
 @contextlib.contextmanager
 def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
-    """Close the run at the end. One that failed before it began is removed, so that its folder can be used again."""
+    """Close the run at the end. One that failed before it began is removed, so that its folder can be used again; not
+    one that the disk refused, which goes on with --resume."""
     with start.run as run:
         try:
             yield
         except KeyboardInterrupt as error:
             hint = f"continue with `strop {kind} --resume {run.path}`"
             raise Interrupted(hint, cause=error) from None
-        except Exception:
-            if _is_unbegun(run):
+        except Exception as error:
+            if _is_unbegun(run) and not isinstance(error, RunError):
                 _remove(run)
             raise
         _link_model(run)

@@ -23,8 +23,9 @@ from typing import NoReturn
 
 import strop
 from strop import trust
-from strop.border import remember_named
+from strop.border import encodable, redacted, remember_named
 from strop.cli.output import UsageError, plain, print_plain
+from strop.cli.standard_error import unfailing
 
 BROKEN, USER_ERROR = 1, 2
 SIGNALLED = 128
@@ -146,6 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows escapes
+    sys.stderr = unfailing(sys.stderr)
     try:
         code = _dispatch(words)
         sys.stdout.flush()
@@ -186,6 +188,9 @@ def command_parser(name: str) -> tuple[Parser, ModuleType]:
 
 
 def _dispatch(words: list[str]) -> int:
+    for word in words:
+        if not word.isascii() and encodable(word) != redacted(word):  # a name of a file in another encoding
+            raise UsageError(f"{word} holds bytes that are no UTF-8; rename the file or folder")
     if not words or words[0] not in COMMANDS:
         _top_parser().parse_args(words)
         _top_parser().print_help()

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
                     "missing": missing, "seconds": round(time.monotonic() - started, 2)})  # fmt: skip
         return 1 if missing else 0
     for name, detail in found.items():
-        print_plain(f"{name:<12}  {'MISSING: ' + plain(detail, is_one_line=True) if detail else 'ok'}")
+        print_plain(f"{name:<14}  {'MISSING: ' + plain(detail, is_one_line=True) if detail else 'ok'}")
     if missing:
         say(f"sandbox: {len(missing)} missing; nothing that a model wrote is run here (docs/sandbox.md)")
         return 1

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.cli.output import UsageError, plain
+from strop.cli.output import UsageError
 from strop.net import notes
 from strop.net.listing import PROC, Listener, is_reachable_by_others, listeners
 
@@ -32,6 +32,7 @@ _KNOWN = {
     "strop.rewards.sandbox": "sandbox",
     "controller/ray/launcher.py": "launcher",
     "controller/ray/guard.py": "guard",
+    "ray.util.client.server": "client server of Ray",
     "ray/dashboard": "dashboard of Ray",
     "ray/_private": "helper of Ray",
     "ray/autoscaler": "monitor of Ray",
@@ -79,7 +80,16 @@ class Socket:
         return {**vars(self), "protection": list(self.protection), "open": self.is_open}
 
 
-def sockets_of(run: Path) -> list[Socket]:
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """What a run listens on."""
+
+    sockets: list[Socket]
+    hidden: list[str]
+    """Processes of the run that this user may not look into, as a sandbox may be."""
+
+
+def sockets_of(run: Path) -> Listing:
     """Every listening socket of a run that is going on, by process.
 
     Raises:
@@ -90,16 +100,20 @@ def sockets_of(run: Path) -> list[Socket]:
     everything = dict(_processes())
     controller = _controller(run)
     pids = _of_run(everything, controller, run.resolve() / "logs")
+    hidden: list[int] = []
     try:
-        found = listeners(sorted(pids))
-        uses_token = any(
-            _environment(pid).get("RAY_AUTH_MODE") == "token" for pid in _ray_servers(everything, pids)
-        )
-    except PermissionError as error:
+        found = listeners(sorted(pids), home=controller, hidden=hidden)
+    except OSError as error:  # not even its network may be looked at; or it has just ended
         raise UsageError(
-            f"the processes of {run} belong to {_user(controller)}; look at their sockets as that user or as root"
+            f"the processes of {run} belong to {_user(controller) or 'nobody any more'}; look at their sockets as that "
+            f"user or as root"
         ) from error
-    return [_described(one, everything, controller, run, uses_token=uses_token) for one in found]
+    servers = _ray_servers(everything, pids)
+    uses_token = any(_environment(pid).get("RAY_AUTH_MODE") == "token" for pid in servers)
+    return Listing(
+        sockets=[_described(one, everything, controller, run, uses_token=uses_token) for one in found],
+        hidden=[f"{_name(everything[pid], controller, everything)} (pid {pid})" for pid in hidden],
+    )
 
 
 def _described(
@@ -134,18 +148,16 @@ def _unnoted(name: str) -> str:
     return "torch.distributed (gloo, NCCL)" if name.startswith("worker ") else "opened by the program"
 
 
-def show(run: Path, sockets: list[Socket]) -> Iterator[str]:
+def show(run: Path, listing: Listing) -> Iterator[str]:
     """A table for a person, what is wrong in it, and what the words mean."""
+    sockets = listing.sockets
     for one in sockets:
         where = one.address if one.protocol == "unix" else f"{_bracketed(one.address)}:{one.port}"
         mark = "OPEN" if one.is_open else "ok  "
         words = (mark, f"{one.process} (pid {one.pid}, {one.user})", one.protocol, where, one.purpose)
-        yield plain("  ".join([*words, ", ".join(one.protection) or "no protection"]), is_one_line=True)
+        yield "  ".join([*words, ", ".join(one.protection) or "no protection"])
     wrong = sum(one.is_open for one in sockets)
-    yield plain(
-        f"{len(sockets)} listening sockets of {run} on this machine, {wrong} of them open to others",
-        is_one_line=True,
-    )
+    yield f"{len(sockets)} listening sockets of {run} on this machine, {wrong} of them open to others"
     if wrong:
         yield (
             "whoever reaches an open one can speak to it without a password: keep such ports behind a firewall, or on "
@@ -153,6 +165,8 @@ def show(run: Path, sockets: list[Socket]) -> Iterator[str]:
         )
     if any(one.protection == ("loopback",) for one in sockets):
         yield "those with no protection but loopback ask for no password: other users of this machine reach them"
+    if listing.hidden:
+        yield f"this user may not look into {', '.join(listing.hidden)}; root may"
 
 
 # ---------------------------------------------------------------- the processes of a run
@@ -210,11 +224,11 @@ def _of_run(everything: Mapping[int, Process], controller: int, logs: Path) -> s
     pids |= {
         pid
         for pid, one in everything.items()
-        if any(name in one.command for name in sessions) and _uid(pid) in users
+        if any(name in one.command or name in one.output for name in sessions) and _uid(pid) in users
     }
-    marks = {mark for pid in pids if (mark := _environment(pid, quietly=True).get(_MARK))}
+    marks = {mark for pid in pids if (mark := _environment(pid).get(_MARK))}
     if marks:  # what a worker's own code has started and left alone
-        pids |= {pid for pid in everything if _environment(pid, quietly=True).get(_MARK) in marks}
+        pids |= {pid for pid in everything if _environment(pid).get(_MARK) in marks}
     return _with_descendants(everything, pids) - {os.getpid()}
 
 
@@ -259,18 +273,10 @@ def _is_in(output: str, logs: Path) -> bool:
     return output.startswith(f"{logs}/")
 
 
-def _environment(pid: int, *, quietly: bool = False) -> dict[str, str]:
-    """The environment that a process was started with.
-
-    Raises:
-        PermissionError: it belongs to another user, unless `quietly`.
-    """
+def _environment(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; empty where this user may not look."""
     try:
         text = (PROC / str(pid) / "environ").read_bytes().decode(errors="replace")
-    except PermissionError:
-        if quietly:
-            return {}
-        raise
     except OSError:
         return {}
     return dict(word.split("=", 1) for word in text.split("\0") if "=" in word)

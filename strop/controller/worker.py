@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from strop.controller.mesh import Mesh
-from strop.net.rendezvous import Meeting, MeetingStore
+from strop.net.rendezvous import Meeting, MeetingStore, next_group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,13 +129,15 @@ class Worker:
         """A store for `torch.distributed.init_process_group(store=...)` over the processes of the group.
 
         It lets in only them, unlike the one that torch makes from an address and a port, which serves whoever comes.
+        Each call is for another group, and all processes make the calls in the same order.
 
         Raises:
             ValueError: the group has one process.
         """
         if self.placement.meeting is None:
             raise ValueError(f"role {self.placement.role!r} has one process, so there is nobody to meet")
-        return MeetingStore(self.placement.meeting, timeout_s=timeout_s)
+        meeting = self.placement.meeting
+        return MeetingStore(meeting, timeout_s=timeout_s, group=next_group(meeting))
 
     @property
     def dp_rank(self) -> int:

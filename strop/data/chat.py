@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from strop.border import encodable_value, read_json
+from strop.chat_template import TemplateRefused, apply_template
 from strop.data.media import MediaSource
 
 NO_TEMPLATE = (
@@ -147,14 +147,15 @@ def render(
 ) -> str:
     """Text of the first `num_messages` messages (all by default) through the chat template."""
     try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in chat.messages[:num_messages]],
-            tools=chat.tools,  # type: ignore[arg-type]  # a list of dicts is meant to be accepted
+        text = apply_template(
+            tokenizer,
+            chat.messages[:num_messages],
+            chat.tools,
             add_generation_prompt=add_generation_prompt,
             tokenize=False,
             **chat.options,
         )
-    except (jinja2.TemplateError, TypeError, ValueError) as error:
+    except TemplateRefused as error:
         raise ValueError(template_refused(chat, error)) from error
     return str(text)
 

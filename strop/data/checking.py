@@ -15,6 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from strop.chat_template import TemplateTooCostly
 from strop.data.chat import Chat, encode_all, render, require_chat_template
 from strop.data.config import DataConfig
 from strop.data.media import MediaEncoder, MediaSource, Placed, shown_text
@@ -177,6 +178,8 @@ class _Prompts:
             if chat.media:
                 self.encoder.require(chat.where)
             self._waiting.append((row, chat, render(self._tokenizer, chat, add_generation_prompt=True)))
+        except TemplateTooCostly:
+            raise  # no fault of the row, and the next one would take as long
         except ValueError as error:
             self.malformed[row] = str(error)
         if len(self._waiting) == _BATCH:

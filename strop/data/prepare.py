@@ -130,13 +130,17 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 def last_boxed(text: str) -> str | None:
     """What stands between the braces of the last complete \\boxed{...} or \\fbox{...}; None without one."""
-    for opening in reversed(list(re.finditer(r"\\(?:boxed|fbox)\s*\{", text))):
-        depth = 1
-        for piece in re.finditer(r"\\.|[{}]", text[opening.end() :], re.DOTALL):  # \{ is no brace of a group
-            depth += {"{": 1, "}": -1}.get(piece[0], 0)
-            if depth == 0:
-                return text[opening.end() :][: piece.start()].strip()
-    return None
+    boxes = {opening.end() for opening in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)}
+    opened: list[int] = []
+    last: tuple[int, int] | None = None
+    for piece in re.finditer(r"\\.|[{}]", text, re.DOTALL):  # \{ is no brace of a group
+        if piece[0] == "{":
+            opened.append(piece.end())
+        elif piece[0] == "}" and opened:
+            start = opened.pop()
+            if start in boxes and (last is None or start > last[0]):
+                last = start, piece.start()
+    return None if last is None else text[last[0] : last[1]].strip()
 
 
 def _gsm8k(raw: Raw) -> Row:

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from strop.border import read_json
+from strop.border import encodable_value
 from strop.data.folders import folder_files, split_entry
 from strop.data.sources import HUB_PREFIX, fetch, is_url, load_hub
-from strop.foreign_files import check_regular, read_text
+from strop.foreign_files import check_regular, parse_json, read_text
 
 MAX_FILE_BYTES = 2**36
 """Of a file of JSON that is held in memory: more than machines have."""
@@ -171,14 +171,14 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
 
 def _read_json_list(path: Path, text: str) -> list[dict[str, Any]]:
     try:
-        items = read_json(text)
+        items = encodable_value(parse_json(text))
     except json.JSONDecodeError as error:
         raise ValueError(
             f"data file {path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}; "
             f"fix that line"
         ) from error
     except ValueError as error:
-        raise ValueError(f"data file {path} cannot be read: {error}") from error
+        raise ValueError(f"data file {path} cannot be read as JSON: {error}") from error
     for index, item in enumerate(items):
         if not isinstance(item, dict):
             raise ValueError(_not_an_object(f"item {index} of {path}", item))
@@ -188,14 +188,14 @@ def _read_json_list(path: Path, text: str) -> list[dict[str, Any]]:
 def parse_object(line: str, where: str) -> dict[str, Any]:
     """The object of a line of JSON; `where` names it in errors."""
     try:
-        item = read_json(line)
+        item = encodable_value(parse_json(line))
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{where} is not valid JSON: {error.msg} at column {error.colno}; each line holds one object "
             f'such as {{"prompt": "...", ...}}'
         ) from error
     except ValueError as error:
-        raise ValueError(f"{where} cannot be read: {error}") from error
+        raise ValueError(f"{where} cannot be read as JSON: {error}") from error
     if not isinstance(item, dict):
         raise ValueError(_not_an_object(where, item))
     return item

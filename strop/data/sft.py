@@ -18,9 +18,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jinja2
 from transformers import PreTrainedTokenizerBase
 
+from strop.chat_template import TemplateRefused, apply_template
 from strop.data.chat import (
     Chat,
     control_token_ids,
@@ -224,15 +224,16 @@ def tokenize_chat(
 def _tokenize_marked(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> tuple[list[int], list[bool]]:
     """Tokens and mask as the {% generation %} blocks of the template say."""
     try:
-        encoded: Any = tokenizer.apply_chat_template(
-            [dict(message) for message in chat.messages],
-            tools=chat.tools,  # type: ignore[arg-type]  # as in chat.render
+        encoded: Any = apply_template(
+            tokenizer,
+            chat.messages,
+            chat.tools,
             return_dict=True,
             return_assistant_tokens_mask=True,
             tokenizer_kwargs={"verbose": False},
             **chat.options,
         )
-    except (jinja2.TemplateError, TypeError, ValueError) as error:
+    except TemplateRefused as error:
         raise ValueError(template_refused(chat, error)) from error
     return list(encoded["input_ids"]), [bool(flag) for flag in encoded["assistant_masks"]]
 

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from strop.device import collective_backend, device_name, num_devices
 from strop.net.interfaces import keep_to_interface
-from strop.net.rendezvous import Meeting, MeetingStore
+from strop.net.rendezvous import Meeting, MeetingStore, next_group
 
 _STORES: list[MeetingStore] = []
 """Of this process's group, if it has one."""
@@ -211,7 +211,7 @@ def _initialize(
     if device.type != "cpu":
         # Small facts travel between hosts and need no device.
         backend = f"cpu:{collective_backend('cpu')},{device.type}:{backend}"
-    store = MeetingStore(meeting, timeout_s=timeout_s)
+    store = MeetingStore(meeting, timeout_s=timeout_s, group=next_group(meeting))
     _STORES.append(store)
     keep_to_interface(store.own_host)
     dist.init_process_group(

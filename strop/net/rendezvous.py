@@ -19,6 +19,7 @@ import datetime
 import json
 import socket
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,6 +159,19 @@ class MeetingPoint:
             return {"value": _text(expected if held is None else held)}
 
 
+_GROUPS: Counter[Meeting] = Counter()
+"""How many groups this process has joined at each place."""
+
+
+def next_group(meeting: Meeting) -> str:
+    """A name for the next group at a place; the same in all its processes, as these join groups in the same order.
+
+    What an earlier group has left there would be taken for the addresses of this one.
+    """
+    _GROUPS[meeting] += 1
+    return str(_GROUPS[meeting])
+
+
 _OPEN: set[MeetingStore] = set()
 """torch keeps the C++ half of a store alive, not the Python half that does the work; this does, until `close`."""
 
@@ -165,11 +179,12 @@ _OPEN: set[MeetingStore] = set()
 class MeetingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch does not re-export it for types
     """The keys at a meeting point, as torch.distributed wants them."""
 
-    def __init__(self, meeting: Meeting, *, timeout_s: float) -> None:
+    def __init__(self, meeting: Meeting, *, timeout_s: float, group: str = "") -> None:
         """Connect.
 
         Args:
             meeting: where.
+            group: its keys are apart from those of other groups at the same place.
             timeout_s: deadline of the connection, and of each wait for which torch sets no other.
 
         Raises:
@@ -177,7 +192,7 @@ class MeetingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch does
         """
         super().__init__()
         self.set_timeout(datetime.timedelta(seconds=timeout_s))
-        self._meeting = meeting
+        self._meeting, self._prefix = meeting, f"{group}/"
         self._connect_s = timeout_s
         self._own = threading.local()
         self.own_host: str = self._connection().getsockname()[0]
@@ -219,16 +234,16 @@ class MeetingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch does
         return bool(self._ask("delete", [key])["value"])
 
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """How many keys there are, of all groups."""
         return int(self._ask("count", [])["value"])
 
     def _wait(self, keys: list[str], timeout: datetime.timedelta) -> str:
         seconds = timeout.total_seconds()
         answer = self._ask("wait", keys, wait_s=seconds, timeout_s=seconds)
         if "missing" in answer:
+            missing = ", ".join(key.removeprefix(self._prefix) for key in answer["missing"][:3])
             raise dist.DistStoreError(  # what torch's own stores raise
-                f"waited {seconds:g} s at the rendezvous for {', '.join(answer['missing'][:3])}, which another "
-                f"process was to set"
+                f"waited {seconds:g} s at the rendezvous for {missing}, which another process was to set"
             )
         return str(answer["value"])
 
@@ -237,7 +252,7 @@ class MeetingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch does
         deadline = wait_s + self._connect_s + _SLACK_S
         try:
             connection.settimeout(deadline)
-            _send(connection, {"do": do, "keys": keys, **content})
+            _send(connection, {"do": do, "keys": [self._prefix + key for key in keys], **content})
             answer = _receive(connection)
         except OSError as error:
             self._forget_connection()

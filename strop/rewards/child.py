@@ -29,7 +29,7 @@ from strop.border.values import MAX_NUMBER
 from strop.rewards.combining import Part, combine
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe, load_functions
 from strop.rewards.outcome import OutcomeKind, RewardUnavailable, Value
-from strop.rewards.sandbox import SandboxFailed, SandboxUnavailable
+from strop.rewards.sandbox import SandboxFailed, SandboxUnavailable, waiting
 from strop.rewards.sandbox.opening import config_from_data, shared
 from strop.rewards.scorers import budget
 from strop.rewards.wire import MAX_PARTS_BYTES, decode, encode
@@ -180,10 +180,16 @@ def _serve(pipe: _Pipe, functions: Sequence[RewardFunction], setup: Mapping[str,
         pipe.put(["grading", number, comparison])
         pipe.flush()
 
+    def tell_away(at_most_s: float | None) -> None:
+        if os.getpid() == own_pid:
+            pipe.put(["back", number] if at_most_s is None else ["away", number, at_most_s])
+            pipe.flush()
+
     number = -1
+    own_pid = os.getpid()
+    waiting.listen(tell_away)
     guard = budget.Guard(tell, timeout_s=setup["timeout_s"])
     prepared: set[str] = set()
-    own_pid = os.getpid()
     while (line := pipe.next_line()) is not None:
         number, arguments, *hopeless = decode(line)
         source = str(arguments["data_source"])

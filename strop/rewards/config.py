@@ -88,7 +88,8 @@ class RewardConfig:
     num_workers: int = 2
     """Processes that score at the same time."""
     timeout_s: float = 10.0
-    """Wall-clock limit for scoring one sample, in seconds. The process that exceeds it is killed."""
+    """Wall-clock limit for scoring one sample, in seconds; time in a sandbox is not counted. A process that exceeds it
+    is killed."""
     start_timeout_s: float = 120.0
     """Wall-clock limit for loading the reward file with all its imports, in seconds."""
     max_memory_gib: float | None = 4.0

@@ -5,6 +5,8 @@ with a training step. It waits in one place, on: the workers' pipes, the wake-up
 and the nearest deadline. Callers wait for a future that this thread always resolves: with a score, an error
 or a timeout, and with an error when the pool stops.
 
+A call's deadline stands still while it is in a sandbox, which has limits of its own (sandbox/waiting.py).
+
 A worker works on one call at a time, in the order in which it got them, and says when it starts one. What is
 queued behind a call that times out or kills its worker goes back to the front of the line.
 """
@@ -164,7 +166,8 @@ class Supervisor:
         if worker.kill_at is not None:
             return worker.kill_at
         if worker.current is not None:
-            return worker.since + self._timeout_s
+            away_s = 0.0 if worker.away_since is None else worker.away_until - worker.away_since
+            return worker.since + self._timeout_s + away_s
         if worker.state == "loading" or worker.sent:  # importing the reward file, or what a scorer needs
             return worker.since + self._start_timeout_s
         return None
@@ -223,6 +226,16 @@ class Supervisor:
         match message:
             case ["start", int(number)] if worker.sent and worker.sent[0].number == number:
                 worker.current, worker.since, worker.grading = number, time.monotonic(), None
+                worker.away_since, worker.away_until = None, 0.0
+            case ["away", int(number), float() | int() as at_most_s]:
+                if worker.current == number:  # else it prepares to score, which has a deadline of its own
+                    now = time.monotonic()
+                    worker.away_since = worker.away_since or now
+                    worker.away_until = max(worker.away_until, now + at_most_s)
+            case ["back", int(number)]:
+                if worker.current == number and worker.away_since is not None:
+                    worker.since += time.monotonic() - worker.away_since
+                    worker.away_since, worker.away_until = None, 0.0
             case ["grading", int(number), (int() | None) as comparison] if worker.current == number:
                 worker.grading = comparison
             case ["done", int(number), *_] if worker.sent and worker.sent[0].number == number:

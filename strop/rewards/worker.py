@@ -30,7 +30,7 @@ _MAX_LINE_BYTES = 16 << 20
 _TAIL_BYTES = 8192
 _MAX_READS = 64
 _BOOT = "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import strop.rewards.{} as c;c.main({},{},{})"
-_FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
 
 
 class Numbered(Protocol):
@@ -79,6 +79,10 @@ class WorkerProcess:
         """Number of the comparison within the current call that is under way."""
         self.since = time.monotonic()
         """When it started the current call; else when it last made progress."""
+        self.away_since: float | None = None
+        """Since when the current call is in a sandbox, which has limits of its own."""
+        self.away_until = 0.0
+        """When it will have come back from there at the latest."""
         self.kill_at: float | None = None
         """Set once it was asked to show where it hangs."""
         self.calls_done = 0

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.border import as_number
 from strop.foreign_files import check_regular, parse_json
 from strop.run.errors import RunError
 
@@ -24,7 +25,8 @@ MAX_VALUES = 2**28
 _BATCH_ROWS = 64
 _TOKEN_COLUMNS = ("response_ids", "response_mask", "rollout_log_probs", "versions")
 _LIST_OF_MAPPINGS = ("messages", "earlier_sequences")
-_MAPPINGS = ("reward_parts", "agent_facts", "timings")
+_WORDS = {word: as_number(word) for word in ("nan", "inf", "-inf")}
+MAPPINGS = ("reward_parts", "agent_facts", "timings")
 
 
 def read_file(
@@ -104,7 +106,7 @@ def _check_row(row: Mapping[str, Any], required: Collection[str]) -> None:
     for name in required:
         if row[name] is None:
             raise ValueError(f"it has no {name}")
-    for name in _MAPPINGS:
+    for name in MAPPINGS:
         if row[name] is not None and not isinstance(row[name], dict):
             raise ValueError(f"{name} is a {type(row[name]).__name__} and no mapping")
     for name in _LIST_OF_MAPPINGS:
@@ -114,9 +116,14 @@ def _check_row(row: Mapping[str, Any], required: Collection[str]) -> None:
         ):
             raise ValueError(f"{name} is no list of mappings")
     for sequence in (row, *(row["earlier_sequences"] or ())):
+        if sequence is not row and isinstance(log_probs := sequence.get("rollout_log_probs"), list):
+            # JSON has no word for numbers that are not finite; the column of the row itself has.
+            sequence["rollout_log_probs"] = [
+                _WORDS.get(one, one) if isinstance(one, str) else one for one in log_probs
+            ]
         _check_tokens(sequence)
-    for message in row["messages"] or ():
-        _check_message(message)
+    if not all(map(is_message, row["messages"] or ())):
+        raise ValueError("a message has no role, or its tokens, calls or images have another form")
 
 
 def _check_tokens(sequence: Mapping[str, Any]) -> None:
@@ -133,9 +140,12 @@ def _check_tokens(sequence: Mapping[str, Any]) -> None:
         raise ValueError("a log-prob or a version is no number")
 
 
-def _check_message(message: Mapping[str, Any]) -> None:
+def is_message(message: object) -> bool:
+    """A message in the form that those who show it rely on."""
+    if not isinstance(message, dict):
+        return False
     calls, images = message.get("tool_calls") or [], message.get("images") or []
-    if not (
+    return (
         isinstance(message.get("role"), str)
         and type(message.get("sequence", 0)) is int
         and message.get("sequence", 0) >= 0
@@ -144,8 +154,7 @@ def _check_message(message: Mapping[str, Any]) -> None:
         and all(isinstance(call, dict) for call in calls)
         and isinstance(images, list)
         and all(map(_is_image, images))
-    ):
-        raise ValueError("a message has no role, or its tokens, calls or images have another form")
+    )
 
 
 def _is_image(value: object) -> bool:

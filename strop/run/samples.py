@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strop.border import storable, storable_text
+from strop.border.text import MAX_CHARS
 from strop.border.values import MAX_ITEMS
 from strop.run.durable import fsync_path
 from strop.run.errors import RunError
-from strop.run.sample_files import read_file
+from strop.run.sample_files import MAPPINGS, is_message, read_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,6 +64,8 @@ REQUIRED = ("id", "uid", "sample_index")
 
 _JSON_COLUMNS = tuple(name for name, kind in COLUMNS.items() if kind == "json")
 _INT32 = 1 << 31
+_MAX_FILE_CHARS = 1 << 28
+"""Of all texts of one file, which readers hold in memory."""
 _FILE = re.compile(
     r"(?P<split>[a-z]+)?-?step-(?P<step>\d{6,9})(-(?P<part>\d{5})-of-(?P<parts>\d{5}))?\.parquet",
     re.ASCII,
@@ -207,7 +210,7 @@ class _File(NamedTuple):
 def _table(step: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     import pyarrow as pa
 
-    checked = [_checked_row(step, row) for row in rows]
+    checked = _checked_rows(step, rows)
     schema = _schema()
     columns = []
     for schema_field in schema:
@@ -219,7 +222,17 @@ def _table(step: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _checked_row(step: int, row: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_rows(step: int, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows as they are written, their texts cut where all of them are more than a file should hold."""
+    checked = [_checked_row(step, row) for row in rows]
+    num_chars = sum(len(value) for row in checked for value in row.values() if isinstance(value, str))
+    if num_chars <= _MAX_FILE_CHARS:
+        return checked
+    share = _MAX_FILE_CHARS // (len(rows) * len(COLUMNS))
+    return [_checked_row(step, row, max_chars=share) for row in rows]
+
+
+def _checked_row(step: int, row: Mapping[str, Any], max_chars: int = MAX_CHARS) -> dict[str, Any]:
     for name in row:
         if name not in COLUMNS:
             near = difflib.get_close_matches(name, COLUMNS, n=1)
@@ -229,21 +242,33 @@ def _checked_row(step: int, row: Mapping[str, Any]) -> dict[str, Any]:
         if row.get(name) is None:
             raise ValueError(f"sample {row.get('id')!r} has no {name}; all need {', '.join(REQUIRED)}")
     checked = {name: row.get(name) for name in COLUMNS} | {"step": step}
-    return {name: _stored(name, checked[name]) for name in COLUMNS}
+    return {name: _stored(name, checked[name], max_chars) for name in COLUMNS}
 
 
-def _stored(name: str, value: Any) -> Any:
+def _stored(name: str, value: Any, max_chars: int) -> Any:
     """The value of a column, made so that writing cannot fail on what is in it; of a wrong type, as it is."""
     kind = COLUMNS[name]
     if kind == "json" and value is not None:
-        max_items = (
-            sys.maxsize if name == "earlier_sequences" else MAX_ITEMS
-        )  # our own numbers, one per token
-        return json.dumps(storable(value, max_items=max_items), ensure_ascii=False)
+        if name == "earlier_sequences":  # our own numbers, several per token
+            return json.dumps(storable(value, max_items=sys.maxsize))
+        plain = storable(value, max_items=min(MAX_ITEMS, max_chars), max_chars=max_chars)
+        return json.dumps(_formed(name, plain), ensure_ascii=False)
     if kind == "string" and isinstance(value, str):
-        return storable_text(value)
+        return storable_text(value, max_chars=max_chars)
     if kind == "int32" and isinstance(value, int):
         return max(-_INT32, min(_INT32 - 1, value))
+    return value
+
+
+def _formed(name: str, value: Any) -> Any:
+    """A plain value in the form that `sample_files` asks of its column; agents of users may give others."""
+    if name in MAPPINGS:
+        return value if isinstance(value, dict) else {"value": value}
+    if name == "messages":
+        messages = value if isinstance(value, list) else [value]
+        return [
+            one if is_message(one) else {"role": "no message", "content": json.dumps(one)} for one in messages
+        ]
     return value
 
 

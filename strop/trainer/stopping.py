@@ -51,7 +51,10 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._handle) for number in NUMBERS}
+        before = {number: signal.getsignal(number) for number in NUMBERS}
+        for number, handler in before.items():
+            if handler != signal.SIG_IGN:  # `nohup` wants a run to outlive its terminal
+                signal.signal(number, self._handle)
         try:
             yield
         except Exception as error:
@@ -61,7 +64,7 @@ class StopRequest:
         finally:
             self._end_timer()
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     @contextmanager
     def step(self) -> Iterator[None]:

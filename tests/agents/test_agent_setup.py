@@ -147,6 +147,10 @@ def test_rows_of_single_turns_are_left_as_they_are() -> None:
         ({"extra_info": {"tool_selection": ["saw"]}}, "train row 1 names the tool 'saw', but the run has no such tool"),
         ({"extra_info": {"tools_kwargs": {"saw": {}}}}, "names the tool 'saw'"),
         ({"extra_info": {"tools_kwargs": {"calculator": {"kwargs": 1}}}}, "of 'calculator' have the key 'kwargs'"),
+        (
+            {"extra_info": {"tools_kwargs": {"calculator": {"execute_kwargs": {"agent_data": 1}}}}},
+            "execute_kwargs of 'calculator' have 'agent_data', which strop itself gives a tool",
+        ),
         ({"extra_info": {"need_tools_kwargs": True}}, "has need_tools_kwargs, but no tools_kwargs"),
         ({"tools": [{"type": "function"}]}, "has a column 'tools' with schemas"),
     ],

@@ -25,6 +25,7 @@ from strop.border import (
     finite,
     printable,
     read_json,
+    read_json_at,
     redacted,
     remember_named,
     remember_secret,
@@ -122,7 +123,14 @@ def test_json_from_outside_is_read_or_refused_with_a_value_error() -> None:
     for text in ("[" * 100_000, "{", b"\xff\xfe\xff", "\ud83d"):
         with pytest.raises(ValueError, match="."):
             read_json(text)
-    assert "nested more deeply" in str(read_json("[" * 500 + "]" * 500))
+    for text in ("[" * 101 + "]" * 101, "[" * 500 + "]" * 500):
+        with pytest.raises(ValueError, match="objects and lists are nested more than 100 deep"):
+            read_json(text)
+    assert str(read_json("[" * 100 + "]" * 100)).count("[") == 100
+    assert read_json_at(' {"a": 1} and more', 1) == ({"a": 1}, 9)
+    for extra in ("[1] 2", "1,"):
+        with pytest.raises(ValueError, match="Extra data"):
+            read_json(extra)
 
 
 @pytest.mark.parametrize("limit", [640, 0])

@@ -142,11 +142,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         for number in range(6)
     ]
-    lines = [
-        json.dumps(row).replace(f'"index": {number}', f'"index": {number}, "long": {"7" * 5000}')
-        for number, row in enumerate(rows)
-    ]
-    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 

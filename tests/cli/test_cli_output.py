@@ -42,7 +42,7 @@ def test_shorten_keeps_the_length() -> None:
 def test_json_is_one_line_without_nan(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"loss": math.nan, "text": "two\nlines\x1b", "rate": None})
     (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line) == {"loss": "nan", "text": "two\nlines\x1b", "rate": None}
+    assert json.loads(line) == {"loss": "nan", "text": "two\nlines\\x1b", "rate": None}
 
 
 def log_lines(*, debug: bool) -> list[str]:

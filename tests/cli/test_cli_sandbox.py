@@ -14,7 +14,8 @@ def test_machine_that_isolates_is_told_so_line_by_line(capsys: pytest.CaptureFix
     lines = capsys.readouterr().out.splitlines()
     assert {line.split("  ")[0]: line.split()[-1] for line in lines[:-1]} == dict.fromkeys(
         ("network", "files", "environment", "root", "work folder", "identity", "privileges", "filter", "namespaces",
-         "processes", "memory", "time", "program"), "ok",
+         "processes", "first process", "allowances", "time", "processor", "memory", "shared memory", "socket buffers",
+         "page tables", "program"), "ok",
     )  # fmt: skip
     assert lines[-1].startswith("sandbox: local ready, checked in ")
 
@@ -22,7 +23,7 @@ def test_machine_that_isolates_is_told_so_line_by_line(capsys: pytest.CaptureFix
 def test_missing_property_is_a_sentence_and_exit_code_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sandbox", "check", "reward.sandbox.python=/no/python"]) == 1
     captured = capsys.readouterr()
-    assert captured.out.startswith("start         MISSING: sandbox.python is '/no/python'")
+    assert captured.out.startswith("start           MISSING: sandbox.python is '/no/python'")
     assert "nothing that a model wrote is run here" in captured.err
 
 

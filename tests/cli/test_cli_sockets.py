@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -158,10 +159,13 @@ def test_notes_are_hints_and_never_hide_a_socket(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 def test_another_user_is_told_whose_run_it_is(writer: tuple[Path, psutil.Process]) -> None:
-    run, _ = writer
+    run, process = writer
     before = os.getresuid()
+    hidden: list[int] = []
     os.seteuid(65534)
     try:
+        assert listing.listeners([process.pid], hidden=hidden) == []
+        assert hidden == [process.pid], "nothing is left out without a word"
         with pytest.raises(ValueError, match="belong to root; look at their sockets as that user or as root"):
             module.sockets_of(run)
     finally:
@@ -180,3 +184,38 @@ def test_addresses_of_the_kernel() -> None:
     assert listing._address("0100007F") == "127.0.0.1"
     assert listing._address("00000000000000000000000001000000") == "::1"
     assert listing._address("0000000000000000FFFF00000100007F") == "127.0.0.1"
+
+
+ALONE = "import socket, sys; s = socket.create_server(('0.0.0.0', 0)); print(flush=True); sys.stdin.read()"
+
+
+def test_a_process_with_a_network_of_its_own_is_told_apart_from_one_that_everybody_reaches() -> None:
+    command = ["unshare", "--net", "--map-root-user", sys.executable, "-c", ALONE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            pytest.skip("this user may make no network")
+        (found,) = listing.listeners([process.pid])
+        assert (found.address, found.is_in_own_network) == ("0.0.0.0", True)
+        (found,) = listing.listeners([process.pid], home=process.pid)
+        assert not found.is_in_own_network, "where the whole run is there, nothing keeps others out"
+        process.communicate("")
+
+
+def test_a_name_with_line_breaks_neither_hides_a_socket_nor_ends_the_listing(tmp_path: Path) -> None:
+    with (
+        contextlib.chdir(tmp_path),
+        socket.create_server(("127.0.0.1", 0)) as real,
+        contextlib.ExitStack() as held,
+    ):
+        inode = os.fstat(real.fileno()).st_ino
+        forged = f"0000000000000000: 00000002 00000000 00010000 0001 01 {inode} made up"
+        for name in ("a\nb c\n", f"c\n{forged}", "\ud83d", "\x1b[2Jboo"):
+            one = held.enter_context(socket.socket(socket.AF_UNIX))
+            one.bind(os.fsencode(name) if name != "\ud83d" else b"\xff")
+            one.listen()
+        found = listing.listeners([os.getpid()])
+        assert ("tcp", "127.0.0.1", real.getsockname()[1]) in {
+            (each.protocol, each.address, each.port) for each in found if each.inode == inode
+        }
+        assert sum(each.protocol == "unix" for each in found) >= 4

@@ -69,13 +69,31 @@ def test_the_folder_of_a_cluster_is_private_and_has_room_for_the_names_of_its_so
     deep.mkdir()
     for base in (tmp_path, deep):
         monkeypatch.setenv("RAY_TMPDIR", str(base))
-        folder = private.private_folder()
-        assert mode(folder) == 0o700
-        assert (
-            len(str(folder)) + len("/ray/session_2026-11-22_11-17-42_393286_4194304/sockets/plasma_store")
-            <= 107
-        )
-        folder.rmdir()
+        folder = private.PrivateFolder()
+        assert mode(folder.path) == 0o700
+        inside = "/ray/session_2026-11-22_11-17-42_393286_4194304/sockets/plasma_store"
+        assert len(str(folder.path)) + len(inside) <= 107
+        folder.remove()
+        assert not folder.path.exists()
+
+
+def test_folders_of_killed_processes_are_removed_and_those_in_use_stay(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(private, "_MAX_FOLDER_LENGTH", 1000)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    stale, young = (tmp_path / f"strop-ray-{name}" for name in ("stale", "young"))
+    for folder in (stale, young):
+        folder.mkdir()
+    (stale / "lock").touch()
+    (tmp_path / "strop-ray-link").symlink_to(tmp_path / "elsewhere")
+    first = private.PrivateFolder()
+    second = private.PrivateFolder()
+    assert not stale.exists()
+    assert first.path.exists()
+    assert young.exists()
+    first.remove()
+    second.remove()
 
 
 @pytest.mark.slow

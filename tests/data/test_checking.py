@@ -118,6 +118,14 @@ def test_every_length_is_in_one_bin(lengths: list[int]) -> None:
     assert str(widths.pop()).rstrip("0") in {"1", "2", "5"}
 
 
+def test_a_template_that_loops_is_met_once_and_not_for_every_row() -> None:
+    tokenizer = make_tokenizer(
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    )
+    with pytest.raises(ValueError, match="loops, or writes far more than it is given, and was stopped"):
+        examine([row("a"), row("b")], tokenizer, config())
+
+
 def test_a_tokenizer_without_chat_template_is_refused() -> None:
     with pytest.raises(ValueError, match="no chat template"):
         examine([row("a")], make_tokenizer(None), config())

@@ -42,6 +42,7 @@ from strop.run.samples import COLUMNS
 from strop.trainer.config import Config
 from strop.trainer.preflight import Preflight
 from strop.trainer.stopping import Terminated
+from strop.trainer.trackers import TrackerGroup, TrackerSetup
 from strop.workers.reports import EpisodeReport, StaleSamples, check_versions
 
 DOCS = ROOT / "docs"
@@ -209,7 +210,7 @@ def test_every_sentence_of_troubleshooting_is_said(own_task: Session, tmp_path: 
     said = "\n".join([
         *own_task.transcript, *bad_settings(own_task.folder), *bad_rewards(own_task.folder),
         *bad_folders(own_task.folder), *bad_checkpoints(own_task.folder, tmp_path), *bad_steps(),
-        *bad_processes(own_task.folder), *bad_prospects(),
+        *bad_processes(own_task.folder), *bad_prospects(), *bad_trackers(tmp_path),
     ])  # fmt: skip
     unsaid = [heading for heading in headings if not matches(heading, said)]
     assert not unsaid, said
@@ -233,6 +234,9 @@ def bad_settings(folder: Path) -> Iterator[str]:
     (folder / "broken.jsonl").write_text('{"prompt": "x", "answer": "y"}\n{oh\n')
     shutil.copytree(folder / "model", folder / "base-model")
     (folder / "base-model" / "chat_template.jinja").unlink()
+    shutil.copytree(folder / "model", folder / "looping-model")
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (folder / "looping-model" / "chat_template.jinja").write_text(endless)
     for words in (
         ["data.train_files=[trian.jsonl]"],
         ["data.train_files=[empty.jsonl]"],
@@ -244,6 +248,7 @@ def bad_settings(folder: Path) -> Iterator[str]:
         ["data.max_prompt_tokens=8", "data.filter_overlong_prompts=false"],
         ["model.path=nowhere"],
         ["model.path=base-model"],
+        ["model.path=looping-model"],
         ["rollout.temperatur=1"],
         ["rollout.top_k=many"],
         ["rollout.samples_per_prompt=1"],
@@ -267,6 +272,7 @@ def bad_folders(folder: Path) -> Iterator[str]:
     for out in ("config.yaml/run", "runs/try", "model"):
         yield refused(folder, "--config", "config.yaml", "--out", out)
     yield refused(folder, "--resume", "runs/none")
+    yield refused(folder, "--resume", "runs/try", "trainer.seed=9")
     given = folder / "runs" / "given"
     shutil.copytree(folder / "runs" / "try", given, symlinks=True)
     (given / "config.yaml").write_text((given / "config.yaml").read_text() + "\n")
@@ -276,6 +282,17 @@ def bad_folders(folder: Path) -> Iterator[str]:
     yield refused(folder, "--resume", "runs/given", "--trust-code")
     (given / "config.yaml").unlink()
     yield refused(folder, "--resume", "runs/given")
+
+
+def bad_trackers(tmp_path: Path) -> list[str]:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("strop").addHandler(handler)
+    (tmp_path / "tensorboard").touch()
+    TrackerGroup(["tensorboard"], TrackerSetup(folder=tmp_path, total_steps=1)).close()
+    logging.getLogger("strop").removeHandler(handler)
+    return said
 
 
 def bad_checkpoints(folder: Path, tmp_path: Path) -> Iterator[str]:

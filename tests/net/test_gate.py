@@ -210,3 +210,15 @@ def test_the_log_is_bounded_in_time(
         "1 connection was turned away at the x (a)",
         "1 connection was turned away at the x (b)",
     ]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1"])
+def test_it_is_bound_to_the_address_that_it_was_given(host: str) -> None:
+    if host == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    secret = new_secret()
+    gate = Gate(host, secret, purpose=PURPOSE, welcome=socket.socket.close)
+    knock(host, gate.port, secret, purpose=PURPOSE, timeout_s=DEADLINE_S).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", gate.port), timeout=DEADLINE_S)
+    gate.close()

@@ -16,7 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from references.rank_processes import Ranks, run_ranks
 from strop.net.interfaces import interface_of
-from strop.net.rendezvous import MeetingPoint, MeetingStore
+from strop.net.rendezvous import MeetingPoint, MeetingStore, next_group
 
 DEADLINE_S = 20.0
 
@@ -87,7 +87,7 @@ def test_another_process_can_neither_list_nor_delete_keys(place: MeetingPoint, s
     """What another user did with the keys of a TCPStore, tried with torch's own client and with a wrong secret."""
     store.set("key", b"value")
     with pytest.raises((RuntimeError, OSError)):
-        TCPStore("127.0.0.1", place.meeting.port, is_master=False, timeout=datetime.timedelta(seconds=2))
+        TCPStore("127.0.0.1", place.meeting.port, is_master=False, timeout=datetime.timedelta(seconds=0.3))
     with pytest.raises(ConnectionError, match="cannot be reached"):
         MeetingStore(replace(place.meeting, secret="0" * 64), timeout_s=0.2)
     assert store.get("key") == b"value"
@@ -131,6 +131,18 @@ def test_a_group_of_two_processes_listens_on_loopback_only() -> None:
     seen = run_ranks(listeners_during, 2)
     assert all(seen), "gloo listens"
     assert {address for one in seen for address, _ in one} == {"127.0.0.1"}
+
+
+def test_what_a_group_leaves_behind_is_not_taken_for_the_addresses_of_the_next(place: MeetingPoint) -> None:
+    first, second = (
+        MeetingStore(place.meeting, timeout_s=DEADLINE_S, group=next_group(place.meeting)) for _ in range(2)
+    )
+    first.set("rank 0", "an address that is gone")
+    assert not second.check(["rank 0"])
+    with pytest.raises(dist.DistStoreError, match="at the rendezvous for rank 0, which"):
+        second.wait(["rank 0"], datetime.timedelta(seconds=0.01))
+    first.close()
+    second.close()
 
 
 def test_the_interface_of_an_address() -> None:

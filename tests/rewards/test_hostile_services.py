@@ -88,11 +88,14 @@ def hostile(answer: Callable[[Line], None], *, reads: bool = True) -> Iterator[t
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
     finally:
-        is_over.set()
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        for thread in [acceptor, *threads]:
-            thread.join(10)
+        acceptor.join(5)
+        for thread in threads:
+            thread.join(5)
+        busy = [thread for thread in threads if thread.is_alive()]
+        is_over.set()
+        assert busy == [], "somebody still reads what it sends"
 
 
 def _chunks(line: Line) -> None:

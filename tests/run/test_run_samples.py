@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ FULL: dict[str, Any] = {
     "outcome": "score", "error": "", "reward_parts": {"acc": 1.0, "bad": float("nan")}, "advantage": 0.7071,
     "fate": "trained", "fate_reason": "", "stop_reason": "stop",
     "num_turns": 2, "timings": {"generate_s": 0.25}, "agent_name": "tool_agent", "messages": [{"role": "assistant"}],
-    "agent_facts": {"tool_rewards": [0.5]}, "earlier_sequences": [{"prompt_ids": [1]}],
+    "agent_facts": {"tool_rewards": [0.5]}, "earlier_sequences": [{"prompt_ids": [1], "response_ids": [2]}],
     "dataset_row": "[{}]",
 }  # fmt: skip
 
@@ -163,3 +164,12 @@ def test_a_write_that_the_disk_refuses_leaves_the_old_file_and_nothing_else(
         store.write(1, [row("b/0")])
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001.parquet"]
     assert store.read()[0]["id"] == "a/0"
+
+
+def test_log_probs_of_earlier_sequences_may_be_no_numbers(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    earlier = {"prompt_ids": [1], "response_ids": [2, 3, 4], "rollout_log_probs": [math.nan, -math.inf, -0.5]}
+    store.write(1, [{"id": "a/0", "uid": "a", "sample_index": 0, "earlier_sequences": [earlier]}])
+    (found,) = store.read(1)[0]["earlier_sequences"]
+    assert math.isnan(found["rollout_log_probs"][0])
+    assert found["rollout_log_probs"][1:] == [-math.inf, -0.5]

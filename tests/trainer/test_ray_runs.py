@@ -210,7 +210,12 @@ def test_all_sockets_of_a_run_are_private_and_strangers_change_nothing(
                 strangers[-1].sendall(noise)
     (folder,) = {Path(one["address"]).parents[2] for one in found if one["protocol"] == "unix"}
     assert folder.parent.stat().st_mode & 0o777 == 0o700
-    assert (Path.home() / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+    token = Path.home() / ".ray" / "auth_token"
+    assert token.stat().st_mode & 0o777 == 0o600
+    if os.getuid() == 0:
+        another = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        for words in (["cat", token], ["ls", folder], ["ls", folder.parent]):
+            assert subprocess.run([*another, *words], capture_output=True, check=False).returncode, words
     at = latest_step(run)
     wait_until(lambda: latest_step(run) > at + 2, process)
     process.send_signal(signal.SIGTERM)
@@ -218,6 +223,10 @@ def test_all_sockets_of_a_run_are_private_and_strangers_change_nothing(
     assert process.returncode == 143, words
     for one in strangers:
         one.close()
+    log = (run / "logs" / "main-0.log").read_text()
+    assert log.count("turned away at the weight sync") == 1
+    assert log.count("turned away at the rendezvous of a process group") == 1
+    assert "[[" not in log
     wait_until_gone(family[1:])
     assert not folder.parent.exists()
 

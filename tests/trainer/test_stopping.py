@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tiny_runs import Project, chain_of, check_records, resume_in, train_in
+from tiny_runs import Done, Project, chain_of, check_records, resume_in
 
 from strop.config import save_config
 from strop.run import RunFolder
@@ -37,11 +37,11 @@ def interrupted(run: Path) -> list[tuple[int, str]]:
 
 
 def test_the_step_that_runs_is_finished_and_saved_and_the_run_goes_on_to_the_same_end(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on_policy: Done, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = signal.SIGTERM
-    config = project.config()
-    whole = train_in(tmp_path / "whole", config)
+    settings = ["algorithm.use_kl_loss=true", "algorithm.kl_loss_type=abs", "algorithm.kl_loss_coef=0.01"]
+    config = project.config(*settings)
     step = Trainer.step
 
     def asked(trainer: Trainer, record: StepRecord) -> None:
@@ -64,7 +64,7 @@ def test_the_step_that_runs_is_finished_and_saved_and_the_run_goes_on_to_the_sam
     monkeypatch.setattr(Trainer, "step", step)
     done = resume_in(run)
     assert [record.step for record in done.records] == [3]
-    assert [one.chain for one in chain_of(run)] == [one.chain for one in whole.chain]
+    assert [one.chain for one in chain_of(run)] == [one.chain for one in on_policy.chain]
     check_records(run, num_steps=3)
 
 
@@ -151,6 +151,16 @@ def test_another_thread_leaves_the_signals_alone() -> None:
     assert seen == [signal.getsignal(signal.SIGTERM)]
 
 
+def test_a_run_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest().listening():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 SECOND = """
 import os, signal, time
 from strop.trainer.stopping import StopRequest
@@ -221,3 +231,27 @@ def test_a_signal_for_the_whole_group_ends_a_real_run_in_order(
     start.run.close()
     assert start.checkpoint is not None
     assert start.checkpoint.step == step
+
+
+@pytest.mark.dist
+def test_a_signal_while_the_cluster_starts_leaves_nothing(project: Project, tmp_path: Path) -> None:
+    config = project.config("resources.runtime=ray", "resources.cpus_per_rank=0.25")
+    save_config(config, tmp_path / "config.yaml")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "strop.cli.main", "train", "--config", tmp_path / "config.yaml", "--out",
+         tmp_path / "run"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    deadline = time.monotonic() + DEADLINE_S
+    family: list[psutil.Process] = []
+    while not any("gcs_server" in one.name() for one in family):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert said.splitlines()[-1].startswith("ended by SIGTERM; continue with")
+    assert "***" not in said
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []

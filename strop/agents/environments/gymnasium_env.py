@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _NUMBER = re.compile(r"-?\d+")
+_MAX_DIGITS = 18
+"""Of a number that may be an action."""
 
 
 class GymnasiumEnvironment:
@@ -128,8 +130,11 @@ def _reader(space: Any, actions: Mapping[str, int]) -> Callable[[str], Any]:
                 if word in words:
                     return words[word]
             found = _NUMBER.search(answer)
-            if found and first <= int(found[0][:18]) <= last:
-                return int(found[0])
+            digits = found[0].lstrip("-").lstrip("0") if found else ""
+            if found and len(digits) <= _MAX_DIGITS:
+                number = int(digits or "0") * (-1 if found[0].startswith("-") else 1)
+                if first <= number <= last:
+                    return number
             known = f"one of {', '.join(actions)}" if actions else f"a whole number from {first} to {last}"
             raise ValueError(f"say {known}")
 

@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from strop.agents.environments.base import EnvironmentFailed
+from strop.border import read_json
 
 _FULL = "CAPACITY_REACHED"
 _INVALID = "VALIDATION_ERROR"
@@ -93,8 +94,8 @@ class OpenEnvEnvironment:
             sent = {**self._fields, self._action_key: action}
         else:
             try:
-                read = json.loads(action)
-            except (ValueError, RecursionError):
+                read = read_json(action)
+            except ValueError:
                 read = None
             if not isinstance(read, dict):
                 return "Invalid action: answer with a JSON object.", nothing, False, {"is_invalid": True}

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 
-from strop.agents.formats.calls import FunctionCall, MalformedCall, Read, ToolSchemas, call_from_object
+from strop.agents.formats.calls import (
+    FunctionCall,
+    MalformedCall,
+    Read,
+    ToolSchemas,
+    call_from_object,
+)
 from strop.agents.formats.parser import ToolFormat, formats
+from strop.agents.formats.pythonic import calls_in_list
+from strop.border import read_json_at
 
 _PYTHON_TAG = "<|python_tag|>"
 _NAMED_OBJECT = re.compile(r'\{\s*"(?:name|type)"')
@@ -15,8 +21,6 @@ _PYTHONIC = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(.*\)\s*\]", re.DOTALL)
 _PYTHONIC_MARKED = re.compile(
     r"<\|(?P<mark>python|tool_call)_start\|>(?P<calls>.*?)(?:<\|(?P=mark)_end\|>|\Z)", re.DOTALL
 )
-_MAX_PYTHONIC_CHARS = 20_000
-"""Longer ones are refused before they are parsed; the parser's memory grows with them."""
 
 
 def read_llama3_json(text: str, tools: ToolSchemas) -> Read:
@@ -26,12 +30,11 @@ def read_llama3_json(text: str, tools: ToolSchemas) -> Read:
     if not tagged and not _NAMED_OBJECT.match(body):
         return text.strip(), []
     calls: list[FunctionCall | MalformedCall] = []
-    decoder = json.JSONDecoder()
     position = 0
     while position < len(body):
         try:
-            value, end = decoder.raw_decode(body, position)
-        except json.JSONDecodeError as error:
+            value, end = read_json_at(body, position)
+        except ValueError as error:
             calls.append(MalformedCall(body[position:], f"Invalid JSON in tool call: {error}"))
             break
         written = body[position:end]
@@ -46,7 +49,7 @@ def read_llama3_json(text: str, tools: ToolSchemas) -> Read:
 
 
 def read_pythonic(text: str, tools: ToolSchemas) -> Read:
-    """`[name(key=value, ...), ...]` with literal values; parsed as an expression, never carried out.
+    """`[name(key=value, ...), ...]` with literal values; read as text, never carried out.
 
     It is the whole answer, or stands between control tokens of its own (Llama 4, LFM2).
     """
@@ -57,33 +60,7 @@ def read_pythonic(text: str, tools: ToolSchemas) -> Read:
         if marked:
             return content, [MalformedCall(body, "Tool calls must be a list of calls name(key=value).")]
         return text.strip(), []
-    return content, _pythonic_calls(body)
-
-
-def _pythonic_calls(body: str) -> list[FunctionCall | MalformedCall]:
-    if len(body) > _MAX_PYTHONIC_CHARS:
-        return [MalformedCall(body[:200], f"Tool calls have more than {_MAX_PYTHONIC_CHARS} characters.")]
-    try:
-        tree = ast.parse(body, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return [MalformedCall(body, f"Tool calls are not valid Python: {error}")]
-    if not isinstance(tree, ast.List):
-        return [MalformedCall(body, "Tool calls must be a list of calls name(key=value).")]
-    return [_pythonic_call(node, ast.get_source_segment(body, node) or body) for node in tree.elts]
-
-
-def _pythonic_call(node: ast.expr, written: str) -> FunctionCall | MalformedCall:
-    if not isinstance(node, ast.Call):
-        return MalformedCall(written, "Each entry of the list must be a call name(key=value).")
-    name = ast.unparse(node.func)
-    if node.args or any(keyword.arg is None for keyword in node.keywords):
-        return MalformedCall(written, "Give every argument by its name: name(key=value).", name)
-    try:
-        values = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-        arguments = json.dumps(values, ensure_ascii=False)
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        return MalformedCall(written, "Arguments must be plain values.", name)
-    return FunctionCall(name, arguments)
+    return content, calls_in_list(body)
 
 
 formats.add(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 
 from strop.agents.formats.calls import (
     FunctionCall,
@@ -13,26 +14,20 @@ from strop.agents.formats.calls import (
     call_from_object,
 )
 from strop.agents.formats.parser import ToolFormat, formats
+from strop.agents.formats.scanning import Marks, without_end
+from strop.border import read_json_at
 
-_DEEPSEEK = re.compile(
-    r"<｜tool▁call▁begin｜>(?P<head>.*?)<｜tool▁sep｜>(?P<tail>.*?)(?P<end><｜tool▁call▁end｜>|\Z)", re.DOTALL
-)
 _DEEPSEEK_BEGIN = "<｜tool▁calls▁begin｜>"
-_FENCED = re.compile(r"\s*(?P<name>[^\n`]+)\n```(?:json)?\n(?P<arguments>.*?)(?:\n```\s*|\Z)", re.DOTALL)
+_DEEPSEEK = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
-_KIMI = re.compile(
-    r"<\|tool_call_begin\|>(?P<id>.*?)<\|tool_call_argument_begin\|>(?P<arguments>.*?)(?P<end><\|tool_call_end\|>|\Z)",
-    re.DOTALL,
-)
 _KIMI_BEGIN = "<|tool_calls_section_begin|>"
+_KIMI = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?")
 
 _MISTRAL_BEGIN = "[TOOL_CALLS]"
 _MISTRAL_NAMED = re.compile(r"\s*(?P<name>[\w.-]+)(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?\s*(?=\{)")
 
-_HARMONY = re.compile(
-    r"(?P<head>.*?)<\|message\|>(?P<body>.*?)(?:<\|end\|>|<\|call\|>|<\|return\|>|\Z)", re.DOTALL
-)
+_HARMONY_END = re.compile(r"<\|(?:end|call|return)\|>")
 _HARMONY_TO = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
 _HARMONY_CHANNEL = re.compile(r"<\|channel\|>(\w+)")
 
@@ -44,35 +39,58 @@ def _checked(name: str, arguments: str, identity: str | None = None) -> Function
     return FunctionCall(name.strip(), arguments.strip() or "{}", identity)
 
 
+def _marked_calls(text: str, begin: str, middle: str, end: str) -> Iterator[tuple[str, str, str]]:
+    """What stands before and after the middle of every call, and the call as written.
+
+    A call without an end goes to the end of the text; one without a middle is none.
+    """
+    marks = Marks(text)
+    start = marks.find(begin, 0)
+    while start >= 0 and (divide := marks.find(middle, start + len(begin))) >= 0:
+        tail = divide + len(middle)
+        close = marks.find(end, tail)
+        stop, after = (close, close + len(end)) if close >= 0 else (len(text), len(text))
+        yield text[start + len(begin) : divide], text[tail:stop], text[start:after]
+        start = marks.find(begin, after)
+
+
 def read_deepseek(text: str, tools: ToolSchemas) -> Read:
     """Calls with a type before and fenced JSON after the separator (V3, R1), or a name before it (V3.1)."""
     content, begun, section = text.partition(_DEEPSEEK_BEGIN)
     calls: list[FunctionCall | MalformedCall] = []
-    for match in _DEEPSEEK.finditer(section):
-        head, tail = match["head"].strip(), match["tail"]
-        fenced = _FENCED.fullmatch(tail)
-        if head == "function" and fenced is not None:
-            calls.append(_checked(fenced["name"], fenced["arguments"]))
-        elif head == "function":
-            calls.append(MalformedCall(match[0], "A tool call needs a name and a block of JSON."))
-        else:
+    for before, tail, written in _marked_calls(section, *_DEEPSEEK):
+        head = before.strip()
+        if head != "function":
             calls.append(_checked(head, tail))
+        elif (fenced := _fenced(tail)) is not None:
+            calls.append(_checked(*fenced))
+        else:
+            calls.append(MalformedCall(written, "A tool call needs a name and a block of JSON."))
     if begun and not calls:
         calls.append(MalformedCall(section, "Tool calls were begun, but there is none."))
     return content.strip(), calls
+
+
+def _fenced(text: str) -> tuple[str, str] | None:
+    """Name and arguments: a line, and a block of JSON under it that may lack its end."""
+    name, _, block = text.lstrip().partition("\n")
+    opening = next((one for one in ("```json\n", "```\n") if block.startswith(one)), None)
+    if not name or "`" in name or opening is None:
+        return None
+    return name, without_end(block.removeprefix(opening), "\n```")
 
 
 def read_kimi(text: str, tools: ToolSchemas) -> Read:
     """Calls by id (`functions.NAME:NUMBER`), arguments as JSON."""
     content, begun, section = text.partition(_KIMI_BEGIN)
     calls: list[FunctionCall | MalformedCall] = []
-    for match in _KIMI.finditer(section):
-        identity = match["id"].strip()
+    for before, arguments, written in _marked_calls(section, *_KIMI):
+        identity = before.strip()
         named = _KIMI_ID.fullmatch(identity)
         if named is None:
-            calls.append(MalformedCall(match[0], "The id of a tool call must be functions.NAME:NUMBER."))
+            calls.append(MalformedCall(written, "The id of a tool call must be functions.NAME:NUMBER."))
         else:
-            calls.append(_checked(named["name"], match["arguments"], identity))
+            calls.append(_checked(named["name"], arguments, identity))
     if begun and not calls:
         calls.append(MalformedCall(section, "Tool calls were begun, but there is none."))
     return content.strip(), calls
@@ -90,8 +108,8 @@ def read_mistral(text: str, tools: ToolSchemas) -> Read:
 def _mistral_calls(part: str) -> list[FunctionCall | MalformedCall]:
     if part.lstrip().startswith("["):
         try:
-            values, _ = json.JSONDecoder().raw_decode(part.lstrip())
-        except json.JSONDecodeError as error:
+            values, _ = read_json_at(part.lstrip(), 0)
+        except ValueError as error:
             return [MalformedCall(part, f"Invalid JSON in tool call: {error}")]
         return [call_from_object(value, json.dumps(value), arguments_key="arguments") for value in values]
     named = _MISTRAL_NAMED.match(part)
@@ -105,11 +123,20 @@ def split_harmony(text: str) -> tuple[str, str]:
     thoughts: list[str] = []
     kept: list[str] = []
     for part in text.split("<|start|>"):
-        match = _HARMONY.match(part)
-        channel = _HARMONY_CHANNEL.search(match["head"]) if match else None
+        head, body = _message(part)
+        channel = _HARMONY_CHANNEL.search(head) if body is not None else None
         is_thought = channel is not None and channel[1] == "analysis" and not _HARMONY_TO.search(part)
-        (thoughts if is_thought else kept).append(match["body"] if match and is_thought else part)
+        (thoughts if is_thought else kept).append(body if body is not None and is_thought else part)
     return "\n".join(thoughts), "<|start|>".join(kept)
+
+
+def _message(part: str) -> tuple[str, str | None]:
+    """What stands before <|message|>, and what behind it up to its end; None where there is no such mark."""
+    head, marked, rest = part.partition("<|message|>")
+    if not marked:
+        return head, None
+    end = _HARMONY_END.search(rest)
+    return head, rest[: end.start()] if end else rest
 
 
 def read_harmony(text: str, tools: ToolSchemas) -> Read:
@@ -117,18 +144,17 @@ def read_harmony(text: str, tools: ToolSchemas) -> Read:
     content: list[str] = []
     calls: list[FunctionCall | MalformedCall] = []
     for part in text.split("<|start|>"):
-        match = _HARMONY.match(part)
-        if match is None:
-            if _HARMONY_TO.search(part):
+        head, body = _message(part)
+        recipient = _HARMONY_TO.search(head)
+        if body is None:
+            if recipient is not None:
                 calls.append(MalformedCall(part, "A tool call needs <|message|> before its arguments."))
             elif part.strip() and "<|channel|>" not in part:
                 content.append(part)
-            continue
-        recipient = _HARMONY_TO.search(match["head"])
-        if recipient is not None:
-            calls.append(_checked(recipient[1], match["body"]))
+        elif recipient is not None:
+            calls.append(_checked(recipient[1], body))
         else:
-            content.append(match["body"])
+            content.append(body)
     return "".join(content).strip(), calls
 
 

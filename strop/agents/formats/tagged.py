@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from strop.agents.formats.calls import (
     FunctionCall,
@@ -16,15 +16,13 @@ from strop.agents.formats.calls import (
     typed_value,
 )
 from strop.agents.formats.parser import ToolFormat, formats
+from strop.agents.formats.scanning import Marks, without_end
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*|\Z)", re.DOTALL)
-_PARAMETER = re.compile(
-    r"<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)",
-    re.DOTALL,
-)
-_GLM_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 _NAME = re.compile(r"[\w.:-]+")
 
 
@@ -59,36 +57,73 @@ def read_qwen3_coder(text: str, tools: ToolSchemas) -> Read:
     """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
 
     def read(block: str) -> FunctionCall | MalformedCall:
-        match = _FUNCTION.fullmatch(block)
-        if match is None:
+        written, closed, body = block.lstrip().removeprefix(_FUNCTION).partition(">")
+        if not (block.lstrip().startswith(_FUNCTION) and written and closed) or "\n" in written:
             return MalformedCall(block, "A tool call must be <function=NAME> ... </function>.")
-        name = match[1].strip()
+        name = written.strip()
         types = parameter_types(tools, name)
         arguments = {
             key.strip(): typed_value(_without_edges(value), types.get(key.strip()))
-            for key, value in _PARAMETER.findall(match[2])
+            for key, value in _parameters(without_end(body, _FUNCTION_END))
         }
         return FunctionCall(name, json.dumps(arguments, ensure_ascii=False))
 
     return _read_blocks(text, read)
 
 
+def _parameters(body: str) -> Iterator[tuple[str, str]]:
+    """Key and value of every <parameter=KEY>, as written; a value ends at its tag, the next parameter or the end."""
+    marks = Marks(body)
+    start = marks.find(_PARAMETER, 0)
+    while start >= 0:
+        key = start + len(_PARAMETER)
+        close, line_end = marks.find(">", key), marks.find("\n", key)
+        if close < 0:
+            return
+        if close == key or 0 <= line_end < close:  # no key on one line
+            start = marks.find(_PARAMETER, key)
+            continue
+        end, following = marks.find(_PARAMETER_END, close), marks.find(_PARAMETER, close)
+        stop = min((place for place in (end, following) if place >= 0), default=len(body))
+        yield body[key:close], body[close + 1 : stop]
+        start = following if stop == following else marks.find(_PARAMETER, stop)
+
+
 def read_glm(text: str, tools: ToolSchemas) -> Read:
     """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
 
     def read(block: str) -> FunctionCall | MalformedCall:
-        name, _, rest = block.partition("<arg_key>")
-        name = name.strip()
+        name = block.partition(_KEY)[0].strip()
         if not _NAME.fullmatch(name):
             return MalformedCall(block, "A tool call must begin with the name of a tool.")
-        found = _GLM_ARGUMENT.findall("<arg_key>" + rest if rest else "")
-        if len(found) != block.count("<arg_key>"):
+        found = _glm_arguments(block)
+        if found is None:
             return MalformedCall(block, "Each <arg_key> needs an <arg_value> after it.", name)
         types = parameter_types(tools, name)
         arguments = {key.strip(): typed_value(value, types.get(key.strip())) for key, value in found}
         return FunctionCall(name, json.dumps(arguments, ensure_ascii=False))
 
     return _read_blocks(text, read)
+
+
+def _glm_arguments(block: str) -> list[tuple[str, str]] | None:
+    """Key and value of every argument, as written; None where a key lacks its value."""
+    marks = Marks(block)
+    found: list[tuple[str, str]] = []
+    start = marks.find(_KEY, 0)
+    while start >= 0:
+        key = start + len(_KEY)
+        following, close = marks.find(_KEY, key), marks.find(_KEY_END, key)
+        value = marks.skip_blanks(close + len(_KEY_END))
+        while close >= 0 and not block.startswith(_VALUE, value):  # the tag is a part of the key
+            close = marks.find(_KEY_END, value)
+            value = marks.skip_blanks(close + len(_KEY_END))
+        end = marks.find(_VALUE_END, value)
+        if close < 0 or end < 0 or 0 <= following < end:
+            return None
+        found.append((block[key:close], block[value + len(_VALUE) : end]))
+        start = following
+    return found
 
 
 def _without_edges(text: str) -> str:

@@ -22,7 +22,7 @@ from strop.agents.tools.base import BaseTool, ToolResponse, ToolUnavailable
 from strop.agents.tools.mcp_config import MAX_TOOLS, McpServerConfig, read_entry, schema_of
 from strop.agents.tools.mcp_transport import Said, bounded_http_client, stdio_transport
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
-from strop.border import storable
+from strop.border import encodable, storable
 from strop.token_bucket import TokenBucket
 from strop.trust import ask
 
@@ -319,13 +319,13 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
     names = {tool.name for tool in tools}
     if missing := [name for name in selected or () if name not in names]:
         known = ", ".join(sorted(offer.name for offers in found for offer in offers)) or "none"
-        raise ValueError(f"{where} selects the tool {missing[0]!r}, but the servers offer {known}")
+        raise ValueError(f"{where} selects the tool {missing[0]!r}, but the servers offer {_short(known)}")
     return tools
 
 
 def _short(text: str) -> str:
     """One line of a sentence."""
-    line = " ".join(text[:1000].split())
+    line = " ".join(encodable(text)[:1000].split())  # first without secrets, then cut
     return line if len(line) <= 300 else f"{line[:300]}…"
 
 

@@ -28,13 +28,11 @@ MAX_BAD_LINES = 100
 """Lines that are no message; servers that print to their standard output by mistake have a few."""
 GRACE_S = 2.0
 """A server may take that long to end by itself, and again after SIGTERM."""
+HTTP_CONNECT_S, HTTP_READ_S = 30.0, 300.0
+"""A server at a URL may be silent that long: answers may be streams that stay open. Each call has its own deadline."""
 _TAIL_BYTES = 4096
 _CHUNK_BYTES = 1 << 16
 _INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
-
-
-class McpServerMisbehaves(RuntimeError):
-    """A server sent what no server may; the message says what."""
 
 
 class Said:
@@ -195,8 +193,7 @@ def bounded_http_client(headers: Mapping[str, str]) -> Any:
 
     Redirects stay within the server's own address (the package sees to it), so headers go nowhere else.
     """
-    import httpx2
-    from mcp.shared._httpx_utils import create_mcp_http_client
+    import httpx2  # comes with the optional package mcp
 
     class Bounded(httpx2.AsyncByteStream):
         def __init__(self, stream: Any) -> None:
@@ -222,7 +219,9 @@ def bounded_http_client(headers: Mapping[str, str]) -> Any:
             response.stream = Bounded(response.stream)
             return response
 
-    client = create_mcp_http_client(headers={"Accept-Encoding": "identity", **headers})
-    client._transport = Transport()
-    client._mounts = {}
-    return client
+    return httpx2.AsyncClient(
+        transport=Transport(),
+        headers={"Accept-Encoding": "identity", **headers},
+        timeout=httpx2.Timeout(HTTP_CONNECT_S, read=HTTP_READ_S),
+        trust_env=False,  # no proxy and no password file of this user
+    )

@@ -6,7 +6,6 @@ tool knows what it does, not which one it is.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ SCHEMA = {
         },
     },
 }
-_FENCE = re.compile(r"\A\s*```(?:python|py)?[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
+_FENCE, _FENCE_TAGS = "```", ("", "python", "py")
 _MAX_CODE_CHARACTERS = 100_000
 
 
@@ -100,8 +99,7 @@ class PythonSandboxTool(BaseTool):
             )
         if _place.run is None:
             raise SandboxFailed("no sandbox for programs is set up in this process")
-        fenced = _FENCE.match(code)
-        ran = await _place.run(fenced[1] if fenced else code)
+        ran = await _place.run(_without_fence(code))
         if ran.outcome == "infrastructure":
             raise SandboxFailed(ran.message or "the sandbox failed")
         parts = [ran.stdout.rstrip("\n"), ran.stderr.rstrip("\n")]
@@ -109,3 +107,12 @@ class PythonSandboxTool(BaseTool):
             parts.append(f"Error: {ran.message or ran.outcome}")
         text = "\n".join(part for part in parts if part)
         return ToolResponse(text=text or "(nothing was printed)"), 0.0, {"outcome": ran.outcome}
+
+
+def _without_fence(code: str) -> str:
+    """The content of a text that is one fenced block and nothing else; any other text as it is."""
+    opening, _, content = code.strip().partition("\n")
+    tag = opening.removeprefix(_FENCE).strip(" \t")
+    if not opening.startswith(_FENCE) or tag not in _FENCE_TAGS or not content.endswith(_FENCE):
+        return code
+    return content.removesuffix(_FENCE).removesuffix("\n")

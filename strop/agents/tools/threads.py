@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
 
 MAX_STUCK = 64
 """Functions that may go on after their deadline, per process; each holds a thread and what it uses."""
@@ -69,4 +72,9 @@ async def call_in_thread(function: Callable[..., T], /, *args: Any, **kwargs: An
     except asyncio.CancelledError:
         if thread.is_alive():
             _stuck.add(thread)
+            if len(_stuck) == MAX_STUCK:
+                logger.warning(
+                    "%d functions of tools run after their deadline (agent.tool_timeout_s), the last one %s; until one "
+                    "of them ends no more are begun, and calls are answered with an error", MAX_STUCK, thread.name,
+                )  # fmt: skip
         raise

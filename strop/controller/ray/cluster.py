@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -30,9 +28,9 @@ from ray.exceptions import RayError
 
 from strop.controller.ray.guard import MARK, Guard, new_mark
 from strop.controller.ray.private import (
+    PrivateFolder,
     keep_token_private,
     own_signal_handlers,
-    private_folder,
     remember_token,
 )
 from strop.controller.ray.transport import register_serializers
@@ -88,7 +86,11 @@ class Cluster:
         self._is_open = True
         with _LOCK:
             if not ray.is_initialized():
-                _CONNECTION.open(address, namespace or NAMESPACE)
+                try:
+                    _CONNECTION.open(address, namespace or NAMESPACE)
+                except BaseException:  # a signal, perhaps, that came while the cluster was started
+                    _CONNECTION.shut()
+                    raise
             elif address not in (None, "auto") and address != _gcs_address():
                 raise ValueError(
                     f"this process is connected to the Ray cluster at {_gcs_address()}, so it cannot use the "
@@ -165,7 +167,7 @@ class _Connection:
         """True where we connected, so that we also disconnect."""
         self.is_private = False
         self._guard: Guard | None = None
-        self._folder: Path | None = None
+        self._folder: PrivateFolder | None = None
 
     def open(self, address: str | None, namespace: str) -> None:
         """Connect this process: to the cluster at `address`, or to a private one that it starts.
@@ -176,35 +178,36 @@ class _Connection:
         started = time.monotonic()
         options: dict[str, Any] = {"address": address or "local"}
         if address is None:
-            self._folder = private_folder()
+            self._folder = PrivateFolder()
             # A folder within, because Ray opens the one that it is given to everybody.
             options.update(
                 include_dashboard=False,
                 object_store_memory=_store_bytes(),
-                _temp_dir=str(self._folder / "ray"),
+                _temp_dir=str(self._folder.path / "ray"),
             )
             keep_token_private()
         remember_token()
         on_loopback = address is None or _is_on_loopback(address)
         mark = new_mark()
-        with _quiet({MARK: mark} if address is None else {}, on_loopback=on_loopback):
+        with own_signal_handlers(), _quiet({MARK: mark} if address is None else {}, on_loopback=on_loopback):
             if (
                 on_loopback and address is not None
             ):  # for other addresses, Ray wants RAY_AUTH_MODE from the user
                 maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
             try:
-                with own_signal_handlers():
-                    ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **options)
+                ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **options)
             except (RuntimeError, ConnectionError, RayError) as error:
+                left, self._folder = self._folder, None  # kept, for its logs; the next cluster removes it
                 raise ConnectionError(
                     f"could not {f'join the Ray cluster at {address}' if address else 'start a Ray cluster'}: "
                     f"{error}. A cluster with tokens needs RAY_AUTH_MODE=token here, and the same version of Ray"
-                    + (f"; what Ray wrote is in {self._folder}" if self._folder else "")
+                    + (f"; what Ray wrote is in {left.path}" if left else "")
                 ) from error
-        self.is_ours, self.is_private = True, address is None
-        if self.is_private:
-            node: Any = ray_worker.global_worker.node
-            self._guard = Guard(mark, node.get_session_dir_path(), str(self._folder))
+            self.is_ours = True
+            if self._folder is not None:
+                self.is_private = True
+                node: Any = ray_worker.global_worker.node
+                self._guard = Guard(mark, node.get_session_dir_path(), str(self._folder.path))
         log.debug("Ray cluster ready after %.1f s (%s)", time.monotonic() - started, address or "private")
 
     def shut(self) -> None:
@@ -214,7 +217,7 @@ class _Connection:
             self._guard.stop()
             self._guard = None
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._folder = None
         self.is_ours = self.is_private = False
 

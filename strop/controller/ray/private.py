@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -23,6 +25,8 @@ _SHORT = Path("/tmp")
 """Where the files of a cluster lie if the usual folder for temporary files has a long name."""
 _MAX_FOLDER_LENGTH = 36
 """Names of Unix sockets have at most 107 characters, and Ray puts up to 70 behind this."""
+_PREFIX = "strop-ray-"
+_LOCK = "lock"
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -30,6 +34,7 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def own_signal_handlers() -> Iterator[None]:
     """Ray's handlers, which end the program with a dump of C++ frames, do not stay; the ones before come back.
 
+    SIGTERM and SIGHUP wait for the end of the block, so that a cluster is either there, with its guard, or not.
     What Ray starts meanwhile gets a session of its own: a signal for this process and all its group (a terminal that
     closes, `timeout`, Slurm) is for this process alone, which then ends the cluster in order.
     """
@@ -37,26 +42,64 @@ def own_signal_handlers() -> Iterator[None]:
         yield
         return
     before = {number: signal.getsignal(number) for number in _HANDLED}
-    share_fate = utils.set_kill_on_parent_death_linux
+    came: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: came.append(number))
+    share_fate, set_handler = utils.set_kill_on_parent_death_linux, utils.set_sigterm_handler
 
     def leave_session() -> None:  # in the new process, before its program
         share_fate()  # type: ignore[no-untyped-call]
         os.setsid()
 
     utils.set_kill_on_parent_death_linux = leave_session
+    utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
-        utils.set_kill_on_parent_death_linux = share_fate
+        utils.set_kill_on_parent_death_linux, utils.set_sigterm_handler = share_fate, set_handler
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for late in came:
+            signal.raise_signal(late)
 
 
-def private_folder() -> Path:
-    """A folder of mode 0700 for the files of one cluster."""
-    usual = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
-    base = usual if len(str(usual)) + len("/strop-ray-12345678") <= _MAX_FOLDER_LENGTH else _SHORT
-    return Path(tempfile.mkdtemp(prefix="strop-ray-", dir=base))
+class PrivateFolder:
+    """A folder of mode 0700 for the files of one cluster, locked while this process lives."""
+
+    def __init__(self) -> None:
+        """Make it, and remove those of processes that were killed together with their guard."""
+        usual = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+        base = usual if len(str(usual)) + len(f"/{_PREFIX}12345678") <= _MAX_FOLDER_LENGTH else _SHORT
+        _remove_stale(base)
+        self.path, self._lock = _make_locked(base)
+
+    def remove(self) -> None:
+        """Remove it with everything in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _make_locked(base: Path) -> tuple[Path, int]:
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (path / _LOCK).exists():  # else taken for a stale one between the two lines above
+            return path, lock
+        os.close(lock)
+
+
+def _remove_stale(base: Path) -> None:
+    for folder in base.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # somebody else's, in use, gone already, or so young that it has no lock yet
+            if folder.lstat().st_uid != os.getuid():
+                continue
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def remember_token() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
+
+import regex  # type: ignore[import-untyped]
 
 DEFAULT_RUBRIC = "Is the answer correct and complete?"
 DEFAULT_TEMPLATE = """\
@@ -212,8 +213,8 @@ class JudgeConfig(CallsConfig):
                     "reward.judge.score_field is not read where reward.judge.pattern is set: remove one"
                 )
             try:
-                groups = re.compile(self.pattern).groups
-            except re.error as error:
+                groups = regex.compile(self.pattern).groups
+            except regex.error as error:
                 raise ValueError(f"reward.judge.pattern is no regular expression: {error}") from error
             if not groups:
                 raise ValueError("reward.judge.pattern has no group: put the score in parentheses")

@@ -25,6 +25,10 @@ MAX_ANSWER_BYTES = 16 << 20
 _READ_BYTES = 1 << 16
 
 
+class AnswerTooLargeError(OSError):
+    """More came back than MAX_ANSWER_BYTES."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """What a server sent."""
@@ -79,7 +83,7 @@ class Exchange:
                 while data := response.read(_READ_BYTES):
                     body += data
                     if len(body) > MAX_ANSWER_BYTES:
-                        raise OSError(f"more than {MAX_ANSWER_BYTES >> 20} MiB came back")
+                        raise AnswerTooLargeError(f"more than {MAX_ANSWER_BYTES >> 20} MiB came back")
             expected = response.headers.get("Content-Length")
             if expected is not None and response.length:  # http.client counts down what is still to come
                 raise OSError(f"the answer was cut after {len(body)} of {expected} bytes")
@@ -101,6 +105,11 @@ class Exchange:
             if not self._is_aborted:
                 self._socket.do_handshake()
         connection.sock = _Wire(self._socket, lambda: self._is_aborted)
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether its time was up."""
+        return self._is_aborted
 
     def abort(self) -> None:
         """Close the socket, so that `run` ends with an error."""

@@ -7,6 +7,7 @@ of the rubric. A reply without such a number is an error of this sample, never a
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import math
@@ -14,8 +15,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from strop.border import encodable_value, storable, storable_text, without_common_control_text
-from strop.border.values import int_of_json
+import regex  # type: ignore[import-untyped]
+
+from strop.border import read_json_at, storable, storable_text, without_common_control_text
 from strop.rewards.combining import Part
 from strop.rewards.outcome import Value
 from strop.rewards.remote.client import CallFailed, RemoteClient, Reply
@@ -29,8 +31,10 @@ _MAX_TOKENS = 10**9
 """Of one reply; a larger count is none."""
 _MAX_VERDICT_CHARS = 1 << 16
 """The verdict is looked for in the last so many characters of a reply."""
-_MAX_OBJECTS = 1000
+_MAX_OBJECTS = 200
 """And among the last so many places where an object begins."""
+_PATTERN_S = 5.0
+_NOTHING: Any = object()
 
 
 class Judge:
@@ -82,7 +86,7 @@ class Judge:
             raise CallFailed(
                 "infrastructure", f"the judge sent no chat completion: {_shown(reply.data)}", usage
             )
-        found = verdict(config, text)
+        found = await asyncio.to_thread(verdict, config, text)
         if isinstance(found, str):
             raise CallFailed("error", f"the judge {config.model} {found}: {_shown(text)}", usage)
         score, reason = found
@@ -130,10 +134,12 @@ def verdict(config: JudgeConfig, text: str) -> tuple[float, str] | str:
     """Score and reason of a reply; a sentence about the reply where there is no score."""
     text = text[-_MAX_VERDICT_CHARS:]
     if config.pattern:
-        matches = list(re.finditer(config.pattern, text))
-        if not matches:
+        try:
+            given: Any = _last_match(config.pattern, text)
+        except TimeoutError:
+            return f"gave a reply in which reward.judge.pattern was looked for longer than {_PATTERN_S:g} s"
+        if given is _NOTHING:
             return "gave no verdict (nothing matches reward.judge.pattern)"
-        given: Any = matches[-1].group(1)
         reason: Any = ""
     else:
         found = _last_object(text, config.score_field)
@@ -151,16 +157,34 @@ def verdict(config: JudgeConfig, text: str) -> tuple[float, str] | str:
     return score, reason if isinstance(reason, str) else ""
 
 
+def _last_match(pattern: str, text: str) -> Any:
+    """First group of the last place where an expression of the user matches; _NOTHING without one.
+
+    The lock of the interpreter is not held meanwhile.
+
+    Raises:
+        TimeoutError: an expression can take exponential time, and this one took more than _PATTERN_S.
+    """
+    last = _NOTHING
+    for match in regex.compile(pattern).finditer(text, timeout=_PATTERN_S, concurrent=True):
+        last = match.group(1)
+    return last
+
+
 def _last_object(text: str, name: str) -> Mapping[str, Any] | None:
-    """The last JSON object in a text that has this field at its top."""
-    decoder = json.JSONDecoder(parse_int=int_of_json)
-    for start in [match.start() for match in re.finditer(r"\{", text)][: -_MAX_OBJECTS - 1 : -1]:
+    """The last JSON object in a text that has this field at its top.
+
+    Looked at are the last _MAX_OBJECTS beginnings of one: a judge may repeat what it was given to read, and each
+    beginning is read to its end.
+    """
+    starts = [match.start() for match in re.finditer(r'\{\s*["}]', text)]
+    for start in reversed(starts[-_MAX_OBJECTS:]):
         try:
-            value, _ = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
+            value, _ = read_json_at(text, start)
+        except ValueError:
             continue
         if isinstance(value, dict) and name in value:
-            return dict(encodable_value(value))
+            return value
     return None
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 from strop.border import ControlText, storable_text, usable, without_common_control_text
 from strop.border.values import MAX_NUMBER
+from strop.chat_template import TemplateRefused, TemplateTooCostly, apply_template
 from strop.rewards.combining import Part
 from strop.rewards.outcome import RewardError
 from strop.rewards.remote.client import CallFailed, RemoteClient
@@ -144,8 +145,10 @@ class RewardServer:
             CallFailed: the template refuses the conversation.
         """
         try:
-            text: str = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False)
-        except Exception as error:  # a template is a program of the model's authors and may raise anything
+            text = str(
+                apply_template(self._tokenizer, chat, None, tokenize=False, add_generation_prompt=False)
+            )
+        except (TemplateRefused, TemplateTooCostly) as error:
             raise CallFailed(
                 "error",
                 f"the chat template of {self.config.tokenizer} refuses this conversation ({error}), so the reward "

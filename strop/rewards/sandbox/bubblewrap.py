@@ -1,8 +1,9 @@
 """The same sandbox built by the system's bubblewrap, for machines that give namespaces to it and to nobody else.
 
 bubblewrap makes the namespaces and the file system; its child is an interpreter with inside.py, which then limits,
-filters, runs and reports as it does where the kernel is called directly. Two differences: each of the three writable
-folders holds a third of limits.disk_mib, and the source files of this floor are readable inside, at /.strop.
+filters, runs and reports as it does where the kernel is called directly. Three differences: each of the three writable
+folders holds a third of limits.disk_mib, the source files of this floor are readable inside, at /.strop, and without a
+control group there is no /dev/zero.
 """
 
 from __future__ import annotations
@@ -38,7 +39,14 @@ def start(job: Mapping[str, Any], ends: inside.Ends, *, has_group: bool) -> tupl
     info_read, info_write = os.pipe()
     passed = (ends.go, ends.status, ends.stdin, ends.stdout, ends.stderr)
     inner = [job["python"], "-I", "-S", "-B", "-c", _BOOT, _FLOOR, *map(str, passed), str(int(has_group))]
-    command = [job["bubblewrap"], *_arguments(job), "--info-fd", str(info_write), "--", *inner]
+    command = [
+        job["bubblewrap"],
+        *_arguments(job, has_group=has_group),
+        "--info-fd",
+        str(info_write),
+        "--",
+        *inner,
+    ]
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=ends.stderr, cwd="/",
@@ -63,7 +71,7 @@ def _first_process(info_fd: int, fallback: int) -> int:
     return fallback
 
 
-def _arguments(job: Mapping[str, Any]) -> list[str]:
+def _arguments(job: Mapping[str, Any], *, has_group: bool) -> list[str]:
     folder_bytes = str((job["limits"]["disk_mib"] << 20) // 3)
     identity = str(inside.INSIDE_ID)
     words = [
@@ -77,7 +85,7 @@ def _arguments(job: Mapping[str, Any]) -> list[str]:
         "--new-session",
     ]
     words += ["--cap-drop", "ALL", "--clearenv", "--proc", "/proc", "--dir", "/dev"]
-    for name in layout.DEVICES:
+    for name in layout.devices(has_group=has_group):
         words += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     for path in (layout.BOX, "/tmp", "/dev/shm"):
         words += ["--size", folder_bytes, "--tmpfs", path]
@@ -90,7 +98,9 @@ def _arguments(job: Mapping[str, Any]) -> list[str]:
         if Path(path).is_dir():
             words += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
     floor = str(Path(__file__).parent)
-    return [*words, "--ro-bind", floor, _FLOOR, "--remount-ro", "/", "--chdir", layout.BOX]
+    return [
+        *words, "--ro-bind", floor, _FLOOR, "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", layout.BOX,
+    ]  # fmt: skip
 
 
 def live(go: int, status: int, stdin: int, stdout: int, stderr: int, has_group: int) -> NoReturn:

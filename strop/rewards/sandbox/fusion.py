@@ -5,6 +5,9 @@ request holds code, language, stdin, compile_timeout and run_timeout in seconds,
 (contents in base64); the response holds status (Success, Failed, SandboxError), message, files, compile_result and
 run_result, each with status (Finished, TimeLimitExceeded, Error), return_code, execution_time, stdout and stderr.
 
+The whole answer has a deadline, from the connection to its last byte. Exit codes and signals are the program's own
+choice and are told as they are; only the server can say that a limit ended it.
+
 The limits cpu_s, max_processes, max_open_files, file_mib and disk_mib have no counterpart there; output_kib is applied
 to what comes back.
 """
@@ -14,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import concurrent.futures
-import importlib
 import json
 import threading
 import time
@@ -22,15 +24,16 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from strop.rewards.remote.http import AnswerTooLargeError, Exchange
 from strop.rewards.sandbox.config import Limits, SandboxConfig
 from strop.rewards.sandbox.program import Program, SandboxOutcome, SandboxResult, SandboxUnavailable
+from strop.rewards.sandbox.waiting import away
 
 _COMPILE_S = 30.0
 _GRACE_S = 30.0
 """How long the server may take beyond the limits it was given, in seconds."""
+_OK = 200
 _HELLO = "sandbox ready"
-_MAX_ANSWER_BYTES = 64 << 20
-_MEMORY_WORDS = ("MemoryError", "std::bad_alloc", "OutOfMemoryError")
 
 
 class FusionSandbox:
@@ -41,10 +44,6 @@ class FusionSandbox:
         self._address = config.url.rstrip("/") + "/run_code"
         self._places = threading.BoundedSemaphore(config.max_concurrent)
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
-        # Imported here: every reward worker imports this module, and few of them speak to a server.
-        self._http: Any = importlib.import_module("urllib.request")
-        # No proxy of the environment: the address is the one that was configured.
-        self._opener = self._http.build_opener(self._http.ProxyHandler({}))
 
     def start(self) -> None:
         """Run one program there.
@@ -85,28 +84,52 @@ class FusionSandbox:
             raise RuntimeError(
                 "the sandbox is not running; use `async with FusionSandbox(config) as sandbox:`"
             )
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self.run_blocking, program)
+        with away(self._longest_s(program)):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, program)
 
     def run_blocking(self, program: Program) -> SandboxResult:
         """Run one program from a thread that may wait."""
+        with away(self._longest_s(program)):
+            return self._run(program)
+
+    def _longest_s(self, program: Program) -> float:
+        return self.config.queue_s + _deadline_s(program.limits or self.config.limits)
+
+    def _run(self, program: Program) -> SandboxResult:
         limits = program.limits or self.config.limits
         body = json.dumps(_request(program, limits)).encode("utf-8")
         if not self._places.acquire(timeout=self.config.queue_s):
             return _failed(f"no place became free within {self.config.queue_s:g} s (sandbox.queue_s)")
         try:
             started = time.monotonic()
-            return _result(self._post(body, limits), limits, time.monotonic() - started)
-        except (OSError, ValueError, self._http.http.client.HTTPException) as error:
+            answer = self._post(body, limits)
+            return _result(answer, program, limits, time.monotonic() - started)
+        except AnswerTooLargeError:  # only what the program has written can be so long
+            return SandboxResult(outcome="output", is_truncated=True, error=_output_sentence(limits))
+        except (OSError, ValueError) as error:
             return _failed(f"the SandboxFusion server at {self.config.url} did not answer: {error}")
         finally:
             self._places.release()
 
     def _post(self, body: bytes, limits: Limits) -> Mapping[str, Any]:
-        request = self._http.Request(self._address, data=body, headers={"Content-Type": "application/json"})
-        with self._opener.open(request, timeout=limits.wall_s + _COMPILE_S + _GRACE_S) as response:
-            data = response.read(_MAX_ANSWER_BYTES + 1)
-        if len(data) > _MAX_ANSWER_BYTES:
-            raise ValueError(f"more than {_MAX_ANSWER_BYTES >> 20} MiB came back")
+        limit_s = _deadline_s(limits)
+        exchange = Exchange(self._address, body, {}, timeout_s=limit_s)
+        timer = threading.Timer(limit_s, exchange.abort)
+        timer.daemon = True
+        timer.start()
+        try:
+            reply = exchange.run()
+        except OSError as error:
+            if exchange.is_aborted:
+                raise TimeoutError(f"no whole answer within {limit_s:g} s") from error
+            raise
+        finally:
+            timer.cancel()
+        if exchange.is_aborted:  # an answer that does not say its length ends with its connection
+            raise TimeoutError(f"no whole answer within {limit_s:g} s")
+        if reply.status != _OK:
+            raise ValueError(f"HTTP {reply.status}")
+        data = reply.body
         try:
             answer = json.loads(data)
         except RecursionError as error:
@@ -114,6 +137,11 @@ class FusionSandbox:
         if not isinstance(answer, dict) or "status" not in answer:
             raise ValueError("the answer has no status; is this the address of a SandboxFusion server?")
         return answer
+
+
+def _deadline_s(limits: Limits) -> float:
+    """How long the server may take for one answer, with all its bytes."""
+    return limits.wall_s + _COMPILE_S + _GRACE_S
 
 
 def _request(program: Program, limits: Limits) -> dict[str, Any]:
@@ -130,7 +158,7 @@ def _request(program: Program, limits: Limits) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _result(answer: Mapping[str, Any], limits: Limits, elapsed_s: float) -> SandboxResult:
+def _result(answer: Mapping[str, Any], program: Program, limits: Limits, elapsed_s: float) -> SandboxResult:
     compiled, ran = (_stage(answer.get(name)) for name in ("compile_result", "run_result"))
     if answer["status"] == "SandboxError" or (not compiled and not ran):
         return _failed(f"the SandboxFusion server failed: {str(answer.get('message', ''))[:300]}")
@@ -142,15 +170,17 @@ def _result(answer: Mapping[str, Any], limits: Limits, elapsed_s: float) -> Sand
     is_truncated = len(stdout) > cap or len(stderr) > cap
     code = stage.get("return_code")
     outcome, sentence = _verdict(stage, code, stderr, limits, is_truncated=is_truncated)
-    wall_s = float(stage.get("execution_time") or 0.0)
+    seconds = stage.get("execution_time")
+    wall_s = float(seconds) if isinstance(seconds, float | int) and 0 <= seconds < 1e9 else 0.0
+    files = answer.get("files")
     return SandboxResult(
         outcome=outcome, error=sentence,
         exit_code=code if isinstance(code, int) and code >= 0 else None,
         signal=-code if isinstance(code, int) and code < 0 else None,
         stdout=stdout[:cap], stderr=stderr[:cap], is_truncated=is_truncated,
         wall_s=wall_s, start_s=max(0.0, elapsed_s - wall_s),
-        files={
-            str(name): base64.b64decode(str(data)) for name, data in (answer.get("files") or {}).items()
+        files={} if not isinstance(files, dict) else {
+            str(name): base64.b64decode(str(data)) for name, data in files.items() if name in program.fetch
         },
     )  # fmt: skip
 
@@ -167,15 +197,16 @@ def _verdict(
     if stage.get("status") == "Error":
         return "infrastructure", f"the SandboxFusion server failed: {stderr[:300].decode(errors='replace')}"
     if is_truncated:
-        return "output", f"the program wrote more than {limits.output_kib} KiB (limits.output_kib)"
+        return "output", _output_sentence(limits)
     if code == 0:
         return "ok", ""
-    last = stderr.decode(errors="replace").rstrip().rpartition("\n")[2]
-    if any(word in last for word in _MEMORY_WORDS):
-        return "memory", f"the program used more than {limits.memory_mib} MiB of memory (limits.memory_mib)"
     if isinstance(code, int) and code < 0:
         return "killed", f"the program died with signal {-code}"
     return "error", f"the program exited with code {code}"
+
+
+def _output_sentence(limits: Limits) -> str:
+    return f"the program wrote more than {limits.output_kib} KiB (limits.output_kib)"
 
 
 def _failed(sentence: str) -> SandboxResult:

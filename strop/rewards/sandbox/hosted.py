@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from strop.rewards.sandbox.config import SandboxConfig
 from strop.rewards.sandbox.program import Program, SandboxResult, SandboxUnavailable
+from strop.rewards.sandbox.waiting import away
 
 _FOLDER = "/home/user/box"
 _COMMANDS = {"python": ("python3", "-B", "__program__.py"), "bash": ("bash", "__program__.sh")}
@@ -66,10 +67,18 @@ class HostedSandbox:
 
     def run_blocking(self, program: Program) -> SandboxResult:
         """Run one program from a thread without an event loop."""
-        return asyncio.run(self._run(program))
+        with away(self._longest_s(program)):
+            return asyncio.run(self._run(program))
+
+    def _longest_s(self, program: Program) -> float:
+        return self.config.queue_s + _START_S + (program.limits or self.config.limits).wall_s
 
     async def run(self, program: Program) -> SandboxResult:
         """Run one program; see Sandbox.run."""
+        with away(self._longest_s(program)):
+            return await self._run_in_place(program)
+
+    async def _run_in_place(self, program: Program) -> SandboxResult:
         if self._places is None:
             raise RuntimeError(
                 "the sandbox is not running; use `async with HostedSandbox(config) as sandbox:`"

@@ -4,8 +4,11 @@ It is a fork of the launcher in fresh namespaces, so it is the `init` of the san
 it, orphans come to it, and when it ends the kernel ends everything else in the sandbox. The kernel ends it when the
 launcher ends. It waits for the launcher's word once, and then only for its children.
 
-What it says goes down a pipe that the program does not have, as JSON lines: {"started": t}, then
-{"exit": code, "files": {...}}; or {"failed": sentence} when the sandbox could not be built.
+What it says goes down a socket that the program does not have, as JSON lines: {"proc": 1} with a handle on /proc;
+{"begins": t} before there is a program, {"started": t} once it runs, then {"exit": code, "files": {...}}. {"failed":
+sentence} is for what this process cannot do. Once it has begun, its end without a word is the program's doing.
+
+The program's limits are those of the program alone: nothing that limits a process holds for this one.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import stat
 import subprocess
 import time
@@ -32,11 +36,13 @@ INSIDE_ID = 1000
 _NICE = 5
 """The program yields to training and to those who watch it."""
 _NOT_FOUND = 127
+_SPACE, _SPACE_BYTES = 2, 256 << 20
+"""Address space of a process without a control group: so many times its memory, and so much more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ends:
-    """The inner ends of the pipes between the launcher and a sandbox."""
+    """The inner ends of the pipes between the launcher and a sandbox; `status` is a socket."""
 
     go: int
     status: int
@@ -56,10 +62,12 @@ def live(job: Mapping[str, Any], ends: Ends, *, has_group: bool, is_built: bool 
     """
     code = 1
     try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # signals without a handler do not reach a first process
         if is_built:
             _become_nobody()
         else:
-            _build(job, ends.go)
+            _build(job, ends.go, has_group=has_group)
+        _show_processes(ends.status)
         _run(job, ends, has_group=has_group)
         code = 0
     except BaseException as error:  # noqa: BLE001 (whatever it was, the launcher says it)
@@ -68,13 +76,19 @@ def live(job: Mapping[str, Any], ends: Ends, *, has_group: bool, is_built: bool 
         os._exit(code)
 
 
-def _build(job: Mapping[str, Any], go_fd: int) -> None:
+def _build(job: Mapping[str, Any], go_fd: int, *, has_group: bool) -> None:
     """File system and identity, once the launcher has said who this process is outside."""
     kernel.die_with_parent()
     if os.read(go_fd, 1) != b"g":
         raise OSError("the launcher went away")
     disk_bytes = job["limits"]["disk_mib"] << 20
-    layout.build_root(visible=job["visible"], hidden=job["hidden"], disk_bytes=disk_bytes, uid=INSIDE_ID)
+    layout.build_root(
+        visible=job["visible"],
+        hidden=job["hidden"],
+        disk_bytes=disk_bytes,
+        uid=INSIDE_ID,
+        has_group=has_group,
+    )
     kernel.drop_capabilities_for_ever()
     if os.getuid() != INSIDE_ID:
         os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
@@ -94,15 +108,25 @@ def _become_nobody() -> None:
     os.umask(0o022)
 
 
+def _show_processes(status: int) -> None:
+    """Give the launcher a handle on /proc, where there is one."""
+    with contextlib.suppress(OSError):
+        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.stat("1/stat", dir_fd=proc)
+        with socket.socket(fileno=os.dup(status)) as connection:
+            socket.send_fds(connection, [b'{"proc": 1}\n'], [proc])
+        os.close(proc)
+
+
 def _run(job: Mapping[str, Any], ends: Ends, *, has_group: bool) -> None:
     limits = job["limits"]
     _write_files(job["files"])
-    _limit(limits, has_group=has_group)
-    kernel.install_filter(seccomp.filter_for(kernel.MACHINE))
+    kernel.install_filter(seccomp.filter_for(kernel.MACHINE, has_group=has_group))
+    _say(ends.status, {"begins": time.monotonic()})
     try:
         program = subprocess.Popen(
             job["argv"], env=job["env"], cwd=layout.BOX, stdin=ends.stdin, stdout=ends.stdout, stderr=ends.stderr,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=lambda: _limit(limits, has_group=has_group),
         )  # fmt: skip
     except OSError as error:
         _say(ends.status, {"started": time.monotonic()})
@@ -132,6 +156,7 @@ def _write_files(files: Mapping[str, str]) -> None:
 
 
 def _limit(limits: Mapping[str, Any], *, has_group: bool) -> None:
+    """In the program's process, before it becomes the program."""
     os.nice(_NICE)
     cpu_s = int(limits["cpu_s"]) + 1
     values = {
@@ -145,7 +170,8 @@ def _limit(limits: Mapping[str, Any], *, has_group: bool) -> None:
         resource.RLIMIT_SIGPENDING: 256,
     }
     if not has_group:
-        values[resource.RLIMIT_AS] = limits["memory_mib"] << 20
+        # More than is allowed: what is allowed is measured (measure.py). This one bounds the time between two looks.
+        values[resource.RLIMIT_AS] = _SPACE * (limits["memory_mib"] << 20) + _SPACE_BYTES
     for which, value in values.items():
         _, hard = resource.getrlimit(which)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.rewards.sandbox import bubblewrap, cgroups, frames, inside, kernel
+from strop.rewards.sandbox.measure import Meter
 from strop.rewards.sandbox.watch import Watch
 
 _OUTER_ID = 65534
@@ -34,7 +35,7 @@ _IDLE_S = 2.0
 
 def main(socket_fd: int) -> None:
     """Serve until the driver closes the socket."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that the first process of a sandbox ignores it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     codecs.lookup("ascii")  # loaded here, as inside a sandbox there may be no Python library
     os.umask(0o022)
     if os.geteuid() == 0:
@@ -75,13 +76,20 @@ def _serve(job: Mapping[str, Any], connection: socket.socket) -> dict[str, Any] 
             job["name"], memory_bytes=limits["memory_mib"] << 20, max_processes=limits["max_processes"] + 1
         )
     try:
-        pid, outer = _start(job, group)
+        pid, first, outer = _start(job, group)
+        meter = Meter(first, group)
         try:
             watch = Watch(
-                pid=pid, ends=outer, limits=limits, group=group, stdin=base64.b64decode(job["stdin"])
+                pid=pid,
+                ends=outer,
+                limits=limits,
+                group=group,
+                meter=meter,
+                stdin=base64.b64decode(job["stdin"]),
             )
             watch.run(connection)
         finally:
+            meter.close()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             for fd in (outer.go, outer.status, outer.stdin, outer.stdout, outer.stderr):
@@ -93,9 +101,10 @@ def _serve(job: Mapping[str, Any], connection: socket.socket) -> dict[str, Any] 
             group.remove()
 
 
-def _start(job: Mapping[str, Any], group: cgroups.Group | None) -> tuple[int, inside.Ends]:
-    """The first process of a sandbox, waiting in it, and the outer ends of its pipes."""
-    go, status, stdin, stdout, stderr = (os.pipe() for _ in range(5))
+def _start(job: Mapping[str, Any], group: cgroups.Group | None) -> tuple[int, int, inside.Ends]:
+    """The process to wait for, the first process of a sandbox, waiting in it, and the outer ends of its pipes."""
+    go, stdin, stdout, stderr = (os.pipe() for _ in range(4))
+    status = tuple(end.detach() for end in socket.socketpair())
     inner = inside.Ends(go=go[0], status=status[1], stdin=stdin[0], stdout=stdout[1], stderr=stderr[1])
     outer = inside.Ends(go=go[1], status=status[0], stdin=stdin[1], stdout=stdout[0], stderr=stderr[0])
     if job["bubblewrap"]:
@@ -115,6 +124,8 @@ def _start(job: Mapping[str, Any], group: cgroups.Group | None) -> tuple[int, in
     try:
         if group is not None:
             group.add(first)
+        with contextlib.suppress(OSError):  # should the machine run out of memory, the program goes first
+            _write(f"/proc/{first}/oom_score_adj", "1000")
         if job["bubblewrap"]:
             _write_all(outer.go, json.dumps(job).encode("ascii") + b"\n")
         else:
@@ -124,7 +135,7 @@ def _start(job: Mapping[str, Any], group: cgroups.Group | None) -> tuple[int, in
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
-    return pid, outer
+    return pid, first, outer
 
 
 def _map_ids(pid: int) -> None:

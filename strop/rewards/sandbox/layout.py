@@ -2,7 +2,8 @@
 
     /                 an empty file system of its own, read-only
     /usr, /lib, ...   the system's programs and libraries, and the interpreter's installation: read-only
-    /dev              null, zero, full, random, urandom
+    /dev              null, zero, full, random, urandom; without a control group, zero is a file of zeros: shared
+                      mappings of the device would be memory that nobody counts
     /proc             processes of the sandbox only; absent where the kernel refuses it
     /box              the work folder: writable, gone afterwards
     /tmp, /dev/shm    the same; together with /box they hold limits.disk_mib
@@ -24,10 +25,14 @@ _HOST, _SCRATCH = "/.host", "/.scratch"
 DEVICES = ("null", "zero", "full", "random", "urandom")
 _MAX_FILES = 8192
 """Files and folders that fit into the writable part."""
+_ZEROS_BYTES = 1 << 40
+"""Length of the file of zeros; it holds nothing."""
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
 
 
-def build_root(*, visible: Sequence[str], hidden: Sequence[str], disk_bytes: int, uid: int) -> None:
+def build_root(
+    *, visible: Sequence[str], hidden: Sequence[str], disk_bytes: int, uid: int, has_group: bool
+) -> None:
     """Replace the root of this mount namespace.
 
     Args:
@@ -35,13 +40,14 @@ def build_root(*, visible: Sequence[str], hidden: Sequence[str], disk_bytes: int
         hidden: folders that are empty although they lie below a visible one.
         disk_bytes: what the writable folders hold together.
         uid: owner of the writable folders.
+        has_group: whether a control group counts the memory of the sandbox.
     """
     kernel.mount("", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", _QUIET, "size=4m,nr_inodes=4096,mode=755")
     Path(f"/tmp{_HOST}").mkdir()
     kernel.pivot_root("/tmp", f"/tmp{_HOST}")
     os.chdir("/")
-    _devices()
+    _devices(has_group=has_group)
     _writable(disk_bytes, uid)
     _accounts(uid)
     for path in sorted(visible, key=lambda path: path.count("/")):
@@ -56,9 +62,17 @@ def build_root(*, visible: Sequence[str], hidden: Sequence[str], disk_bytes: int
     os.chdir(BOX)
 
 
-def _devices() -> None:
+def devices(*, has_group: bool) -> list[str]:
+    """Names of the host's devices that are shown."""
+    return [name for name in DEVICES if has_group or name != "zero"]
+
+
+def _devices(*, has_group: bool) -> None:
     Path("/dev").mkdir()
-    for name in DEVICES:
+    if not has_group:
+        with Path("/dev/zero").open("wb") as zeros:
+            zeros.truncate(_ZEROS_BYTES)
+    for name in devices(has_group=has_group):
         _bind_file(f"{_HOST}/dev/{name}", f"/dev/{name}")
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         Path(f"/dev/{name}").symlink_to(f"/proc/self/fd/{number}")

@@ -24,21 +24,19 @@ from typing import Any, Self
 
 from strop.rewards.sandbox import checking
 from strop.rewards.sandbox.config import SandboxConfig
-from strop.rewards.sandbox.layout import BOX
-from strop.rewards.sandbox.process import Launcher, LauncherGone
-from strop.rewards.sandbox.program import Program, SandboxResult, SandboxUnavailable
+from strop.rewards.sandbox.process import EXIT_S, Launcher, LauncherGone
+from strop.rewards.sandbox.program import ENVIRONMENT, Program, SandboxResult, SandboxUnavailable
 from strop.rewards.sandbox.view import HostView, host_view
+from strop.rewards.sandbox.waiting import away
 from strop.rewards.sandbox.watch import END_S, SETUP_S
 
 log = logging.getLogger(__name__)
 
 _GRACE_S = SETUP_S + 2 * END_S
 """How long a launcher may take beyond the program's own limit, in seconds."""
+_ATTEMPTS = 2
+"""A launcher may have died while it waited for a program."""
 _PYTHON_FILE, _BASH_FILE = "__program__.py", "__program__.sh"
-_ENVIRONMENT = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": BOX, "TMPDIR": "/tmp", "USER": "box",
-    "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-}  # fmt: skip
 
 
 class _Lease:
@@ -203,7 +201,8 @@ class LocalSandbox:
         lease = _Lease()  # its wait for a place begins here
         waiting = asyncio.get_running_loop().run_in_executor(threads, self._run, program, lease)
         try:
-            return await waiting
+            with away(self._longest_s(program)):
+                return await waiting
         except asyncio.CancelledError:
             lease.cancel()
             raise
@@ -212,12 +211,25 @@ class LocalSandbox:
         """Run one program from a thread that may wait."""
         if self._threads is None:
             raise RuntimeError("the sandbox is not running; call start first")
-        return self._run(program, _Lease())
+        with away(self._longest_s(program)):
+            return self._run(program, _Lease())
+
+    def _longest_s(self, program: Program) -> float:
+        """The most that a call can take."""
+        wall_s = (program.limits or self.config.limits).wall_s
+        return self.config.queue_s + _ATTEMPTS * (wall_s + _GRACE_S + EXIT_S)
 
     def _run_now(self, program: Program) -> SandboxResult:
         return self._run(program, _Lease())
 
     def _run(self, program: Program, lease: _Lease) -> SandboxResult:
+        limits = program.limits or self.config.limits
+        size = len(program.code.encode("utf-8", errors="replace")) + sum(map(len, program.files.values()))
+        if size > limits.disk_mib << 20:
+            return SandboxResult(
+                outcome="error",
+                error=f"the program's files have {size} bytes, more than {limits.disk_mib} MiB (limits.disk_mib)",
+            )
         left_s = lease.asked + self.config.queue_s - time.monotonic()
         if left_s <= 0 or not self._places.acquire(timeout=left_s):
             return _failed(
@@ -236,7 +248,7 @@ class LocalSandbox:
         job = self._job(program)
         since = time.monotonic()
         result = _failed("the program was cancelled")
-        for _attempt in range(2):
+        for _attempt in range(_ATTEMPTS):
             if lease.is_cancelled:
                 return result
             try:
@@ -294,7 +306,7 @@ class LocalSandbox:
         elif argv[0] == "python":
             argv[0] = self._view.python
         return {
-            "name": str(next(self._numbers)), "argv": argv, "env": _ENVIRONMENT,
+            "name": str(next(self._numbers)), "argv": argv, "env": ENVIRONMENT,
             "files": {name: base64.b64encode(content).decode("ascii") for name, content in files.items()},
             "stdin": base64.b64encode(program.stdin).decode("ascii"), "fetch": list(program.fetch),
             "limits": dataclasses.asdict(program.limits or self.config.limits), "uses_groups": self._uses_groups,

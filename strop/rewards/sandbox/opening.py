@@ -15,7 +15,10 @@ from strop.rewards.sandbox.config import Limits, SandboxConfig
 from strop.rewards.sandbox.fusion import FusionSandbox
 from strop.rewards.sandbox.hosted import HostedSandbox
 from strop.rewards.sandbox.local import LocalSandbox
+from strop.rewards.sandbox.waiting import away
 
+_START_S = 600.0
+"""The most that starting a sandbox and proving its isolation can take."""
 AnySandbox = LocalSandbox | FusionSandbox | HostedSandbox
 
 _lock = threading.Lock()
@@ -63,7 +66,8 @@ class SharedSandbox:
         with _lock:
             if self._sandbox is None:
                 sandbox = make_sandbox(self._config)
-                sandbox.start()
+                with away(_START_S):
+                    sandbox.start()
                 self._sandbox = sandbox
             return self._sandbox
 

@@ -14,7 +14,8 @@ from typing import Any
 from strop.rewards.sandbox import frames
 
 _SANDBOX = Path(__file__).parent
-_EXIT_S = 5.0
+EXIT_S = 5.0
+"""How long a launcher may take to end, in seconds, before it is killed."""
 # A launcher imports this floor alone: the packages above it stand there as names without content, so that it starts
 # in a fraction of the time and has nothing of the library in memory.
 _BOOT = """\
@@ -86,7 +87,7 @@ class Launcher:
         """Nothing of it is left afterwards: it ends its sandbox and itself; after a while it is killed."""
         self.interrupt()
         try:
-            self._process.wait(_EXIT_S)
+            self._process.wait(EXIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -12,6 +12,11 @@ from strop.rewards.sandbox.config import Limits
 
 SandboxOutcome = Literal["ok", "error", "timeout", "memory", "output", "killed", "infrastructure"]
 _MAX_FILES = 256
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/box", "TMPDIR": "/tmp", "USER": "box",
+    "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+}  # fmt: skip
+"""The variables of a program in a local sandbox."""
 
 
 class SandboxUnavailable(ValueError):
@@ -68,7 +73,8 @@ class SandboxResult:
 
     outcome: SandboxOutcome
     """`ok`: exit code 0. `error`: another exit code. `timeout`, `memory`, `output`: that limit ended it. `killed`: it
-    died with a signal. `infrastructure`: the sandbox failed; this says nothing about the program."""
+    died with a signal, or took its sandbox with it. `infrastructure`: the sandbox failed before the program began; this
+    says nothing about the program, and nothing that it does leads there."""
     exit_code: int | None = None
     """None where it did not exit by itself."""
     signal: int | None = None

@@ -2,6 +2,11 @@
 
 It waits for the pipes, the driver's socket and the nearest limit, and ends once the sandbox has closed all pipes. The
 first limit that is reached kills the first process of the sandbox, and with it all of them.
+
+Whose doing an end is: until the first process says that the program begins, nothing of the program has run, so what
+goes wrong is the machine's (`infrastructure`). After that nothing is: a sandbox that ends, hangs or falls silent then
+does so with the program in it, which loses what it might have earned. A limit is named only where it was measured here
+or counted by the kernel, never because of an exit code, a signal or a text, all of which a program can choose.
 """
 
 from __future__ import annotations
@@ -10,16 +15,17 @@ import base64
 import contextlib
 import json
 import os
+import random
 import select
 import signal
 import socket
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from strop.rewards.sandbox.cgroups import Group
 from strop.rewards.sandbox.inside import Ends
+from strop.rewards.sandbox.measure import Meter
 
 SETUP_S = 20.0
 """Limit for building a sandbox, in seconds."""
@@ -27,20 +33,26 @@ END_S = 10.0
 """Limit for the end of a sandbox that was killed, in seconds."""
 _LOOK_S = 0.05
 _LOOK_WITHOUT_GROUP_S = 0.02
-"""How often processor time, and memory without a control group, are measured, in seconds."""
+"""How often processor time, and memory without a control group, are measured, in seconds; from half as often to one and
+a half times, so that no program knows when."""
 _READ_BYTES = 1 << 16
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_MAX_SEEN = 4096
 
 
 class Watch:
     """One sandbox from its start to its end."""
 
     def __init__(
-        self, *, pid: int, ends: Ends, limits: Mapping[str, Any], group: Group | None, stdin: bytes
+        self,
+        *,
+        pid: int,
+        ends: Ends,
+        limits: Mapping[str, Any],
+        group: Group | None,
+        meter: Meter,
+        stdin: bytes,
     ) -> None:
         self._pid = pid
+        self._meter = meter
         self._ends = ends
         self._limits = limits
         self._group = group
@@ -53,6 +65,8 @@ class Watch:
         self._deadline = time.monotonic() + SETUP_S
         self._cause = ""
         self._detail = ""
+        self._has_begun = False
+        self._is_stuck = False
         self._ended = 0.0
         self._cpu_s = 0.0
         self._memory_bytes = 0
@@ -80,7 +94,7 @@ class Watch:
                 break
             if self.started and not self._cause and now >= next_look:
                 self._look()
-                next_look = time.monotonic() + look_s
+                next_look = time.monotonic() + look_s * random.uniform(0.5, 1.5)
             wait_s = min(self._deadline - now, look_s if self.started else SETUP_S)
             for fd, _event in poller.poll(max(1, int(wait_s * 1000))):
                 if fd == connection.fileno():
@@ -96,10 +110,9 @@ class Watch:
     def _on_deadline(self, now: float) -> bool:
         """End the sandbox; False when it was ended before and is still there."""
         if self._cause or self._exit is not None:
-            self._detail = f"a killed sandbox did not end within {END_S:g} s"
-            self._cause = "infrastructure"
+            self._is_stuck = True
             return False
-        if self.started:
+        if self._has_begun:
             self._end(
                 "timeout", f"the program did not finish in {self._limits['wall_s']:g} s (limits.wall_s)"
             )
@@ -129,7 +142,7 @@ class Watch:
 
     def _take(self, fd: int, poller: select.poll) -> None:
         try:
-            data = os.read(fd, _READ_BYTES)
+            data = self._read_status() if fd == self._ends.status else os.read(fd, _READ_BYTES)
         except BlockingIOError:
             return
         if not data:
@@ -152,31 +165,48 @@ class Watch:
                     f"the program wrote more than {self._cap >> 10} KiB of {name} (limits.output_kib)",
                 )
 
+    def _read_status(self) -> bytes:
+        """What the first process says; a handle on its /proc goes to the meter."""
+        with socket.socket(fileno=os.dup(self._ends.status)) as connection:
+            if self._has_begun:
+                return connection.recv(_READ_BYTES)
+            data, handles, _flags, _address = socket.recv_fds(connection, _READ_BYTES, 1)
+        for handle in handles:
+            self._meter.use(handle)
+        return data
+
     def _hear(self, message: Mapping[str, Any]) -> None:
-        if "started" in message:
+        now = time.monotonic()
+        if "begins" in message:
+            self._has_begun = True
+            self._meter.begin(now)
+        elif "started" in message:
             self.started = float(message["started"])
             self._deadline = self.started + float(self._limits["wall_s"])
         elif "failed" in message:
-            self._cause, self._detail = (
-                "infrastructure",
-                f"the sandbox could not be built: {message['failed']}",
-            )
-            self._deadline = time.monotonic() + END_S
-        elif not self._cause:
+            # Where the program runs, the first process fails of something that the program did.
+            self._cause = "killed" if self.started else "infrastructure"
+            what = "the program ended its sandbox" if self.started else "the sandbox could not be built"
+            self._detail = f"{what}: {message['failed']}"
+            self._ended = now
+            self._deadline = now + END_S
+        elif "exit" in message and not self._cause:
             self._exit = dict(message)
-            self._ended = time.monotonic()
-            self._deadline = self._ended + END_S
+            self._ended = now
+            self._deadline = now + END_S
 
     # --- limits that are measured ---
 
     def _look(self) -> None:
-        cpu_s, memory_bytes = measure(self._pid)
-        self._cpu_s = max(self._cpu_s, cpu_s)
-        self._memory_bytes = max(self._memory_bytes, memory_bytes)
-        if cpu_s > self._limits["cpu_s"]:
+        usage = self._meter.look(time.monotonic())
+        self._cpu_s = usage.cpu_s
+        self._memory_bytes = max(self._memory_bytes, usage.memory_bytes)
+        if usage.cpu_s > self._limits["cpu_s"]:
             self._end("timeout", self._cpu_sentence())
         elif (
-            memory_bytes > self._limits["memory_mib"] << 20 if self._group is None else self._group.ran_out()
+            usage.memory_bytes > self._limits["memory_mib"] << 20
+            if self._group is None
+            else self._group.ran_out()
         ):  # the kernel ended one process; the others would wait for it
             self._end("memory", self._memory_sentence())
 
@@ -191,15 +221,13 @@ class Watch:
         while True:
             ended, _status, usage = os.wait4(self._pid, os.WNOHANG)
             if ended:
-                self._cpu_s = max(self._cpu_s, usage.ru_utime + usage.ru_stime)
+                if self._has_begun:
+                    self._cpu_s = self._meter.end(usage.ru_utime + usage.ru_stime)
                 # The largest of its processes; the first one alone is a copy of the launcher.
                 self._memory_bytes = max(self._memory_bytes, usage.ru_maxrss << 10)
                 return
             if time.monotonic() > until:
-                self._cause, self._detail = (
-                    "infrastructure",
-                    f"a killed sandbox did not end within {END_S:g} s",
-                )
+                self._is_stuck = True
                 return
             if self._exit is None or time.monotonic() > until - END_S / 2:
                 with contextlib.suppress(ProcessLookupError):
@@ -222,7 +250,7 @@ class Watch:
             "stdout": base64.b64encode(stdout).decode("ascii"), "stderr": base64.b64encode(stderr).decode("ascii"),
             "started": self.started, "wall_s": max(0.0, self._ended - self.started) if self.started else 0.0,
             "cpu_s": self._cpu_s, "memory_bytes": peak or self._memory_bytes,
-            "files": (self._exit or {}).get("files", {}), "is_broken": "did not end" in detail,
+            "files": (self._exit or {}).get("files", {}), "is_broken": self._is_stuck,
         }  # fmt: skip
 
     def _verdict(self) -> tuple[str, str, int | None]:
@@ -233,9 +261,10 @@ class Watch:
             return "memory", self._memory_sentence(), None
         if self._cause:
             return self._cause, self._detail, None
-        stderr = bytes(self._streams[self._ends.stderr])
+        if self._exit is None and self._has_begun:
+            return "killed", "the program ended its sandbox", None
         if self._exit is None:
-            said = stderr[-300:].decode(errors="replace").strip() if not self.started else ""
+            said = bytes(self._streams[self._ends.stderr])[-300:].decode(errors="replace").strip()
             return (
                 "infrastructure",
                 f"the first process of the sandbox ended without a word {said}".rstrip(),
@@ -244,34 +273,9 @@ class Watch:
         code = int(self._exit["exit"])
         if code == 0:
             return "ok", "", 0
-        if code == -signal.SIGXCPU or (code == -signal.SIGKILL and self._cpu_s >= self._limits["cpu_s"]):
-            return "timeout", self._cpu_sentence(), code
-        if code > 0 and stderr.rstrip().rpartition(b"\n")[2].startswith(b"MemoryError"):
-            return "memory", self._memory_sentence(), code
+        if code in (-signal.SIGKILL, -signal.SIGXCPU) and self._cpu_s >= self._limits["cpu_s"]:
+            return "timeout", self._cpu_sentence(), code  # the kernel was faster (RLIMIT_CPU)
         if code < 0:
             known = {int(one): one.name for one in signal.Signals}
             return "killed", f"the program died with {known.get(-code, f'signal {-code}')}", code
         return "error", str(self._exit.get("note", f"the program exited with code {code}")), code
-
-
-def measure(pid: int) -> tuple[float, int]:
-    """Processor seconds and bytes of memory of a process and all below it, as the host sees them.
-
-    Memory is what the processes hold for themselves; pages of files and of shared memory are counted where they lie
-    (limits.disk_mib). A process that ends meanwhile is left out.
-    """
-    ticks, pages = 0, 0
-    waiting, seen = [pid], 0
-    while waiting and seen < _MAX_SEEN:
-        folder = Path(f"/proc/{waiting.pop()}")
-        seen += 1
-        with contextlib.suppress(OSError, ValueError):
-            fields = (
-                (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            )
-            ticks += sum(map(int, fields[11:15]))  # own and waited-for children, user and system
-            numbers = (folder / "statm").read_text(encoding="ascii").split()
-            pages += max(0, int(numbers[1]) - int(numbers[2]))
-            for thread in (folder / "task").iterdir():
-                waiting += map(int, (thread / "children").read_text(encoding="ascii").split())
-    return ticks / _TICKS_PER_S, pages * _PAGE_BYTES

@@ -2,7 +2,11 @@
 
 The program runs in the sandbox (strop/rewards/sandbox), which holds the input of a case and never its expected output:
 outputs are compared here. A case is either a text for standard input with the text expected on standard output, or the
-arguments of a function with the value expected from it; every stdin case has a sandbox of its own.
+arguments of a function with the value expected from it. Every stdin case has a sandbox of its own; the calls of a
+function share one, each in a process of its own (code_harness.py). Nothing that a program writes starts another.
+
+Time is that of the processor, so that a busy machine makes no right program wrong; starting sandboxes is not in it. A
+program that waits instead is ended by the clock.
 
 Ground truth, as data sets for code have it (PRIME, APPS, TACO, CodeContests), a dictionary or its JSON text:
 
@@ -25,10 +29,15 @@ from typing import Any, Literal
 
 from strop.rewards.sandbox import Program, SandboxFailed, SandboxResult, shared
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#-]*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+_FENCE = "```"
+_TAG = re.compile(r"[\w+#-]*")
 _PYTHON_TAGS = {"", "python", "python3", "py"}
 _HARNESS = Path(__file__).with_name("code_harness.py")
 _TOLERANCE = 1e-6
+_PATIENCE = 4.0
+"""Seconds on the clock for each second of processor time: so much slower may a busy machine be."""
+_FREE_S = 0.05
+"""Processor time of each sandbox that is not counted: an interpreter's start."""
 _MAX_PRED = 4000
 _MAX_DEPTH = 50
 _EXPECTED = (
@@ -66,8 +75,9 @@ def grade(
         solution_str: the answer.
         ground_truth: the tests; see above.
         mode: `fraction`: passed cases / all cases. `all`: 1 when all pass, else 0; stops at the first that does not.
-        case_s: limit of one stdin case, on the clock, in seconds.
-        total_s: limit of all cases together, in seconds of the program's own time; cases beyond it are not passed.
+        case_s: limit of one stdin case, in seconds of processor time.
+        total_s: limit of all cases together, in seconds of processor time; cases beyond it are not passed. A program
+            that waits has four times as long on the clock, here as for one case.
 
     Returns:
         score, acc (whether all passed), pred (the program), num_passed, num_tests and failure: what the first failed
@@ -84,8 +94,10 @@ def grade(
         passed, failure = [False] * len(tests.inputs), "the answer has no fenced Python block"
     else:
         run = _Budget(total_s=total_s, case_s=case_s)
-        grader = _call_cases if tests.function else _feed_cases
-        passed, failure = grader(code, tests, run, stops_early=mode == "all")
+        if tests.function:
+            passed, failure = _call_cases(code, tests, run)
+        else:
+            passed, failure = _feed_cases(code, tests, run, stops_early=mode == "all")
     num_passed = sum(passed)
     is_right = num_passed == len(tests.inputs)
     return {
@@ -96,9 +108,20 @@ def grade(
 
 
 def last_block(text: str) -> str | None:
-    """The content of the last complete fenced block that is Python or has no language."""
-    blocks = [code for tag, code in _FENCE.findall(text) if tag.lower() in _PYTHON_TAGS]
-    return str(blocks[-1]) if blocks and blocks[-1].strip() else None
+    """The content of the last complete fenced block that is Python or has no language. One pass over the text."""
+    last, tag, lines = "", None, list[str]()
+    for line in text.split("\n"):
+        inner = line.lstrip(" \t")
+        if not inner.startswith(_FENCE):
+            lines.append(line)
+        elif tag is None:
+            found = _TAG.match(inner.removeprefix(_FENCE).lstrip(" \t"))
+            tag, lines = found[0].lower() if found else "", []
+        else:
+            if tag in _PYTHON_TAGS:
+                last = "".join(f"{each}\n" for each in lines)
+            tag, lines = None, []
+    return last if last.strip() else None
 
 
 def read_tests(ground_truth: Any) -> Tests:
@@ -139,12 +162,14 @@ class _Budget:
     def run(self, program: Program, *, is_one_case: bool) -> SandboxResult:
         """Run a program within what is left; SandboxFailed when the sandbox fails."""
         sandbox = shared.get()
-        wall_s = min(self._case_s, self.left_s) if is_one_case else self.left_s
-        limits = replace(sandbox.config.limits, wall_s=wall_s)
+        given = sandbox.config.limits
+        cpu_s = min(self._case_s, self.left_s) if is_one_case else self.left_s
+        limits = replace(given, cpu_s=min(cpu_s, given.cpu_s) + _FREE_S, wall_s=_PATIENCE * (cpu_s + _FREE_S))
         result = sandbox.run_blocking(replace(program, limits=limits))
         if result.outcome == "infrastructure":
             raise SandboxFailed(f"the sandbox failed: {result.error}")
-        self.left_s -= result.wall_s
+        # A server or service tells the time on the clock alone.
+        self.left_s -= max(0.0, max(result.cpu_s, result.wall_s / _PATIENCE) - _FREE_S)
         return result
 
 
@@ -204,38 +229,36 @@ def _close(found: float, expected: float) -> bool:
 # --- calls of a function ---
 
 
-def _call_cases(code: str, tests: Tests, budget: _Budget, *, stops_early: bool) -> tuple[list[bool], str]:
-    """One sandbox for as many cases as it survives; the case that ends it is failed, the rest get another one."""
-    results: dict[int, list[Any]] = {}  # of each case: one value, or none
-    arguments = [_arguments(given) for given in tests.inputs]
-    harness, first, said = _HARNESS.read_bytes(), 0, ""
-    while first < len(arguments) and budget.left_s > 0:
-        task = {"name": tests.function, "cases": arguments[first:]}
-        files = {
-            "harness.py": harness, "solution.py": code.encode("utf-8", errors="replace"),
-            "cases.json": json.dumps(task).encode(),
-        }  # fmt: skip
-        program = Program(command=("python", "-B", "harness.py"), files=files)
-        result = budget.run(program, is_one_case=False)
-        is_loaded, found = _read_results(result.text)
-        results |= {first + number: value for number, value in found.items()}
-        if result.outcome != "ok":
-            said = said or _what_happened(result)
-        if not is_loaded:
-            break
-        first += max(found, default=-1) + 2  # behind the case that ended it, if one did
+def _call_cases(code: str, tests: Tests, budget: _Budget) -> tuple[list[bool], str]:
+    """All cases in one sandbox; what is told about them there is compared here and decides nothing else."""
+    task = {"name": tests.function, "cases": [_arguments(given) for given in tests.inputs]}
+    files = {
+        "harness.py": _HARNESS.read_bytes(), "solution.py": code.encode("utf-8", errors="replace"),
+        "cases.json": json.dumps(task).encode(),
+    }  # fmt: skip
+    result = budget.run(Program(command=("python", "-B", "harness.py"), files=files), is_one_case=False)
+    results = _read_results(result.text, len(tests.inputs))
     passed = [
-        bool(results.get(number)) and same_value(results[number][0], _expected(tests.outputs[number]))
-        for number in range(len(arguments))
+        bool(results.get(number)) and same_value(results[number][0], _expected(expected))
+        for number, expected in enumerate(tests.outputs)
     ]
     wrong = next((number for number, is_right in enumerate(passed) if not is_right), None)
     if wrong is None:
         return passed, ""
-    if wrong not in results:
-        reason = said or "no time left (total_s)"
+    if results.get(wrong):
+        reason = "wrong result"
+    elif wrong in results and result.outcome == "ok":
+        reason = f"it ended without a plain value{_said_about(wrong, result)}"
     else:
-        reason = "wrong result" if results[wrong] else "it raised an error, or returned no plain value"
+        reason = _what_happened(result) if result.outcome != "ok" else "it returned nothing"
     return passed, f"case {wrong}: {reason}"
+
+
+def _said_about(number: int, result: SandboxResult) -> str:
+    """What the harness has written about a case, if it has."""
+    start = f"case {number}: "
+    lines = result.stderr.decode(errors="replace").splitlines()
+    return next((f" ({line.removeprefix(start)})" for line in lines if line.startswith(start)), "")
 
 
 def _arguments(given: Any) -> list[Any]:
@@ -256,20 +279,18 @@ def _json_or_text(text: str) -> Any:
         return text
 
 
-def _read_results(text: str) -> tuple[bool, dict[int, list[Any]]]:
-    """Whether the solution was loaded, and result by case, from the harness's lines; others are left out."""
-    is_loaded, found = False, dict[int, list[Any]]()
+def _read_results(text: str, num_cases: int) -> dict[int, list[Any]]:
+    """Of each case one value, or none, from the harness's lines. The program may have written any of them."""
+    found = dict[int, list[Any]]()
     for line in text.splitlines():
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
             continue
         match message:
-            case ["loaded"]:
-                is_loaded = True
-            case [int(number), *rest] if len(rest) <= 1:
+            case [int(number), *rest] if len(rest) <= 1 and 0 <= number < num_cases:
                 found.setdefault(number, rest)
-    return is_loaded, found
+    return found
 
 
 def same_value(found: Any, expected: Any) -> bool:

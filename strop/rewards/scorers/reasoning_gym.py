@@ -94,9 +94,13 @@ def grade(
     stored = extra_info[KEY]
     entry = json.loads(stored) if isinstance(stored, str) else stored
     pred = extract(solution_str)
-    is_refused = task in EXPRESSION_TASKS and pred != entry["answer"] and not is_expression(pred)
     scorer = _score_answer(task)
-    score, note = bounded(lambda: float(scorer(answer=None if is_refused else pred, entry=entry)), 0.0)
+
+    def compared() -> float:
+        is_refused = task in EXPRESSION_TASKS and pred != entry["answer"] and not is_expression(pred)
+        return float(scorer(answer=None if is_refused else pred, entry=entry))
+
+    score, note = bounded(compared, 0.0)
     return noted({"score": score, "acc": score >= RIGHT_FROM, "pred": pred}, note)
 
 

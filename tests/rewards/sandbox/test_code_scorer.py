@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from strop.agents.tools.python_sandbox import _without_fence
 from strop.rewards import Outcome, RewardConfig, RewardPool, default_compute_score, known_data_sources
 from strop.rewards.sandbox import (
     Limits,
@@ -48,6 +49,25 @@ def test_last_complete_python_block_is_the_program() -> None:
     assert last_block("```python\nunfinished") is None
     assert last_block("no block") is None
     assert last_block("```python\n\n```") is None
+
+
+@pytest.mark.parametrize("open_end", ["```", "```python", "\n```\n", "``` ", " ", "```a\n \n", "\n \t"])
+def test_time_to_find_the_block_grows_with_the_text_and_not_faster(open_end: str) -> None:
+    # A reader that goes over it again and again does not come back.
+    text = "```" + open_end * (1_000_000 // len(open_end)) + "a" * 1_000_000
+    last_block(text)
+    assert _without_fence(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\nx\n```", "x"), (" ```py \nx\ny\n``` \n", "x\ny"), ("```\nx```", "x"), ("x", "x"),
+        ("```sh\nx\n```", "```sh\nx\n```"), ("```python\nx", "```python\nx"), ("see ```\nx\n```", "see ```\nx\n```"),
+    ],
+)  # fmt: skip
+def test_program_of_a_tool_call_may_stand_in_a_fence(text: str, code: str) -> None:
+    assert _without_fence(text) == code
 
 
 @pytest.mark.parametrize(
@@ -132,7 +152,11 @@ def test_answer_without_a_program_scores_zero() -> None:
 def test_failures_of_a_program_are_its_own() -> None:
     truth = {"inputs": ["x"], "outputs": ["1"]}
     assert "case 0: the program exited with code 1: NameError" in grade(fenced("print(y)"), truth)["failure"]
-    assert "did not finish in 0.2 s" in grade(fenced("while True: pass"), truth, case_s=0.2)["failure"]
+    assert "processor time (limits.cpu_s)" in grade(fenced("while True: pass"), truth, case_s=0.2)["failure"]
+    assert (
+        "did not finish in 0.6 s"
+        in grade(fenced("import time; time.sleep(60)"), truth, case_s=0.1)["failure"]
+    )
     graded = grade(fenced("while True: pass"), ADD, case_s=0.2, total_s=0.3)
     assert (graded["score"], graded["num_tests"]) == (0.0, 3)
 
@@ -153,11 +177,14 @@ def test_function_and_method_are_called_with_the_arguments() -> None:
 @pytest.mark.parametrize(
     ("body", "failure"),
     [
-        ("1 / 0", "case 1: it raised an error, or returned no plain value"),
-        ("return object()", "case 1: it raised an error, or returned no plain value"),
-        ("import os; os._exit(5)", "case 1: the program exited with code 5"),
-        ("import os; os.kill(os.getpid(), 11)", "case 1: the program died with SIGSEGV"),
-        ("return -1", "case 1: wrong result"),
+        ("1 / 0", "it ended without a plain value (ZeroDivisionError: division by zero)"),
+        ("return object()", "it ended without a plain value (TypeError: 'object' object is not iterable)"),
+        ("import os; os._exit(5)", "it ended without a plain value (the program exited with code 5)"),
+        (
+            "import os; os.kill(os.getpid(), 11)",
+            "it ended without a plain value (the program died with SIGSEGV)",
+        ),
+        ("return -1", "wrong result"),
     ],
 )
 def test_case_that_goes_wrong_costs_that_case_only(body: str, failure: str) -> None:
@@ -166,7 +193,7 @@ def test_case_that_goes_wrong_costs_that_case_only(body: str, failure: str) -> N
     )
     graded = grade(answer, FUNCTION)
     assert graded["num_passed"] == 2
-    assert graded["failure"].startswith(failure)
+    assert graded["failure"] == f"case 1: {failure}"
 
 
 def test_solution_that_does_not_load_fails_every_case() -> None:
@@ -238,6 +265,33 @@ def test_forged_results_still_have_to_be_right() -> None:
     assert grade(fenced(forged), FUNCTION)["score"] == 0.0
 
 
+@pytest.mark.parametrize("line", ["[-2]", "[-1]", "[0]", '["loaded"]', "[1e9]", "[99999999999]", "[true, 6]"])
+def test_forged_line_starts_no_other_sandbox(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    runs = []
+    run = scorer._Budget.run
+
+    def counted(self: Any, program: Any, *, is_one_case: bool) -> SandboxResult:
+        runs.append(program)
+        assert len(runs) < 4, "sandboxes are started again and again"
+        return run(self, program, is_one_case=is_one_case)
+
+    monkeypatch.setattr(scorer._Budget, "run", counted)
+    write = (
+        f"import os\nfor fd in range(3, 9):\n    try: os.write(fd, b'{line}\\n')\n    except OSError: pass\n"
+    )
+    forged = f"{write}os._exit(0)"
+    assert grade(fenced(forged), FUNCTION)["score"] == 0.0
+    assert len(runs) == 1
+
+
+def test_case_that_kills_the_process_above_it_costs_the_cases_behind_it() -> None:
+    kill = "    if more == 5:\n        os.kill(os.getppid(), 9)\n"
+    answer = fenced(f"import os\ndef total(values, more):\n{kill}    return sum(values) + more")
+    graded = grade(answer, FUNCTION)
+    assert graded["num_passed"] in (1, 2)  # the case itself may still have an answer
+    assert "died with SIGKILL" in graded["failure"]
+
+
 def test_result_whose_reading_would_run_code_or_never_end_is_wrong() -> None:
     for value in (
         "'['*50000+']'*50000",
@@ -281,6 +335,54 @@ def test_reward_workers_run_programs_in_the_sandbox_of_the_configuration() -> No
         0.0,
         "case 0: the program wrote more than 1 KiB of standard output (limits.output_kib)",
     )
+
+
+ASK = """
+from strop.rewards.sandbox import Limits, Program, shared
+
+def compute_score(solution_str, **_):
+    result = shared.get().run_blocking(Program(code=solution_str, limits=Limits(wall_s=2.5, memory_mib=64)))
+    return {"score": float(result.outcome == "ok"), "outcome": result.outcome}
+"""
+
+
+def test_nothing_that_a_program_does_leaves_its_sample_without_a_score(tmp_path: Path) -> None:
+    """The deadline of a sample is a second: each of these takes longer, or aims at what scores it."""
+    right = fenced("import time\ntime.sleep(0.02)\nprint(sum(map(int, input().split())))")
+    many = {"inputs": ["1 2\n"] * 50, "outputs": ["3\n"] * 50}
+    limit = "import os, resource\nresource.prlimit(1, resource.RLIMIT_CPU, (0, 0))\n"
+    hostile = [
+        "import time; time.sleep(600)",
+        "while True: pass",
+        f"{limit}for _ in range(999): os.fork() or os._exit(0); os.wait()",
+        "import os; os.kill(os.getpid(), 9)",
+        "raise MemoryError",
+        "\ud800",
+    ]
+    kwargs = {"case_s": 0.4, "total_s": 0.4}
+    config = RewardConfig(num_workers=2, timeout_s=1.0, kwargs=kwargs)
+    rows = [("taco", ADD, fenced(code)) for code in hostile]
+    *lost, passed = score_in_workers(config, [*rows, ("taco", many, right)])
+    assert [(each.kind, each.score) for each in lost] == [("score", 0.0)] * len(hostile), lost
+    assert (passed.kind, passed.score) == ("score", 1.0), passed
+
+    path = tmp_path / "reward.py"
+    path.write_text(ASK)
+    config = RewardConfig(path=str(path), num_workers=2, timeout_s=1.0)
+    asked = score_in_workers(config, [("own", None, code) for code in (hostile[0], "print(1)")])
+    assert [(each.kind, each.parts.get("outcome")) for each in asked] == [
+        ("score", "timeout"),
+        ("score", "ok"),
+    ], asked
+
+
+def test_deadline_goes_on_outside_of_the_sandbox(tmp_path: Path) -> None:
+    path = tmp_path / "reward.py"
+    path.write_text(ASK.replace("    return", "    while True: pass\n    return"))
+    (outcome,) = score_in_workers(
+        RewardConfig(path=str(path), num_workers=1, timeout_s=1.0), [("own", None, "1")]
+    )
+    assert (outcome.kind, "reward.timeout_s" in outcome.error) == ("timeout", True)
 
 
 def test_worker_without_isolation_scores_nothing() -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from strop.rewards.sandbox import Limits, Program, SandboxConfig, SandboxResult, SandboxUnavailable
+from strop.rewards.remote import http
+from strop.rewards.sandbox import Limits, Program, SandboxConfig, SandboxResult, SandboxUnavailable, fusion
 from strop.rewards.sandbox.fusion import FusionSandbox
 from strop.rewards.sandbox.hosted import HostedSandbox
 
@@ -47,6 +48,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 class Handler(BaseHTTPRequestHandler):
     requests: list[dict[str, Any]] = []  # noqa: RUF012
     busy, most_busy = 0, 0
+    drips = 0
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -59,6 +61,14 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(0.05)
             type(self).busy -= 1
             first = "# file"
+        if first == "# drip":
+            self.send_response(200)
+            self.end_headers()
+            type(self).drips = 0
+            while self.drips < 400:
+                type(self).drips += 1
+                self.wfile.write(b" ")
+                time.sleep(0.05)
         status = 500 if first == "# broken" else 200
         text = b"<html>" if first == "# text" else json.dumps(ANSWERS.get(first, {})).encode()
         self.send_response(status)
@@ -112,7 +122,7 @@ def test_request_has_the_fields_of_the_protocol(url: str) -> None:
         ("# fails", "error", "the program exited with code 3"),
         ("# hangs", "timeout", "did not finish in 3 s (limits.wall_s)"),
         ("# dies", "killed", "died with signal 11"),
-        ("# memory", "memory", "more than 77 MiB"),
+        ("# memory", "error", "exited with code 1"),  # the program's own words: the server names no limit
         ("# loud", "output", "more than 2 KiB"),
         ("# no compile", "error", "exited with code 1"),
         ("# server", "infrastructure", "no worker"),
@@ -126,6 +136,25 @@ def test_each_answer_of_the_server_has_its_outcome(url: str, code: str, outcome:
     assert result.outcome == outcome
     assert sentence in result.error
     assert len(result.stdout) <= 2048
+
+
+def test_server_that_sends_one_byte_now_and_then_has_a_deadline(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fusion, "_COMPILE_S", 0.1)
+    monkeypatch.setattr(fusion, "_GRACE_S", 0.1)
+    sandbox = FusionSandbox(SandboxConfig(backend="sandbox_fusion", url=url))
+    result = sandbox.run_blocking(Program(code="# drip", limits=Limits(wall_s=0.2)))
+    assert (result.outcome, Handler.drips < 400) == ("infrastructure", True)
+    assert "no whole answer within 0.4 s" in result.error
+
+
+def test_output_longer_than_an_answer_may_be_is_the_programs_doing(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 1 << 12)
+    result = ask(url, "# loud")
+    assert (result.outcome, "(limits.output_kib)" in result.error) == ("output", True)
 
 
 def test_server_that_is_not_there_is_unavailable() -> None:

@@ -1,0 +1,37 @@
+"""Looking for marks in a text that a model wrote, in time that grows with its length and no faster.
+
+An expression such as `<open>(.*?)<close>` looks for the end of each beginning anew: a text of openings without an end
+takes quadratic time, two of them in a row cubic. The readers of the formats look for one mark after the other instead,
+from places that only move forward.
+"""
+
+from __future__ import annotations
+
+
+class Marks:
+    """Where marks stand in one text. Places asked for may jump back; the time is linear while they move forward."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._seen: dict[str, tuple[int, int]] = {}
+        """By mark: from where it was looked for, and where it was found."""
+
+    def find(self, mark: str, start: int) -> int:
+        """Place of the next `mark` from `start` on; -1 where there is none. A search is never repeated."""
+        asked, found = self._seen.get(mark, (0, -2))
+        if found == -2 or start < asked or 0 <= found < start:
+            found = self.text.find(mark, start)
+            self._seen[mark] = (start, found)
+        return found
+
+    def skip_blanks(self, start: int) -> int:
+        """The first place from `start` on that is no white space."""
+        while start < len(self.text) and self.text[start].isspace():
+            start += 1
+        return start
+
+
+def without_end(text: str, mark: str) -> str:
+    """The text without a `mark` that ends it, white space behind the mark included; as it is where none does."""
+    closed = text.rstrip()
+    return closed.removesuffix(mark) if closed.endswith(mark) else text

@@ -1,0 +1,47 @@
+"""Time in a sandbox is limited by the sandbox, and not by the deadline of the sample that is scored.
+
+Waiting for a place, starting and running a program each have limits of their own, and a program that reaches one has an
+outcome that counts. A deadline around all of it would turn a busy machine, or a program that takes its time, into a
+sample without a score. So a process that scores under a deadline is told when its main thread is away, and for how long
+at most; in other processes nobody listens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+Tell = Callable[[float | None], None]
+
+
+class _Away:
+    """How often the main thread is away at the moment: tasks of one event loop may be at the same time."""
+
+    def __init__(self) -> None:
+        self.tell: Tell | None = None
+        self.depth = 0
+
+
+_away = _Away()
+
+
+def listen(tell: Tell) -> None:
+    """Have `tell` called in the main thread: with the most seconds that it will be away, and with None when back."""
+    _away.tell = tell
+
+
+@contextlib.contextmanager
+def away(at_most_s: float) -> Iterator[None]:
+    """What happens inside has limits of its own and ends within that time."""
+    if _away.tell is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _away.depth += 1
+    _away.tell(at_most_s)
+    try:
+        yield
+    finally:
+        _away.depth -= 1
+        if not _away.depth:
+            _away.tell(None)

@@ -1,0 +1,96 @@
+"""Tool calls found with one expression per format: short and plain, and slow where a text is hostile.
+
+Calls are (name, arguments) with arguments as written, a dictionary of texts, or None where the call is malformed.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any
+
+Found = list[tuple[str, Any]]
+
+_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+_GLM_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_DEEPSEEK = re.compile(r"<｜tool▁call▁begin｜>(.*?)<｜tool▁sep｜>(.*?)(?:<｜tool▁call▁end｜>|\Z)", re.DOTALL)
+_FENCED = re.compile(r"\s*([^\n`]+)\n```(?:json)?\n(.*?)(?:\n```\s*|\Z)", re.DOTALL)
+_KIMI = re.compile(
+    r"<\|tool_call_begin\|>(.*?)<\|tool_call_argument_begin\|>(.*?)(?:<\|tool_call_end\|>|\Z)", re.DOTALL
+)
+_HARMONY = re.compile(r"(.*?)<\|message\|>(.*?)(?:<\|end\|>|<\|call\|>|<\|return\|>|\Z)", re.DOTALL)
+
+
+def qwen3_coder(text: str) -> Found:
+    found: Found = []
+    for block in _BLOCK.findall(text):
+        match = _FUNCTION.fullmatch(block)
+        if match is None:
+            found.append(("", None))
+        else:
+            values = {
+                key.strip(): value.removeprefix("\n").removesuffix("\n")
+                for key, value in _PARAMETER.findall(match[2])
+            }
+            found.append((match[1].strip(), values))
+    return found
+
+
+def glm(text: str) -> Found:
+    found: Found = []
+    for block in _BLOCK.findall(text):
+        name = block.partition("<arg_key>")[0].strip()
+        arguments = _GLM_ARGUMENT.findall(block)
+        is_named = re.fullmatch(r"[\w.:-]+", name) is not None
+        is_whole = is_named and len(arguments) == block.count("<arg_key>")
+        values = {key.strip(): value for key, value in arguments}
+        found.append((name if is_named else "", values if is_whole else None))
+    return found
+
+
+def deepseek(text: str) -> Found:
+    found: Found = []
+    for head, tail in _DEEPSEEK.findall(text.partition("<｜tool▁calls▁begin｜>")[2]):
+        fenced = _FENCED.fullmatch(tail)
+        name, arguments = (fenced[1], fenced[2]) if head.strip() == "function" and fenced else (head, tail)
+        is_whole = bool(name.strip()) and (head.strip() != "function" or fenced is not None)
+        found.append((name.strip(), arguments.strip() or "{}") if is_whole else ("", None))
+    return found
+
+
+def kimi(text: str) -> Found:
+    found: Found = []
+    for identity, arguments in _KIMI.findall(text.partition("<|tool_calls_section_begin|>")[2]):
+        named = re.fullmatch(r"(?:functions\.)?([\w.-]+?)(?::\d+)?", identity.strip())
+        found.append((named[1], arguments.strip() or "{}") if named else ("", None))
+    return found
+
+
+def gpt_oss(text: str) -> Found:
+    found: Found = []
+    for part in text.split("<|start|>"):
+        match = _HARMONY.match(part)
+        recipient = re.search(r"\bto=(?:functions\.)?([\w.-]+)", match[1] if match else part)
+        if recipient is not None:
+            found.append((recipient[1], match[2].strip() or "{}") if match else ("", None))
+    return found
+
+
+def pythonic(text: str) -> Found | None:
+    """Calls whose arguments are plain values; None where Python reads something else."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        assert isinstance(tree, ast.List)
+        found: Found = []
+        for node in tree.elts:
+            assert isinstance(node, ast.Call)
+            assert not node.args
+            assert all(one.arg for one in node.keywords)
+            values = {one.arg: ast.literal_eval(one.value) for one in node.keywords}
+            found.append((ast.unparse(node.func), json.loads(json.dumps(values))))
+        return found
+    except (AssertionError, SyntaxError, TypeError, ValueError):
+        return None
