@@ -84,7 +84,7 @@ def parse(text: str, name: str) -> Any:
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ValueError(f"{name}{where}: {error.problem}") from error
     except yaml.YAMLError as error:
-        raise ValueError(f"{name} is not YAML: {error}") from error
+        raise ValueError(f"{name} is not YAML: {' '.join(str(error).split())}") from error
 
 
 def dump(value: Any) -> str:
