@@ -144,7 +144,7 @@ def _checked(body: Mapping[str, Any]) -> Manifest:
         num_bytes, sha256 = entry.get("bytes"), entry.get("sha256")
         if type(num_bytes) is not int or not isinstance(sha256, str):
             raise CheckpointError(f"has a damaged manifest (no size and hash of {name!r:.80})")
-        if "\0" in name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        if not name.isprintable() or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise CheckpointError(f"has a manifest that names {name!r:.80}, which is not in the checkpoint")
         entries[name] = FileEntry(num_bytes, sha256)
     return Manifest(step=step, score=score, created=str(body.get("created")), facts=facts, files=entries)
