@@ -230,7 +230,7 @@ DEEP = "[" * 100_000
     ("name", "content", "expected"),
     [
         ("rows.jsonl", f'{{"prompt": {DEEP}', "line 1 of"),
-        ("rows.json", DEEP, "nested too deeply to be read"),
+        ("rows.json", DEEP, "it is nested more than 100 levels deep"),
         ("rows.jsonl", "", "has no rows"),
         ("rows.parquet", "", "cannot be read as parquet"),
     ],
