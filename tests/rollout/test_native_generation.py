@@ -85,7 +85,10 @@ def test_bfloat16_rollout_and_trainer_agree_within_its_rounding(tiny: Tiny) -> N
     assert float((trained - rolled).abs().max()) < 0.3
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gpt2", "mistral"])
+@pytest.mark.parametrize(
+    "kind",
+    ["qwen3", pytest.param("gpt2", marks=pytest.mark.slow), pytest.param("mistral", marks=pytest.mark.slow)],
+)
 def test_tokens_depend_on_key_and_position_alone(tiny: Tiny, kind: str) -> None:
     model = tiny(kind, dtype="float32")
     asks = groups()
