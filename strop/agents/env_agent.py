@@ -15,14 +15,9 @@ from strop.agents.environments.credit import with_turn_rewards
 from strop.agents.environments.loading import choose_environment
 from strop.agents.environments.playing import PlayedEnvironment, episode_seed
 from strop.agents.formats.calls import ParsedTurn
-from strop.agents.formats.thinking import split_thinking
 from strop.agents.registry import Generate, agents
-from strop.rollout.types import TokenOutput
+from strop.agents.turns import Replies, take_turns
 from strop.trajectory import Prompt, Trajectory
-
-RELEASE_S = 5.0
-"""Seconds before the deadline of an episode at which it ends by itself, so that the environment can be closed; at
-most half of its time."""
 
 
 @agents.register(ENV_AGENT)
@@ -32,8 +27,8 @@ async def env_agent(
     """Alternate answers and steps until the environment says that the episode is over, or a limit is reached.
 
     The score of the episode is the sum of the rewards; where the environment gives none, the reward function is
-    asked. Stop reasons: `stop` when the environment ended it, `length`, `max_assistant_turns`, `max_user_turns`,
-    `timeout` and `aborted`. An answer that was cut off is no action: the environment does not see it.
+    asked. Stop reasons are those of `take_turns`; `stop` when the environment ended it. An answer that was cut off is
+    no action: the environment does not see it.
 
     Raises:
         EnvironmentFailed: the environment did not do its work.
@@ -43,9 +38,7 @@ async def env_agent(
     choice = choose_environment(
         row, name=settings.environment.name, kwargs=settings.environment.kwargs, where=f"prompt {prompt.uid}"
     )
-    margin = min(RELEASE_S, settings.timeout_s / 2)
     steps: list[Step] = []
-    reason: str
     clock = asyncio.get_running_loop().time
     async with PlayedEnvironment(choice, timeout_s=settings.tool_timeout_s) as environment:
         begun = clock()
@@ -53,35 +46,16 @@ async def env_agent(
         waited = clock() - begun
         prompt, trajectory, context = begin(first, prompt, trajectory, context)
         conversation = Conversation(prompt, trajectory, context)
-        try:
-            async with asyncio.timeout_at(context.deadline - margin) as deadline:
-                while True:
-                    output = await generate(conversation.token_ids, max_tokens=conversation.room)
-                    turn = read_answer(output, context)
-                    conversation.add_answer(output, turn)
-                    if output.stop_reason != "stop":
-                        reason = output.stop_reason
-                        break
-                    begun = clock()
-                    step = await environment.step(turn.content)
-                    waited += clock() - begun
-                    steps.append(step)
-                    if step.is_done:
-                        reason = "stop"
-                        break
-                    if len(steps) == settings.max_assistant_turns:
-                        reason = "max_assistant_turns"
-                        break
-                    if settings.max_user_turns is not None and len(steps) > settings.max_user_turns:
-                        reason = "max_user_turns"
-                        break
-                    if not conversation.add_replies([step.observation or " "], role="user"):
-                        reason = "length"
-                        break
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            reason = "timeout"
+
+        async def reply(turn: ParsedTurn, *, is_last: bool) -> Replies | None:
+            nonlocal waited
+            begun = clock()
+            step = await environment.step(turn.content)
+            waited += clock() - begun
+            steps.append(step)
+            return None if step.is_done else Replies(texts=[step.observation or " "])
+
+        reason = await take_turns(conversation, generate, context, reply)
     rewards = [step.reward for step in steps]
     sequences = conversation.finish(
         reason,
@@ -148,13 +122,6 @@ def begin(
         replace(trajectory, prompt_ids=token_ids),
         replace(context, sampling=replace(context.sampling, max_tokens=room)),
     )
-
-
-def read_answer(output: TokenOutput, context: AgentContext) -> ParsedTurn:
-    """The answer without thinking and control tokens."""
-    text = str(context.tokenizer.decode(list(output.token_ids), skip_special_tokens=True))
-    reasoning, content = split_thinking(text, begins_in_thinking=context.begins_in_thinking)
-    return ParsedTurn(content, (), reasoning)
 
 
 def parts_of(steps: Sequence[Step]) -> dict[str, float | str | bool]:

@@ -11,20 +11,17 @@ from typing import Any, TypeVar
 from strop.agents.config import INTERACTION_AGENT
 from strop.agents.context import AgentContext
 from strop.agents.conversation import Conversation
-from strop.agents.env_agent import read_answer
+from strop.agents.formats.calls import ParsedTurn
 from strop.agents.interactions.base import BaseInteraction
 from strop.agents.interactions.loading import interaction_of_row
 from strop.agents.registry import Generate, agents
-from strop.agents.tools.session import ToolSession
+from strop.agents.turns import Replies, take_turns, tool_replies
 from strop.border import encodable, storable_text, usable
-from strop.trajectory import Media, Prompt, Trajectory
+from strop.trajectory import Prompt, Trajectory
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-RELEASE_S = 5.0
-"""Seconds before the deadline of an episode at which it ends by itself; at most half of its time."""
 
 
 class InteractionFailed(RuntimeError):
@@ -50,8 +47,12 @@ class _User:
             or instance_id
         )
 
-    async def answer(self) -> tuple[bool, str]:
-        """Whether it ends, and what the user says."""
+    def hear(self, role: str, texts: Sequence[str]) -> None:
+        """What was said, as the interaction is told it."""
+        self.messages += [{"role": role, "content": text} for text in texts]
+
+    async def answer(self) -> Replies | None:
+        """What the user says; None where they end it."""
         returned: object = await self._timed(
             "generate_response",
             self.interaction.generate_response(self.instance, list(self.messages), **self.kwargs),
@@ -69,7 +70,11 @@ class _User:
                 f"number up to 1e15"
             )
         self.scores.append(value)
-        return bool(is_over), encodable(str(text))
+        if is_over:
+            return None
+        says = encodable(str(text)) or " "
+        self.hear("user", [says])
+        return Replies(texts=[says], facts=[{"reward": value}])
 
     async def finish(self) -> None:
         try:
@@ -99,8 +104,8 @@ async def interaction_agent(
     """Alternate answers of the model and of the user until the user ends it, or a limit is reached.
 
     Calls of tools in an answer are carried out before the user sees anything. The rewards of the user are the
-    `turn_scores` that the reward function finds in its extra_info. Stop reasons: `stop` when the user ended it,
-    `length`, `max_assistant_turns`, `max_user_turns`, `timeout` and `aborted`.
+    `turn_scores` that the reward function finds in its extra_info. Stop reasons are those of `take_turns`; `stop` when
+    the user ended it.
 
     Raises:
         InteractionFailed: the interaction did not do its work.
@@ -110,16 +115,19 @@ async def interaction_agent(
         context.interactions[name], kwargs, context.config.tool_timeout_s, [dict(m) for m in prompt.messages]
     )
     conversation = Conversation(prompt, trajectory, context)
-    margin = min(RELEASE_S, context.config.timeout_s / 2)
     async with context.tool_session(prompt, trajectory.id) as session:
+
+        async def reply(turn: ParsedTurn, *, is_last: bool) -> Replies | None:
+            user.hear("assistant", [turn.content])
+            if not turn.calls:
+                return await user.answer()
+            results = await session.call_all(turn.calls)
+            user.hear("tool", [result.as_read for result in results])
+            return tool_replies(results)
+
         await user.start(trajectory.id)
         try:
-            async with asyncio.timeout_at(context.deadline - margin) as deadline:
-                reason = await _play(conversation, generate, context, session, user)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            reason = "timeout"
+            reason = await take_turns(conversation, generate, context, reply)
         finally:
             await asyncio.shield(asyncio.ensure_future(user.finish()))
         rewards = await session.calc_rewards()
@@ -138,52 +146,3 @@ async def interaction_agent(
         },
         timings={"tool_calls": session.seconds},
     )
-
-
-async def _play(
-    conversation: Conversation,
-    generate: Generate,
-    context: AgentContext,
-    session: ToolSession,
-    user: _User,
-) -> str:
-    """The turns of an episode; why it ended."""
-    limits, parser = context.config, context.parser
-    num_answers = num_replies = 0
-    while True:
-        stops = () if parser is None else tuple(parser.stop_token_ids)
-        output = await generate(conversation.token_ids, stop_token_ids=stops, max_tokens=conversation.room)
-        num_answers += 1
-        if parser is None:
-            turn = read_answer(output, context)
-        else:
-            turn = await parser.parse(
-                output.token_ids, context.tool_schemas, begins_in_thinking=context.begins_in_thinking
-            )
-        conversation.add_answer(output, turn)
-        user.messages.append({"role": "assistant", "content": turn.content})
-        if output.stop_reason != "stop":
-            return output.stop_reason
-        is_over, role = False, "user"
-        images: list[tuple[Media, ...]] = []
-        if turn.calls:
-            results = await session.call_all(turn.calls)
-            role, texts = "tool", [result.text for result in results]
-            images, read = [result.images for result in results], [result.as_read for result in results]
-            facts: list[Mapping[str, Any]] = [
-                {"reward": r.reward, **({"error": r.error} if r.error else {})} for r in results
-            ]
-        else:
-            is_over, says = await user.answer()
-            texts, facts = [says or " "], [{"reward": user.scores[-1]}]
-            read = texts
-        if is_over:
-            return "stop"
-        if limits.max_assistant_turns is not None and num_answers >= limits.max_assistant_turns:
-            return "max_assistant_turns"
-        if limits.max_user_turns is not None and num_replies >= limits.max_user_turns:
-            return "max_user_turns"
-        if not conversation.add_replies(texts, role=role, images=images, facts=facts):
-            return "length"
-        num_replies += 1
-        user.messages += [{"role": role, "content": text} for text in read]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strop.agents.config import TOOL_AGENT
 from strop.agents.context import AgentContext
 from strop.agents.conversation import Conversation
+from strop.agents.formats.calls import ParsedTurn
 from strop.agents.registry import Generate, agents
-from strop.agents.tools.session import CallResult, ToolSession
-from strop.border import storable
+from strop.agents.tools.session import ToolSession
+from strop.agents.turns import Replies, take_turns, tool_replies
 from strop.trajectory import Prompt, Trajectory
-
-RELEASE_S = 5.0
-"""Seconds before the deadline of an episode at which it ends by itself, so that its tools can be released; at
-most half of its time."""
 
 
 @agents.register(TOOL_AGENT)
@@ -25,20 +21,18 @@ async def tool_agent(
 ) -> Sequence[Trajectory]:
     """Alternate answers and tool calls until an answer calls no tool, or a limit is reached.
 
-    Stop reasons: `stop` for an answer without calls, `length` for the token budget, `max_assistant_turns`,
-    `max_user_turns`, `timeout` and `aborted`. A result that would leave no room for another answer is not
-    appended.
+    Stop reasons are those of `take_turns`; an answer without calls is a `stop`. Calls of the answer at which a limit
+    is reached are not carried out.
     """
     conversation = Conversation(prompt, trajectory, context)
-    margin = min(RELEASE_S, context.config.timeout_s / 2)
     async with context.tool_session(prompt, trajectory.id) as session:
-        try:
-            async with asyncio.timeout_at(context.deadline - margin) as deadline:
-                reason = await _play(conversation, generate, context, session)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            reason = "timeout"
+
+        async def reply(turn: ParsedTurn, *, is_last: bool) -> Replies | None:
+            if not turn.calls:
+                return None
+            return Replies() if is_last else tool_replies(await session.call_all(turn.calls))
+
+        reason = await take_turns(conversation, generate, context, reply)
         rewards = await session.calc_rewards()
     return conversation.finish(
         reason,
@@ -46,48 +40,6 @@ async def tool_agent(
         numbers=_numbers(session),
         timings={"tool_calls": session.seconds},
     )
-
-
-async def _play(
-    conversation: Conversation, generate: Generate, context: AgentContext, session: ToolSession
-) -> str:
-    """The turns of an episode; why it ended."""
-    assert context.parser is not None, "an episode with tools has one"
-    limits, num_answers = context.config, 0
-    while True:
-        output = await generate(
-            conversation.token_ids,
-            stop_token_ids=context.parser.stop_token_ids,
-            max_tokens=conversation.room,
-        )
-        num_answers += 1
-        turn = await context.parser.parse(
-            output.token_ids, context.tool_schemas, begins_in_thinking=context.begins_in_thinking
-        )
-        conversation.add_answer(output, turn)
-        if output.stop_reason != "stop" or not turn.calls:
-            return output.stop_reason
-        if limits.max_assistant_turns is not None and num_answers >= limits.max_assistant_turns:
-            return "max_assistant_turns"
-        if limits.max_user_turns is not None and num_answers > limits.max_user_turns:
-            return "max_user_turns"
-        results = await session.call_all(turn.calls)
-        if not conversation.add_replies(
-            [r.text for r in results], images=[r.images for r in results], facts=[_kept(r) for r in results]
-        ):
-            return "length"
-
-
-def _kept(result: CallResult) -> Mapping[str, Any]:
-    """What the sample store keeps of a call beside its text."""
-    kept: dict[str, Any] = {"seconds": round(result.seconds, 3)}
-    if result.reward:
-        kept["reward"] = result.reward
-    if result.error:
-        kept["error"] = result.error
-    if result.facts:
-        kept["facts"] = storable(result.facts)
-    return kept
 
 
 def _facts(session: ToolSession, rewards: Mapping[str, float]) -> dict[str, Any]:

@@ -73,6 +73,18 @@ class CallResult:
         """The text with a word for each image."""
         return as_read(self.text, len(self.images))
 
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What the sample store keeps of the call beside its text."""
+        kept: dict[str, Any] = {"seconds": round(self.seconds, 3)}
+        if self.reward:
+            kept["reward"] = self.reward
+        if self.error:
+            kept["error"] = self.error
+        if self.facts:
+            kept["facts"] = storable(self.facts)
+        return kept
+
 
 class ToolSession:
     """Use as `async with`; the tools of `tools_kwargs` are created at once, others at their first call."""

@@ -1,0 +1,128 @@
+"""The turns of an episode: the model answers, somebody replies, until one of them ends it or a limit is reached.
+
+The agents with tools, with a user and in an environment differ in who replies, and in nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from strop.agents.context import AgentContext
+from strop.agents.conversation import Conversation
+from strop.agents.formats.calls import ParsedTurn
+from strop.agents.formats.thinking import split_thinking
+from strop.agents.registry import Generate
+from strop.agents.tools.session import CallResult
+from strop.rollout.types import TokenOutput
+from strop.trajectory import Media
+
+_RELEASE_S = 5.0
+"""Seconds before the deadline of an episode at which it ends by itself, so that tools, users and environments can be
+released; at most half of its time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replies:
+    """What is said after an answer."""
+
+    texts: Sequence[str] = ()
+    """The results of the answer's calls, in order, or the one turn of a user."""
+    role: str = "user"
+    """tool or user."""
+    images: Sequence[Sequence[Media]] = ()
+    """Of each text, where there are any."""
+    facts: Sequence[Mapping[str, Any]] = ()
+    """Kept with each text in the sample store."""
+
+
+class Reply(Protocol):
+    """Whoever answers the model."""
+
+    async def __call__(self, turn: ParsedTurn, *, is_last: bool) -> Replies | None:
+        """What follows an answer; None where the episode is over.
+
+        Args:
+            turn: the answer.
+            is_last: a limit is reached: the reply will not be shown, so what only it needs need not be done.
+        """
+        ...
+
+
+async def take_turns(
+    conversation: Conversation, generate: Generate, context: AgentContext, reply: Reply
+) -> str:
+    """Alternate answers and replies; why the episode ended.
+
+    Args:
+        conversation: what was said so far; it grows.
+        generate: asks the model.
+        context: limits, formats and deadline.
+        reply: called after each answer that is complete; one that was cut off ends the episode unanswered.
+
+    Returns:
+        `stop` where `reply` gave None, the engine's own reason for an answer that was cut off (`length`, `aborted`),
+        `max_assistant_turns`, `max_user_turns`, `timeout` shortly before the deadline of the episode, or `length`
+        where a reply would leave no room for another answer; it is not appended then.
+    """
+    margin = min(_RELEASE_S, context.config.timeout_s / 2)
+    try:
+        async with asyncio.timeout_at(context.deadline - margin) as deadline:
+            return await _turns(conversation, generate, context, reply)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        return "timeout"
+
+
+async def _turns(conversation: Conversation, generate: Generate, context: AgentContext, reply: Reply) -> str:
+    stops = () if context.parser is None else tuple(context.parser.stop_token_ids)
+    num_answers = 0
+    while True:
+        output = await generate(conversation.token_ids, stop_token_ids=stops, max_tokens=conversation.room)
+        num_answers += 1
+        turn = await _read(output, context)
+        conversation.add_answer(output, turn)
+        if output.stop_reason != "stop":
+            return output.stop_reason
+        limit = _limit(context, num_answers)
+        said = await reply(turn, is_last=bool(limit))
+        if said is None:
+            return "stop"
+        if limit:
+            return limit
+        if not conversation.add_replies(said.texts, role=said.role, images=said.images, facts=said.facts):
+            return "length"
+
+
+def _limit(context: AgentContext, num_answers: int) -> str:
+    """The limit that so many answers, each but the last with a reply, have reached; empty for none."""
+    limits = context.config
+    if limits.max_assistant_turns is not None and num_answers >= limits.max_assistant_turns:
+        return "max_assistant_turns"
+    if limits.max_user_turns is not None and num_answers > limits.max_user_turns:
+        return "max_user_turns"
+    return ""
+
+
+async def _read(output: TokenOutput, context: AgentContext) -> ParsedTurn:
+    """The answer without thinking and control tokens, and its calls."""
+    if context.parser is not None:
+        return await context.parser.parse(
+            output.token_ids, context.tool_schemas, begins_in_thinking=context.begins_in_thinking
+        )
+    text = str(context.tokenizer.decode(list(output.token_ids), skip_special_tokens=True))
+    reasoning, content = split_thinking(text, begins_in_thinking=context.begins_in_thinking)
+    return ParsedTurn(content, (), reasoning)
+
+
+def tool_replies(results: Sequence[CallResult]) -> Replies:
+    """The results of calls."""
+    return Replies(
+        texts=[result.text for result in results],
+        role="tool",
+        images=[result.images for result in results],
+        facts=[result.kept for result in results],
+    )
