@@ -10,16 +10,16 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.data.chat import Chat, encode_all, render, require_chat_template
 from strop.engines.model import load_model, load_tokenizer
-from strop.randomness import random_key
-from strop.rollout.client import RolloutClient
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.setup import set_threads, stop_token_ids
+from strop.trajectory import Prompt
+from strop.workers.player import make_player
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +49,18 @@ class Answerer:
         require_chat_template(self._tokenizer)
         stops = stop_token_ids(config.model, self._tokenizer, config.rollout.stop_token_ids)
         self._sampling = dataclasses.replace(sampling, stop_token_ids=stops)
-        self._seed = seed
         model = load_model(config.model, device=config.resources.device)
         self._max_context = getattr(model.config, "max_position_embeddings", None)  # not every family has it
-        self._engine = NativeEngine(model, max_running=config.rollout.max_running)
-        self._client = RolloutClient(self._engine, timeout_s=config.rollout.timeout_s)
+        self._player = make_player(
+            NativeEngine(model, max_running=config.rollout.max_running),
+            model,
+            self._tokenizer,
+            None,
+            agent=AgentConfig(),
+            template_options=config.data.chat_template_kwargs,
+            timeout_s=config.rollout.timeout_s,
+            seed=seed,
+        )
         self._max_running = config.rollout.max_running
 
     async def answer_all(
@@ -73,7 +80,7 @@ class Answerer:
 
         async def one(chat_index: int, sample_index: int) -> Answer:
             async with turns:
-                answer = await self._answer(prompts[chat_index], chat_index, sample_index)
+                answer = await self._answer(chats[chat_index], prompts[chat_index], chat_index, sample_index)
             on_done()
             return answer
 
@@ -85,18 +92,26 @@ class Answerer:
             ]
         return [task.result() for task in tasks]
 
-    async def _answer(self, prompt_ids: Sequence[int], chat_index: int, sample_index: int) -> Answer:
-        key = random_key(self._seed, "generate", chat_index, sample_index)
-        output = await self._client.generate(
-            f"generate-{chat_index}/{sample_index}", prompt_ids, dataclasses.replace(self._sampling, key=key)
+    async def _answer(
+        self, chat: Chat, prompt_ids: Sequence[int], chat_index: int, sample_index: int
+    ) -> Answer:
+        prompt = Prompt(
+            uid=f"chat-{chat_index}",
+            row=chat_index,
+            token_ids=tuple(prompt_ids),
+            messages=tuple(chat.messages),
+            data_source="",
+            ground_truth=None,
+            agent_name=SINGLE_TURN,
         )
-        tokenizer: Any = self._tokenizer
+        episode = await self._player.episode(prompt, sample_index, self._sampling)
+        assert episode.trajectory is not None, "the episode did not fail"
         return Answer(
             chat_index=chat_index,
             sample_index=sample_index,
-            text=str(tokenizer.decode(output.token_ids, skip_special_tokens=True)),
-            num_tokens=len(output.token_ids),
-            stop_reason=output.stop_reason,
+            text=episode.text,
+            num_tokens=len(episode.trajectory.response_ids),
+            stop_reason=episode.trajectory.stop_reason,
         )
 
     def _check_length(self, chat: Chat, ids: Sequence[int]) -> None:

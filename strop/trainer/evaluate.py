@@ -16,19 +16,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.engines.model import load_model, load_tokenizer
-from strop.rewards import RewardPool, summarize
+from strop.rewards import RewardPool
 from strop.rollout.native.engine import NativeEngine
 from strop.trainer.config import Config
 from strop.trainer.reporting import Say
+from strop.trainer.scorers import probe_scorers
 from strop.trainer.setup import eval_sampling, load_val_prompts, set_threads
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
-from strop.workers.player import Player
+from strop.workers.player import make_player
 from strop.workers.reports import check_failed_episodes, report_of
-
-NUM_PROBES = 2
-"""Prompts on which the reward function is tried before the model is loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +87,16 @@ async def _play(
     total = len(prompts) * config.eval.samples_per_prompt
     done = 0
 
-    def one_more() -> None:
+    def count(group: Sequence[Episode]) -> None:
         nonlocal done
-        done += 1
+        done += len(group)
         on_progress(done, total)
 
     async with RewardPool(config.reward, tokenizer=config.model.path) as pool:
-        await _try_scorer(pool, prompts[:NUM_PROBES], say)
+        await probe_scorers(pool, prompts, say)
         model = load_model(config.model, device=config.resources.device)
         engine = NativeEngine(model, max_running=config.rollout.max_running)
-        player = Player(
+        player = make_player(
             engine,
             model,
             tokenizer,
@@ -110,17 +108,9 @@ async def _play(
         )
         with contextlib.closing(player):
             on_progress(0, total)
-            return await player.rollouts.play(
+            return await player.play(
                 prompts,
                 samples_per_prompt=config.eval.samples_per_prompt,
                 sampling=eval_sampling(config, tokenizer),
-                on_done=one_more,
+                on_group=count,
             )
-
-
-async def _try_scorer(pool: RewardPool, prompts: Sequence[Prompt], say: Say) -> None:
-    """Score the right answers and empty ones; a scorer that fails on all of them ends the evaluation."""
-    answers = [str(prompt.ground_truth) for prompt in prompts]
-    outcomes = await pool.preflight([*prompts, *prompts], [*answers, *["" for _ in prompts]])
-    if any(outcome.kind != "score" for outcome in outcomes):
-        say(f"reward preflight: {summarize(outcomes, timeout_s=pool.config.timeout_s)}")

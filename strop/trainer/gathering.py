@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import torch
 
-from strop.controller import as_future
 from strop.data.sampler import parse_visit_uid
 from strop.protocol import DataProto
 from strop.rewards import check_failed_share
@@ -23,13 +22,13 @@ from strop.rollout.types import Sampling
 from strop.run import Fate, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, experience_of
-from strop.trainer.groups import CAUSES, FAILED, SOLVED, SURPLUS, judge, shaped_by_user
+from strop.trainer.groups import CAUSES, FAILED, SOLVED, SURPLUS, judge, shaped_rewards_of
 from strop.trainer.learning import StepRecord
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
+from strop.workers.played import Played
 from strop.workers.reports import EpisodeReport, check_failed_episodes, training_rewards
-from strop.workers.rollout import prompts_as_rows, reports_of
 
 _LOWEST_RATE = 0.1
 """Share of groups that is expected to teach at least, when the size of the next round is chosen."""
@@ -37,6 +36,22 @@ _LOWEST_RATE = 0.1
 
 class TooFewGroups(RuntimeError):
     """Dynamic sampling came to its limit without enough groups, and was told to stop there."""
+
+
+def training_rows(config: Config, roles: Roles, played: Played, sampling: Sampling) -> Experience:
+    """The samples that can be trained on, with their rewards.
+
+    Args:
+        config, roles: of the run.
+        played: samples, those of a prompt together.
+        sampling: how they were played.
+    """
+    rewards = shaped_rewards_of(config, played.reports, sampling.max_tokens)
+    return experience_of(
+        roles.rows(played, rewards),
+        played.reports,
+        extra_columns=["reward_parts"] if config.algorithm.reward_keys else [],
+    )
 
 
 class Gatherer:
@@ -62,9 +77,8 @@ class Gatherer:
         rounds: list[Experience] = []
         found, rate = 0, 1.0
         while found < wanted and len(rounds) < settings.max_rounds:
-            begun = len(record.reports)
             played = self._round(record, min(wanted, math.ceil((wanted - found) / rate)))
-            kept = self._judged(record, record.reports[begun:], at_most=wanted - found)
+            kept = self._judged(record, record.played[-1].reports, at_most=wanted - found)
             rounds.append(played.take([i for i, r in enumerate(played.reports) if r.uid in kept]))
             found += len(kept)
             rate = max(found / len(record.prompts), _LOWEST_RATE)
@@ -81,39 +95,15 @@ class Gatherer:
         """Some prompts, drawn and played."""
         prompts = self._next_prompts(record, num_prompts)
         baselines = self._greedy_rewards(prompts) if self._config.needs("reward_baselines") else {}
-        reports = self.play(
-            prompts, self._config.rollout.samples_per_prompt, self._sampling, adds=bool(record.reports)
-        )
-        check_failed_episodes(reports)
-        self._check_scores(reports)
+        played = self._roles.play(prompts, self._config.rollout.samples_per_prompt, self._sampling)
+        check_failed_episodes(played.reports)
+        self._check_scores(played.reports)
         record.prompts += prompts
-        record.reports += reports
-        rollout = self._roles.rollout.call
-        rollout.sleep()
-        experience = experience_of(
-            as_future(rollout.rows(shaped_by_user(self._config, reports, self._sampling.max_tokens))),
-            reports,
-            extra_columns=["reward_parts"] if self._config.algorithm.reward_keys else [],
-        )
+        record.played.append(played)
+        experience = training_rows(self._config, self._roles, played, self._sampling)
         if self._config.needs("reward_baselines") and experience.reports:
             experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
         return experience
-
-    def play(
-        self,
-        prompts: list[Prompt],
-        samples_per_prompt: int,
-        sampling: Sampling,
-        *,
-        adds: bool = False,
-        keeps: bool = True,
-    ) -> list[EpisodeReport]:
-        """Every sample of these prompts, in order; `adds` and `keeps` as in `RolloutWorker.play`."""
-        with self._roles.turn("rollout"):
-            played = self._roles.rollout.call.play(
-                prompts_as_rows(prompts), samples_per_prompt, sampling, adds=adds, keeps=keeps
-            )
-            return reports_of(played)
 
     def _next_prompts(self, record: StepRecord, count: int) -> list[Prompt]:
         """Prompts of the next visits; from here on they count as consumed, with those that were passed over."""
@@ -135,7 +125,7 @@ class Gatherer:
     def _greedy_rewards(self, prompts: list[Prompt]) -> dict[str, float | None]:
         """By uid: the reward of the greedy answer, ReMax's baseline."""
         greedy = dataclasses.replace(self._sampling, temperature=0.0, top_p=1.0, top_k=0)
-        reports = self.play(prompts, 1, greedy, keeps=False)
+        reports = self._roles.play(prompts, 1, greedy).reports
         rewards = self._training_rewards(reports)
         return {report.uid: rewards.get(report.id) for report in reports}
 
@@ -155,13 +145,13 @@ class Gatherer:
         limit = self._sampling.max_tokens
         return training_rewards(reports, self._config.reward, max_response_tokens=limit)
 
-    def _check_scores(self, reports: list[EpisodeReport]) -> None:
+    def _check_scores(self, reports: Sequence[EpisodeReport]) -> None:
         """Too many samples that could not be scored end the run."""
         outcomes = [report.outcome for report in reports if report.outcome is not None]
         reward = self._config.reward
         check_failed_share(outcomes, max_failed_share=reward.max_failed_share, timeout_s=reward.timeout_s)
 
-    def _judged(self, record: StepRecord, reports: list[EpisodeReport], *, at_most: int) -> set[str]:
+    def _judged(self, record: StepRecord, reports: Sequence[EpisodeReport], *, at_most: int) -> set[str]:
         """Uids of the groups of a round that are trained on; the record and the sampler hear of the others."""
         settings = self._config.algorithm.filter_groups
         kept: set[str] = set()

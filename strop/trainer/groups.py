@@ -87,20 +87,20 @@ def sample_groups(reports: Sequence[EpisodeReport]) -> list[SampleGroup]:
     return groups
 
 
-def shaped_by_user(
+def shaped_rewards_of(
     config: Config, reports: Sequence[EpisodeReport], max_response_tokens: int
-) -> dict[str, float] | None:
-    """Rewards by sample id after algorithm.reward_shaping; None without it.
+) -> dict[str, float]:
+    """By sample id, what each sample is trained with: `training_rewards`, after algorithm.reward_shaping.
 
     Args:
         config: of the run.
         reports: samples, those of a prompt with the same uid.
         max_response_tokens: limit of a response, which penalties on long ones refer to.
     """
+    plain = training_rewards(reports, config.reward, max_response_tokens=max_response_tokens)
     name = config.algorithm.reward_shaping
     if not name:
-        return None
-    plain = training_rewards(reports, config.reward, max_response_tokens=max_response_tokens)
+        return plain
     ids: dict[str, list[str]] = {}
     for report in reports:
         if report.id in plain:

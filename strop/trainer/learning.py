@@ -25,6 +25,7 @@ from strop.trainer.roles import Roles
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
+from strop.workers.played import Played
 from strop.workers.reports import EpisodeReport, check_versions
 from strop.workers.summary import BatchSummary
 from strop.workers.teacher import TeacherWorker
@@ -37,7 +38,8 @@ class StepRecord:
     step: int
     phases: Phases = field(default_factory=Phases)
     prompts: list[Prompt] = field(default_factory=list)
-    reports: list[EpisodeReport] = field(default_factory=list)
+    played: list[Played] = field(default_factory=list)
+    """The samples of each round of generation."""
     experience: Experience | None = None
     """The trained rows with all their columns; None when no sample was left."""
     summary: BatchSummary | None = None
@@ -57,6 +59,11 @@ class StepRecord:
     """Ids of the samples that resampling left out."""
     trained: set[str] = field(default_factory=set)
     """Ids of the samples of the optimizer steps that were taken."""
+
+    @property
+    def reports(self) -> list[EpisodeReport]:
+        """Of all samples that were played."""
+        return [report for played in self.played for report in played.reports]
 
 
 class Learner:

@@ -17,13 +17,12 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from strop.agents.config import ENV_AGENT
 from strop.algorithms.kl_control import make_kl_controller
 from strop.algorithms.reduce import merge_metrics, metric_values
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
 from strop.health import Watch
-from strop.rewards import Outcome, RewardPool, summarize
+from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, Fate, RunFolder
 from strop.trainer import metrics as measure
 from strop.trainer.checkpointing import Saver, restore_position
@@ -37,6 +36,7 @@ from strop.trainer.records import step_digests, untrained_fate
 from strop.trainer.reporting import Say, episode_metrics, num_response_tokens, num_tokens
 from strop.trainer.resampling import NOT_DRAWN
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
+from strop.trainer.scorers import NUM_PROBES, probe_scorers
 from strop.trainer.setup import (
     TrainingData,
     eval_sampling,
@@ -48,6 +48,7 @@ from strop.trainer.spending import Spending
 from strop.trainer.stopping import StopRequest
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, read_metrics
 from strop.trainer.validation import Validation, summarize_validation
+from strop.workers.played import Played
 from strop.workers.reports import Decided, check_failed_episodes
 
 
@@ -142,29 +143,19 @@ class Trainer:
     # ------------------------------------------------------------------ around it
 
     def _probe_reward(self) -> None:
-        """Try the reward function on a few rows, their right answer and no answer, before anything is loaded."""
-        rows = self.data.train.row_numbers[:2]
+        """Try the reward function before anything is loaded."""
+        rows = self.data.train.row_numbers[:NUM_PROBES]
         visited = [self.data.train.prompt(row, visit_uid(0, row)) for row in rows]
-        prompts = [
-            prompt for prompt in visited if prompt.agent_name != ENV_AGENT
-        ]  # environments give rewards
-        if not prompts:
-            return
-        answers = [
-            p.ground_truth if isinstance(p.ground_truth, str) else str(p.ground_truth) for p in prompts
-        ]
 
-        async def probe() -> list[Outcome]:
+        async def probe() -> None:
             async with RewardPool(self.config.reward, tokenizer=self.config.model.path) as pool:
                 pool.tell_spent(self._spending.total)
                 try:
-                    return await pool.preflight([*prompts, *prompts], [*answers, *["" for _ in prompts]])
+                    await probe_scorers(pool, visited, self._say)
                 finally:
                     self._spending.add(pool.spent)
 
-        outcomes = asyncio.run(probe())
-        if any(outcome.kind != "score" for outcome in outcomes):
-            self._say(f"reward preflight: {summarize(outcomes, timeout_s=self.config.reward.timeout_s)}")
+        asyncio.run(probe())
 
     def _wants_preflight(self) -> bool:
         """False also when a start that came no further than this has done it."""
@@ -283,12 +274,12 @@ class Trainer:
     def _validate(self, step: int) -> Validation:
         """Answers on the held-out prompts, with their records."""
         sampling = eval_sampling(self.config, self.data.tokenizer)
-        reports = self.gatherer.play(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
-        check_failed_episodes(reports)
-        validation = summarize_validation(reports)
+        played = self.roles.play(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
+        check_failed_episodes(played.reports)
+        validation = summarize_validation(played.reports)
         if self.config.run.save_samples:
-            decided = dict.fromkeys((r.id for r in reports), Decided(None, "filtered", "validation"))
-            self.roles.rollout.call.write_samples(step, decided, split="val")
+            decided = dict.fromkeys((r.id for r in played.reports), Decided(None, "filtered", "validation"))
+            self.roles.write_samples(step, played, decided, split="val")
         low, high = validation.interval()
         self._run.events.append(  # last: what it stands for was written
             "validation",
@@ -320,7 +311,7 @@ class Trainer:
             decided = {
                 name: Decided(advantages.get(name), fate.name, fate.reason) for name, fate in fates.items()
             }
-            self.roles.rollout.call.write_samples(record.step, decided, split="train")
+            self.roles.write_samples(record.step, Played.concat(record.played), decided, split="train")
         digests = step_digests(
             [prompt.uid for prompt in record.prompts],
             {} if record.summary is None else record.summary.digests,

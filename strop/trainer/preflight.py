@@ -17,20 +17,17 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.advantages import adv_estimator_declaration
-from strop.controller import as_future
 from strop.device import device_name
 from strop.health import Agreement, Check, Probe, TokenFacts, can_teach, examine, examine_tokens
 from strop.protocol import columns
 from strop.trainer.config import Config
-from strop.trainer.experience import experience_of
-from strop.trainer.groups import shaped_by_user
+from strop.trainer.gathering import training_rows
 from strop.trainer.learning import done, rows
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
 from strop.trainer.setup import TrainingData, load_training_data, set_threads, training_sampling
 from strop.trainer.token_facts import token_facts
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
-from strop.workers.rollout import prompts_as_rows, reports_of
 
 ROUND_SAMPLES, ROUND_PROMPTS, MAX_ROUNDS = 48, 4, 4
 """Before a run, samples and least prompts of a round; a further round is played as long as none of them can teach."""
@@ -192,24 +189,14 @@ class _Trial:
     def play(self, prompts: Sequence[Prompt]) -> None:
         """One round: sample, score, and compare log-probs, as a step does."""
         config, roles = self._config, self._roles
-        with roles.turn("rollout"):
-            played = roles.rollout.call.play(
-                prompts_as_rows(prompts), config.rollout.samples_per_prompt, self._sampling
-            )
-        reports = reports_of(played)
-        roles.rollout.call.sleep()
+        played = roles.play(prompts, config.rollout.samples_per_prompt, self._sampling)
         self.prompts += prompts
-        self.reports += reports
-        has_parts = bool(config.algorithm.reward_keys)
-        experience = experience_of(
-            as_future(roles.rollout.call.rows(shaped_by_user(config, reports, self._sampling.max_tokens))),
-            reports,
-            extra_columns=["reward_parts"] if has_parts else [],
-        )
+        self.reports += played.reports
+        experience = training_rows(config, roles, played, self._sampling)
         if not experience.reports:
             return
         names = ["token_level_scores", "responses", "response_mask", "rollout_log_probs", "old_log_probs"]
-        names += ["reward_parts"] if has_parts else []
+        names += ["reward_parts"] if config.algorithm.reward_keys else []
         if roles.reward_model is not None:
             names.append("rm_scores")
             with roles.turn("reward_model"):

@@ -9,21 +9,39 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.controller import InlineRuntime, Mesh, ResultFuture, RoleSpec, Runtime, WorkerGroup, as_list, role
+import torch
+
+from strop.controller import (
+    InlineRuntime,
+    Mesh,
+    ResultFuture,
+    RoleSpec,
+    Runtime,
+    WorkerGroup,
+    as_batch,
+    as_future,
+    as_list,
+    role,
+)
 from strop.device import device_name
 from strop.engines.config import EngineConfig
 from strop.engines.model import read_shape
 from strop.engines.ulysses import check_sequence_parallel
+from strop.protocol import DataProto, DataProtoFuture
+from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.spending import Spending
+from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
+from strop.workers.played import Played, as_column, prompts_as_rows
 from strop.workers.reference import ReferenceWorker
+from strop.workers.reports import Decided
 from strop.workers.reward_model import RewardModelWorker
 from strop.workers.rollout import RolloutWorker
 from strop.workers.teacher import TeacherWorker, check_teacher
@@ -58,7 +76,8 @@ class Roles:
 
     @contextlib.contextmanager
     def turn(self, name: str) -> Iterator[None]:
-        """While a role works; with resources.offload_idle it leaves its device afterwards.
+        """While a role works; with resources.offload_idle it leaves its device afterwards. Generation gives the memory
+        of its key-value cache back in any case.
 
         A role that is not there (a reference that is the actor) has no turn of its own.
         """
@@ -66,10 +85,44 @@ class Roles:
             self.spending.before(self.rollout)
         yield
         if name == "rollout":
+            self.rollout.call.sleep()
             self.spending.after(self.rollout)
         group: WorkerGroup[Any] | None = getattr(self, name)
         if self.offloads_idle and group is not None:
             group.call.offload()
+
+    def play(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Played:
+        """Every sample of these prompts, in order, played and scored; key and budget of `sampling` are filled in.
+
+        Raises:
+            RewardError: the scorers cannot go on.
+        """
+        with self.turn("rollout"):
+            return Played.of(
+                as_future(self.rollout.call.play(prompts_as_rows(prompts), samples_per_prompt, sampling))
+            )
+
+    def rows(self, played: Played, rewards: Mapping[str, float]) -> DataProtoFuture:
+        """The training rows of the samples that have a reward, in order; see `RolloutWorker.rows`.
+
+        Args:
+            played: samples.
+            rewards: by sample id, what each is trained with.
+        """
+        kept = played.take([place for place, one in enumerate(played.reports) if one.id in rewards])
+        values = torch.tensor([rewards[one.id] for one in kept.reports], dtype=torch.float64)
+        column = DataProto.from_dict({"reward": values})
+        return as_future(self.rollout.call.rows(as_batch(kept.episodes.union(column))))
+
+    def write_samples(self, step: int, played: Played, decided: Mapping[str, Decided], *, split: str) -> None:
+        """Samples into the store of the run; `decided` says by sample id what came of each.
+
+        Raises:
+            RunError: the disk refused.
+        """
+        column = as_column([decided[one.id] for one in played.reports])
+        episodes = played.episodes.union(DataProto.from_dict({}, non_tensors={"decided": column}))
+        self.rollout.call.write_samples(step, as_batch(episodes), split=split)
 
     def publish(self, version: int) -> None:
         """Let generation use the actor's weights, which hold this policy version now.

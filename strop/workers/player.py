@@ -1,65 +1,230 @@
-"""What one process needs to play and score episodes, put together in one place: for training and for evaluation.
+"""Playing prompts: every sample through its agent and its scorers, all at the same time.
 
-Agents with their tools, the sandbox in which tools run programs, the engine's client and the scorers belong together:
-a process that left one out would play other episodes than the rest.
+One player for whatever plays: training, validation, evaluation, the preflight and `strop generate`. It holds what
+belongs together in one process: the engine's client, agents with their tools, the sandbox in which tools run programs,
+and the scorers.
+
+Concurrency: one asyncio loop. A sample is scored as soon as it ends, while others still generate; the samples of a
+prompt come out when the last of them has ended. This is the one place that may catch an agent's exception: the episode
+is recorded as failed with its reason, and the trainer ends the run when there are too many of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from strop.agents.config import AgentConfig
+from strop.agents.episodes import default_setup, play_episode
 from strop.agents.setup import AgentSetup
 from strop.agents.tools.mcp import close_servers
+from strop.border import described, encodable, storable_text, usable
+from strop.border.values import MAX_NUMBER
 from strop.data.media import tool_images
 from strop.engines.causal_lm import CausalLM
-from strop.rewards import RewardPool
-from strop.rollout.client import RolloutClient
-from strop.rollout.types import RolloutEngine
-from strop.workers.episodes import Rollouts
+from strop.rewards.outcome import Outcome
+from strop.rewards.pool import RewardPool
+from strop.rollout.client import GenerateClient, RolloutClient
+from strop.rollout.types import RolloutEngine, Sampling, TokenOutput
+from strop.trajectory import Media, MediaTokens, Prompt, Trajectory, media_of
+from strop.workers.episodes import Episode
 from strop.workers.programs import ToolSandbox
+
+logger = logging.getLogger(__name__)
 
 
 class Player:
-    """Plays episodes with one engine; `close` ends the programs and servers of its tools."""
+    """Plays prompts with one client and one pool of scorers; `close` ends the programs and servers of its tools."""
 
     def __init__(
         self,
-        engine: RolloutEngine,
-        policy: CausalLM,
+        client: GenerateClient,
         tokenizer: Any,
-        pool: RewardPool,
+        scorers: RewardPool | None,
         *,
-        agent: AgentConfig,
-        template_options: Mapping[str, Any],
-        timeout_s: float,
         seed: int,
+        setup: AgentSetup | None = None,
     ) -> None:
-        """Load agents and tools, and start the sandbox where a tool runs programs.
+        """Start the sandbox where a tool runs programs.
 
         Args:
-            engine: generates.
-            policy: the model of it, which may read images.
+            client: generates.
             tokenizer: of the model.
-            pool: the scorers; its sandbox settings are those of tools as well.
-            agent: agents and tools.
-            template_options: variables of the chat template.
-            timeout_s: rollout.timeout_s.
+            scorers: they run while something is played, and stay the caller's to close; None: nothing is scored.
             seed: of the run.
+            setup: agents and tools; None for single turns.
 
         Raises:
-            ValueError: a file, tool or format cannot be used.
             SandboxUnavailable: programs cannot be isolated here.
         """
-        setup = AgentSetup(
-            agent, tokenizer, template_options=template_options, images=tool_images(policy, tokenizer)
+        self._client, self._tokenizer, self._scorers, self._seed = client, tokenizer, scorers, seed
+        self._setup = setup or default_setup(tokenizer)
+        self._programs = (
+            None if scorers is None or setup is None else ToolSandbox(setup, scorers.config.sandbox)
         )
-        self._programs = ToolSandbox(setup, pool.config.sandbox)
-        client = RolloutClient(engine, timeout_s=timeout_s)
-        self.rollouts = Rollouts(client, pool, tokenizer, seed=seed, setup=setup)
+
+    async def play(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        samples_per_prompt: int,
+        sampling: Sampling,
+        on_group: Callable[[Sequence[Episode]], None] = lambda group: None,
+    ) -> list[Episode]:
+        """All samples of all prompts, in the order of the prompts and sample numbers; raises as `stream`.
+
+        `on_group` is called with the samples of a prompt as they come out.
+        """
+        played: dict[str, Sequence[Episode]] = {}
+        async for group in self.stream(prompts, samples_per_prompt=samples_per_prompt, sampling=sampling):
+            played[group[0].prompt.uid] = group
+            on_group(group)
+        return [episode for prompt in prompts for episode in played[prompt.uid]]
+
+    async def stream(
+        self, prompts: Sequence[Prompt], *, samples_per_prompt: int, sampling: Sampling
+    ) -> AsyncIterator[tuple[Episode, ...]]:
+        """The samples of each prompt, in the order of their numbers, as the last of them ends.
+
+        All prompts are begun at once. Whoever stops listening ends what still plays.
+
+        Args:
+            prompts: each with a uid of its own.
+            samples_per_prompt: at least 1.
+            sampling: options of every sample; key and token budget are filled in per sample.
+
+        Raises:
+            RewardError: the scorers cannot go on.
+        """
+        groups = [
+            asyncio.create_task(self._group(prompt, samples_per_prompt, sampling)) for prompt in prompts
+        ]
+        try:
+            for ended in asyncio.as_completed(groups):
+                yield await ended
+        finally:
+            for group in groups:
+                group.cancel()
+            await asyncio.gather(*groups, return_exceptions=True)
+
+    async def _group(self, prompt: Prompt, count: int, sampling: Sampling) -> tuple[Episode, ...]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._recorded(prompt, index, sampling)) for index in range(count)]
+        except ExceptionGroup as errors:  # the first error ended the other samples
+            raise errors.exceptions[0] from None
+        return tuple(task.result() for task in tasks)
+
+    async def _recorded(self, prompt: Prompt, sample_index: int, sampling: Sampling) -> Episode:
+        try:
+            sequences = await self._sequences(prompt, sample_index, sampling)
+        except Exception as error:
+            logger.exception("episode %s/%d failed", prompt.uid, sample_index)
+            failure = described(error)
+            return Episode(prompt=prompt, sample_index=sample_index, trajectory=None, failure=failure)
+        return await self._scored(prompt, sample_index, sequences)
+
+    async def episode(self, prompt: Prompt, sample_index: int, sampling: Sampling) -> Episode:
+        """One sample of one prompt.
+
+        Raises:
+            EpisodeTimeout, RolloutTimeout, ValueError and whatever an agent raises: the episode failed.
+        """
+        return await self._scored(prompt, sample_index, await self._sequences(prompt, sample_index, sampling))
+
+    async def _sequences(
+        self, prompt: Prompt, sample_index: int, sampling: Sampling
+    ) -> tuple[Trajectory, ...]:
+        client = MediaClient(self._client, prompt.media) if prompt.media else self._client
+        return await play_episode(prompt, sample_index, client, sampling, seed=self._seed, setup=self._setup)
+
+    async def _scored(self, prompt: Prompt, sample_index: int, sequences: tuple[Trajectory, ...]) -> Episode:
+        if not sequences:
+            nothing = Trajectory(uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids)
+            finished = nothing.finish("the agent gave no sequence")
+            return Episode(prompt=prompt, sample_index=sample_index, trajectory=finished)
+        trajectory, earlier = sequences[-1], sequences[:-1]
+        text = encodable(
+            "".join(self._tokenizer.decode(one.response_ids, skip_special_tokens=True) for one in sequences)
+        )
+        outcome = None
+        if trajectory.reward_score is not None:
+            outcome = _given(trajectory)
+        elif trajectory.stop_reason != "aborted" and self._scorers is not None:
+            outcome = await self._scorers.score(prompt, trajectory, text)
+        return Episode(
+            prompt=prompt,
+            sample_index=sample_index,
+            trajectory=trajectory,
+            earlier=earlier,
+            text=text,
+            outcome=outcome,
+        )
 
     def close(self) -> None:
         """End what tools have started; a second call does nothing."""
-        self._programs.close()
+        if self._programs is not None:
+            self._programs.close()
         close_servers()
+
+
+def make_player(
+    engine: RolloutEngine,
+    policy: CausalLM,
+    tokenizer: Any,
+    scorers: RewardPool | None,
+    *,
+    agent: AgentConfig,
+    template_options: Mapping[str, Any],
+    timeout_s: float,
+    seed: int,
+) -> Player:
+    """The player of an engine in this process.
+
+    Args:
+        engine: generates.
+        policy: the model of it, which may read images.
+        tokenizer: of the model.
+        scorers: as for Player.
+        agent: agents and tools.
+        template_options: variables of the chat template.
+        timeout_s: rollout.timeout_s.
+        seed: of the run.
+
+    Raises:
+        ValueError: a file, tool or format cannot be used.
+        SandboxUnavailable: programs cannot be isolated here.
+    """
+    images = tool_images(policy, tokenizer)
+    setup = AgentSetup(agent, tokenizer, template_options=template_options, images=images)
+    return Player(RolloutClient(engine, timeout_s=timeout_s), tokenizer, scorers, seed=seed, setup=setup)
+
+
+class MediaClient:
+    """A client for one prompt with media, which agents need not know of: they see token ids.
+
+    Token ids that carry media already, those of the prompt among them, are handed on.
+    """
+
+    def __init__(self, client: GenerateClient, media: tuple[Media, ...]) -> None:
+        self._client, self._media = client, media
+
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
+        """Continue `prompt_ids`, which begin with the prompt's tokens."""
+        if not media_of(prompt_ids):
+            prompt_ids = MediaTokens(prompt_ids, self._media)
+        return await self._client.generate(request_id, prompt_ids, sampling)
+
+
+def _given(trajectory: Trajectory) -> Outcome:
+    """The outcome of an episode whose agent scored it itself."""
+    score, parts = usable(trajectory.reward_score), trajectory.extra.get("reward_parts", {})
+    if score is None or not isinstance(parts, Mapping):
+        found = (
+            f"the score {storable_text(trajectory.reward_score):.80} and parts of type {type(parts).__name__}"
+        )
+        sentence = f"the agent gave {found}; a score is a number up to {MAX_NUMBER:g}, parts are a dictionary"
+        return Outcome(kind="error", error=sentence)
+    return Outcome(kind="score", score=score, parts={"acc": score, **parts})

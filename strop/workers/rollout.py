@@ -1,8 +1,8 @@
 """Generation as a role: agents, engine and scorers in one process, which plays its share of the prompts.
 
-Prompts go in, reports come out; the tokens stay here until the training roles fetch them (`rows`), so the
-controller never handles them. The policy is either that of a training role in the same process, whose own
-parameters are used (no copy), or a copy of the worker's own that `receive_weights` keeps up to date.
+Prompts go in, episodes come out; the controller reads their reports and hands a reference to the rest on, so that it
+never handles tokens. The policy is either that of a training role in the same process, whose own parameters are used
+(no copy), or a copy of the worker's own that `receive_weights` keeps up to date.
 
 Concurrency: the worker is called from one thread. Inside `play` an asyncio loop, kept over all calls, runs
 the agents, the engine and the reward pool; its waits have the deadlines rollout.timeout_s and
@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from strop.agents.config import AgentConfig
@@ -39,19 +38,13 @@ from strop.rollout.types import Sampling
 from strop.run import SampleStore
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode, episode_rows, media_column
-from strop.workers.player import Player
-from strop.workers.reports import (
-    Decided,
-    EpisodeReport,
-    report_of,
-    reward_parts,
-    sample_row,
-    training_rewards,
-)
+from strop.workers.played import as_column, episodes_as_rows, episodes_of
+from strop.workers.player import make_player
+from strop.workers.reports import reward_parts, sample_row
 
 
 class RolloutWorker(Worker):
-    """Plays prompts and holds what was played until the next call of `play`."""
+    """Plays prompts, and makes training rows and saved samples of what was played. It remembers none of it."""
 
     def __init__(
         self,
@@ -109,10 +102,7 @@ class RolloutWorker(Worker):
         self._runner = asyncio.Runner()
         self._pool = RewardPool(reward, tokenizer=model.path, rank=self.rank, count=self.world_size)
         self._pool_runs = self._is_closed = False
-        self._episodes: list[Episode] = []
-        self._earlier: list[Episode] = []
-        self._max_tokens = 0
-        self._player = Player(
+        self._player = make_player(
             self._engine,
             policy,
             self._tokenizer,
@@ -123,27 +113,18 @@ class RolloutWorker(Worker):
             seed=seed,
         )
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def play(
-        self,
-        prompts: DataProto,
-        samples_per_prompt: int,
-        sampling: Sampling,
-        *,
-        adds: bool = False,
-        keeps: bool = True,
-    ) -> DataProto:
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def play(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> DataProto:
         """Every sample of these prompts, played and scored.
 
         Args:
             prompts: column `prompt` of Prompt objects.
             samples_per_prompt: trajectories of each.
             sampling: options of every sample; key and token budget are filled in per sample.
-            adds: for `write_samples`, keep what was played before.
-            keeps: these are samples of the step; without, only the reports are of use.
 
         Returns:
-            Column `report` of EpisodeReport, one row per sample in the order of prompts and samples.
+            Columns `report` of EpisodeReport and `episode` of Episode, one row per sample in the order of prompts and
+            samples.
         """
         asked: list[Prompt] = list(prompts.non_tensor_batch["prompt"])
         if self._keeps_text and any(prompt.media for prompt in asked):
@@ -157,10 +138,7 @@ class RolloutWorker(Worker):
                 "a tool gave images, which the reward model would not see: remove reward_model.path, or have tools "
                 "give text"
             )
-        if keeps:
-            self._earlier = [*self._earlier, *self._episodes] if adds else []
-            self._episodes, self._max_tokens = played, sampling.max_tokens
-        return reports_as_rows([report_of(episode) for episode in played])
+        return episodes_as_rows(played)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def tell_spent(self, run_spent: float) -> None:
@@ -178,24 +156,19 @@ class RolloutWorker(Worker):
         if not self._pool_runs:
             await self._pool.start()
             self._pool_runs = True
-        return await self._player.rollouts.play(
-            prompts, samples_per_prompt=samples_per_prompt, sampling=sampling
-        )
+        return await self._player.play(prompts, samples_per_prompt=samples_per_prompt, sampling=sampling)
 
-    @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, blocking=False)
-    def rows(self, rewards: Mapping[str, float] | None = None) -> DataProto:
-        """The samples of the last `play` that can be trained on, in order (see `episode_rows`).
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def rows(self, episodes: DataProto) -> DataProto:
+        """The training rows of these episodes, in order (see `episode_rows`).
 
         Args:
-            rewards: by sample id, what each is trained with; not given: `training_rewards`.
+            episodes: column `episode`, each with a sampled token; `reward` [B], what it is trained with.
         """
-        if rewards is None:
-            reports = [report_of(episode) for episode in self._episodes]
-            rewards = training_rewards(reports, self._reward, max_response_tokens=self._max_tokens)
-        kept = [episode for episode in self._episodes if episode.id in rewards]
+        kept = episodes_of(episodes)
         rows = episode_rows(
             kept,
-            [rewards[episode.id] for episode in kept],
+            episodes.tensors()["reward"].tolist(),
             temperature=self._rollout.temperature,
             turn_weight=self._reward.weight,
         )
@@ -207,38 +180,32 @@ class RolloutWorker(Worker):
             rows = rows.union(media_column(kept))
         if self._keeps_text:
             texts = {
-                "raw_prompt": _objects([list(episode.prompt.messages) for episode in kept]),
-                "response_text": _objects([episode.text for episode in kept]),
+                "raw_prompt": as_column([list(episode.prompt.messages) for episode in kept]),
+                "response_text": as_column([episode.text for episode in kept]),
             }
             rows = rows.union(DataProto.from_dict({}, non_tensors=texts))
         return rows
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def write_samples(self, step: int, decided: Mapping[str, Decided], *, split: str) -> None:
-        """The samples of the step, with all their tokens, into the sample store; each rank writes its own.
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def write_samples(self, step: int, episodes: DataProto, *, split: str) -> None:
+        """Samples with all their tokens into the sample store; each rank writes its own.
 
         Args:
             step, split: of the file.
-            decided: by sample id, what came of it.
+            episodes: columns `episode` and `decided`, what came of it.
 
         Raises:
             RunError: the disk refused.
         """
         assert self._samples is not None, "the role was made without a sample store"
         texts: dict[str, str] = {}
-        episodes = [*self._earlier, *self._episodes]
-        for episode in episodes:
-            if episode.prompt.uid not in texts:
-                texts[episode.prompt.uid] = prompt_text(self._tokenizer, episode.prompt)
-        rows = [
-            sample_row(
-                episode,
-                decided[episode.id],
-                prompt_text=texts[episode.prompt.uid],
-                keeps_row=self._keeps_rows,
-            )
-            for episode in episodes
-        ]
+        rows = []
+        for episode, decided in zip(episodes_of(episodes), episodes.non_tensor_batch["decided"], strict=True):
+            prompt = episode.prompt
+            if prompt.uid not in texts:
+                texts[prompt.uid] = prompt_text(self._tokenizer, prompt)
+            text = texts[prompt.uid]
+            rows.append(sample_row(episode, decided, prompt_text=text, keeps_row=self._keeps_rows))
         self._samples.write(step, rows, split=split, part=self.rank, parts=self.world_size)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -301,25 +268,3 @@ def trained_engine(worker: Worker) -> TrainEngine:
     if not isinstance(engine, TrainEngine):
         raise TypeError(f"{type(worker).__name__} has no training engine whose parameters could be shared")
     return engine
-
-
-def prompts_as_rows(prompts: Sequence[Prompt]) -> DataProto:
-    """Column `prompt`: what `RolloutWorker.play` takes."""
-    return DataProto.from_dict({}, non_tensors={"prompt": _objects(prompts)})
-
-
-def reports_as_rows(reports: Sequence[EpisodeReport]) -> DataProto:
-    """Column `report`: what `RolloutWorker.play` returns."""
-    return DataProto.from_dict({}, non_tensors={"report": _objects(reports)})
-
-
-def reports_of(rows: DataProto) -> list[EpisodeReport]:
-    """The reports of such a batch."""
-    return list(rows.non_tensor_batch["report"])
-
-
-def _objects(values: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.object_]]:
-    column = np.empty(len(values), dtype=object)
-    for index, value in enumerate(values):  # one by one: numpy would look into lists of equal length
-        column[index] = value
-    return column

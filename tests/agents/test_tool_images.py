@@ -34,7 +34,7 @@ from strop.engines.training import forward_log_probs, make_rows
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt, Trajectory, media_of
-from strop.workers.episodes import MediaClient
+from strop.workers.player import MediaClient
 
 IMAGE_ID, START_ID, END_ID = 105, 103, 104
 WIDE, HIGH, GREENS = picture(24, 17, RED, BLUE), picture(17, 33, GREEN, RED), picture(24, 17, GREEN)

@@ -17,7 +17,8 @@ from strop.engines.model import load_tokenizer
 from strop.engines.vision_pixels import load_media_processor
 from strop.run import RunFolder
 from strop.trainer.setup import training_sampling
-from strop.workers.rollout import RolloutWorker, prompts_as_rows
+from strop.workers.played import prompts_as_rows
+from strop.workers.rollout import RolloutWorker
 
 
 @pytest.fixture(scope="module")

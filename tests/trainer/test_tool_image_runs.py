@@ -22,7 +22,8 @@ from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.evaluate import evaluate
 from strop.trainer.setup import training_sampling
-from strop.workers.rollout import RolloutWorker, prompts_as_rows
+from strop.workers.played import prompts_as_rows
+from strop.workers.rollout import RolloutWorker
 
 IMAGE_ID = 105
 # A random model writes no tool calls, so an answer of an odd number of letters counts as one. What is seen depends on

@@ -8,11 +8,14 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from strop.agents.registry import Agent, Generate, agents
+from strop.protocol import future_of
 from strop.rewards import Outcome, RewardError
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trainer.records import untrained_fate
 from strop.trajectory import Prompt, Trajectory
-from strop.workers.episodes import Episode, Rollouts
+from strop.workers.episodes import Episode
+from strop.workers.played import Played, episodes_as_rows, episodes_of
+from strop.workers.player import Player
 from strop.workers.reports import EpisodesFailed, check_failed_episodes, report_of
 
 SAMPLING = Sampling(key=0, max_tokens=4)
@@ -58,8 +61,8 @@ def prompt(uid: str, agent_name: str = "single_turn_agent", token: int = 1) -> P
 
 
 def play(prompts: Sequence[Prompt], pool: Pool, *, samples_per_prompt: int = 3) -> list[Episode]:
-    rollouts = Rollouts(Client(), pool, Tokenizer(), seed=0)  # type: ignore[arg-type]
-    return asyncio.run(rollouts.play(prompts, samples_per_prompt=samples_per_prompt, sampling=SAMPLING))
+    player = Player(Client(), Tokenizer(), pool, seed=0)  # type: ignore[arg-type]
+    return asyncio.run(player.play(prompts, samples_per_prompt=samples_per_prompt, sampling=SAMPLING))
 
 
 @pytest.fixture
@@ -91,6 +94,50 @@ def test_episodes_come_in_the_order_of_the_prompts_whatever_ends_first() -> None
     assert pool.scored[0] == ("a/2", "3"), "the last sample ended first"
 
 
+class SlowFirst(Client):
+    """Keeps the samples of prompt 1 waiting."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.open = 0
+
+    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
+        self.open += 1
+        try:
+            if prompt_ids[0] == 1:
+                await self.may_end.wait()
+            return await super().generate(request_id, prompt_ids, sampling)
+        finally:
+            self.open -= 1
+
+
+def test_the_samples_of_a_prompt_come_out_when_they_have_ended_not_when_all_have() -> None:
+    async def run() -> list[list[str]]:
+        client, seen = SlowFirst(), []
+        player = Player(client, Tokenizer(), Pool(), seed=0)  # type: ignore[arg-type]
+        prompts = [prompt("slow", token=1), prompt("quick", token=2)]
+        async for group in player.stream(prompts, samples_per_prompt=2, sampling=SAMPLING):
+            seen.append([episode.id for episode in group])
+            client.may_end.set()
+        return seen
+
+    assert asyncio.run(asyncio.wait_for(run(), 10)) == [["quick/0", "quick/1"], ["slow/0", "slow/1"]]
+
+
+def test_whoever_stops_listening_ends_what_still_plays() -> None:
+    async def run() -> int:
+        client = SlowFirst()
+        player = Player(client, Tokenizer(), Pool(), seed=0)  # type: ignore[arg-type]
+        prompts = [prompt("slow", token=1), prompt("quick", token=2)]
+        stream = player.stream(prompts, samples_per_prompt=2, sampling=SAMPLING)
+        await anext(aiter(stream))
+        assert client.open == 2, "the slow prompt plays"
+        await stream.aclose()  # type: ignore[attr-defined]
+        return client.open
+
+    assert asyncio.run(asyncio.wait_for(run(), 10)) == 0
+
+
 @pytest.mark.usefixtures("registered")
 def test_a_failed_agent_is_a_failed_episode_with_its_reason() -> None:
     pool = Pool()
@@ -112,6 +159,19 @@ def test_too_many_failed_agents_end_the_run_with_the_first_reason() -> None:
         check_failed_episodes(
             [report_of(one) for one in play([prompt("a"), prompt("b", "always_fails"), prompt("c")], Pool())]
         )
+
+
+def test_what_was_played_is_a_value_that_later_calls_take() -> None:
+    made = episodes_as_rows(play([prompt("a"), prompt("b")], Pool(), samples_per_prompt=2))
+    first, second = (Played.of(future_of(part)) for part in (made.slice(0, 2), made.slice(2, 4)))
+    both = Played.concat([second, first])
+    assert [one.id for one in both.reports] == ["b/0", "b/1", "a/0", "a/1"]
+    chosen = both.take([3, 0])
+    assert [one.id for one in chosen.reports] == ["a/1", "b/0"]
+    episodes = episodes_of(chosen.episodes.get())
+    assert [(one.id, one.text) for one in episodes] == [("a/1", "2"), ("b/0", "1")]
+    assert not chosen.take([]).reports
+    assert len(chosen.take([]).episodes) == 0
 
 
 def test_an_aborted_episode_is_not_scored() -> None:

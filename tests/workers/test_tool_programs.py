@@ -21,14 +21,16 @@ from strop.agents.tools.python_sandbox import PythonSandboxTool, SandboxFailed
 from strop.data.tiny import make_tiny_model
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
+from strop.protocol import DataProto
 from strop.rewards import RewardConfig
 from strop.rewards.sandbox import Limits, SandboxConfig, SandboxUnavailable
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling, TokenOutput
 from strop.run import SampleStore
 from strop.trajectory import Prompt, Trajectory
+from strop.workers.played import as_column, prompts_as_rows
 from strop.workers.reports import Decided, EpisodeReport
-from strop.workers.rollout import RolloutWorker, prompts_as_rows, reports_of
+from strop.workers.rollout import RolloutWorker
 
 REWARD = '''
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -122,9 +124,11 @@ class Programs:
             for row, code in enumerate(programs)
         ]
         sampling = Sampling(key=0, max_tokens=3000, stop_token_ids=(self.tokenizer.eos_token_id,))
-        reports = reports_of(self.worker.play(prompts_as_rows(prompts), 1, sampling))
-        decided = {one.id: Decided(advantage=None, fate="scored", reason="") for one in reports}
-        self.worker.write_samples(1, decided, split="train")
+        rows = self.worker.play(prompts_as_rows(prompts), 1, sampling)
+        reports = list(rows.non_tensor_batch["report"])
+        decided = as_column([Decided(advantage=None, fate="scored", reason="") for _ in reports])
+        episodes = rows.union(DataProto.from_dict({}, non_tensors={"decided": decided}))
+        self.worker.write_samples(1, episodes, split="train")
         turns = [row["messages"][1] for row in SampleStore(self.store).read(1)]
         assert [turn["role"] for turn in turns] == ["tool"] * len(programs)
         return reports, turns
