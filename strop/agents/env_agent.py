@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,15 +11,18 @@ from typing import Any
 from strop.agents.config import ENV_AGENT
 from strop.agents.context import AgentContext
 from strop.agents.conversation import Conversation
-from strop.agents.environments.base import Observation, Step
+from strop.agents.environments.base import EnvironmentFailed, Observation, Step
 from strop.agents.environments.credit import with_turn_rewards
 from strop.agents.environments.loading import choose_environment
 from strop.agents.environments.playing import PlayedEnvironment, episode_seed
 from strop.agents.formats.calls import ParsedTurn
 from strop.agents.formats.thinking import split_thinking
 from strop.agents.registry import Generate, agents
+from strop.border import described
 from strop.rollout.types import TokenOutput
 from strop.trajectory import Prompt, Trajectory
+
+logger = logging.getLogger(__name__)
 
 RELEASE_S = 5.0
 """Seconds before the deadline of an episode at which it ends by itself, so that the environment can be closed; at
@@ -33,10 +37,12 @@ async def env_agent(
 
     The score of the episode is the sum of the rewards; where the environment gives none, the reward function is
     asked. Stop reasons: `stop` when the environment ended it, `length`, `max_assistant_turns`, `max_user_turns`,
-    `timeout` and `aborted`. An answer that was cut off is no action: the environment does not see it.
+    `timeout`, `environment_failed` and `aborted`. An answer that was cut off is no action: the environment does not see
+    it. An answer on which the environment fails is worth 0 and ends the episode, which counts: failing would be a way
+    around a bad score otherwise.
 
     Raises:
-        EnvironmentFailed: the environment did not do its work.
+        EnvironmentFailed: it failed before the model had said anything.
     """
     settings = context.config
     row = row_of(prompt)
@@ -63,8 +69,16 @@ async def env_agent(
                         reason = output.stop_reason
                         break
                     begun = clock()
-                    step = await environment.step(turn.content)
-                    waited += clock() - begun
+                    try:
+                        step = await environment.step(turn.content)
+                    except EnvironmentFailed as error:
+                        logger.warning("%s; the answer before it is worth 0", error)
+                        facts = {"acc": False, "failure": described(error)}
+                        steps.append(Step(observation="", reward=0.0, is_done=True, info=facts))
+                        reason = "environment_failed"
+                        break
+                    finally:
+                        waited += clock() - begun
                     steps.append(step)
                     if step.is_done:
                         reason = "stop"
@@ -90,7 +104,7 @@ async def env_agent(
             "tool_rewards": [],
             "reward_parts": parts_of(steps),
         },
-        numbers={"env_steps": float(len(steps))},
+        numbers={"env_steps": float(len(steps)), "env_failed": float(reason == "environment_failed")},
         timings={"environment_s": waited},
     )
     return scored(sequences, rewards, each_alone=settings.credit == "turn")

@@ -16,6 +16,7 @@ from strop.agents.interactions.base import BaseInteraction
 from strop.agents.interactions.loading import interaction_of_row
 from strop.agents.registry import Generate, agents
 from strop.agents.tools.session import ToolSession
+from strop.agents.user_code import contained
 from strop.border import encodable, storable_text, usable
 from strop.trajectory import Media, Prompt, Trajectory
 
@@ -28,7 +29,8 @@ RELEASE_S = 5.0
 
 
 class InteractionFailed(RuntimeError):
-    """An interaction did not do its work; the episode fails, whatever the model said."""
+    """An interaction did not do its work. Before the model has answered, that fails the episode; after that the answer
+    is worth 0."""
 
 
 @dataclass
@@ -83,7 +85,7 @@ class _User:
         where = f"interaction {self.interaction.name}: {what}"
         try:
             async with asyncio.timeout(self.timeout_s) as deadline:
-                return await work
+                return await contained(work)
         except TimeoutError as error:
             if deadline.expired():
                 raise InteractionFailed(f"{where} took longer than {self.timeout_s:g} s") from None
@@ -100,10 +102,10 @@ async def interaction_agent(
 
     Calls of tools in an answer are carried out before the user sees anything. The rewards of the user are the
     `turn_scores` that the reward function finds in its extra_info. Stop reasons: `stop` when the user ended it,
-    `length`, `max_assistant_turns`, `max_user_turns`, `timeout` and `aborted`.
+    `length`, `max_assistant_turns`, `max_user_turns`, `timeout`, `interaction_failed` and `aborted`.
 
     Raises:
-        InteractionFailed: the interaction did not do its work.
+        InteractionFailed: the interaction could not begin.
     """
     name, kwargs = interaction_of_row(prompt.extra_info, context.interactions, f"prompt {prompt.uid}")
     user = _User(
@@ -133,6 +135,7 @@ async def interaction_agent(
         },
         numbers={
             "turn_scores": float(sum(user.scores)),
+            "interaction_failed": float(reason == "interaction_failed"),
             "tool_call_counts": float(len(calls)),
             "tool_errors": float(sum(bool(result.error) for result in calls)),
         },
@@ -174,7 +177,12 @@ async def _play(
                 {"reward": r.reward, **({"error": r.error} if r.error else {})} for r in results
             ]
         else:
-            is_over, says = await user.answer()
+            try:
+                is_over, says = await user.answer()
+            except InteractionFailed as error:  # what the model said may be why
+                logger.warning("%s; the answer before it is worth 0", error)
+                user.scores.append(0.0)
+                return "interaction_failed"
             texts, facts = [says or " "], [{"reward": user.scores[-1]}]
             read = texts
         if is_over:
