@@ -72,7 +72,7 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
             yield
         except KeyboardInterrupt as error:
             hint = f"continue with `strop {kind} --resume {run.path}`"
-            raise Interrupted(hint, cause=error) from None
+            raise Interrupted(hint, cause=error) from error.__cause__
         except Exception as error:
             if _is_unbegun(run) and not isinstance(error, RunError):
                 _remove(run)

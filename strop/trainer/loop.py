@@ -234,7 +234,10 @@ class Trainer:
         except BaseException as error:
             is_wanted = isinstance(error, KeyboardInterrupt) or self._stop.number
             kind = "interrupted" if is_wanted else "crashed"
-            reason = f"{type(error).__name__}: {error}"
+            is_signal = (
+                isinstance(error, KeyboardInterrupt) and self._stop.number
+            )  # Ray gives it another class
+            reason = self._stop.reason if is_signal else f"{type(error).__name__}: {error}"
             self._run.events.append(kind, step, fsync=True, phase=record.phases.current, error=reason)
             raise
         self._write(record)
