@@ -27,7 +27,7 @@ RECORDS = [
     for record in vars(module).values()
     if dataclasses.is_dataclass(record) and isinstance(record, type) and record.__module__ == module.__name__
 ]
-BY_POSITION = {"Finding", "LossBatch", "Max", "Mean", "Min", "Seen", "Sum", "_Split"}
+BY_POSITION = {"Finding", "LossBatch", "Max", "Mean", "Min", "Seen", "_Split"}
 """Records of one or two parts, which are made by position."""
 
 
