@@ -17,6 +17,7 @@ from strop.cli.settings import (
     load_settings,
     refuse_overrides_of,
 )
+from strop.cli.unread import refuse_unread
 
 if TYPE_CHECKING:
     from strop.trainer.evaluate import Evaluation, Progress
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     for line in source.lines:
         say(line)
     config = load_settings(args, source=source.config, needs=NEEDS)
+    refuse_unread(args, "eval")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
     from strop.trainer.evaluate import evaluate
 

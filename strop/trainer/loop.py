@@ -26,7 +26,7 @@ from strop.health import Watch
 from strop.rewards import Outcome, RewardPool, summarize
 from strop.run import Checkpoint, Fate, RunFolder
 from strop.trainer import metrics as measure
-from strop.trainer.checkpointing import Saver, restore_position
+from strop.trainer.checkpointing import Saver, is_due, restore_position
 from strop.trainer.config import Config
 from strop.trainer.environments import certify_environments
 from strop.trainer.gathering import Gatherer
@@ -254,7 +254,7 @@ class Trainer:
         self._warn(record)
         is_last = step == self.data.num_steps
         score = None
-        if self.data.val_prompts and (is_last or _is_due(step, self.config.eval.every)):
+        if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
             with record.phases.phase("testing"):
                 validation = self._validate(step)
             score = validation.pass_rate
@@ -269,7 +269,7 @@ class Trainer:
             self._say(f"step {step}: {found.message}")
         self._run.events.append("step", step, seconds=record.phases.total(), phases=record.phases.seconds)
         trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
-        if is_last or _is_due(step, self.config.run.save_every):
+        if is_last or is_due(step, self.config.run.save_every):
             with record.phases.phase("save_checkpoint"):
                 self._save(step, score, is_last=is_last)
             trackers.log(step, {"timing_s/save_checkpoint": record.phases.seconds["save_checkpoint"]})
@@ -377,10 +377,6 @@ class Trainer:
         outcomes = [report.outcome for report in record.reports if report.outcome is not None]
         if any(outcome.kind != "score" for outcome in outcomes):
             self._say(f"step {record.step}: {summarize(outcomes, timeout_s=self.config.reward.timeout_s)}")
-
-
-def _is_due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
 
 
 def train(
