@@ -46,7 +46,7 @@ from strop.trainer.setup import (
 )
 from strop.trainer.spending import Spending
 from strop.trainer.stopping import StopRequest
-from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, read_metrics
+from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers.reports import Decided, check_failed_episodes
 
@@ -83,6 +83,8 @@ class Trainer:
         self._force = force
         self._stop = stop or StopRequest()
         set_threads(config.resources)
+        check_trackers(config.trainer.trackers)
+        check_models(config)
         self.data: TrainingData = load_training_data(config)
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
@@ -207,7 +209,6 @@ class Trainer:
 
     def _start_roles(self, stack: ExitStack) -> None:
         config = self.config
-        check_models(config)
         checkpoint = None if self._checkpoint is None else self._checkpoint.path
         self.runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
         self.roles: Roles = make_roles(

@@ -21,17 +21,18 @@ from strop.data.readers import read_rows
 from strop.data.sampler import PromptSampler, visit_uid
 from strop.data.sft import SftDataset, SftExample
 from strop.device import device_name
-from strop.engines.model import load_tokenizer
+from strop.engines.model import load_tokenizer, read_shape
+from strop.engines.ulysses import check_sequence_parallel
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
 from strop.trainer.checkpointing import Saver, is_due, restore_position
-from strop.trainer.config import Config
+from strop.trainer.config import Config, check_ranks
 from strop.trainer.phases import Phases
 from strop.trainer.reporting import Say, merge_ranks
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.setup import set_threads
 from strop.trainer.stopping import StopRequest
-from strop.trainer.trackers import TrackerGroup, TrackerSetup
+from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
 from strop.workers.supervised import SupervisedWorker
 
 
@@ -69,6 +70,11 @@ class SupervisedTrainer:
         self._stop = stop or StopRequest()
         set_threads(config.resources)
         sft = config.sft
+        check_trackers(config.trainer.trackers)
+        check_ranks("sft", sft.engine, config.resources.ranks)
+        check_sequence_parallel(
+            read_shape(config.model), sft.engine.sequence_parallel, config.resources.ranks
+        )
         self._tokenizer = load_tokenizer(config.model)
         if not sft.data.train_files:
             raise ValueError("sft.data.train_files is empty; name at least one .parquet or .jsonl file")

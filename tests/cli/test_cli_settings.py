@@ -45,3 +45,9 @@ def test_what_commands_are_said_to_read_are_keys() -> None:
     known = {key for key, _ in flat(Config, to_dict(Config()))}
     named = [key for reads in READS.values() for key in (*reads.keys, *reads.but, *reads.instead) if key]
     assert [key for key in named if not any(one == key or one.startswith(f"{key}.") for one in known)] == []
+
+
+def test_an_unknown_tracker_is_said_before_data_and_model_are_read(project: Project, tmp_path: Path) -> None:
+    settings = ["trainer.trackers=[wandbb]", "data.train_files=[no-such-file.parquet]"]
+    result = cli("train", "--config", project.config, "--out", tmp_path / "run", *settings)
+    assert "unknown tracker 'wandbb'; known: console, jsonl, tensorboard" in result.sentence

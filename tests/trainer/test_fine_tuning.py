@@ -144,6 +144,19 @@ def test_validations_come_when_the_settings_say(project: Project, tmp_path: Path
     assert seen == {n["step"]: n["val/loss"] for n in metrics if "val/loss" in n}
 
 
+def test_what_cannot_run_is_said_before_the_model_is_loaded(project: Project, tmp_path: Path) -> None:
+    for setting, sentence in (
+        (
+            "sft.engine.sequence_parallel=2",
+            "sft.engine.sequence_parallel is 2, which does not divide the 1 ranks",
+        ),
+        ("trainer.trackers=[jsonl,wandbb]", "unknown tracker 'wandbb'; known: console, jsonl, tensorboard"),
+    ):
+        config = project.config(setting, "sft.data.train_files=[no-such-file.jsonl]")
+        with pytest.raises(ValueError, match=sentence):
+            tune(tmp_path / setting[:4], config)
+
+
 class Killed(BaseException):
     """Stands for the end of the process."""
 
