@@ -29,7 +29,8 @@ examples:
   strop eval models/smollm2 --config examples/arithmetic/config.yaml data.max_val_prompts=100
   strop eval runs/arithmetic 'data.val_files=[other.parquet]' eval.temperature=1.0 eval.samples_per_prompt=8
 
-An answer passes when its `acc` (else its score) is above 0.5. The interval is Wilson's, at 95 %.
+An answer passes when its `acc` (else its score) is above 0.5. The interval is
+Wilson's, at 95 %, with the answers to one prompt as a cluster.
 """
 NEEDS = ("model", "data.val_files", "data.dataset_class", "agent", "reward")
 """Settings whose code an evaluation runs."""
