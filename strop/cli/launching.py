@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, check_trust, load_settings
+from strop.cli.unread import refuse_unread
 from strop.run import RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def begin(args: argparse.Namespace, *, kind: str) -> Start:
             check_trust(args.resume / CONFIG_FILE, args.overrides)
         return resume_run(args.resume, overrides=args.overrides, say=say)
     config = load_settings(args)
+    refuse_unread(args, kind)
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     start = start_run(folder, config, command=args.command_line)
     say(f"run folder: {folder}")

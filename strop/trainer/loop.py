@@ -25,7 +25,7 @@ from strop.health import Watch
 from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, Fate, RunFolder
 from strop.trainer import metrics as measure
-from strop.trainer.checkpointing import Saver, restore_position
+from strop.trainer.checkpointing import Saver, is_due, restore_position
 from strop.trainer.config import Config
 from strop.trainer.environments import certify_environments
 from strop.trainer.gathering import Gatherer
@@ -46,7 +46,7 @@ from strop.trainer.setup import (
 )
 from strop.trainer.spending import Spending
 from strop.trainer.stopping import StopRequest
-from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, read_metrics
+from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers.played import Played
 from strop.workers.reports import Decided, check_failed_episodes
@@ -84,6 +84,8 @@ class Trainer:
         self._force = force
         self._stop = stop or StopRequest()
         set_threads(config.resources)
+        check_trackers(config.trainer.trackers)
+        check_models(config)
         self.data: TrainingData = load_training_data(config)
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
@@ -198,7 +200,6 @@ class Trainer:
 
     def _start_roles(self, stack: ExitStack) -> None:
         config = self.config
-        check_models(config)
         checkpoint = None if self._checkpoint is None else self._checkpoint.path
         self.runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
         self.roles: Roles = make_roles(
@@ -248,7 +249,7 @@ class Trainer:
         self._warn(record)
         is_last = step == self.data.num_steps
         score = None
-        if self.data.val_prompts and (is_last or _is_due(step, self.config.eval.every)):
+        if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
             with record.phases.phase("testing"):
                 validation = self._validate(step)
             score = validation.pass_rate
@@ -263,7 +264,7 @@ class Trainer:
             self._say(f"step {step}: {found.message}")
         self._run.events.append("step", step, seconds=record.phases.total(), phases=record.phases.seconds)
         trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
-        if is_last or _is_due(step, self.config.run.save_every):
+        if is_last or is_due(step, self.config.run.save_every):
             with record.phases.phase("save_checkpoint"):
                 self._save(step, score, is_last=is_last)
             trackers.log(step, {"timing_s/save_checkpoint": record.phases.seconds["save_checkpoint"]})
@@ -371,10 +372,6 @@ class Trainer:
         outcomes = [report.outcome for report in record.reports if report.outcome is not None]
         if any(outcome.kind != "score" for outcome in outcomes):
             self._say(f"step {record.step}: {summarize(outcomes, timeout_s=self.config.reward.timeout_s)}")
-
-
-def _is_due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
 
 
 def train(
