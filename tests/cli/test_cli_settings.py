@@ -51,3 +51,18 @@ def test_an_unknown_tracker_is_said_before_data_and_model_are_read(project: Proj
     settings = ["trainer.trackers=[wandbb]", "data.train_files=[no-such-file.parquet]"]
     result = cli("train", "--config", project.config, "--out", tmp_path / "run", *settings)
     assert "unknown tracker 'wandbb'; known: console, jsonl, tensorboard" in result.sentence
+
+
+def test_the_tracker_of_the_documentation_takes_the_metrics(project: Project, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text()
+    start = page.index("from strop.trainer.trackers import trackers")
+    (tmp_path / "lines.py").write_text(page[start : page.index("```", start)])
+    settings = [
+        "trainer.max_steps=1", "trainer.trackers=[jsonl,lines]", f"algorithm.extensions=['{tmp_path / 'lines.py'}']",
+    ]  # fmt: skip
+    result = cli("train", "--config", project.config, "--out", tmp_path / "run", *settings)
+    assert result.code == 0
+    assert "is switched off" not in result.err, result.err
+    lines = (tmp_path / "run" / "lines.txt").read_text().splitlines()
+    assert lines[0] == "0 None"
+    assert any(float(line.removeprefix("1 ")) > 0 for line in lines if line.startswith("1 0."))
