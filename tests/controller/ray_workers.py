@@ -153,6 +153,7 @@ class Faulty(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def meet(self, how: str = "", rank: int = 1, after_s: float = 0.0) -> float:
         """All ranks sum a one, unless one of them goes wrong before."""
+        print("half an emoji: \ud83d", file=sys.stderr, flush=True)  # Ray's own streams refuse it
         print(f"rank {self.rank} comes to the meeting", flush=True)
         if how and self.rank == rank:
             time.sleep(after_s)

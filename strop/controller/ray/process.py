@@ -223,8 +223,9 @@ def _write_output_to(path: Path) -> None:
     """Standard output and error of this process, of its libraries too, and the stacks when it crashes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     log = path.open("a", encoding="utf-8", buffering=1)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # Ray's are strict: a log may fail on no text
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     faulthandler.enable(log)
