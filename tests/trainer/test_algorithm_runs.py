@@ -162,8 +162,8 @@ def test_a_step_goes_on_until_it_has_its_groups(project: Project, tmp_path: Path
     rounds = [numbers["training/filter_groups/rounds"] for numbers in done.steps]
     assert max(rounds) > 1
     for record, numbers in zip(done.records, done.steps, strict=True):
-        assert record.experience is not None
-        uids = [report.uid for report in record.experience.reports]
+        assert record.learned is not None
+        uids = [report.uid for report in record.learned.experience.reports]
         assert len(set(uids)) == 4, "a constant batch"
         assert len(uids) == 8
         evicted = numbers["training/filter_groups/evicted_samples"]
