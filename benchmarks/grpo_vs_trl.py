@@ -7,6 +7,10 @@ are tried; both sides compute in float32 (TRL is also tried in bfloat16), both t
 warm-up, and their runs alternate. Everything a step does by default counts: sampling, scoring, the update, and on
 strop's side sample store, ledger and fingerprint.
 
+Work is equal: both visit the prompts in the order of the file, the learning rate leaves the policy as it is, and
+lengths are means over the counted steps. Where they differ by more than a tenth, `is_equal_work` is false, and the
+ratio should not be quoted.
+
 Two workloads. `words` is the task: a model that was fine-tuned by `strop sft` writes words of 2 to 28 letters
 backwards, so answers have different lengths. `full` (`ratio_trl_full`) is the worst case for strop: a model with
 random weights, whose answers nearly all run into the limit, so that there is no padding to save.
@@ -37,7 +41,12 @@ from strop.trainer.trackers import read_metrics
 HERE = Path(__file__).resolve().parent
 STROP = (sys.executable, "-m", "strop.cli.main")
 TRL_SETTINGS = ("64x1", "32x2", "64x1-bf16")
-PROMPTS, SAMPLES, MAX_TOKENS, LR = 8, 8, 32, 1e-4
+PROMPTS, SAMPLES, MAX_TOKENS = 8, 8, 32
+LR = 1e-8
+"""So small that both sides sample from the model they began with: a policy that learns to write longer words has more
+to do, and the two would learn different things."""
+MAX_LENGTH_GAP = 0.1
+"""Largest relative difference of the mean response lengths at which the work counts as equal."""
 WARM_UP = 3
 """Steps of each run that are not counted."""
 SIZES = {
@@ -107,6 +116,10 @@ def _measure(
     trl_s = {setting: _median([run["seconds"] for run in runs]) for setting, runs in theirs.items()}
     best = min(trl_s, key=lambda setting: trl_s[setting])
     samples = PROMPTS * SAMPLES
+    own_length, length = (
+        statistics.mean(value for run in runs for value in run["lengths"][WARM_UP:])
+        for runs in (ours, theirs[best])
+    )
     return {
         "ratio": round(trl_s[best] / strop_s, 2),
         "samples_per_s": round(samples / strop_s, 1),
@@ -115,8 +128,9 @@ def _measure(
         "step_s_trl": {setting: round(value, 3) for setting, value in trl_s.items()},
         "trl_setting": best,
         "phases_s": ours[-1]["phases"],
-        "mean_response_tokens": ours[-1]["length"],
-        "mean_response_tokens_trl": theirs[best][-1]["mean_length"],
+        "mean_response_tokens": round(own_length, 2),
+        "mean_response_tokens_trl": round(length, 2),
+        "is_equal_work": abs(own_length - length) <= MAX_LENGTH_GAP * min(own_length, length),
         "versions_trl": theirs[best][-1]["versions"],
     }
 
@@ -167,6 +181,7 @@ def _strop(folder: Path, model: Path, name: str, steps: int) -> dict[str, Any]:
             f"model.path={model}",
             f"data.train_files=[{folder / 'data.jsonl'}]",
             "data.ground_truth_key=answer",
+            "data.sampler=in_order",
             f"data.prompts_per_step={PROMPTS}",
             "data.max_prompt_tokens=64",
             f"data.max_response_tokens={MAX_TOKENS}",
@@ -185,7 +200,7 @@ def _strop(folder: Path, model: Path, name: str, steps: int) -> dict[str, Any]:
         "phases": {
             p: round(statistics.median(row[f"timing_s/{p}"] for row in metrics[WARM_UP:]), 3) for p in phases
         },
-        "length": statistics.mean(row["response_length/mean"] for row in metrics),
+        "lengths": [row["response_length/mean"] for row in metrics],
     }
 
 
@@ -199,7 +214,7 @@ def _trl(python: Path, folder: Path, model: Path, setting: str, steps: int) -> d
         *(["--bf16"] if precision else []),
     ]  # fmt: skip
     result: dict[str, Any] = json.loads(_run(command).splitlines()[-1])
-    return result
+    return {**result, "lengths": result["mean_lengths"]}
 
 
 def _run(command: list[str]) -> str:

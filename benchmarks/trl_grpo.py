@@ -2,7 +2,7 @@
 
     trl_grpo.py MODEL DATA.jsonl --steps N --batch B --accumulate A
 
-prints one JSON line: seconds of every step, and the versions used.
+prints one JSON line: seconds and mean response length of every step, and the versions used.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def main():
             disable_tqdm=True,
             logging_steps=1,
             max_steps=arguments.steps,
+            shuffle_dataset=False,
             learning_rate=arguments.lr,
             lr_scheduler_type="constant",
             per_device_train_batch_size=arguments.batch,
@@ -93,7 +94,7 @@ def main():
     lengths = [entry[key] for entry in trainer.state.log_history if key in entry]
     result = {
         "seconds": [round(end - begin, 4) for begin, end in pairwise(ends)],
-        "mean_length": lengths[-1] if lengths else None,
+        "mean_lengths": lengths,
         "versions": {name: metadata.version(name) for name in ("trl", "torch", "transformers", "accelerate")},
     }
     print(json.dumps(result))

@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+from strop.border.values import is_deeper
+
 MAX_DEPTH = 100
 """Levels of lists and mappings in a document."""
 MAX_YAML_BYTES = 2**20
@@ -161,25 +163,9 @@ def parse_json(text: str | bytes) -> Any:
         num_brackets = text.count(b"[") + text.count(b"{")
     else:
         num_brackets = text.count("[") + text.count("{")
-    if num_brackets > MAX_DEPTH:
-        check_depth(value)
+    if num_brackets > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
+        raise too_deep()
     return value
-
-
-def check_depth(value: Any) -> None:
-    """Raise a ValueError for lists and mappings that are nested more than MAX_DEPTH times."""
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [
-            inner
-            for one in level
-            if isinstance(one, (dict, list))
-            for inner in (one.values() if isinstance(one, dict) else one)
-            if isinstance(inner, (dict, list))
-        ]
-        if not level:
-            return
-    raise too_deep()
 
 
 def too_deep() -> ValueError:

@@ -97,11 +97,11 @@ def refusal(origin: str, named: Collection[str]) -> str:
 # ----------------------------------------------------------------------------------------- what is a user's own
 
 
-def record(config: bytes) -> bool:
+def record(config: str) -> bool:
     """Remember settings that were written for this user in this directory; False when the disk refuses.
 
     Args:
-        config: content of config.yaml.
+        config: what was written into config.yaml. Not read back: others may write in the folder.
     """
     try:
         folder = _state_folder()
@@ -122,7 +122,7 @@ def record(config: bytes) -> bool:
     return True
 
 
-def made_in(config: bytes) -> frozenset[str]:
+def made_in(config: str) -> frozenset[str]:
     """The directories in which strop wrote these settings for this user; empty when it never did."""
     try:
         folder = _state_folder()
@@ -150,8 +150,8 @@ def _is_private(found: os.stat_result) -> bool:
     return found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
-def _name(config: bytes) -> str:
-    return hashlib.sha256(config).hexdigest()
+def _name(config: str) -> str:
+    return hashlib.sha256(config.encode()).hexdigest()
 
 
 def _state_folder() -> Path:

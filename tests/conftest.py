@@ -13,6 +13,12 @@ from strop.data.tasks import TaskFiles, write_task
 from strop.data.tiny import make_tiny_model
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked gpu are skipped where there is none, so that `make test-gpu` runs everywhere."""
+    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device on this machine")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where strop remembers which runs are the user's own (strop.trust): a folder of the tests."""

@@ -25,7 +25,7 @@ RANKS = (
     {"rollout", "agents", "rewards", "data"},
     {"workers"},
     {"health"},
-    {"view", "trainer"},
+    {"trainer"},
     {"cli"},
 )
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}

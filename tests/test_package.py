@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import pytest
 
 import strop
@@ -10,3 +13,13 @@ def test_public_names_arrive_on_first_use_and_unknown_ones_are_listed() -> None:
     assert {"DataProto", "Prompt", "__version__"} <= set(dir(strop))
     with pytest.raises(AttributeError, match="no attribute 'nothing'; it offers DataProto"):
         strop.nothing  # noqa: B018
+
+
+def test_every_marker_of_the_tests_is_carried_by_one() -> None:
+    # A target of the Makefile that selects a marker which no test has would run nothing.
+    root = Path(__file__).parent
+    settings = tomllib.loads((root.parent / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    sources = [path.read_text() for path in root.rglob("test_*.py")]
+    names = [line.split(":")[0] for line in settings["markers"]]
+    assert "gpu" in names
+    assert [name for name in names if not any(f"mark.{name}" in source for source in sources)] == []

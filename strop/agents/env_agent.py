@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,14 +11,17 @@ from typing import Any
 from strop.agents.config import ENV_AGENT
 from strop.agents.context import AgentContext
 from strop.agents.conversation import Conversation
-from strop.agents.environments.base import Observation, Step
+from strop.agents.environments.base import EnvironmentFailed, Observation, Step
 from strop.agents.environments.credit import with_turn_rewards
 from strop.agents.environments.loading import choose_environment
 from strop.agents.environments.playing import PlayedEnvironment, episode_seed
 from strop.agents.formats.calls import ParsedTurn
 from strop.agents.registry import Generate, agents
 from strop.agents.turns import Replies, take_turns
+from strop.border import described
 from strop.trajectory import Prompt, Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 @agents.register(ENV_AGENT)
@@ -27,11 +31,13 @@ async def env_agent(
     """Alternate answers and steps until the environment says that the episode is over, or a limit is reached.
 
     The score of the episode is the sum of the rewards; where the environment gives none, the reward function is
-    asked. Stop reasons are those of `take_turns`; `stop` when the environment ended it. An answer that was cut off is
-    no action: the environment does not see it.
+    asked. Stop reasons are those of `take_turns`; `stop` when the environment ended it, and
+    `environment_failed`. An answer that was cut off is no action: the environment does not see it. An answer on which
+    the environment fails is worth 0 and ends the episode, which counts: failing would be a way around a bad score
+    otherwise.
 
     Raises:
-        EnvironmentFailed: the environment did not do its work.
+        EnvironmentFailed: it failed before the model had said anything.
     """
     settings = context.config
     row = row_of(prompt)
@@ -47,13 +53,20 @@ async def env_agent(
         prompt, trajectory, context = begin(first, prompt, trajectory, context)
         conversation = Conversation(prompt, trajectory, context)
 
-        async def reply(turn: ParsedTurn, *, is_last: bool) -> Replies | None:
+        async def reply(turn: ParsedTurn, *, is_last: bool) -> Replies | str:
             nonlocal waited
             begun = clock()
-            step = await environment.step(turn.content)
-            waited += clock() - begun
+            try:
+                step = await environment.step(turn.content)
+            except EnvironmentFailed as error:
+                logger.warning("%s; the answer before it is worth 0", error)
+                facts = {"acc": False, "failure": described(error)}
+                steps.append(Step(observation="", reward=0.0, is_done=True, info=facts))
+                return "environment_failed"
+            finally:
+                waited += clock() - begun
             steps.append(step)
-            return None if step.is_done else Replies(texts=[step.observation or " "])
+            return "stop" if step.is_done else Replies(texts=[step.observation or " "])
 
         reason = await take_turns(conversation, generate, context, reply)
     rewards = [step.reward for step in steps]
@@ -64,7 +77,7 @@ async def env_agent(
             "tool_rewards": [],
             "reward_parts": parts_of(steps),
         },
-        numbers={"env_steps": float(len(steps))},
+        numbers={"env_steps": float(len(steps)), "env_failed": float(reason == "environment_failed")},
         timings={"environment_s": waited},
     )
     return scored(sequences, rewards, each_alone=settings.credit == "turn")

@@ -12,6 +12,7 @@ from typing import Any
 from strop.agents.config import AgentConfig
 from strop.agents.registry import play_agent
 from strop.agents.setup import AgentSetup
+from strop.agents.user_code import contained
 from strop.border import storable_text, usable
 from strop.randomness import random_key
 from strop.rollout.client import GenerateClient
@@ -76,7 +77,7 @@ async def play_episode(
             when = deadline.when()
             assert when is not None, "the limit is a number"
             context = setup.context(prompt, sampling, deadline=when)
-            played = await play_agent(prompt.agent_name, prompt, empty, episode.generate, context)
+            played = await contained(play_agent(prompt.agent_name, prompt, empty, episode.generate, context))
     except TimeoutError:
         if not deadline.expired():
             raise

@@ -16,6 +16,7 @@ from strop.agents.interactions.base import BaseInteraction
 from strop.agents.interactions.loading import interaction_of_row
 from strop.agents.registry import Generate, agents
 from strop.agents.turns import Replies, take_turns, tool_replies
+from strop.agents.user_code import contained
 from strop.border import encodable, storable_text, usable
 from strop.trajectory import Prompt, Trajectory
 
@@ -25,7 +26,8 @@ T = TypeVar("T")
 
 
 class InteractionFailed(RuntimeError):
-    """An interaction did not do its work; the episode fails, whatever the model said."""
+    """An interaction did not do its work. Before the model has answered, that fails the episode; after that the answer
+    is worth 0."""
 
 
 @dataclass
@@ -51,8 +53,8 @@ class _User:
         """What was said, as the interaction is told it."""
         self.messages += [{"role": role, "content": text} for text in texts]
 
-    async def answer(self) -> Replies | None:
-        """What the user says; None where they end it."""
+    async def answer(self) -> Replies | str:
+        """What the user says; `stop` where they end it."""
         returned: object = await self._timed(
             "generate_response",
             self.interaction.generate_response(self.instance, list(self.messages), **self.kwargs),
@@ -71,7 +73,7 @@ class _User:
             )
         self.scores.append(value)
         if is_over:
-            return None
+            return "stop"
         says = encodable(str(text)) or " "
         self.hear("user", [says])
         return Replies(texts=[says], facts=[{"reward": value}])
@@ -88,7 +90,7 @@ class _User:
         where = f"interaction {self.interaction.name}: {what}"
         try:
             async with asyncio.timeout(self.timeout_s) as deadline:
-                return await work
+                return await contained(work)
         except TimeoutError as error:
             if deadline.expired():
                 raise InteractionFailed(f"{where} took longer than {self.timeout_s:g} s") from None
@@ -105,10 +107,10 @@ async def interaction_agent(
 
     Calls of tools in an answer are carried out before the user sees anything. The rewards of the user are the
     `turn_scores` that the reward function finds in its extra_info. Stop reasons are those of `take_turns`; `stop` when
-    the user ended it.
+    the user ended it, and `interaction_failed`: the answer before it is worth 0.
 
     Raises:
-        InteractionFailed: the interaction did not do its work.
+        InteractionFailed: the interaction could not begin.
     """
     name, kwargs = interaction_of_row(prompt.extra_info, context.interactions, f"prompt {prompt.uid}")
     user = _User(
@@ -117,10 +119,15 @@ async def interaction_agent(
     conversation = Conversation(prompt, trajectory, context)
     async with context.tool_session(prompt, trajectory.id) as session:
 
-        async def reply(turn: ParsedTurn, *, is_last: bool) -> Replies | None:
+        async def reply(turn: ParsedTurn, *, is_last: bool) -> Replies | str:
             user.hear("assistant", [turn.content])
             if not turn.calls:
-                return await user.answer()
+                try:
+                    return await user.answer()
+                except InteractionFailed as error:  # what the model said may be why
+                    logger.warning("%s; the answer before it is worth 0", error)
+                    user.scores.append(0.0)
+                    return "interaction_failed"
             results = await session.call_all(turn.calls)
             user.hear("tool", [result.as_read for result in results])
             return tool_replies(results)
@@ -141,6 +148,7 @@ async def interaction_agent(
         },
         numbers={
             "turn_scores": float(sum(user.scores)),
+            "interaction_failed": float(reason == "interaction_failed"),
             "tool_call_counts": float(len(calls)),
             "tool_errors": float(sum(bool(result.error) for result in calls)),
         },

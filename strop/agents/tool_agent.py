@@ -27,9 +27,9 @@ async def tool_agent(
     conversation = Conversation(prompt, trajectory, context)
     async with context.tool_session(prompt, trajectory.id) as session:
 
-        async def reply(turn: ParsedTurn, *, is_last: bool) -> Replies | None:
+        async def reply(turn: ParsedTurn, *, is_last: bool) -> Replies | str:
             if not turn.calls:
-                return None
+                return "stop"
             return Replies() if is_last else tool_replies(await session.call_all(turn.calls))
 
         reason = await take_turns(conversation, generate, context, reply)

@@ -41,8 +41,8 @@ class Replies:
 class Reply(Protocol):
     """Whoever answers the model."""
 
-    async def __call__(self, turn: ParsedTurn, *, is_last: bool) -> Replies | None:
-        """What follows an answer; None where the episode is over.
+    async def __call__(self, turn: ParsedTurn, *, is_last: bool) -> Replies | str:
+        """What follows an answer; where the episode is over, why it ended.
 
         Args:
             turn: the answer.
@@ -63,7 +63,7 @@ async def take_turns(
         reply: called after each answer that is complete; one that was cut off ends the episode unanswered.
 
     Returns:
-        `stop` where `reply` gave None, the engine's own reason for an answer that was cut off (`length`, `aborted`),
+        What `reply` said, the engine's own reason for an answer that was cut off (`length`, `aborted`),
         `max_assistant_turns`, `max_user_turns`, `timeout` shortly before the deadline of the episode, or `length`
         where a reply would leave no room for another answer; it is not appended then.
     """
@@ -89,8 +89,8 @@ async def _turns(conversation: Conversation, generate: Generate, context: AgentC
             return output.stop_reason
         limit = _limit(context, num_answers)
         said = await reply(turn, is_last=bool(limit))
-        if said is None:
-            return "stop"
+        if isinstance(said, str):
+            return said
         if limit:
             return limit
         if not conversation.add_replies(said.texts, role=said.role, images=said.images, facts=said.facts):

@@ -94,7 +94,7 @@ def wilson_interval(
     """Ends of Wilson's score interval of a success probability; sensible at 0 %, at 100 % and for few trials.
 
     Counts may be fractional, e.g. a sum of per-prompt pass rates over the number of prompts. Several
-    samples of one prompt are not independent: count prompts, not samples.
+    samples of one prompt are not independent: see `clustered_interval`.
 
     Raises:
         ValueError: no trials, more successes than trials, or a confidence outside (0, 1).
@@ -113,6 +113,40 @@ def wilson_interval(
     low = 0.0 if num_successes == 0 else max(0.0, center - half)
     high = 1.0 if num_successes == num_trials else min(1.0, center + half)
     return low, high
+
+
+def clustered_interval(
+    successes: Sequence[float], trials: Sequence[int], *, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Wilson's interval of a success probability where the trials of one cluster (the answers to one prompt) are alike.
+
+    The interval is that of n* = p (1 - p) / v independent trials, with v = sum_g (s_g - p n_g)^2 / n^2 the variance of
+    the rate p = sum_g s_g / n between clusters: n* is n where each cluster has one trial, and the number of clusters
+    where all trials of a cluster of equal size agree. It is at most n; at a rate of 0 or 1, where v says nothing, it is
+    the number of clusters.
+
+    Args:
+        successes: s_g of each cluster.
+        trials: n_g of each cluster.
+        confidence: of the interval.
+
+    Raises:
+        ValueError: as `wilson_interval`, or lists of different lengths.
+
+    Source: clustered standard errors: Miller 2024, arXiv:2411.00640; the number of independent trials of
+        the same variance in the interval of a proportion: Korn and Graubard 1998, Survey Methodology 24.
+    """
+    clusters = list(zip(successes, trials, strict=True))
+    total, count = sum(successes), sum(trials)
+    num_effective = float(sum(n > 0 for n in trials))
+    if 0 < total < count:
+        rate = total / count
+        squares = sum((s - rate * n) ** 2 for s, n in clusters)
+        num_effective = min(count, rate * (1 - rate) * count**2 / squares) if squares else float(count)
+        total = rate * num_effective
+    elif total == count:
+        total = num_effective
+    return wilson_interval(total, num_effective, confidence=confidence)
 
 
 @lru_cache(maxsize=4096)

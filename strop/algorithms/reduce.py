@@ -34,17 +34,6 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Sum:
-    """A total over all parts."""
-
-    value: float
-
-    def merge(self, other: Sum) -> Sum:
-        """The total of both."""
-        return Sum(self.value + other.value)
-
-
-@dataclass(frozen=True)
 class Max:
     """The largest value of all parts; NaN if any part is NaN, so that it is never hidden."""
 
@@ -107,7 +96,7 @@ class ExplainedVariance:
         return 1 - self.error_squares / self.return_squares if self.return_squares > 0 else math.nan
 
 
-Reduction: TypeAlias = Mean | Sum | Max | Min | ExplainedVariance
+Reduction: TypeAlias = Mean | Max | Min | ExplainedVariance
 
 
 def merge_metrics(parts: Iterable[Mapping[str, Reduction]]) -> dict[str, Reduction]:
@@ -140,8 +129,6 @@ def _is_over_nothing(item: Reduction) -> bool:
 def _merge(key: str, left: Reduction, right: Reduction) -> Reduction:
     match left, right:
         case (Mean(), Mean()):
-            return left.merge(right)
-        case (Sum(), Sum()):
             return left.merge(right)
         case (Max(), Max()):
             return left.merge(right)

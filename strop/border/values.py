@@ -58,19 +58,20 @@ def read_json_at(text: str, start: int) -> tuple[Any, int]:
         value, end = _DECODER.raw_decode(text, start)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    if text.count("[", start, end) + text.count("{", start, end) > MAX_JSON_DEPTH:
-        _check_depth(value)
+    if text.count("[", start, end) + text.count("{", start, end) > MAX_JSON_DEPTH and is_deeper(value):
+        raise ValueError(_TOO_DEEP)
     return encodable_value(value), end
 
 
-def _check_depth(value: object) -> None:
-    """Refuse a value that is nested too deeply, level by level and not by recursion."""
-    level, depth = [value], 0
-    while level := [one for one in level if isinstance(one, dict | list)]:
-        depth += 1
-        if depth > MAX_JSON_DEPTH:
-            raise ValueError(_TOO_DEEP)
+def is_deeper(value: object, limit: int = MAX_JSON_DEPTH) -> bool:
+    """Whether lists and dictionaries are nested more than so many levels deep; found without recursion."""
+    level: list[Any] = [value]
+    for _ in range(limit + 1):
+        level = [one for one in level if isinstance(one, dict | list)]
+        if not level:
+            return False
         level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+    return True
 
 
 def int_of_json(digits: str) -> int | str:

@@ -17,6 +17,7 @@ from strop.cli.settings import (
     load_settings,
     refuse_overrides_of,
 )
+from strop.cli.unread import refuse_unread
 
 if TYPE_CHECKING:
     from strop.trainer.evaluate import Evaluation, Progress
@@ -28,7 +29,8 @@ examples:
   strop eval models/smollm2 --config examples/arithmetic/config.yaml data.max_val_prompts=100
   strop eval runs/arithmetic 'data.val_files=[other.parquet]' eval.temperature=1.0 eval.samples_per_prompt=8
 
-An answer passes when its `acc` (else its score) is above 0.5. The interval is Wilson's, at 95 %.
+An answer passes when its `acc` (else its score) is above 0.5. The interval is
+Wilson's, at 95 %, with the answers to one prompt as a cluster.
 """
 NEEDS = ("model", "data.val_files", "data.dataset_class", "agent", "reward")
 """Settings whose code an evaluation runs."""
@@ -50,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     for line in source.lines:
         say(line)
     config = load_settings(args, source=source.config, needs=NEEDS)
+    refuse_unread(args, "eval")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
     from strop.trainer.evaluate import evaluate
 

@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from strop.cli.output import UsageError, print_json, print_plain, say
+from strop.cli.run_folders import run_in
 from strop.cli.settings import add_trust_argument, load_settings
 from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
 
@@ -51,12 +52,13 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     if args.adapter and args.dtype is not None:
         raise UsageError("--dtype has no place beside --adapter: an adapter stays as it was trained")
-    checkpoint = _checkpoint(args.run_folder, args.step)
+    folder = run_in(args.run_folder)
+    checkpoint = _checkpoint(folder, args.step)
     import torch
 
     from strop.engines.export import export_role
 
-    config = load_settings(args, source=args.run_folder / "config.yaml", needs=())
+    config = load_settings(args, source=folder / "config.yaml", needs=())
     model = config.model
     if args.role == "critic":
         model = dataclasses.replace(model, path=config.critic.path or model.path, lora=config.critic.lora)

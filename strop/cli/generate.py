@@ -22,6 +22,7 @@ from strop.cli.settings import (
     load_settings,
     refuse_overrides_of,
 )
+from strop.cli.unread import refuse_unread
 from strop.foreign_files import read_text
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
     for line in source.lines:
         say(line)
     config = load_settings(args, source=source.config, needs=())
+    refuse_unread(args, "generate")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
     is_chat = args.prompts is None and sys.stdin.isatty()
     _check_arguments(args, config, is_chat=is_chat)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.cli.output import Interrupted, UsageError, say
-from strop.cli.settings import add_config_arguments, add_trust_argument, check_trust, load_settings
+from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
+from strop.cli.unread import refuse_unread
 from strop.run import RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
@@ -51,10 +52,10 @@ def begin(args: argparse.Namespace, *, kind: str) -> Start:
     if args.resume is not None:
         _refuse_sources(args)
         _check_kind(args.resume, kind)
-        if not args.trust_code:
-            check_trust(args.resume / CONFIG_FILE, args.overrides)
-        return resume_run(args.resume, overrides=args.overrides, say=say)
+        admit = None if args.trust_code else admission(args.resume / CONFIG_FILE, args.overrides)
+        return resume_run(args.resume, overrides=args.overrides, say=say, admit=admit)
     config = load_settings(args)
+    refuse_unread(args, kind)
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     start = start_run(folder, config, command=args.command_line)
     say(f"run folder: {folder}")
@@ -72,7 +73,7 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
             yield
         except KeyboardInterrupt as error:
             hint = f"continue with `strop {kind} --resume {run.path}`"
-            raise Interrupted(hint, cause=error) from None
+            raise Interrupted(hint, cause=error) from error.__cause__
         except Exception as error:
             if _is_unbegun(run) and not isinstance(error, RunError):
                 _remove(run)
@@ -113,10 +114,10 @@ def _remove(run: RunFolder) -> None:
 
 def _link_model(run: RunFolder) -> None:
     """`<run>/model` leads to the model of the last checkpoint."""
-    steps = run.checkpoints.steps()
+    steps = run.checkpoints.steps() or [0]  # of a finished run they may have been removed
     target = Path("checkpoints") / f"global_step_{steps[-1]}" / "model"
     link = run.path / MODEL_LINK
-    if not (run.path / target).is_dir():  # run.hf_model=never
+    if not (run.path / target).is_dir():  # nor with run.hf_model=never
         return
     try:
         link.unlink(missing_ok=True)

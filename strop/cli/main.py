@@ -155,10 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse, after --help
         return end.code if isinstance(end.code, int) else USER_ERROR
     except KeyboardInterrupt as error:
-        number = getattr(error, "number", signal.SIGINT)
-        how = "\ninterrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
-        print_plain(f"{how}{f'; {error}' if str(error) else ''}", file=sys.stderr)
-        return SIGNALLED + number
+        return _signalled(error, debug=debug)
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -171,6 +168,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = words[0] if words and words[0] in COMMANDS else ""
         print_plain(f"{f'strop {name}'.strip()}: {_sentence(known)}", file=sys.stderr)
         return USER_ERROR
+
+
+def _signalled(error: KeyboardInterrupt, *, debug: bool) -> int:
+    """Say which signal ended the command, and what failed after it."""
+    number = getattr(error, "number", signal.SIGINT)
+    failed = error.__cause__
+    if failed is not None and debug:
+        print_plain("".join(traceback.format_exception(failed)), end="", file=sys.stderr)
+    if failed is not None:
+        print_plain(f"after {signal.Signals(number).name}: {_sentence(failed)}", file=sys.stderr)
+    how = "\ninterrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+    print_plain(f"{how}{f'; {error}' if str(error) else ''}", file=sys.stderr)
+    return SIGNALLED + number
 
 
 def command_parser(name: str) -> tuple[Parser, ModuleType]:

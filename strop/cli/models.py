@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from strop.cli.run_folders import run_in
 from strop.run import CheckpointError, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, check_files, read_manifest
 
@@ -30,6 +31,7 @@ def find_model(text: str) -> ModelSource:
 
     Raises:
         ValueError: it is no model.
+        UsageError: it is a folder of several runs.
         RunError: the run has no valid checkpoint, or the checkpoint is damaged.
     """
     path = Path(text).expanduser()
@@ -38,6 +40,8 @@ def find_model(text: str) -> ModelSource:
         if "=" in text:
             what = "is no folder (the model comes first, then key=value)"
         raise ValueError(f"{text} {what}; give {HELP}")
+    if not any((path / name).is_file() for name in (MANIFEST, "config.json")):
+        path = run_in(path)
     if is_run(path):
         return _of_run(path)
     if (path / MANIFEST).is_file():

@@ -35,5 +35,5 @@ def run(args: argparse.Namespace) -> int:
         carry_out(folder, seed=args.seed, overrides=args.overrides, wants_json=args.json)
     except KeyboardInterrupt as error:
         hint = f"continue with `strop quickstart --seed {args.seed} --out {folder}`"
-        raise Interrupted(hint, cause=error) from None
+        raise Interrupted(hint, cause=error) from error.__cause__
     return 0

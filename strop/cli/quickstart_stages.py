@@ -134,8 +134,13 @@ def _sft(folder: Path, config: Config) -> Path:
     with carrying_out(start, kind="sft"):
         if not start.is_finished:
             return fine_tune(config, start.run, checkpoint=start.checkpoint, say=say).model
-        last = max(start.run.checkpoints.steps())
-        return start.run.checkpoints.at(last).path / "model"
+        checkpoint, reasons = start.run.checkpoints.latest_valid()
+        if checkpoint is None:
+            reason = f" ({'; '.join(reasons)})" if reasons else ""
+            raise RunError(
+                f"{folder} is finished and has no valid checkpoint left{reason}; remove it, and it is made again"
+            )
+        return checkpoint.path / "model"
 
 
 def _train(folder: Path, config: Config) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from strop.cli.dropped import find_fates, table_of
 from strop.cli.models import find_model
 from strop.cli.output import UsageError, plain, print_json, say
+from strop.cli.run_folders import run_in
 from strop.cli.token_view import legend, response_tokens, summary, token_table, token_text
 from strop.cli.turn_view import short, training_sequences, turns_text
 from strop.run import RunError, RunFolder
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     if args.limit is not None and args.limit < 1:
         raise ValueError(f"--limit is {args.limit}; use at least 1")
+    args.run = run_in(args.run)
     if args.why_dropped:
         return _why_dropped(args)
     with RunFolder.open(args.run, read_only=True) as run_folder:

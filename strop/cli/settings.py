@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,27 +69,20 @@ def load_settings(
         ConfigError: with every problem found.
         UntrustedCode: the settings are those of a received run, and name something that the command needs.
     """
-    from strop.config import load_config
+    from strop.config import load_config, read_settings
     from strop.trainer.config import Config
 
     path = Path(args.config) if args.config else source
-    content = None
-    if path is not None and not args.trust_code and (not args.config or _lies_in_run(path)):
-        content = _content(path)
-    if path is None or content is None:  # what the command line names is the user's word
+    if path is None or args.trust_code or (args.config and not _lies_in_run(path)):
+        # what the command line names is the user's word
         return load_config(Config, source=args.config or source, overrides=args.overrides)
-    return _received(path, content, args.overrides, needs)
+    return _received(path, read_settings(path), args.overrides, needs)
 
 
-def check_trust(path: Path, overrides: Sequence[str]) -> None:
-    """Refuse to go on with the settings of a run folder when they name code and are not the user's own.
-
-    Raises:
-        UntrustedCode: the sentence lists what they name.
-        ConfigError: they cannot be read.
-    """
-    if (content := _content(path)) is not None:
-        _received(path, content, overrides, EVERYTHING)
+def admission(path: Path, overrides: Sequence[str]) -> Callable[[str], object]:
+    """What refuses to go on with the settings of a run folder when they name code and are not the user's own: a
+    function of their text, which raises an UntrustedCode that lists what they name, or a ConfigError."""
+    return lambda text: _received(path, text, overrides, EVERYTHING)
 
 
 def _lies_in_run(path: Path) -> bool:
@@ -101,27 +94,13 @@ def _lies_in_run(path: Path) -> bool:
     return False
 
 
-def _content(path: Path) -> bytes | None:
-    """The settings of a run; None where they cannot be read."""
-    from strop.foreign_files import MAX_YAML_BYTES, read_bytes
-
-    try:
-        return read_bytes(path, limit=MAX_YAML_BYTES)
-    except OSError:
-        return None  # who reads it says so
-
-
-def _received(path: Path, content: bytes, overrides: Sequence[str], needs: Collection[str]) -> Config:
-    """The configuration in these bytes, with the door closed when they may be somebody else's."""
-    from strop.config import ConfigError, load_with_origins
+def _received(path: Path, text: str, overrides: Sequence[str], needs: Collection[str]) -> Config:
+    """The configuration in this text, with the door closed when it may be somebody else's."""
+    from strop.config import load_with_origins
     from strop.trainer.code_named import code_named, is_elsewhere
     from strop.trainer.config import Config
 
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    folders = trust.made_in(content)
+    folders = trust.made_in(text)
     given = [word.lstrip("+~").split("=", 1)[0] for word in overrides]
     if str(Path.cwd()) in folders:
         return load_with_origins(Config, source=path, text=text, overrides=overrides)[0]
@@ -138,6 +117,8 @@ def _received(path: Path, content: bytes, overrides: Sequence[str], needs: Colle
         raise trust.UntrustedCode(trust.refusal(str(path), _listed(needed)))
     if named:
         say(f"{path} was received, so this is not run: {'; '.join(_listed(named))}")
+    if origin_of("model.trust_remote_code") == _GIVEN:
+        return config
     model = dataclasses.replace(config.model, trust_remote_code=False)
     return dataclasses.replace(config, model=model)
 

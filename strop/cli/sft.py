@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING
 
 from strop.cli.launching import MODEL_LINK, add_run_arguments, begin, carrying_out
@@ -63,10 +64,11 @@ def finished_result(run: RunFolder) -> SftResult:
     from strop.trainer.supervised import SftResult
 
     end = run.events.read("finished")[-1]
+    loss, val_loss = end.get("loss"), end.get("val_loss")
     return SftResult(
         run=run.path,
         steps=end["step"],
         seconds=end["seconds"],
-        loss=as_number(end["loss"]),
-        val_loss=None if end["val_loss"] is None else as_number(end["val_loss"]),
+        loss=math.nan if loss is None else as_number(loss),
+        val_loss=None if val_loss is None else as_number(val_loss),
     )

@@ -16,7 +16,7 @@ from strop.config.load import load_config, load_with_origins, named_presets, rea
 from strop.config.migration.names import name_here
 from strop.config.save import changed_keys, save_config, to_dict
 from strop.config.schema import other_names
-from strop.config.sources import preset_names
+from strop.config.sources import preset_names, read_settings
 
 __all__ = [
     "ConfigError",
@@ -32,6 +32,7 @@ __all__ = [
     "preset_deviations",
     "preset_names",
     "read_config",
+    "read_settings",
     "save_config",
     "to_dict",
 ]

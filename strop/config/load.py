@@ -10,7 +10,7 @@ from strop.config.build import build_config
 from strop.config.errors import ConfigError
 from strop.config.layers import Layers
 from strop.config.overrides import Override, parse_override
-from strop.config.sources import preset_layers, read_mapping, source_layers
+from strop.config.sources import mapping_in, preset_layers, read_mapping, source_layers
 
 T = TypeVar("T")
 
@@ -81,13 +81,18 @@ def named_presets(
     return named | {override.key: override.value for override in presets}
 
 
-def read_config(root: type[T], path: str | Path) -> T:
+def read_config(root: type[T], path: str | Path, *, text: str | None = None) -> T:
     """The configuration that save_config wrote, equal to the object it was given.
+
+    Args:
+        root: its type.
+        path: the file.
+        text: content of that file, where it was read before.
 
     Raises:
         ConfigError: the file cannot be read, or is not one of `root`.
     """
-    values = read_mapping(Path(path), str(path))
+    values = read_mapping(Path(path), str(path)) if text is None else mapping_in(text, str(path))
     return build_config(root, values, origin=lambda _: f" (in {path})", problems=[])
 
 

@@ -68,7 +68,7 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
     """
     path = Path(source)
     if text is not None:
-        return _layers_of(_mapping(text, str(source)), str(source))
+        return _layers_of(mapping_in(text, str(source)), str(source))
     if path.exists() and not path.is_dir():
         return _file_layers(path, str(source))
     if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
@@ -148,15 +148,30 @@ def read_mapping(path: Path, label: str) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or holds something else.
     """
+    return mapping_in(read_settings(path, label), label)
+
+
+def read_settings(path: Path, label: str = "") -> str:
+    """The text of a YAML file; `label` is what an error calls the file.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    label = label or str(path)
     try:
-        return _mapping(read_text(path, limit=MAX_YAML_BYTES), label)
+        return read_text(path, limit=MAX_YAML_BYTES)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{label} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise ConfigError(f"{label} cannot be read: {error.strerror}") from error
 
 
-def _mapping(text: str, label: str) -> dict[str, Any]:
+def mapping_in(text: str, label: str) -> dict[str, Any]:
+    """The mapping in a YAML text; `label` is what an error calls it.
+
+    Raises:
+        ConfigError: it is no YAML, or holds something else.
+    """
     try:
         values = parse(text, label)
     except ValueError as error:

@@ -166,7 +166,8 @@ def open_custom(
     """The rows of data.dataset_class for these files.
 
     Raises:
-        ValueError: the file or class is missing, or making the object failed; the sentence names the class.
+        ValueError: the file or class is missing, making the object failed, or it wants to be told of batches
+            (on_batch_end); the sentence names the class.
     """
     wanted = config.dataset_class
     label = f"data.dataset_class {wanted.name} of {wanted.path}"
@@ -184,6 +185,12 @@ def open_custom(
             f"{label} cannot be made: {_reason(error)}; it is called as {wanted.name}(data_files, tokenizer, config, "
             f"processor=None, max_samples=-1)"
         ) from error
+    if hasattr(dataset, "on_batch_end"):
+        raise ValueError(
+            f"{label} has on_batch_end, which would never be called: rows stay the same from the first step to the "
+            f"last, so that a run can be resumed. Let a sampler choose among them by their results (data.sampler, "
+            f"@register_sampler), and remove it"
+        )
     return CustomRows(dataset, label=label, prompt_key=config.prompt_key)
 
 

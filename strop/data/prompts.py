@@ -104,6 +104,11 @@ class PromptDataset:
     def __len__(self) -> int:
         return len(self._ids)
 
+    @property
+    def has_media(self) -> bool:
+        """A row has images or videos."""
+        return any(row in self._ids for row in self._placed)
+
     def prompt(self, row: int, uid: str) -> Prompt:
         """The prompt of a row number, as the visit `uid`.
 

@@ -13,6 +13,9 @@ A subclass may also change `_read_files_and_tokenize`, which sets `self.datafram
 limit on lengths counts the schemas of a row's own tools, and a row that cannot be rendered is an error instead of
 being dropped; columns with media stay in the row, and are put in the place of their placeholders where the prompt is
 encoded.
+
+A run calls `len()` and `[]` alone. `split`, `resume_dataset_state`, `return_full_prompt`, `return_raw_chat` and
+`serialize_dataset` are there for code that is brought along and uses them.
 """
 
 from __future__ import annotations

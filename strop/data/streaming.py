@@ -33,6 +33,10 @@ class TrainingPrompts(Protocol):
     def row_numbers(self) -> Sequence[int]:
         """What a sampler visits."""
 
+    @property
+    def has_media(self) -> bool:
+        """A row has images or videos, as far as rows were looked at."""
+
     def prompt(self, row: int, uid: str) -> Prompt:
         """The prompt of a row, as the visit `uid`."""
 
@@ -73,6 +77,7 @@ class StreamedPrompts:
             self._numbers = spread(self._numbers, config.max_train_prompts)
         tried = [self.prompt(row, visit_uid(0, row)) for row in spread(self._numbers, _NUM_TRIED)]
         self._num_tried = len(tried)
+        self._has_media = any(prompt.media for prompt in tried)
         self._num_too_long = sum(bool(self.refusal(prompt)) for prompt in tried)
 
     @property
@@ -82,6 +87,11 @@ class StreamedPrompts:
 
     def __len__(self) -> int:
         return len(self._numbers)
+
+    @property
+    def has_media(self) -> bool:
+        """A row that was tried has images or videos."""
+        return self._has_media
 
     def prompt(self, row: int, uid: str) -> Prompt:
         """The prompt of a row number, as the visit `uid`; as it is when it is too long to be played.

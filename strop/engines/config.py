@@ -160,11 +160,3 @@ class EngineConfig:
             raise ValueError(f"engine.gradient_sync is {self.gradient_sync!r}; use last or each")
         if self.offload not in ("none", "optimizer", "all"):
             raise ValueError(f"engine.offload is {self.offload!r}; use none, optimizer or all")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedModelConfig:
-    """What every trained role has: an optimizer and an engine."""
-
-    optim: OptimizerConfig = field(default_factory=OptimizerConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)

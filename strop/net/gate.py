@@ -33,7 +33,7 @@ from strop.net import notes
 SECRET_BYTES = 32
 NONCE_BYTES = 32
 PROOF_BYTES = 32
-MAX_STRANGERS = 64
+MAX_STRANGERS = 256
 """Connections that have not proved anything yet; one more, and the oldest of them goes."""
 HANDSHAKE_S = 5.0
 """How long a connection may take to prove itself."""
@@ -42,9 +42,11 @@ QUIET_S = 60.0
 _LOOK_S = 1.0
 """How often the gate looks whether somebody is late."""
 _BACKLOG = 256
+_AT_ONCE = 64
+"""Connections that are taken before those that are there are heard again."""
 _RETRY_S = 0.05
-_INSIST_S = 30.0
-"""How long a client that was turned away tries again, within its deadline: strangers may have crowded it out."""
+_CONNECT_S = 0.5
+"""How long one attempt to connect may take: the system tries again ever more rarely while strangers fill the queue."""
 
 logger = logging.getLogger(__name__)
 
@@ -129,11 +131,16 @@ class Gate:
             self._bell.close()
 
     def _open(self) -> None:
+        """Take those that wait."""
         try:
-            connection, _ = self._listener.accept()
-        except OSError:  # it has gone again, or this process has no descriptor left
+            for _ in range(_AT_ONCE):
+                self._challenge(self._listener.accept()[0])
+        except BlockingIOError:  # no more of them
+            pass
+        except OSError:  # one has gone again, or this process has no descriptor left
             time.sleep(_RETRY_S)
-            return
+
+    def _challenge(self, connection: socket.socket) -> None:
         if len(self._strangers) >= MAX_STRANGERS:
             self._refuse(next(iter(self._strangers.values())), "too many came at once")
         connection.setblocking(False)
@@ -179,8 +186,8 @@ class Gate:
 
     def _dismiss_late(self) -> None:
         now = time.monotonic()
-        for stranger in [one for one in self._strangers.values() if one.until < now]:
-            self._refuse(stranger, f"it proved nothing within {HANDSHAKE_S:g} s")
+        while self._strangers and (oldest := next(iter(self._strangers.values()))).until < now:
+            self._refuse(oldest, f"it proved nothing within {HANDSHAKE_S:g} s")
 
     def _refuse(self, stranger: _Stranger, reason: str) -> None:
         self._forget(stranger).close()
@@ -219,25 +226,26 @@ def knock(host: str, port: int, secret: str, *, purpose: str, timeout_s: float) 
         OSError: nobody listens there, or did not answer in time.
     """
     remember_secret(secret)
-    started = time.monotonic()
-    deadline = started + timeout_s
+    deadline = time.monotonic() + timeout_s
     while True:
-        connection = socket.create_connection(
-            (host, port), timeout=max(deadline - time.monotonic(), _RETRY_S)
-        )
         try:
-            return _proved(connection, secret, purpose, deadline)
-        except TurnedAway:
-            connection.close()
+            return _attempt(host, port, secret, purpose, deadline)
+        except (TurnedAway, ConnectionRefusedError):
             raise
-        except ConnectionError:
-            connection.close()
-            if time.monotonic() > min(deadline, started + _INSIST_S):
+        except (ConnectionError, TimeoutError):  # strangers may have crowded it out
+            if time.monotonic() > deadline:
                 raise
-        except BaseException:
-            connection.close()
-            raise
         time.sleep(_RETRY_S)
+
+
+def _attempt(host: str, port: int, secret: str, purpose: str, deadline: float) -> socket.socket:
+    connect_s = min(max(deadline - time.monotonic(), _RETRY_S), _CONNECT_S)
+    connection = socket.create_connection((host, port), timeout=connect_s)
+    try:
+        return _proved(connection, secret, purpose, min(deadline, time.monotonic() + HANDSHAKE_S))
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _proved(connection: socket.socket, secret: str, purpose: str, deadline: float) -> socket.socket:

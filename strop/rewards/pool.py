@@ -104,14 +104,16 @@ class RewardPool:
     def _ask(self) -> None:
         """Pass the door with everything that is run or contacted."""
         config = self.config
+        sandbox = config.sandbox
+        service = "" if sandbox.backend == "local" else f"{sandbox.backend} {sandbox.url}".strip()
         for key, named in (
             ("reward.path", config.path),
             *(("reward.functions", function.path) for function in config.functions),
             ("reward.judge.base_url", config.judge.base_url),
             ("reward.server.url", config.server.url),
-            ("reward.sandbox.backend", "" if config.sandbox.backend == "local" else config.sandbox.backend),
-            ("reward.sandbox.python", config.sandbox.python),
-            ("reward.sandbox.read_only_paths", ", ".join(config.sandbox.read_only_paths)),
+            ("reward.sandbox.url" if sandbox.url else "reward.sandbox.backend", service),
+            ("reward.sandbox.python", sandbox.python),
+            ("reward.sandbox.read_only_paths", ", ".join(sandbox.read_only_paths)),
         ):
             if named:
                 ask(key, named)

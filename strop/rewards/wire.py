@@ -14,6 +14,7 @@ reward function made of it. A message is one line: a JSON array without line bre
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import json
 from collections.abc import Mapping
@@ -66,8 +67,9 @@ def plain(value: Any) -> Any:
 
 
 def _restore_bytes(value: dict[str, Any]) -> Any:
-    if len(value) == 1 and _BYTES_TAG in value:
-        return base64.b64decode(value[_BYTES_TAG])
+    if len(value) == 1 and isinstance(encoded := value.get(_BYTES_TAG), str):
+        with contextlib.suppress(ValueError):  # a row may hold such a dictionary of its own
+            return base64.b64decode(encoded, validate=True)
     return value
 
 

@@ -1,6 +1,6 @@
 """The parent's handle to one worker process: its pipes, the calls sent to it, and how it ended.
 
-Used from the supervisor's thread only. Nothing here waits, except `reap`, for at most REAP_S.
+Used from the supervisor's thread only. Nothing here waits, except `reap`, for at most REAP_S at a time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -24,7 +25,8 @@ from strop.rewards.wire import encode
 log = logging.getLogger(__name__)
 
 REAP_S = 1.0
-"""How long a process that closed its pipes may take to exit before it is killed, in seconds."""
+"""How long a process that closed its pipes may take to exit before it is killed, and what it has forked to be gone
+after that, in seconds."""
 _READ_BYTES = 1 << 18
 _MAX_LINE_BYTES = 16 << 20
 _TAIL_BYTES = 8192
@@ -193,12 +195,17 @@ class WorkerProcess:
         return f" at {Path(chosen[0]).name}:{chosen[1]} in {chosen[2]}" if chosen else ""
 
     def reap(self, *, wait_s: float) -> int:
-        """Its exit status, after at most wait_s; then it and everything it started are gone."""
+        """Its exit status, after at most wait_s; then it and the copies that it forked are gone."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=wait_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        return self._process.wait()
+        status = self._process.wait()
+        # Copies hold its end of the life line, and a killed one may take a while to give its memory back.
+        ended = select.poll()
+        ended.register(self._life_fd, 0)  # POLLERR once nobody can read
+        ended.poll(REAP_S * 1000)
+        return status
 
     def is_running(self) -> bool:
         return self._process.poll() is None

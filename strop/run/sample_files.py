@@ -7,6 +7,7 @@ with a sentence.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,15 @@ from strop.run.errors import RunError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MAX_BYTES = 2**30
-"""Of the rows of one file in memory, as Arrow holds them."""
+MIN_BYTES = 2**30
+"""What one file may take in memory, as Arrow holds it, on any machine."""
+MEMORY_SHARE = 1 / 16
+"""Of the machine's memory that it may take where that is more: as Python objects the rows take several times as much.
+A step of 1,024 samples of 128k tokens takes 2 GiB."""
 MAX_VALUES = 2**28
-"""Of one column of one file, those in lists counted one by one."""
-_BATCH_ROWS = 64
+"""Of one column of one row group, those in lists counted one by one."""
+GROUP_ROWS = 64
+"""Rows of a row group as it is written, and of a batch as it is read: 4 million tokens each are within MAX_VALUES."""
 _TOKEN_COLUMNS = ("response_ids", "response_mask", "rollout_log_probs", "versions")
 _LIST_OF_MAPPINGS = ("messages", "earlier_sequences")
 _WORDS = {word: as_number(word) for word in ("nan", "inf", "-inf")}
@@ -53,8 +58,8 @@ def read_file(
 
     rows: list[dict[str, Any]] = []
     try:
-        for batch in _batches(path, schema):
-            rows += [row for row in batch.to_pylist() if ids is None or row["id"] in ids]
+        for batch in _batches(path, schema, ids):
+            rows += batch.to_pylist()
     except OSError as error:
         raise RunError(f"cannot read the samples in {path}: {error.strerror or error}") from error
     except (pa.ArrowException, ValueError) as error:
@@ -70,9 +75,15 @@ def read_file(
     return rows
 
 
-def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
-    """The file as tables of the schema, a few rows at a time: a small file may stand for a huge one."""
+def _max_bytes() -> int:
+    """What the rows that are read of one file may take."""
+    return max(MIN_BYTES, int(MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+
+
+def _batches(path: Path, schema: pa.Schema, ids: Collection[str] | None) -> Iterator[pa.Table]:
+    """The wanted rows as tables of the schema, a few rows at a time: a small file may stand for a huge one."""
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     check_regular(path)
@@ -81,13 +92,13 @@ def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
         for group in range(meta.num_row_groups):
             for column in range(meta.num_columns):
                 if meta.row_group(group).column(column).num_values > MAX_VALUES:
-                    raise ValueError(f"a column has more than {MAX_VALUES} values")
+                    raise ValueError(f"a column has more than {MAX_VALUES} values in a row group")
         present = set(file.schema_arrow.names)
         if "id" not in present:
             raise ValueError(f"it has no column id (found: {', '.join(sorted(present)[:8]) or 'none'})")
         wanted = [field.name for field in schema if field.name in present]
-        total = 0
-        for batch in file.iter_batches(_BATCH_ROWS, columns=wanted):
+        total, limit = 0, _max_bytes()
+        for batch in file.iter_batches(GROUP_ROWS, columns=wanted):
             columns = [
                 batch.column(field.name).cast(field.type)
                 if field.name in present
@@ -95,9 +106,13 @@ def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
                 for field in schema
             ]
             table = pa.Table.from_arrays(columns, schema=schema)
+            if ids is not None:
+                table = table.filter(pc.is_in(table["id"], pa.array(ids, pa.string())))
             total += table.nbytes
-            if total > MAX_BYTES:
-                raise ValueError(f"its rows take more than {MAX_BYTES / 2**30:g} GiB")
+            if total > limit:
+                raise ValueError(
+                    f"its rows take more than {limit / 2**30:.3g} GiB, too much for the memory here"
+                )
             yield table
 
 

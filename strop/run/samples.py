@@ -22,7 +22,7 @@ from strop.border.text import MAX_CHARS
 from strop.border.values import MAX_ITEMS
 from strop.run.durable import fsync_path
 from strop.run.errors import RunError
-from strop.run.sample_files import MAPPINGS, is_message, read_file
+from strop.run.sample_files import GROUP_ROWS, MAPPINGS, is_message, read_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,7 +122,7 @@ class SampleStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             temporary.unlink(missing_ok=True)  # a link of that name would lead what is written elsewhere
-            pq.write_table(table, temporary, compression="zstd")
+            pq.write_table(table, temporary, compression="zstd", row_group_size=GROUP_ROWS)
             fsync_path(temporary)
             temporary.replace(path)
             for other in self._files(split=split, step=step):

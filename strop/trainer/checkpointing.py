@@ -206,3 +206,8 @@ def find_continuation(run: RunFolder, *, settings: Mapping[str, Any]) -> Continu
         f"0 lost"
     )
     return Continuation(checkpoint=checkpoint, is_finished=False, lines=lines)
+
+
+def is_due(step: int, every: int) -> bool:
+    """What is done every so many steps is done after this one; 0 is never."""
+    return every > 0 and step % every == 0

@@ -67,6 +67,9 @@ def _of_agents(config: Config) -> Iterator[Named]:
         file, colon, _ = name.rpartition(":")
         is_file = name not in environments and colon and file.endswith(".py")
         yield Named(key="agent.environment.name", value=name, path=file if is_file else "")
+        if agent.environment.kwargs:  # modules to import, addresses, files, as the environment has it
+            given = ", ".join(agent.environment.kwargs)
+            yield Named(key="agent.environment.kwargs", value=f"{given} (given to {name})")
 
 
 def _of_rewards(config: Config) -> Iterator[Named]:
@@ -86,7 +89,8 @@ def _of_rewards(config: Config) -> Iterator[Named]:
     sandbox = reward.sandbox
     if sandbox.backend != "local":
         where = sandbox.url or "the hosted service, with your key"
-        yield Named(key="reward.sandbox.backend", value=f"{sandbox.backend} at {where}")
+        key = "reward.sandbox.url" if sandbox.url else "reward.sandbox.backend"
+        yield Named(key=key, value=f"{sandbox.backend} at {where}")
     if sandbox.python:
         yield Named(key="reward.sandbox.python", value=sandbox.python, path=sandbox.python)
     for path in sandbox.read_only_paths:

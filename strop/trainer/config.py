@@ -12,7 +12,7 @@ from strop.algorithms.losses import check_loss_settings
 from strop.algorithms.stream_functions import FILTERS, check_shaping
 from strop.data.config import DataConfig
 from strop.data.curriculum import sees_results
-from strop.engines.config import ModelConfig
+from strop.engines.config import EngineConfig, ModelConfig
 from strop.rewards.config import RewardConfig
 from strop.rollout.config import RolloutConfig
 from strop.run.config import RunConfig
@@ -180,16 +180,7 @@ class Config:
             ("actor", self.actor.engine), ("reference", self.reference.engine), ("critic", self.critic.engine),
             ("teacher", self.teacher.engine),
         ):  # fmt: skip
-            ranks = self.resources.apart.get(role, self.resources.ranks)
-            for key, size in (
-                ("sequence_parallel", engine.sequence_parallel),
-                ("shard_size", engine.shard_size),
-            ):
-                if size > 1 and ranks % size:
-                    raise ValueError(
-                        f"{role}.engine.{key} is {size}, which does not divide the {ranks} ranks of the {role}: "
-                        f"change it, or the number of ranks"
-                    )
+            check_ranks(role, engine, self.resources.apart.get(role, self.resources.ranks))
 
     def _check_services(self) -> None:
         """Every rollout worker must have its share of what services allow."""
@@ -352,3 +343,19 @@ class Config:
             f"{self.samples_per_step} samples/step -> {updates} optimizer step{'s' if updates > 1 else ''} of "
             f"{self.samples_per_update}, at most {self.actor.engine.max_tokens_per_device} tokens per forward pass"
         )
+
+
+def check_ranks(role: str, engine: EngineConfig, ranks: int) -> None:
+    """Raise a ValueError when the engine's groups of ranks do not divide those of the role.
+
+    Args:
+        role: section of the engine, `actor` for actor.engine.
+        engine: of the role.
+        ranks: of the role.
+    """
+    for key, size in (("sequence_parallel", engine.sequence_parallel), ("shard_size", engine.shard_size)):
+        if size > 1 and ranks % size:
+            raise ValueError(
+                f"{role}.engine.{key} is {size}, which does not divide the {ranks} ranks of the {role}: "
+                f"change it, or the number of ranks"
+            )

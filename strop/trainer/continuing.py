@@ -67,20 +67,22 @@ CHANGEABLE: Mapping[str, tuple[str, ...]] = {
 """Keys, and sections (with a dot at the end), by what they are about."""
 
 
-def settings_to_continue(file: Path, overrides: Sequence[str]) -> tuple[Config, dict[str, Any]]:
+def settings_to_continue(file: Path, overrides: Sequence[str], *, text: str) -> tuple[Config, dict[str, Any]]:
     """The settings of a run with overrides on top, and what they change: full key to value.
 
     Args:
-        file: config.yaml of the run.
+        file: config.yaml of the run, for messages.
         overrides: of the command line.
+        text: content of that file.
 
     Raises:
         ConfigError: the file or an override cannot be used, or one would make it another run.
     """
+    before = read_config(Config, file, text=text)
     if not overrides:
-        return read_config(Config, file), {}
-    own = dict(flat(Config, to_dict(read_config(Config, file))))
-    config = load_config(Config, source=file, overrides=overrides)
+        return before, {}
+    own = dict(flat(Config, to_dict(before)))
+    config = load_config(Config, source=file, text=text, overrides=overrides)
     changed = {
         key: value for key, value in flat(Config, to_dict(config)) if key not in own or own[key] != value
     }

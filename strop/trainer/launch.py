@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from strop import trust
-from strop.config import read_config, save_config, to_dict
-from strop.foreign_files import read_bytes
+from strop.config import read_config, read_settings, to_dict
+from strop.config.yaml_text import dump
 from strop.run import Checkpoint, RunError, RunFolder, is_run
+from strop.run.durable import replace_text
 from strop.trainer.checkpointing import find_continuation
 from strop.trainer.config import Config
 from strop.trainer.continuing import settings_to_continue
@@ -42,8 +43,9 @@ def start_run(folder: Path, config: Config, *, command: Sequence[str]) -> Start:
     """
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
-        save_config(config, run.path / CONFIG_FILE)
-        if not trust.record(read_bytes(run.path / CONFIG_FILE)):
+        text = dump(to_dict(config))
+        replace_text(run.path / CONFIG_FILE, text)
+        if not trust.record(text):
             logger.warning(
                 "there is no private folder where strop could note that this run is yours (XDG_STATE_HOME), so "
                 "commands that run its code will ask for --trust-code"
@@ -56,13 +58,21 @@ def start_run(folder: Path, config: Config, *, command: Sequence[str]) -> Start:
     return Start(run=run, config=config, checkpoint=None, is_finished=False)
 
 
-def resume_run(folder: Path, *, overrides: Sequence[str] = (), say: Say) -> Start:
+def resume_run(
+    folder: Path,
+    *,
+    overrides: Sequence[str] = (),
+    say: Say,
+    admit: Callable[[str], object] | None = None,
+) -> Start:
     """The run in `folder`, rolled back to its last valid checkpoint, with its own configuration.
 
     Args:
         folder: of the run.
         overrides: settings that leave it the same run (`strop.trainer.continuing`). They hold for this continuation.
         say: takes lines for the person who watches.
+        admit: raises for a content of config.yaml that may not be used. The file is read once, since others may write
+            in the folder.
 
     Raises:
         ConfigError: an override would make it another run.
@@ -72,7 +82,10 @@ def resume_run(folder: Path, *, overrides: Sequence[str] = (), say: Say) -> Star
     if is_run(folder) and not path.is_file():
         raise _without_config(folder)
     RunFolder.open(folder, read_only=True).close()
-    config, changed = settings_to_continue(path, overrides)
+    text = read_settings(path)
+    if admit is not None:
+        admit(text)
+    config, changed = settings_to_continue(path, overrides, text=text)
     run = RunFolder.open(folder, settings=config.run)
     try:
         continuation = find_continuation(run, settings=changed)
@@ -112,12 +125,15 @@ def start_or_resume(folder: Path, config: Config, *, command: Sequence[str], say
         if is_run(folder):  # it died between its first two files; nothing is lost with them
             (folder / "run.json").unlink()
         return start_run(folder, config, command=command)
-    with trust.door():  # to compare settings runs nothing of what they name
-        trust.close(str(folder))
-        is_same = read_config(Config, folder / CONFIG_FILE) == config
-    if not is_same:  # looked at before anything is rolled back
-        raise RunError(
-            f"{folder} holds a run with other settings (see `strop config show --config {folder / CONFIG_FILE}`); "
-            f"continue that one with --resume, or choose another folder with --out"
-        )
-    return resume_run(folder, say=say)
+
+    def refuse_others(text: str) -> None:
+        with trust.door():  # to compare settings runs nothing of what they name
+            trust.close(str(folder))
+            is_same = read_config(Config, folder / CONFIG_FILE, text=text) == config
+        if not is_same:
+            raise RunError(
+                f"{folder} holds a run with other settings (see `strop config show --config {folder / CONFIG_FILE}`); "
+                f"continue that one with --resume, or choose another folder with --out"
+            )
+
+    return resume_run(folder, say=say, admit=refuse_others)

@@ -24,7 +24,7 @@ from strop.health import Watch
 from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
 from strop.trainer import metrics as measure
-from strop.trainer.checkpointing import Saver, restore_position
+from strop.trainer.checkpointing import Saver, is_due, restore_position
 from strop.trainer.config import Config
 from strop.trainer.environments import certify_environments
 from strop.trainer.gathering import Gatherer
@@ -45,7 +45,7 @@ from strop.trainer.setup import (
 )
 from strop.trainer.spending import Spending
 from strop.trainer.stopping import StopRequest
-from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, read_metrics
+from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers.reports import Decided, check_failed_episodes
 
@@ -82,6 +82,8 @@ class Trainer:
         self._force = force
         self._stop = stop or StopRequest()
         set_threads(config.resources)
+        check_trackers(config.trainer.trackers)
+        check_models(config)
         self.data: TrainingData = load_training_data(config)
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
@@ -195,7 +197,6 @@ class Trainer:
 
     def _start_roles(self, stack: ExitStack) -> None:
         config = self.config
-        check_models(config)
         checkpoint = None if self._checkpoint is None else self._checkpoint.path
         self.runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
         self.roles: Roles = make_roles(
@@ -231,7 +232,10 @@ class Trainer:
         except BaseException as error:
             is_wanted = isinstance(error, KeyboardInterrupt) or self._stop.number
             kind = "interrupted" if is_wanted else "crashed"
-            reason = f"{type(error).__name__}: {error}"
+            is_signal = (
+                isinstance(error, KeyboardInterrupt) and self._stop.number
+            )  # Ray gives it another class
+            reason = self._stop.reason if is_signal else f"{type(error).__name__}: {error}"
             self._run.events.append(kind, step, fsync=True, phase=phases.current, error=reason)
             raise
         self._write(record)
@@ -244,7 +248,7 @@ class Trainer:
         self._warn(record)
         is_last = step == self.data.num_steps
         score = None
-        if self.data.val_prompts and (is_last or _is_due(step, self.config.eval.every)):
+        if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
             with phases.phase("testing"):
                 validation = self._validate(step)
             score = validation.pass_rate
@@ -259,7 +263,7 @@ class Trainer:
             self._say(f"step {step}: {found.message}")
         self._run.events.append("step", step, seconds=phases.total(), phases=phases.seconds)
         trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
-        if is_last or _is_due(step, self.config.run.save_every):
+        if is_last or is_due(step, self.config.run.save_every):
             with phases.phase("save_checkpoint"):
                 self._save(step, score, is_last=is_last)
             trackers.log(step, {"timing_s/save_checkpoint": phases.seconds["save_checkpoint"]})
@@ -350,10 +354,6 @@ class Trainer:
         outcomes = [report.outcome for report in record.reports if report.outcome is not None]
         if any(outcome.kind != "score" for outcome in outcomes):
             self._say(f"step {record.step}: {summarize(outcomes, timeout_s=self.config.reward.timeout_s)}")
-
-
-def _is_due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
 
 
 def train(

@@ -12,34 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from strop.algorithms.measures import (
-    Metrics,
-    Numbers,
-    critic_metrics,
-    doubles,
-    group_metrics,
-    mismatch_metrics,
-    off_policy_metrics,
-    spread,
-)
+from strop.algorithms.measures import Metrics, Numbers, doubles, spread
 from strop.rewards.outcome import KINDS, OutcomeKind
-
-__all__ = [
-    "PHASES_OVER_ALL_TOKENS",
-    "agent_loop_metrics",
-    "agent_number_metrics",
-    "critic_metrics",
-    "group_metrics",
-    "length_metrics",
-    "mismatch_metrics",
-    "off_policy_metrics",
-    "reward_outcome_metrics",
-    "reward_part_metrics",
-    "reward_usage_metrics",
-    "throughput_metrics",
-    "timing_metrics",
-    "turn_metrics",
-]
 
 PHASES_OVER_ALL_TOKENS = ("ref", "values", "adv", "update_critic", "update_actor")
 """Phases whose time is also given per token of prompt and response; `gen` is per response token."""

@@ -32,6 +32,7 @@ from strop.device import device_name
 from strop.engines.config import EngineConfig
 from strop.engines.model import read_shape
 from strop.engines.ulysses import check_sequence_parallel
+from strop.engines.vision_pixels import has_vision_part
 from strop.protocol import DataProto, DataProtoFuture
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
@@ -178,7 +179,7 @@ def check_models(config: Config) -> None:
     """Refuse models that do not fit each other, or the ranks of their role, before any process starts.
 
     Raises:
-        ValueError: as `check_teacher` and `check_sequence_parallel`.
+        ValueError: as `check_teacher` and `check_sequence_parallel`; or a critic that would have to see images.
     """
     if config.uses_teacher:
         check_teacher(config.model, config.teacher)
@@ -196,6 +197,13 @@ def check_models(config: Config) -> None:
         if is_used and engine.sequence_parallel > 1:
             shape = read_shape(dataclasses.replace(config.model, path=path))
             check_sequence_parallel(shape, engine.sequence_parallel, _num_ranks(config, name))
+    path = config.critic.path or config.model.path
+    if config.uses_critic and has_vision_part(read_shape(dataclasses.replace(config.model, path=path))):
+        raise ValueError(
+            f"the critic would start from {path!r}, a vision-language model, and critics take text alone: use an "
+            f"estimator without a critic, such as algorithm.adv_estimator=grpo, or for prompts without images set "
+            f"critic.path to a model of text with the same tokenizer"
+        )
 
 
 def make_roles(

@@ -61,7 +61,8 @@ def load_training_data(config: Config) -> TrainingData:
     """Tokenizer, prompts and order of a run.
 
     Raises:
-        ValueError, FileNotFoundError: the sentence says what is wrong with model folder, files or columns.
+        ValueError, FileNotFoundError: the sentence says what is wrong with model folder, files or columns, or which
+            settings do not go with images.
     """
     tokenizer = load_tokenizer(config.model)
     if not config.data.train_files:
@@ -92,6 +93,7 @@ def load_training_data(config: Config) -> TrainingData:
     limits = [limit for limit in (sampler.num_steps, config.trainer.max_steps) if limit is not None]
     num_steps = min(limits)  # the configuration sees to it that there is one
     val_prompts = load_val_prompts(data, tokenizer, config.agent) if data.val_files else []
+    _check_media(config, has_media=train.has_media or any(prompt.media for prompt in val_prompts))
     prune(cache_folder(data.cache_dir), data.cache_max_bytes)
     return TrainingData(
         tokenizer=tokenizer,
@@ -100,6 +102,31 @@ def load_training_data(config: Config) -> TrainingData:
         sampler=sampler,
         num_steps=num_steps,
     )
+
+
+def _check_media(config: Config, *, has_media: bool) -> None:
+    """Refuse what images do not go with, before a model is loaded."""
+    if not has_media:
+        return
+    if config.uses_critic:
+        raise ValueError(
+            f"prompts have images, which a critic does not take: algorithm.adv_estimator="
+            f"{config.algorithm.adv_estimator} needs one; use one without, such as grpo, or remove the images"
+        )
+    if config.uses_reward_model:
+        raise ValueError(
+            "prompts have images, which the reward model would not see: remove reward_model.path, or the images"
+        )
+    for role, engine, is_used in (
+        ("actor", config.actor.engine, True),
+        ("reference", config.reference.engine, config.uses_reference),
+        ("teacher", config.teacher.engine, config.uses_teacher),
+    ):
+        if is_used and engine.sequence_parallel > 1:
+            raise ValueError(
+                f"{role}.engine.sequence_parallel is {engine.sequence_parallel}, but prompts have images, and it "
+                f"divides sequences over ranks, which images cannot be: use {role}.engine.sequence_parallel=1"
+            )
 
 
 def load_val_prompts(data: DataConfig, tokenizer: Any, agent: AgentConfig) -> list[Prompt]:

@@ -1,8 +1,8 @@
-"""Signals that ask a run to end: SIGTERM (a scheduler, `kill`) and SIGHUP (a terminal that closes).
+"""Signals that ask a run to end: SIGTERM (a scheduler, `kill`), SIGHUP (a terminal that closes) and SIGINT (Ctrl-C).
 
 The first one lets the step that runs come to its end, for a limited time, and a checkpoint is written there, so that
-nothing is lost; outside of a step, or when the time is over, the run ends at once and goes on from its last checkpoint.
-The second one ends the process as if nobody handled it.
+nothing is lost; outside of a step, after a Ctrl-C, or when the time is over, the run ends at once and goes on from its
+last checkpoint. The second one ends the process as if nobody handled it.
 
 Concurrency: handlers run in the main thread, between two instructions of whatever it does. A timer's thread sends the
 signal once more when the time is over, so that a wait in the main thread ends too.
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-NUMBERS = (signal.SIGTERM, signal.SIGHUP)
+NUMBERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 GRACE_S = 20.0
 """How long the end of a step is waited for: schedulers kill what still runs after 30 s."""
 
@@ -46,7 +46,7 @@ class StopRequest:
         """Handle the signals while this lasts; in the main thread, others leave them alone.
 
         Raises:
-            Terminated: also in place of an error after a request: processes of the run may have got the signal too.
+            Terminated: after a request, whatever else is raised; an error that came later is its cause.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -57,10 +57,11 @@ class StopRequest:
                 signal.signal(number, self._handle)
         try:
             yield
-        except Exception as error:
-            if self.number:
-                raise Terminated(self.number) from error
-            raise
+        except (Exception, KeyboardInterrupt) as error:
+            if not self.number or isinstance(error, Terminated):
+                raise
+            # An error while the run ended; or what Ray makes of a Terminated that ends one of its waits.
+            raise Terminated(self.number) from (error if isinstance(error, Exception) else None)
         finally:
             self._end_timer()
             for number, handler in before.items():
@@ -73,6 +74,7 @@ class StopRequest:
         Raises:
             Terminated: at the end, where a request has come meanwhile; or within, when its time is over.
         """
+        self.check()  # what a handler raises is lost where Python runs a destructor
         self._is_in_step = True
         try:
             yield
@@ -104,7 +106,7 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.number = number
-        if not self._is_in_step:
+        if not self._is_in_step or number == signal.SIGINT:
             raise Terminated(number)
         self._timer = threading.Timer(GRACE_S, self._insist, (threading.get_ident(), number))
         self._timer.daemon = True

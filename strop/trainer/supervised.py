@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,17 +21,18 @@ from strop.data.readers import read_rows
 from strop.data.sampler import PromptSampler, visit_uid
 from strop.data.sft import SftDataset, SftExample
 from strop.device import device_name
-from strop.engines.model import load_tokenizer
+from strop.engines.model import load_tokenizer, read_shape
+from strop.engines.ulysses import check_sequence_parallel
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
-from strop.trainer.checkpointing import Saver, restore_position
-from strop.trainer.config import Config
+from strop.trainer.checkpointing import Saver, is_due, restore_position
+from strop.trainer.config import Config, check_ranks
 from strop.trainer.phases import Phases
 from strop.trainer.reporting import Say
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.setup import set_threads
 from strop.trainer.stopping import StopRequest
-from strop.trainer.trackers import TrackerGroup, TrackerSetup
+from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
 from strop.workers.supervised import SupervisedWorker
 from strop.workers.updates import merged_update
 
@@ -69,6 +71,11 @@ class SupervisedTrainer:
         self._stop = stop or StopRequest()
         set_threads(config.resources)
         sft = config.sft
+        check_trackers(config.trainer.trackers)
+        check_ranks("sft", sft.engine, config.resources.ranks)
+        check_sequence_parallel(
+            read_shape(config.model), sft.engine.sequence_parallel, config.resources.ranks
+        )
         self._tokenizer = load_tokenizer(config.model)
         if not sft.data.train_files:
             raise ValueError("sft.data.train_files is empty; name at least one .parquet or .jsonl file")
@@ -112,6 +119,8 @@ class SupervisedTrainer:
         with ExitStack() as stack:
             self._start_worker(stack)
             trackers = stack.enter_context(TrackerGroup(self._config.trainer.trackers, setup))
+            if self._val is not None and self._wants_first_validation():
+                trackers.log(0, self._validate(self._val, 0))
             for step in range(self._start_step + 1, self._num_steps + 1):
                 with self._stop.step():
                     self._run_step(step, trackers)
@@ -129,18 +138,16 @@ class SupervisedTrainer:
         """One step with its records and its checkpoint, which is also written where the run is asked to end."""
         numbers = self._step(step)
         is_last = step == self._num_steps
-        if is_last and self._val is not None:
-            numbers["val/loss"] = self._mean_loss(self._val)
-            self._run.events.append("validation", step, loss=numbers["val/loss"])
+        if self._val is not None and (is_last or is_due(step, self._config.eval.every)):
+            numbers |= self._validate(self._val, step)
         trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
-        every = self._config.run.save_every
-        is_due = is_last or (every > 0 and step % every == 0)
-        if is_due:
+        saves = is_last or is_due(step, self._config.run.save_every)
+        if saves:
             self._saver.save(step, None, facts={}, is_last=is_last)
         self._saver.poll()
         if self._stop.number:
             self._stop.settle()
-            if not is_due:
+            if not saves:
                 self._saver.save(step, None, facts={}, is_last=is_last)
             self._saver.finish()
             self._run.events.append("interrupted", step, fsync=True, phase="", error=self._stop.reason)
@@ -170,7 +177,7 @@ class SupervisedTrainer:
 
     def _last_losses(self) -> tuple[float, float | None]:
         """Training and validation loss from the records: a resume may have had no step left to do."""
-        steps, validations = self._run.events.read("step"), self._run.events.read("validation")
+        steps, validations = self._run.events.read("step"), self._validations()
         loss = as_number(steps[-1].get("loss")) if steps else math.nan
         return loss, as_number(validations[-1].get("loss")) if validations else None
 
@@ -208,6 +215,20 @@ class SupervisedTrainer:
             "step", step, seconds=phases.total(), phases=phases.seconds, loss=numbers["train/loss"]
         )
         return numbers
+
+    def _wants_first_validation(self) -> bool:
+        """False also when a start that came no further than this left one behind."""
+        return self._config.eval.before_train and self._start_step == 0 and not self._validations()
+
+    def _validations(self) -> list[dict[str, Any]]:
+        """Records of validations, the oldest first."""
+        return self._run.events.read("validation")
+
+    def _validate(self, dataset: SftDataset, step: int) -> dict[str, float]:
+        """The metric val/loss, with its record."""
+        loss = self._mean_loss(dataset)
+        self._run.events.append("validation", step, loss=loss)
+        return {"val/loss": loss}
 
     def _mean_loss(self, dataset: SftDataset) -> float:
         """Mean loss per trained token."""

@@ -65,6 +65,12 @@ trackers: Registry[TrackerFactory] = Registry("tracker", replaceable=False)
 """Tracker factories by the names that a configuration uses."""
 
 
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise a ValueError, with the known names, when one of these is no tracker."""
+    for name in names:
+        trackers[name]
+
+
 class TrackerGroup:
     """Several trackers as one.
 

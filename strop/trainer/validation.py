@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strop.algorithms.evaluation import wilson_interval
+from strop.algorithms.evaluation import clustered_interval
 from strop.trainer.validation_metrics import validation_metrics
 from strop.workers.reports import PASS_THRESHOLD, EpisodeReport
 
@@ -28,8 +29,12 @@ class Validation:
         return self.num_passed / self.num_answers
 
     def interval(self) -> tuple[float, float]:
-        """95 % Wilson interval of the pass rate."""
-        return wilson_interval(self.num_passed, self.num_answers)
+        """95 % interval of the pass rate; the answers to one prompt count as alike as they are."""
+        passed, answers = Counter[str](), Counter[str]()
+        for report in self.reports:
+            answers[report.uid] += 1
+            passed[report.uid] += _passes(report)
+        return clustered_interval([passed[uid] for uid in answers], list(answers.values()))
 
     def describe(self) -> str:
         """`pass rate 91.0 % (95 % interval 86.2 to 94.2) on 200 answers`."""
@@ -38,6 +43,9 @@ class Validation:
             f"pass rate {100 * self.pass_rate:.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f}) "
             f"on {self.num_answers} answers"
         )
+        num_prompts = len({report.uid for report in self.reports})
+        if num_prompts < self.num_answers:
+            line += f" to {num_prompts} prompts"
         if self.num_unscored:
             line += f"; {self.num_unscored} could not be scored and count as failed"
         return line
@@ -52,14 +60,17 @@ def summarize_validation(reports: Sequence[EpisodeReport]) -> Validation:
         variables={name: [_variable(report, name) for report in reports] for name in sorted(names)},
         num_turns=[report.num_turns for report in reports if report.is_played],
     )
-    accuracies = [report.accuracy for report in reports]
     return Validation(
         reports=list(reports),
         metrics=metrics,
         num_answers=len(reports),
-        num_passed=sum(a is not None and a > PASS_THRESHOLD for a in accuracies),
-        num_unscored=sum(a is None for a in accuracies),
+        num_passed=sum(_passes(report) for report in reports),
+        num_unscored=sum(report.accuracy is None for report in reports),
     )
+
+
+def _passes(report: EpisodeReport) -> bool:
+    return report.accuracy is not None and report.accuracy > PASS_THRESHOLD
 
 
 def _variable(report: EpisodeReport, name: str) -> float | str | bool | None:

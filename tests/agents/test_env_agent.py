@@ -104,6 +104,17 @@ class Leaves:
         raise RuntimeError("close broke")
 
 
+class Ends:
+    """Raises what ends an event loop."""
+
+    async def reset(self, seed, row):
+        return None
+
+    async def step(self, action):
+        import asyncio
+        raise {"1": SystemExit(3), "2": asyncio.CancelledError("mine"), "3": GeneratorExit()}[action]
+
+
 class Lingers(Guess):
     """Takes its time to close."""
     closed = []
@@ -299,28 +310,61 @@ def test_limits_end_the_episode_with_what_there_is(file: str) -> None:
         ("Guess", {"fails": "no luck"}, "step: RuntimeError: no luck"),
         ("Guess", {"sleep": 30}, "step took longer than 0.2 s"),
         ("Guess", {"reward": float("nan")}, "the reward is nan; it must be finite"),
-        ("Guess", {"smallest": 1}, "does not take the arguments"),
         ("Talks", {}, "the reward is 'much', not a number"),
-        ("Nothing", {}, "has no class 'Nothing'"),
         ("Says", {"step": (3, 0.0, False, {})}, "the observation of step is 3, not text"),
-        ("Says", {"step": ("", 0.0, False, [])}, r"the info of step is \[\], not a dictionary"),
-        ("Says", {"step": ("", 0.0, False)}, r"return \(observation, reward, done, info\)"),
+        ("Says", {"step": ("", 0.0, False, [])}, "the info of step is [], not a dictionary"),
+        ("Says", {"step": ("", 0.0, False)}, "return (observation, reward, done, info)"),
         (
             "Says",
             {"step": {"observation": "", "reward": float("inf"), "is_done": True}},
             "the reward is inf; it must be finite",
         ),
-        ("Leaves", {}, "close: RuntimeError: close broke"),
         ("Leaves", {"breaks": True}, "step: RuntimeError: step broke"),
     ],
 )
-def test_a_broken_environment_fails_the_episode_with_a_sentence(
+def test_an_answer_on_which_the_environment_fails_is_worth_0_and_counts(
+    file: str, name: str, kwargs: Mapping[str, Any], sentence: str
+) -> None:
+    environment = world(file, name, **kwargs)
+    (played,) = play(asked(), ScriptedModel([answer("1")]), environment=environment, tool_timeout_s=0.2)
+    assert (played.stop_reason, played.reward_score) == ("environment_failed", 0.0)
+    assert (played.numbers["env_steps"], played.numbers["env_failed"]) == (1.0, 1.0)
+    assert played.extra["reward_parts"]["acc"] is False
+    assert sentence in played.extra["reward_parts"]["failure"]
+
+
+@pytest.mark.parametrize("said", ["1", "2", "3"])
+def test_no_environment_ends_the_loop_of_all_episodes(file: str, said: str) -> None:
+    (played,) = play(asked(), ScriptedModel([answer(said)]), environment=world(file, "Ends"))
+    assert (played.stop_reason, played.reward_score) == ("environment_failed", 0.0)
+
+
+def test_what_was_earned_before_the_environment_failed_is_kept(file: str) -> None:
+    """As where an episode ends at a limit; the answer that is no number makes `step` raise."""
+    model = ScriptedModel([answer("1"), answer("one")])
+    (played,) = play(asked(seed=seed_for(9)), model, environment=world(file))
+    assert (played.stop_reason, played.reward_score) == ("environment_failed", 0.25)
+    assert [value for _, value in played.turn_rewards] == [0.25, 0.0]
+
+
+def test_an_environment_that_cannot_be_closed_does_not_take_the_score_back(file: str) -> None:
+    (played,) = play(asked(), ScriptedModel([answer("1")]), environment=world(file, "Leaves"))
+    assert (played.stop_reason, played.reward_score) == ("stop", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "sentence"),
+    [
+        ("Guess", {"smallest": 1}, "does not take the arguments"),
+        ("Guess", {"largest": 0}, "reset: ValueError"),
+        ("Nothing", {}, "has no class 'Nothing'"),
+    ],
+)
+def test_an_environment_that_cannot_begin_fails_the_episode_with_a_sentence(
     file: str, name: str, kwargs: Mapping[str, Any], sentence: str
 ) -> None:
     with pytest.raises((EnvironmentFailed, ValueError), match=sentence):
-        play(
-            asked(), ScriptedModel([answer("1")]), environment=world(file, name, **kwargs), tool_timeout_s=0.2
-        )
+        play(asked(), ScriptedModel([answer("1")]), environment=world(file, name, **kwargs))
 
 
 @pytest.mark.parametrize("name", ["Guess", "Lingers"])

@@ -146,7 +146,8 @@ def test_a_reasoning_gym_task_that_evaluates_answers_is_refused() -> None:
     from strop.agents.environments.reasoning_gym_env import ReasoningGymEnvironment
     from strop.rewards.scorers import reasoning_gym as scorer
 
-    assert ReasoningGymEnvironment.EVALUATING == scorer.LITERAL_TASKS | scorer.EXPRESSION_TASKS
+    lists = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
+    assert lists | scorer.EXPRESSION_TASKS == ReasoningGymEnvironment.EVALUATING
     with pytest.raises(ValueError, match="evaluates the answer as a program"):
         ReasoningGymEnvironment("countdown")
 

@@ -13,7 +13,6 @@ import yaml
 from agent_cases import ScriptedModel, play, sampling_of
 
 from strop.agents.config import AgentConfig
-from strop.agents.interaction_agent import InteractionFailed
 from strop.agents.interactions import BaseInteraction, load_interactions
 from strop.agents.interactions.gsm8k import NO_NUMBER, RIGHT, WRONG, Gsm8kInteraction
 from strop.agents.interactions.loading import interaction_of_row
@@ -43,6 +42,12 @@ class Curious(BaseInteraction):
             raise RuntimeError("no mood")
         if said == "odd":
             return "what"
+        if said == "exit":
+            raise SystemExit(3)
+        if said == "cancel":
+            raise asyncio.CancelledError("mine")
+        if said == "much":
+            return False, "go on", 10**400, {}
         return said == "bye", "go on", 0.5, {"seen": len(messages)}
 
     async def finalize_interaction(self, instance_id, **kwargs):
@@ -132,13 +137,19 @@ def test_limits_end_a_conversation(users: str) -> None:
         ("break", "generate_response: RuntimeError: no mood"),
         ("hang", "generate_response took longer than 0.2 s"),
         ("odd", "generate_response returned 'what'"),
+        ("exit", "generate_response: RuntimeError: SystemExit: 3"),
+        ("cancel", "generate_response: RuntimeError: CancelledError: mine"),
+        ("much", "it must be a number up to 1e15"),
     ],
 )
-def test_a_broken_interaction_fails_the_episode_and_is_finalized(
-    users: str, said: str, sentence: str
+def test_an_answer_on_which_the_interaction_fails_is_worth_0_and_counts(
+    users: str, said: str, sentence: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(InteractionFailed, match=sentence):
-        episode(users, ScriptedModel([answer(said)]), asked(name="curious"), tool_timeout_s=0.2)
+    model = ScriptedModel([answer("hi"), answer(said)])
+    played = episode(users, model, asked(name="curious"), tool_timeout_s=0.2)
+    assert (played.stop_reason, played.numbers["interaction_failed"]) == ("interaction_failed", 1.0)
+    assert played.extra["turn_scores"] == [0.5, 0.0]
+    assert sentence in caplog.text
     assert sys.modules["users_for_strop"].Curious.log[-1][0] == "end"
 
 

@@ -12,6 +12,7 @@ import pytest
 from strop.algorithms.evaluation import (
     Moments,
     best_at_k,
+    clustered_interval,
     maj_at_k,
     majority_probabilities,
     pass_at_k,
@@ -170,3 +171,28 @@ def test_a_confidence_lies_inside_0_and_1(confidence: float) -> None:
 def test_rounding_never_leads_below_0() -> None:
     # Center minus half the width is -2.8e-17 here.
     assert wilson_interval(1.2559600969192855e-14, 7)[0] == 0.0
+
+
+def test_an_interval_over_clusters_by_hand() -> None:
+    # Three prompts with two answers each, of which 2, 1 and 0 pass: p = 1/2 and v = (1 + 0 + 1) / 36 = 1/18, as of
+    # n* = (1/4) / (1/18) = 4.5 answers. With z = 1.959964 and z^2 = 3.841459 half the width of Wilson's interval is
+    # z sqrt(0.25 / 4.5 + z^2 / (4 * 4.5^2)) / (1 + z^2 / 4.5) = 1.959964 * 0.320907 / 1.853658 = 0.339312.
+    expected = (0.5 - 0.339312, 0.5 + 0.339312)
+    assert clustered_interval([2, 1, 0], [2, 2, 2]) == pytest.approx(expected, abs=2e-6)
+
+
+def test_the_ends_of_an_interval_over_clusters() -> None:
+    assert clustered_interval([1, 0, 0, 1, 0], [1] * 5) == pytest.approx(wilson_interval(2, 5))
+    assert clustered_interval([8, 0, 0, 8, 0], [8] * 5) == pytest.approx(wilson_interval(2, 5))
+    # Clusters that are more equal than chance would have it: never narrower than independent answers.
+    assert clustered_interval([1, 1, 1], [2, 2, 2]) == pytest.approx(wilson_interval(3, 6))
+    assert clustered_interval([1, 0, 2], [3, 1, 4]) == pytest.approx(wilson_interval(3, 8))
+    for total in (0, 8):
+        assert clustered_interval([total] * 5, [8] * 5) == pytest.approx(wilson_interval(total / 8 * 5, 5))
+
+
+def test_lists_of_different_lengths_are_no_clusters() -> None:
+    with pytest.raises(ValueError, match="shorter|longer"):
+        clustered_interval([0, 0], [1])
+    with pytest.raises(ValueError, match="have no interval"):
+        clustered_interval([], [])

@@ -27,7 +27,7 @@ RECORDS = [
     for record in vars(module).values()
     if dataclasses.is_dataclass(record) and isinstance(record, type) and record.__module__ == module.__name__
 ]
-BY_POSITION = {"Finding", "LossBatch", "Max", "Mean", "Min", "Seen", "Sum", "_Split"}
+BY_POSITION = {"Finding", "LossBatch", "Max", "Mean", "Min", "Seen", "_Split"}
 """Records of one or two parts, which are made by position."""
 
 
@@ -75,6 +75,7 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     (masked.masked_whiten, {"shift_mean": True}),
     (measures.group_metrics, {"lowest": 0.0, "highest": 1.0}),
     (evaluation.wilson_interval, {"confidence": 0.95}),
+    (evaluation.clustered_interval, {"confidence": 0.95}),
     (shaping.overlong_penalty, {"factor": 1.0}),
     (shaping.pf_ppo_weights, {"power": 2.0}),
     (

@@ -52,6 +52,9 @@ def test_eval_gives_the_pass_rate_and_its_interval_per_source(project: Project, 
     assert lines[0].startswith("a    pass rate 60.0 % (95 % interval 23.1 to 88.2) on 5 answers")
     assert "1 could not be scored" in lines[1]
     assert lines[2].startswith("all  pass rate 50.0 % (95 % interval 21.5 to 78.5) on 8 answers")
+    # The score is the prompt's, so two answers to each say no more than one.
+    twice = cli(*words, "eval.samples_per_prompt=2", "eval.temperature=1").out.splitlines()
+    assert "(95 % interval 21.5 to 78.5) on 16 answers to 8 prompts" in twice[2]
 
 
 WRITES_A_PROGRAM = '''

@@ -170,6 +170,15 @@ def test_a_signal_that_asks_to_end_has_its_usual_code_and_is_named(
     assert (cli("fail").code, cli("fail").err) == (code, f"ended by {number.name}; continue with that\n")
 
 
+def test_what_fails_after_a_signal_is_said(failing: Callable[[Callable[[], object]], None]) -> None:
+    def fail() -> None:
+        raise Interrupted("continue with that", cause=Terminated(signal.SIGTERM)) from RunError("no room\x1b")
+
+    failing(fail)
+    assert cli("fail").code == 143
+    assert cli("fail").err == "after SIGTERM: no room\\x1b\nended by SIGTERM; continue with that\n"
+
+
 def test_the_exit_code_of_a_command_is_handed_on(failing: Callable[[Callable[[], object]], None]) -> None:
     failing(lambda: 1)
     assert cli("fail").code == 1

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
 from cli_calls import Project, Result, cli
 
-from strop import trust
+from strop import foreign_files, trust
 from strop.config import describe, load_config
-from strop.run import RunError
+from strop.run import RunError, RunFolder
 from strop.trainer.code_named import code_named
 from strop.trainer.config import Config
-from strop.trainer.launch import start_or_resume
+from strop.trainer.launch import start_or_resume, start_run
 
 REWARD = """
 def compute_score(**given):
@@ -381,3 +384,122 @@ def test_the_door_is_open_again_after_a_command(received: Received) -> None:
     received.with_settings({"reward.path": "CODE"})
     assert cli("eval", received.run).code == 2
     assert trust.may_run("reward.path")
+
+
+# --------------------------------------------------------------------------- others who write in the folder meanwhile
+
+
+def hostile(received: Received) -> bytes:
+    return (
+        received.with_settings({"reward.path": "CODE", **EXTENSION}).run.joinpath("config.yaml").read_bytes()
+    )
+
+
+@contextlib.contextmanager
+def at_each_opening(name: str, act: Callable[[Path, int], None]) -> Iterator[list[Path]]:
+    """Somebody acts on a file of this name right after it was opened, the n-th time."""
+    opened: list[Path] = []
+    original = foreign_files.open_regular
+
+    def opening(path: Path | str) -> BufferedReader:
+        file = original(path)
+        if Path(path).name == name:
+            opened.append(Path(path))
+            act(Path(path), len(opened))
+        return file
+
+    with patch.object(foreign_files, "open_regular", opening):
+        yield opened
+
+
+@pytest.mark.parametrize("name", ["eval", "generate", "export", "score", "train"])
+def test_settings_are_used_as_they_were_checked(
+    received: Received, own: Path, project: Project, tmp_path: Path, name: str
+) -> None:
+    content = hostile(received)
+    words = commands(received, project, tmp_path)[name]
+    words = [own if word == received.run else word for word in words]
+    if name == "eval":
+        words.append(f"data.val_files=['{project.data('val')}']")
+
+    def swap(path: Path, count: int) -> None:
+        path.unlink()
+        path.write_bytes(content)
+
+    with at_each_opening("config.yaml", swap) as opened:
+        result = cli(*words)
+    assert result.code == 0, result.err
+    assert len(opened) == 1
+    assert not received.has_run()
+
+
+def test_settings_that_could_not_be_read_at_first_are_not_read_later(received: Received) -> None:
+    received.with_settings({"reward.path": "CODE"})
+
+    def fail_once(path: Path, count: int) -> None:
+        if count == 1:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    for words in (
+        ["score", "same", received.run],
+        ["eval", received.run],
+        ["train", "--resume", received.run],
+    ):
+        with at_each_opening("config.yaml", fail_once):
+            assert "config.yaml cannot be read: Permission denied" in cli(*words).sentence
+        assert not received.has_run()
+
+
+def test_what_is_remembered_is_what_was_written(received: Received, project: Project, tmp_path: Path) -> None:
+    content = hostile(received).decode()
+    folder = tmp_path / "shared"
+    original = Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        moved = original(self, target)
+        if Path(target).name == "config.yaml":
+            Path(target).write_text(content)
+        return moved
+
+    with patch.object(Path, "replace", replace):
+        config = load_config(Config, source=project.config)
+        start_run(folder, config, command=["strop", "train"]).run.close()
+    assert (folder / "config.yaml").read_text() == content
+    assert not trust.made_in(content)
+
+
+def test_the_settings_of_a_new_run_do_not_follow_a_link(project: Project, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    original = RunFolder.create
+
+    def create(path: Path, **given: Any) -> RunFolder:
+        run = original(path, **given)
+        for name in (".config.yaml.tmp", f"config.yaml.{os.getpid()}.tmp"):
+            (path / name).symlink_to(victim)
+        return run
+
+    with patch.object(RunFolder, "create", create):
+        config = load_config(Config, source=project.config)
+        start_run(tmp_path / "shared", config, command=["strop", "train"]).run.close()
+    assert victim.read_text() == "precious"
+
+
+def test_half_of_what_runs_on_the_command_line_does_not_trust_the_other_half(received: Received) -> None:
+    received.with_settings({"reward.path": "", "reward.sandbox.url": "http://127.0.0.1:9"})
+    words = ["eval", received.run, "reward.sandbox.backend=sandbox_fusion"]
+    assert "reward.sandbox.url: sandbox_fusion at http://127.0.0.1:9" in cli(*words).sentence
+    received.with_settings({"reward.sandbox.url": "", "agent.environment.kwargs": {"id": "evil"}})
+    words = ["eval", received.run, "agent.default_agent=env_agent", "agent.environment.name=gymnasium"]
+    assert "agent.environment.kwargs: id (given to gymnasium)" in cli(*words).sentence
+
+
+def test_a_failed_resume_leaves_everything_where_it_is(received: Received) -> None:
+    """Also where the log says that the run never began."""
+    log = received.run / "events.jsonl"
+    log.write_text(log.read_text().splitlines()[0] + "\n")
+    (received.run / "precious").write_text("")
+    received.with_settings({"reward.path": "", "data.train_files": ["absent.parquet"]})
+    shutil.rmtree(received.run / "checkpoints")
+    assert "absent.parquet" in cli("train", "--resume", received.run).sentence
+    assert {"precious", "config.yaml", "run.json"} <= {path.name for path in received.run.iterdir()}

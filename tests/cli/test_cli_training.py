@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from cli_calls import Project, cli, interrupted_after
 
+from strop.cli.quickstart_stages import _sft
 from strop.config import load_config, read_config
-from strop.run import RunFolder
+from strop.run import RunError, RunFolder
 from strop.trainer.config import Config
 
 
@@ -70,6 +71,30 @@ def test_a_finished_run_says_so(trained: Path, tuned: Path) -> None:
     again = cli("sft", "--resume", tuned, "--json")
     assert again.code == 0
     assert again.record["loss"] > 1
+
+
+def test_a_finished_run_that_has_lost_its_checkpoints(trained: Path, tuned: Path, tmp_path: Path) -> None:
+    for name, run in {"train": trained, "sft": tuned}.items():
+        copy = tmp_path / name
+        shutil.copytree(run, copy, ignore=shutil.ignore_patterns("checkpoints", "model"))
+        assert f"{copy} is finished; nothing to resume" in cli(name, "--resume", copy).err
+        for words in (["eval", copy], ["generate", copy], ["export", copy, tmp_path / "out"]):
+            assert f"{copy} has no valid checkpoint" in cli(*words).sentence
+    config = read_config(Config, tmp_path / "sft" / "config.yaml")
+    with pytest.raises(RunError, match="is finished and has no valid checkpoint left; remove it"):
+        _sft(tmp_path / "sft", config)
+
+
+def test_the_end_of_a_fine_tuning_may_have_been_recorded_by_another_command(
+    tuned: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(tuned, run, symlinks=True)
+    log = run / "events.jsonl"
+    *lines, last = log.read_text().splitlines()
+    end = {key: value for key, value in json.loads(last).items() if not key.endswith("loss")}
+    log.write_text("\n".join([*lines, json.dumps(end)]) + "\n")
+    assert "loss nan" in cli("sft", "--resume", run).out
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_sentence(trained: Path, tmp_path: Path) -> None:

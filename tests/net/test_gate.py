@@ -154,6 +154,40 @@ def test_half_open_and_slow_connections_hold_nobody_up(
     )
 
 
+def test_who_is_slow_to_answer_outlives_two_hundred_strangers(door: Door) -> None:
+    """While they flood the port, the processor is theirs too."""
+    slow = door.stranger()
+    challenge = slow.recv(32)
+    crowd = [door.stranger() for _ in range(200)]
+    until(lambda: len(door.gate._strangers) == 201)
+    slow.sendall(b"n" * 32 + gates._proof(door.secret, "client", PURPOSE, challenge, b"n" * 32))
+    door.came.get(timeout=DEADLINE_S).close()
+    for one in crowd:
+        one.close()
+
+
+def test_a_connection_that_is_lost_in_the_queue_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system takes more connections than a crowded queue has room for, and forgets some of them."""
+    monkeypatch.setattr(gates, "HANDSHAKE_S", 0.05)
+    secret = new_secret()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def play() -> None:
+            forgotten, _ = listener.accept()
+            heard, _ = listener.accept()
+            heard.sendall(b"c" * 32)
+            nonce = heard.recv(64)[:32]
+            heard.sendall(gates._proof(secret, "server", PURPOSE, b"c" * 32, nonce))
+            heard.recv(1)
+            forgotten.close()
+
+        thread = threading.Thread(target=play, daemon=True)
+        thread.start()
+        where = listener.getsockname()
+        knock(*where, secret, purpose=PURPOSE, timeout_s=DEADLINE_S).close()
+        thread.join(DEADLINE_S)
+
+
 def test_a_connection_that_proves_nothing_in_time_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "HANDSHAKE_S", 0.05)
     monkeypatch.setattr(gates, "_LOOK_S", 0.02)

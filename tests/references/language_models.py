@@ -181,7 +181,7 @@ def plain_log_probs(
 
 def plain_greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
     """The `num_tokens` most likely next tokens, each by transformers' generate."""
-    ids = torch.tensor([list(prompt)])
+    ids = torch.tensor([list(prompt)], device=model.device)
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),

@@ -32,8 +32,8 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 def tiny(tiny_folder: Callable[[str], Path]) -> Callable[..., CausalLM]:
     """The tiny model of a kind, loaded for packed computation."""
 
-    def load(kind: str, *, dtype: str = "float64", **options: bool) -> CausalLM:
-        return load_model(ModelConfig(path=str(tiny_folder(kind)), dtype=dtype, **options), device="cpu")
+    def load(kind: str, *, dtype: str = "float64", device: str = "cpu", **options: bool) -> CausalLM:
+        return load_model(ModelConfig(path=str(tiny_folder(kind)), dtype=dtype, **options), device=device)
 
     return load
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-from reward_cases import DEADLINE_S, FAULTS, score_all, score_one, write_reward
+from reward_cases import (
+    DEADLINE_S,
+    FAULTS,
+    make_prompt,
+    make_trajectory,
+    score_all,
+    score_one,
+    write_reward,
+)
 
-from strop.rewards import RewardConfig
+from strop.rewards import Outcome, RewardConfig, RewardPool
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -210,3 +220,28 @@ def test_killed_parent_leaves_no_process(tmp_path: Path) -> None:
         parent.send_signal(signal.SIGKILL)
     for pid in pids:
         assert_gone(pid)
+
+
+@pytest.mark.parametrize("name", ["ground_truth", "extra_info"])
+def test_no_row_ends_the_worker_that_reads_it(name: str) -> None:
+    """Rows that the worker could not read ended it before it began to score, and three such ends end the pool."""
+
+    def nested(depth: int) -> object:
+        value: object = {"__bytes__": "aGk="}
+        for _ in range(depth):
+            value = [value]
+        return value
+
+    values = [{"__bytes__": one} for one in (1, None, [], "!", "aGk", "é")]
+    values += [nested(depth) for depth in (90, 300, *range(860, 1000, 5))] + [10**4299]
+    plain = make_prompt()
+    hostile = [replace(plain, **{name: {"a": value} if name == "extra_info" else value}) for value in values]
+
+    async def run() -> tuple[list[Outcome], Outcome]:
+        async with RewardPool(RewardConfig(num_workers=1)) as pool:
+            outcomes = [await pool.score(prompt, make_trajectory(), "12") for prompt in hostile]
+            return outcomes, await pool.score(plain, make_trajectory(), "12")
+
+    outcomes, last = asyncio.run(run())
+    assert {one.kind for one in outcomes} <= {"score", "error"}
+    assert last.score == 1.0

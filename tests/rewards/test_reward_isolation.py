@@ -48,7 +48,12 @@ def compute_score(solution_str, **_):
             os.fork()
             return 1.0
         case "fork and spin":
-            if os.fork() == 0: spin()
+            ready, told = os.pipe()
+            if os.fork() == 0:
+                filled = b"x" * (400 << 20)  # takes a while to be given back
+                os.write(told, b"x")
+                spin()
+            os.read(ready, 1)
             return 1.0
         case "fork and raise":
             if os.fork() == 0: raise ValueError("in the copy")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -168,36 +169,82 @@ def test_reasoning_gym_list_form_is_read_as_a_literal() -> None:
 ATTACK = "__import__('pathlib').Path({!r}).write_text('owned')"
 
 
-@pytest.mark.parametrize("task", sorted(reasoning_gym.LITERAL_TASKS | reasoning_gym.EXPRESSION_TASKS))
-def test_reasoning_gym_never_evaluates_what_the_model_wrote(task: str, tmp_path: Path) -> None:
-    entry, extra_info = make_row(task)
+EVALUATING = {
+    "binary_matrix", "bitwise_arithmetic", "n_queens", "number_sorting", "spiral_matrix", "string_insertion",
+} | reasoning_gym.EXPRESSION_TASKS  # fmt: skip
+
+
+@pytest.mark.parametrize("task", sorted(EVALUATING))
+@pytest.mark.parametrize("place", ["response", "answer", "both", "problem", "integrand"])
+def test_reasoning_gym_evaluates_neither_what_the_model_wrote_nor_the_row(
+    task: str, place: str, tmp_path: Path
+) -> None:
+    entry, _ = make_row(task)
     mark = tmp_path / "owned"
+    attack = ATTACK.format(str(mark))
+    if place in ("answer", "both"):
+        entry["answer"] = attack
+    elif place in entry["metadata"]:
+        entry["metadata"][place] = attack
+    response = attack if place in ("response", "both") else "[1, 2]" if task == "number_sorting" else "1"
     graded = default_compute_score(
-        f"reasoning_gym/{task}", ATTACK.format(str(mark)), entry["answer"], extra_info
+        f"reasoning_gym/{task}", response, "", {"reasoning_gym": json.dumps(entry)}
     )
-    assert graded["score"] < 0.1
     assert not mark.exists()
+    assert place != "response" or graded["score"] <= 0.1
 
 
-def test_every_reasoning_gym_scorer_that_evaluates_is_known() -> None:
-    dangerous = {"eval", "exec", "parse_expr", "sympify"}
+def test_every_reasoning_gym_module_that_evaluates_is_disarmed() -> None:
     found = set()
     for task, (cls, _) in importlib.import_module("reasoning_gym.factory").DATASETS.items():
-        tree = ast.parse(Path(sys.modules[cls.__module__].__file__ or "").read_text())
-        own = [
-            node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == cls.__name__
-        ]
-        scorers = [f for c in own for f in c.body if isinstance(f, ast.FunctionDef) and "score" in f.name]
-        called = {
-            getattr(node.func, "id", getattr(node.func, "attr", ""))
-            for scorer in scorers
-            for node in ast.walk(scorer)
-            if isinstance(node, ast.Call)
+        module = sys.modules[cls.__module__]
+        tree = ast.parse(Path(module.__file__ or "").read_text())
+        scorers = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)]
+        scorers = [f for f in scorers if re.match("score|verify|parse|is_|check", f.name.lstrip("_"))]
+        called = [n.func for f in scorers for n in ast.walk(f) if isinstance(n, ast.Call)]
+        names = {one.id for one in called if isinstance(one, ast.Name)}
+        attributes = {
+            (getattr(one.value, "id", ""), one.attr) for one in called if isinstance(one, ast.Attribute)
         }
-        if called & dangerous:
+        assert not names & {"exec", "sympify", "__import__"}
+        parsers = {base for base, name in attributes if name in ("parse_expr", "sympify", "eval", "exec")}
+        reasoning_gym._disarm(module)
+        assert vars(module)["eval"] is reasoning_gym._evaluate
+        assert all(vars(module)[base].parse_expr is reasoning_gym._parse for base in parsers)
+        if "sympy" in str(getattr(vars(module).get("parse_expr"), "__module__", "")):
+            raise AssertionError(f"{task} keeps sympy's parser")
+        if parsers or names & {"eval", "parse_expr"}:
             found.add(task)
-    # number_sorting evaluates its own entry, never the answer.
-    assert found - {"number_sorting"} == reasoning_gym.LITERAL_TASKS | reasoning_gym.EXPRESSION_TASKS
+    assert found - {"propositional_logic"} == EVALUATING, (
+        "a new task that evaluates needs a row of attacks above"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("[[1, 0]]", [[1, 0]]), ("((0x10 + 0x3) << 1)", 38), ("(7 - -2) * 3", 27), ("8 >> 1", 4)],
+)
+def test_what_is_evaluated_for_reasoning_gym_is_literals_and_arithmetic(text: str, value: object) -> None:
+    assert reasoning_gym._evaluate(text) == value
+
+
+@pytest.mark.parametrize(
+    ("task", "response"),
+    [("prime_factorization", "two"), ("boxnet", "[[]]"), ("coin_flip", "1e400"), ("complex_arithmetic", "nan"),
+     ("complex_arithmetic", "inf+nanj"), ("game_of_life_halting", "no idea")],
+)  # fmt: skip
+def test_an_answer_that_reasoning_gym_cannot_take_is_wrong(task: str, response: str) -> None:
+    """The package raises, or says 1: nan is right everywhere, and any text is True."""
+    _, extra_info = make_row(task)
+    graded = default_compute_score(f"reasoning_gym/{task}", response, "", extra_info)
+    assert (graded["score"], graded["acc"]) == (0.0, False)
+
+
+def test_a_row_that_reasoning_gym_cannot_use_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        default_compute_score(
+            "reasoning_gym/complex_arithmetic", "2", "", {"reasoning_gym": '{"answer": "2"}'}
+        )
 
 
 @pytest.mark.parametrize("text", ["2*(3+4)", "x**2 + 3*x - 1/2", "sin(x)*exp(-x) + C", "-5"])

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from strop.run import RunError, SampleStore
+from strop.run import RunError, SampleStore, sample_files
+from strop.run.sample_files import GROUP_ROWS, MAX_VALUES, MEMORY_SHARE
 from strop.run.samples import COLUMNS
 
 FULL: dict[str, Any] = {
@@ -173,3 +174,25 @@ def test_log_probs_of_earlier_sequences_may_be_no_numbers(tmp_path: Path) -> Non
     (found,) = store.read(1)[0]["earlier_sequences"]
     assert math.isnan(found["rollout_log_probs"][0])
     assert found["rollout_log_probs"][1:] == [-math.inf, -0.5]
+
+
+def test_what_is_written_can_be_read_a_few_rows_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limits of a reader are those of 64 rows, or of memory; of a step there is no largest size."""
+    monkeypatch.setattr(sample_files, "MAX_VALUES", 64 * 100)
+    monkeypatch.setattr(sample_files, "_max_bytes", lambda: 64 * 1000)
+    store = SampleStore(tmp_path)
+    wide = {"response_ids": [7] * 100, "rollout_log_probs": [-1.0] * 100}
+    path = store.write(1, [row(f"a/{number}", **wide) for number in range(300)])
+    assert pq.ParquetFile(path).metadata.num_row_groups == 5  # 300 / 64
+    (found,) = store.read(1, ids={"a/299"})
+    assert found["response_ids"] == [7] * 100
+    with pytest.raises(RunError, match="too much for the memory here"):
+        store.read(1)  # 300 rows of 800 bytes of tokens each
+
+
+def test_a_step_of_long_samples_is_within_the_limits() -> None:
+    """1,024 samples of 128k tokens: 13 bytes a token (two int32, a float32, and a bool in a bit or a byte)."""
+    assert MEMORY_SHARE * 2**35 > 1024 * 2**17 * 13, "on a machine of 32 GiB"
+    assert GROUP_ROWS * 2**22 <= MAX_VALUES

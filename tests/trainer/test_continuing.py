@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,9 +57,13 @@ def config_file(tmp_path: Path) -> Path:
     return tmp_path / "config.yaml"
 
 
+def continued(file: Path, overrides: list[str]) -> dict[str, Any]:
+    return settings_to_continue(file, overrides, text=file.read_text())[1]
+
+
 @pytest.mark.parametrize("remedy", REMEDIES)
 def test_a_remedy_of_a_sentence_may_be_given(config_file: Path, remedy: str) -> None:
-    _, changed = settings_to_continue(config_file, [remedy])
+    changed = continued(config_file, [remedy])
     assert list(changed) == [remedy.lstrip("~").split("=")[0]]
 
 
@@ -77,11 +82,11 @@ def test_what_makes_another_run_is_refused(config_file: Path, override: str) -> 
     with pytest.raises(
         ConfigError, match=r"would make it another one.*May be given anew: where it runs: resources\.…"
     ):
-        settings_to_continue(config_file, ["run.save_samples=false", override])
+        continued(config_file, ["run.save_samples=false", override])
 
 
 def test_a_value_that_is_the_runs_own_is_no_change(config_file: Path) -> None:
-    assert settings_to_continue(config_file, ["trainer.seed=0"])[1] == {}
+    assert continued(config_file, ["trainer.seed=0"]) == {}
 
 
 def test_every_listed_key_exists_and_stands_on_the_page() -> None:

@@ -42,7 +42,10 @@ def resume(folder: Path) -> tuple[SftResult, list[str]]:
 def sft_config(project: Project) -> Config:
     """24 conversations, 5 per update, 3 epochs: 15 updates, a checkpoint every 2."""
     return project.config(
-        f"sft.data.val_files=['{project.task.sft}']", "run.save_every=2", "sft.optim.schedule=cosine"
+        f"sft.data.val_files=['{project.task.sft}']",
+        "run.save_every=2",
+        "sft.optim.schedule=cosine",
+        "eval.before_train=false",
     )
 
 
@@ -125,6 +128,33 @@ def test_fine_tuning_twice_gives_one_chain(sft_config: Config, tuned: Path, tmp_
     difference = compare(chain_of(tuned), chain_of(tmp_path / "other"))
     assert difference is not None
     assert (difference.step, difference.stage) == (1, "data")
+
+
+def test_validations_come_when_the_settings_say(project: Project, tmp_path: Path) -> None:
+    # The validation rows are all training rows in one update, so the loss before it is the loss of the update.
+    val = f"sft.data.val_files=['{project.task.sft}']"
+    whole = "sft.examples_per_update=24"
+    tune(tmp_path / "run", project.config(val, whole, "eval.every=2", "sft.num_epochs=3"))
+    metrics = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [(n["step"], "val/loss" in n) for n in metrics] == [(0, True), (1, False), (2, True), (3, True)]
+    assert metrics[0]["val/loss"] == pytest.approx(metrics[1]["train/loss"], rel=1e-5)
+    assert metrics[2]["val/loss"] == pytest.approx(metrics[3]["train/loss"], rel=1e-5)
+    with RunFolder.open(tmp_path / "run", read_only=True) as run:
+        seen = {event["step"]: event["loss"] for event in run.events.read("validation")}
+    assert seen == {n["step"]: n["val/loss"] for n in metrics if "val/loss" in n}
+
+
+def test_what_cannot_run_is_said_before_the_model_is_loaded(project: Project, tmp_path: Path) -> None:
+    for setting, sentence in (
+        (
+            "sft.engine.sequence_parallel=2",
+            "sft.engine.sequence_parallel is 2, which does not divide the 1 ranks",
+        ),
+        ("trainer.trackers=[jsonl,wandbb]", "unknown tracker 'wandbb'; known: console, jsonl, tensorboard"),
+    ):
+        config = project.config(setting, "sft.data.train_files=[no-such-file.jsonl]")
+        with pytest.raises(ValueError, match=sentence):
+            tune(tmp_path / setting[:4], config)
 
 
 class Killed(BaseException):

@@ -16,7 +16,8 @@ from strop.data.prompts import PromptDataset
 from strop.engines.model import load_tokenizer
 from strop.engines.vision_pixels import load_media_processor
 from strop.run import RunFolder
-from strop.trainer.setup import training_sampling
+from strop.trainer.roles import check_models
+from strop.trainer.setup import load_training_data, training_sampling
 from strop.workers.played import prompts_as_rows
 from strop.workers.rollout import RolloutWorker
 
@@ -81,6 +82,35 @@ def test_images_and_a_model_of_text_are_refused_before_anything_runs(
         ValueError, match="train row 0 has images or videos, but the model .* takes text alone"
     ):
         train_in(tmp_path / "run", task.config(f"model.path='{tiny_model}'"))
+
+
+@pytest.mark.parametrize("streaming", ["false", "true"])
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            ["actor.engine.sequence_parallel=2"],
+            "actor.engine.sequence_parallel is 2, but prompts have images",
+        ),
+        (
+            ["algorithm.adv_estimator=gae"],
+            "prompts have images, which a critic does not take: .*=gae needs one",
+        ),
+        (["reward_model.path=judge"], "prompts have images, which the reward model would not see"),
+    ],
+)
+def test_what_images_do_not_go_with_is_said_when_the_rows_are_read(
+    task: ImageTask, settings: list[str], sentence: str, streaming: str
+) -> None:
+    ranks = ["resources.runtime=ray", "resources.ranks=2"]
+    config = task.config(*settings, *ranks, f"data.streaming={streaming}", "trainer.max_steps=1")
+    with pytest.raises(ValueError, match=sentence):
+        load_training_data(config)
+
+
+def test_a_critic_that_would_see_is_refused_by_its_folder(task: ImageTask) -> None:
+    with pytest.raises(ValueError, match="the critic would start from .*, a vision-language model"):
+        check_models(task.config("algorithm.adv_estimator=gae"))
 
 
 @pytest.mark.slow

@@ -8,11 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strop.algorithms.measures import critic_metrics, group_metrics, mismatch_metrics
 from strop.trainer.metrics import (
-    critic_metrics,
-    group_metrics,
     length_metrics,
-    mismatch_metrics,
     reward_outcome_metrics,
     throughput_metrics,
     timing_metrics,

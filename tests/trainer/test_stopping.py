@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ import psutil
 import pytest
 from tiny_runs import Done, Project, chain_of, check_records, resume_in
 
+from strop.cli.launching import carrying_out
+from strop.cli.output import Interrupted
 from strop.config import save_config
 from strop.run import RunFolder
 from strop.trainer import stopping
@@ -139,6 +142,97 @@ def test_an_error_after_the_request_is_its_consequence() -> None:
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_wait_that_gives_the_signal_another_class_ends_as_that_signal(number: int) -> None:
+    """As the waits of Ray do, whose C++ code knows of KeyboardInterrupt alone."""
+
+    def play() -> None:
+        with StopRequest().listening():
+            try:
+                signal.raise_signal(number)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt from None
+
+    before = signal.getsignal(number)
+    with pytest.raises(Terminated) as caught:
+        play()
+    assert caught.value.number == number
+    assert caught.value.__cause__ is None
+    assert signal.getsignal(number) == before
+
+
+def test_a_request_that_was_lost_in_a_destructor_ends_the_run_before_its_next_step() -> None:
+    def play(stop: StopRequest) -> None:
+        with stop.listening():
+            with contextlib.suppress(Terminated):
+                signal.raise_signal(signal.SIGTERM)
+            with stop.step():
+                raise AssertionError("the step does not begin")
+
+    with pytest.raises(Terminated) as caught:
+        play(StopRequest())
+    assert caught.value.__cause__ is None
+
+
+def test_a_ctrl_c_gives_the_step_up() -> None:
+    def play(stop: StopRequest) -> None:
+        with stop.listening(), stop.step():
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("the handler raises")
+
+    with pytest.raises(Terminated) as caught:
+        play(StopRequest())
+    assert caught.value.number == signal.SIGINT
+    assert caught.value.__cause__ is None
+
+
+RAY_WAITS = """
+import os, signal, threading
+import ray
+from strop.controller.ray.cluster import Cluster
+from strop.trainer.stopping import StopRequest, Terminated
+
+cluster = Cluster()
+
+@ray.remote(num_cpus=0)
+def never():
+    threading.Event().wait()
+
+reference = never.remote()
+for wait in (lambda: ray.wait([reference], timeout=60), lambda: ray.get(reference, timeout=60)):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
+        try:
+            with StopRequest().listening():
+                wait()
+        except Terminated as error:
+            print(error)
+cluster.close()
+"""
+
+
+@pytest.mark.dist
+def test_a_signal_that_ends_a_wait_of_ray_is_told_as_that_signal() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RAY_WAITS], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.stdout.split() == ["SIGTERM", "SIGHUP", "SIGINT"] * 2, done.stderr
+
+
+def test_what_fails_after_the_request_reaches_the_command(project: Project, tmp_path: Path) -> None:
+    def play() -> None:
+        start = start_run(tmp_path / "run", project.config(), command=["strop", "train"])
+        with carrying_out(start, kind="train"), StopRequest().listening():
+            with contextlib.suppress(Terminated):
+                signal.raise_signal(signal.SIGHUP)
+            raise OSError("no room for the checkpoint")
+
+    with pytest.raises(Interrupted, match=r"continue with `strop train --resume .*`") as caught:
+        play()
+    assert caught.value.number == signal.SIGHUP
+    assert isinstance(caught.value.__cause__, OSError)
+
+
 def test_another_thread_leaves_the_signals_alone() -> None:
     seen: list[object] = []
 
@@ -186,6 +280,36 @@ def test_the_second_signal_ends_the_process_at_once(name: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (-getattr(signal, name), "still here\n", "")
 
 
+LISTENING = """
+import socket
+
+held = [socket.create_server(("127.0.0.1", 0)), socket.create_server(("0.0.0.0", 0))]
+"""
+"""The beginning of a reward file that opens ports of its own."""
+
+
+def check_sockets_of_a_reward(run: Path, controller: psutil.Process) -> None:
+    """A run in one process listens on nothing but what the user's own code opens, and that is listed."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "strop.cli.main", "doctor", run, "--sockets", "--json"],
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert listed.returncode == 1, "one of them is open"
+    sockets = json.loads(listed.stdout)["sockets"]
+    found = {(one["pid"], one["address"], one["port"]) for one in sockets}
+    assert found == {
+        (one.pid, c.laddr.ip, c.laddr.port)
+        for one in [controller, *controller.children(recursive=True)]
+        for c in one.net_connections()
+        if c.status == psutil.CONN_LISTEN
+    }
+    told = sorted((one["process"], one["purpose"], one["address"], one["open"]) for one in sockets)
+    assert told == [
+        ("reward worker", "opened by the program", "0.0.0.0", True),
+        ("reward worker", "opened by the program", "127.0.0.1", False),
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["inline", pytest.param("ray", marks=pytest.mark.dist)])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -194,7 +318,13 @@ def test_a_signal_for_the_whole_group_ends_a_real_run_in_order(
 ) -> None:
     """What `timeout`, Slurm and a terminal that closes do."""
     ray = ["resources.runtime=ray", "resources.cpus_per_rank=0.25", "resources.ranks=2"]
-    settings = ["trainer.max_steps=400", "trainer.num_epochs=400", *(ray if runtime == "ray" else [])]
+    (tmp_path / "reward.py").write_text(LISTENING + (project.folder / "reward.py").read_text())
+    settings = [
+        f"reward.path='{tmp_path / 'reward.py'}'",
+        "trainer.max_steps=400",
+        "trainer.num_epochs=400",
+        *(ray if runtime == "ray" else []),
+    ]
     save_config(project.config(*settings), tmp_path / "config.yaml")
     run = tmp_path / "run"
     process = subprocess.Popen(
@@ -208,14 +338,7 @@ def test_a_signal_for_the_whole_group_ends_a_real_run_in_order(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     if runtime == "inline":
-        listed = subprocess.run(
-            [sys.executable, "-m", "strop.cli.main", "doctor", run, "--sockets", "--json"],
-            capture_output=True, text=True, timeout=DEADLINE_S, check=True,
-        )  # fmt: skip
-        assert json.loads(listed.stdout)["sockets"] == [], "a run in one process listens on nothing"
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        assert len(family) > 1
-        assert not [c for one in family for c in one.net_connections() if c.status == psutil.CONN_LISTEN]
+        check_sockets_of_a_reward(run, psutil.Process(process.pid))
     os.killpg(process.pid, number)
     _, said = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 128 + number, said

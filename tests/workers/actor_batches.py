@@ -34,6 +34,7 @@ def make_actor(
     sequence_parallel: int = 1,
     lora: LoraConfig | None = None,
     checkpoint: Path | None = None,
+    device: str = "cpu",
 ) -> ActorWorker:
     """A policy with a fresh optimizer, or that of a checkpoint."""
     return ActorWorker(
@@ -43,7 +44,7 @@ def make_actor(
             engine=EngineConfig(max_tokens_per_device=max_tokens, sequence_parallel=sequence_parallel),
         ),
         algorithm,
-        device="cpu",
+        device=device,
         num_updates=10,
         checkpoint=checkpoint,
     )

@@ -12,8 +12,8 @@ from strop.border.values import MAX_NUMBER
 
 
 class EnvironmentFailed(RuntimeError):
-    """An environment did not do its work: it raised, took too long, or returned what no environment may. The
-    episode fails and is left out of training; this says nothing about the model's answer."""
+    """An environment did not do its work: it raised, took too long, or returned what no environment may. Before the
+    model has answered, that fails the episode, which is left out of training; after that the answer is worth 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -148,6 +148,8 @@ async def play(
             turns.append(Turn(step.observation, step.reward or 0.0, step.is_done))
             if step.is_done:
                 break
+    if environment.not_closed:
+        raise EnvironmentFailed(environment.not_closed)
     shown = first.text or repr(first.messages)
     return Played(
         first=shown,

@@ -18,6 +18,7 @@ from strop.agents.environments.base import (
 )
 from strop.agents.environments.loading import EnvironmentChoice
 from strop.agents.tools.threads import call_in_thread
+from strop.agents.user_code import contained
 from strop.randomness import random_key
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class PlayedEnvironment:
         self._choice = choice
         self._timeout_s = timeout_s
         self._made: Any = None
+        self.not_closed = ""
+        """Why it could not be closed; an episode that is over counts as it is."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -66,9 +69,8 @@ class PlayedEnvironment:
                 await asyncio.wait([closing])
                 raise
             except EnvironmentFailed as failure:
-                if error is None:
-                    raise
-                logger.warning("%s, after the episode had failed", failure)  # what is told is why it failed
+                self.not_closed = str(failure)
+                logger.warning("%s", failure)
 
     async def reset(self, seed: int, row: Mapping[str, Any]) -> Observation:
         """Begin.
@@ -96,7 +98,7 @@ class PlayedEnvironment:
     async def _timed(self, what: str, work: Awaitable[Any]) -> Any:
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
-                return await work
+                return await contained(work)
         except TimeoutError as error:
             if deadline.expired():
                 raise EnvironmentFailed(

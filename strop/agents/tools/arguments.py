@@ -15,6 +15,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from strop.border.values import is_deeper
+
 MAX_STEPS = 50_000
 """Pairs of a value and a schema that are looked at for one call."""
 MAX_DEPTH = 64
@@ -43,7 +45,7 @@ def wrong_arguments(arguments: Mapping[str, Any], parameters: Mapping[str, Any])
         arguments: as read from JSON.
         parameters: schema of the object that they make up.
     """
-    if _is_too_deep(arguments):
+    if is_deeper(arguments, MAX_DEPTH):
         return f"they have more than {MAX_DEPTH} levels"
     check = _Check(parameters)
     known = parameters.get("properties") or {}
@@ -168,20 +170,6 @@ class _Check:
                 return None
             found = found[key]
         return found
-
-
-def _is_too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            item
-            for one in level
-            if isinstance(one, (dict, list))
-            for item in (one.values() if isinstance(one, dict) else one)
-        ]
-        if not level:
-            return False
-    return any(isinstance(one, (dict, list)) for one in level)
 
 
 def _is_same(value: Any, allowed: Any) -> bool:

@@ -20,6 +20,7 @@ from typing import Any, Literal, Self, TypeVar
 from strop.agents.formats.calls import FunctionCall, MalformedCall
 from strop.agents.images import ImageEncoder, as_read
 from strop.agents.tools.base import BaseTool, ToolResponse, ToolUnavailable
+from strop.agents.user_code import contained
 from strop.border import described, encodable, read_json, storable, storable_text, usable
 from strop.trajectory import Media
 
@@ -296,7 +297,7 @@ class ToolSession:
     async def _timed(self, work: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(self._limits.timeout_s) as deadline:
-                return await work
+                return await contained(work)
         except TimeoutError as error:
             if deadline.expired():
                 raise _OutOfTime from None

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from strop.border import described
+
 logger = logging.getLogger(__name__)
 
 MAX_STUCK = 64
@@ -57,9 +59,7 @@ async def call_in_thread(function: Callable[..., T], /, *args: Any, **kwargs: An
         except StopIteration as error:  # cannot be raised into a future
             failure = RuntimeError(f"StopIteration: {error}")
         except BaseException as error:  # noqa: BLE001 (handed to the caller)
-            failure = (
-                error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
-            )
+            failure = error if isinstance(error, Exception) else RuntimeError(described(error))
         try:
             loop.call_soon_threadsafe(tell, result, failure)
         except RuntimeError:  # the loop was closed meanwhile; nobody waits

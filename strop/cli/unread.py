@@ -1,0 +1,112 @@
+"""Settings of the command line that a command has no use for.
+
+A file of settings serves several commands, so what it says to others is left alone. What somebody types for one command
+is meant for it: where it would do nothing, it is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from strop.cli.output import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reads:
+    """What one command reads: sections and keys, without those in `but`."""
+
+    keys: Sequence[str]
+    """Full keys; a section stands for all that is in it, "" for everything."""
+    but: Sequence[str] = ()
+    """Sections and keys below them that are not read after all."""
+    instead: Mapping[str, str] = field(default_factory=dict)
+    """What to set in place of some keys that are not read."""
+
+    def covers(self, key: str) -> bool:
+        """The command reads this full key."""
+        return any(_is_below(key, known) for known in self.keys) and not any(
+            _is_below(key, known) for known in self.but
+        )
+
+
+_ONE_PROCESS = ("resources.device", "resources.num_threads")
+_GENERATION = ("model", "rollout.max_running", "rollout.stop_token_ids", "rollout.timeout_s", *_ONE_PROCESS)
+READS: Mapping[str, Reads] = {
+    "train": Reads(keys=("",), but=("sft",)),
+    "sft": Reads(
+        keys=(
+            "model", "sft", "run", "resources", "trainer.seed", "trainer.trackers", "eval.every", "eval.before_train",
+            "data.cache_dir", "algorithm.extensions",
+        ),
+        but=("run.keep_best", "run.save_samples", "resources.apart", "resources.offload_idle"),
+    ),
+    "eval": Reads(
+        keys=(
+            *_GENERATION, "data", "agent", "reward", "trainer.seed", "eval.samples_per_prompt", "eval.temperature",
+            "algorithm.extensions",
+        ),
+        but=(
+            "data.train_files", "data.streaming", "data.cache_max_bytes", "data.source_weights",
+            "data.prompts_per_step", "data.sampler", "data.reorder_every", "data.max_train_prompts", "reward.weight",
+            "reward.overlong_buffer", "reward.overlong_penalty",
+        ),
+        instead={
+            "rollout.temperature": "eval.temperature", "rollout.samples_per_prompt": "eval.samples_per_prompt",
+            "data.train_files": "data.val_files", "data.max_train_prompts": "data.max_val_prompts",
+        },
+    ),
+    "generate": Reads(
+        keys=(
+            *_GENERATION, "eval.temperature", "data.prompt_key", "data.max_response_tokens",
+            "data.chat_template_kwargs", "algorithm.extensions",
+        ),
+        instead={
+            "rollout.temperature": "--temperature", "rollout.top_p": "--top-p", "rollout.top_k": "--top-k",
+            "rollout.samples_per_prompt": "--samples", "eval.samples_per_prompt": "--samples", "trainer.seed": "--seed",
+        },
+    ),
+}  # fmt: skip
+"""By the name of the command."""
+
+
+def refuse_unread(args: argparse.Namespace, command: str) -> None:
+    """Raise a UsageError for the first override that the command would ignore.
+
+    Args:
+        args: with `overrides` that are known to be valid.
+        command: one of READS.
+    """
+    from strop.config.overrides import parse_override
+
+    reads = READS[command]
+    for text in args.overrides:
+        override = parse_override(text)
+        for key in _leaves(override.key, override.value):
+            if not reads.covers(key):
+                raise UsageError(f"{text!r} would do nothing: {_reason(key, command, reads)}")
+
+
+def _reason(key: str, command: str, reads: Reads) -> str:
+    if key in reads.instead:
+        return f"`strop {command}` does not read {key}; set {reads.instead[key]}"
+    section = key.partition(".")[0]
+    known = [one for one in reads.keys if one and _is_below(one, section)]
+    if not known or known == [section]:
+        return f"`strop {command}` does not read {key}; leave it out, or put it into a file of settings"
+    return f"of {section}, `strop {command}` reads {', '.join(known)} alone; leave it out"
+
+
+def _leaves(key: str, value: Any) -> Iterator[str]:
+    """The full keys that a value sets."""
+    if isinstance(value, Mapping) and value:
+        for name, below in value.items():
+            yield from _leaves(f"{key}.{name}", below)
+    else:
+        yield key
+
+
+def _is_below(key: str, section: str) -> bool:
+    return not section or key == section or key.startswith(f"{section}.")

@@ -1,0 +1,37 @@
+"""A folder that holds runs, in the place of a run: the folder that the quickstart's --out named, for example."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_calls import cli
+
+
+@pytest.fixture
+def parent(trained: Path, tmp_path: Path) -> Path:
+    """A folder with one run and something else."""
+    folder = tmp_path / "parent"
+    (folder / "data").mkdir(parents=True)
+    (folder / "train").symlink_to(trained)
+    return folder
+
+
+def test_the_only_run_of_a_folder_stands_for_it(parent: Path, trained: Path, tmp_path: Path) -> None:
+    shown = cli("samples", parent, "--json")
+    assert shown.code == 0
+    assert f"the run in {parent}: {parent / 'train'}" in shown.err
+    assert shown.record["samples"] == cli("samples", trained, "--json").record["samples"]
+    assert cli("samples", parent, "--why-dropped", "--json").record["num_issued"] == 12
+    assert cli("export", parent, tmp_path / "out").code == 0
+    assert (tmp_path / "out" / "config.json").is_file()
+    assert cli("eval", parent, "data.max_val_prompts=1").code == 0
+
+
+@pytest.mark.parametrize("words", [["samples"], ["export"], ["eval"], ["generate"]])
+def test_of_several_runs_the_user_names_one(parent: Path, trained: Path, words: list[str]) -> None:
+    (parent / "again").symlink_to(trained)
+    out = [parent / "out"] if words == ["export"] else []
+    sentence = cli(*words, parent, *out).sentence
+    assert f"{parent} is no run, but holds 2: name one, {parent / 'again'} or {parent / 'train'}" in sentence
+    assert "is no run folder" in cli("samples", parent / "data").sentence
