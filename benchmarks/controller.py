@@ -23,8 +23,9 @@ from strop.data.tasks import write_task
 from strop.data.tiny import make_tiny_model
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run
-from strop.trainer.learning import StepRecord
 from strop.trainer.loop import Trainer
+from strop.trainer.phases import Stages
+from strop.trainer.records import StepRecord
 
 LENGTHS = (16, 256)
 PROMPTS, SAMPLES = 8, 8
@@ -33,11 +34,11 @@ PROMPTS, SAMPLES = 8, 8
 class CountingTrainer(Trainer):
     """Notes bytes and seconds of every step."""
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, step: int, stages: Stages) -> StepRecord:
         traffic = getattr(self.runtime, "traffic", None)
         before = (0, 0) if traffic is None else (traffic.sent_bytes, traffic.received_bytes)
         start = time.perf_counter()
-        super().step(record)
+        record = super().step(step, stages)
         after = (0, 0) if traffic is None else (traffic.sent_bytes, traffic.received_bytes)
         self.seen.append(  # type: ignore[has-type]
             {
@@ -47,6 +48,7 @@ class CountingTrainer(Trainer):
                 "samples": len(record.reports),
             }
         )
+        return record
 
 
 def measure(folder: Path, *overrides: str, steps: int) -> dict[str, float]:

@@ -6,30 +6,15 @@ and one report per sample. Counts that a loss divides by, and the load of each r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.balance import balance_parts, sequence_workload
 from strop.controller import Cut, Mesh
 from strop.protocol import DataProto, DataProtoFuture, future_of
+from strop.protocol.schema import Taker, labels_for, made_by, taken_by
 from strop.workers.reports import EpisodeReport
-
-ADVANTAGE_COLUMNS = (
-    "response_mask",
-    "token_level_scores",
-    "rollout_log_probs",
-    "rm_scores",
-    "old_log_probs",
-    "ref_log_prob",
-    "values",
-    "loss_mask",
-    "rollout_is_weights",
-    "reward_parts",
-    "reward_baselines",
-    "sum_pi_squared",
-)
-"""Columns that corrections, advantages, KL in the reward and the batch's metrics are made of, where they exist."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +29,16 @@ class Experience:
     """Tensor columns that `rows` has."""
     num_trained: tuple[int, ...]
     """Tokens of each row that are trained on: the sampled ones, but for those that a correction rejected."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What was noted while its columns were made."""
 
     def __len__(self) -> int:
         return len(self.reports)
+
+    @property
+    def episode_ids(self) -> frozenset[str]:
+        """Of the samples whose rows these are."""
+        return frozenset(report.episode_id for report in self.reports)
 
     @property
     def sample_starts(self) -> list[int]:
@@ -54,7 +46,7 @@ class Experience:
         return [row for row in range(len(self)) if row == 0 or self.reports[row - 1].is_last_row]
 
     def union(self, columns: DataProtoFuture | DataProto, *names: str) -> Experience:
-        """With these columns added, for the same rows in the same order."""
+        """With these columns added, for the same rows in the same order; their tensors are named."""
         added = future_of(columns) if isinstance(columns, DataProto) else columns
         return replace(self, rows=self.rows.union(added), column_names=self.column_names | set(names))
 
@@ -66,6 +58,7 @@ class Experience:
             rows=DataProtoFuture.concat([part.rows for part in parts]),
             reports=tuple(report for part in parts for report in part.reports),
             num_trained=tuple(count for part in parts for count in part.num_trained),
+            metrics={name: value for part in parts for name, value in part.metrics.items()},
         )
 
     def take(self, rows: Sequence[int]) -> Experience:
@@ -94,25 +87,14 @@ class Experience:
         loads = [sequence_workload(report.num_tokens) for report in self.reports]
         return Cut(self.rows, balance_parts(loads, [report.uid for report in self.reports], mesh.dp))
 
-    def light(self) -> DataProtoFuture:
-        """The rows with the columns that advantages are made of, without token ids."""
-        return self.rows.select(
-            [name for name in ADVANTAGE_COLUMNS if name in self.column_names], list(NAMES)
-        )
+    def taken_by(self, taker: Taker) -> DataProtoFuture:
+        """The rows with the columns that somebody takes, of those that there are."""
+        return self.rows.select(taken_by(taker, self.column_names), labels_for(taker))
 
     def totals(self) -> BatchTotals:
         """What the loss of these rows divides by."""
         counts = self.num_trained
         return BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))
-
-
-NAMES = ("uid", "id", "episode_id")
-"""Columns beside the tensors that say whose row it is; others, such as images, stay with the workers."""
-
-ROLLOUT_COLUMNS = frozenset(
-    {"prompts", "responses", "response_mask", "rollout_log_probs", "token_level_scores"}
-)
-"""Columns that the rollout role makes."""
 
 
 def experience_of(
@@ -132,7 +114,7 @@ def experience_of(
     return Experience(
         rows=rows,
         reports=kept,
-        column_names=ROLLOUT_COLUMNS | set(extra_columns),
+        column_names=made_by("rollout") - {"reward_parts", "reward_baselines"} | set(extra_columns),
         num_trained=tuple(report.num_sampled_tokens for report in kept),
     )
 

@@ -11,11 +11,13 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from strop.data.sampler import parse_visit_uid
+from strop.data.streaming import Drawn
 from strop.protocol import DataProto
 from strop.rewards import check_failed_share
 from strop.rollout.types import Sampling
@@ -23,7 +25,6 @@ from strop.run import Fate, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, experience_of
 from strop.trainer.groups import CAUSES, FAILED, SOLVED, SURPLUS, judge, shaped_rewards_of
-from strop.trainer.learning import StepRecord
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
@@ -54,6 +55,30 @@ def training_rows(config: Config, roles: Roles, played: Played, sampling: Sampli
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """The samples of one step."""
+
+    prompts: tuple[Prompt, ...]
+    played: Played
+    """All samples, also those that are not trained on."""
+    experience: Experience
+    """Those that are."""
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    """Uids of the groups that dynamic sampling left out, with the cause."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Round:
+    """Some prompts, drawn and played."""
+
+    prompts: tuple[Prompt, ...]
+    num_refused: int
+    played: Played
+    experience: Experience
+
+
 class Gatherer:
     """Fills steps with samples."""
 
@@ -63,8 +88,8 @@ class Gatherer:
         self._config, self._run, self._data, self._roles = config, run, data, roles
         self._sampling = sampling
 
-    def gather(self, record: StepRecord) -> Experience:
-        """The samples of a step that are trained on; `record` gets all that were played.
+    def gather(self, step: int) -> Gathered:
+        """The samples of a step.
 
         Raises:
             EpisodesFailed, RewardError: too many samples failed.
@@ -73,54 +98,67 @@ class Gatherer:
         settings = self._config.algorithm.filter_groups
         wanted = self._config.data.prompts_per_step
         if not settings.enable:
-            return self._round(record, wanted)
-        rounds: list[Experience] = []
+            return self._gathered([self._round(step, wanted)], {}, {})
+        rounds: list[_Round] = []
+        causes: dict[str, str] = {}
         found, rate = 0, 1.0
         while found < wanted and len(rounds) < settings.max_rounds:
-            played = self._round(record, min(wanted, math.ceil((wanted - found) / rate)))
-            kept = self._judged(record, record.played[-1].reports, at_most=wanted - found)
-            rounds.append(played.take([i for i, r in enumerate(played.reports) if r.uid in kept]))
-            found += len(kept)
-            rate = max(found / len(record.prompts), _LOWEST_RATE)
-        self._count(record, len(rounds))
+            rounds.append(self._round(step, min(wanted, math.ceil((wanted - found) / rate))))
+            causes |= self._judged(rounds[-1].played.reports, at_most=wanted - found)
+            found = sum(not cause for cause in causes.values())
+            rate = max(found / sum(len(one.prompts) for one in rounds), _LOWEST_RATE)
+        dropped = {uid: cause for uid, cause in causes.items() if cause}
         if found < wanted and settings.at_limit == "stop":
             raise TooFewGroups(
                 f"only {found} of {wanted} groups could teach after {len(rounds)} rounds "
-                f"({', '.join(f'{n} {cause}' for cause, n in Counter(record.dropped.values()).items())}): use data "
+                f"({', '.join(f'{n} {cause}' for cause, n in Counter(dropped.values()).items())}): use data "
                 f"of another difficulty, raise algorithm.filter_groups.max_rounds, or set at_limit=train"
             )
-        return Experience.concat(rounds)
+        return self._gathered(rounds, dropped, self._counts(dropped, rounds))
 
-    def _round(self, record: StepRecord, num_prompts: int) -> Experience:
-        """Some prompts, drawn and played."""
-        prompts = self._next_prompts(record, num_prompts)
+    def _gathered(
+        self, rounds: Sequence[_Round], dropped: Mapping[str, str], metrics: Mapping[str, float]
+    ) -> Gathered:
+        refused = {"training/overlong_prompts": float(sum(one.num_refused for one in rounds))}
+        kept = [
+            one.experience.take([i for i, r in enumerate(one.experience.reports) if r.uid not in dropped])
+            if dropped
+            else one.experience
+            for one in rounds
+        ]
+        return Gathered(
+            prompts=tuple(prompt for one in rounds for prompt in one.prompts),
+            played=Played.concat([one.played for one in rounds]),
+            experience=kept[0] if len(kept) == 1 else Experience.concat(kept),
+            dropped=dropped,
+            metrics={**metrics, **(refused if self._config.data.streaming else {})},
+        )
+
+    def _round(self, step: int, num_prompts: int) -> _Round:
+        drawn = self._next_prompts(step, num_prompts)
+        prompts = drawn.prompts
         baselines = self._greedy_rewards(prompts) if self._config.needs("reward_baselines") else {}
         played = self._roles.play(prompts, self._config.rollout.samples_per_prompt, self._sampling)
         check_failed_episodes(played.reports)
         self._check_scores(played.reports)
-        record.prompts += prompts
-        record.played.append(played)
         experience = training_rows(self._config, self._roles, played, self._sampling)
         if self._config.needs("reward_baselines") and experience.reports:
             experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
-        return experience
+        return _Round(
+            prompts=tuple(prompts), num_refused=len(drawn.refused), played=played, experience=experience
+        )
 
-    def _next_prompts(self, record: StepRecord, count: int) -> list[Prompt]:
+    def _next_prompts(self, step: int, count: int) -> Drawn:
         """Prompts of the next visits; from here on they count as consumed, with those that were passed over."""
         drawn = self._data.draw(count)
         samples = range(self._config.rollout.samples_per_prompt)
         uids = [prompt.uid for prompt in drawn.prompts]
-        self._run.ledger.issue(
-            record.step, [f"{uid}/{i}" for uid in [*uids, *drawn.refused] for i in samples]
-        )
+        self._run.ledger.issue(step, [f"{uid}/{i}" for uid in [*uids, *drawn.refused] for i in samples])
         self._run.ledger.settle(
-            record.step,
+            step,
             {f"{uid}/{i}": Fate("filtered", why) for uid, why in drawn.refused.items() for i in samples},
         )
-        if self._config.data.streaming:
-            name = "training/overlong_prompts"
-            record.numbers[name] = record.numbers.get(name, 0.0) + len(drawn.refused)
-        return drawn.prompts
+        return drawn
 
     def _greedy_rewards(self, prompts: list[Prompt]) -> dict[str, float | None]:
         """By uid: the reward of the greedy answer, ReMax's baseline."""
@@ -151,31 +189,33 @@ class Gatherer:
         reward = self._config.reward
         check_failed_share(outcomes, max_failed_share=reward.max_failed_share, timeout_s=reward.timeout_s)
 
-    def _judged(self, record: StepRecord, reports: Sequence[EpisodeReport], *, at_most: int) -> set[str]:
-        """Uids of the groups of a round that are trained on; the record and the sampler hear of the others."""
+    def _judged(self, reports: Sequence[EpisodeReport], *, at_most: int) -> dict[str, str]:
+        """By uid of each group of a round, why it is left out (empty: it is not); the sampler hears of it."""
         settings = self._config.algorithm.filter_groups
-        kept: set[str] = set()
+        causes: dict[str, str] = {}
+        num_kept = 0
         for group in judge(reports, settings):
-            cause = group.cause or (SURPLUS if len(kept) == at_most else "")
-            if cause:
-                record.dropped[group.uid] = cause
-            else:
-                kept.add(group.uid)
+            causes[group.uid] = group.cause or (SURPLUS if num_kept == at_most else "")
+            num_kept += not causes[group.uid]
             epoch, row = parse_visit_uid(group.uid)
             if group.cause == SOLVED and settings.retire_solved:
                 self._data.sampler.retire(row, epoch)
             if group.cause == FAILED and settings.defer_failed:
                 self._data.sampler.defer(row, epoch, epochs=settings.defer_failed)
-        return kept
+        return causes
 
-    def _count(self, record: StepRecord, rounds: int) -> None:
+    def _counts(self, dropped: Mapping[str, str], rounds: Sequence[_Round]) -> dict[str, float]:
         """Metrics of the filter."""
-        causes = Counter(record.dropped[r.uid] for r in record.reports if r.uid in record.dropped)
+        uids = [report.uid for one in rounds for report in one.played.reports]
+        causes = Counter(dropped[uid] for uid in uids if uid in dropped)
         surplus = causes.pop(SURPLUS, 0)
         prefix = "training/filter_groups"
-        record.numbers[f"{prefix}/rounds"] = float(rounds)
-        record.numbers[f"{prefix}/evicted_samples"] = float(causes.total())
-        record.numbers[f"{prefix}/discarded_surplus_samples"] = float(surplus)
+        counts = {
+            f"{prefix}/rounds": float(len(rounds)),
+            f"{prefix}/evicted_samples": float(causes.total()),
+            f"{prefix}/discarded_surplus_samples": float(surplus),
+        }
         own = self._config.algorithm.filter_groups.filter
         for cause in [*CAUSES, *([f"filter {own}"] if own else []), *causes]:
-            record.numbers[f"{prefix}/{re.sub(r'[^0-9A-Za-z]+', '_', cause)}"] = float(causes[cause])
+            counts[f"{prefix}/{re.sub(r'[^0-9A-Za-z]+', '_', cause)}"] = float(causes[cause])
+        return counts

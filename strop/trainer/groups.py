@@ -29,9 +29,6 @@ SOLVED, FAILED, EQUAL, EASY, HARD, UNSCORED = (
 CAUSES = (SOLVED, FAILED, EQUAL, EASY, HARD, UNSCORED)
 SURPLUS = "surplus of dynamic sampling"
 
-SAMPLER_COLUMNS = ("response_mask", "token_level_scores", "token_level_rewards", "advantages", "returns")
-"""Columns of `sampler_batch`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
@@ -140,13 +137,10 @@ def row_results(reports: Sequence[EpisodeReport], *, step: int) -> dict[int, Row
     return results
 
 
-def sampler_batch(experience: Experience | None) -> DataProto | None:
+def sampler_batch(experience: Experience) -> DataProto:
     """What a sampler in the field's form is shown of a step: per sample the scores, rewards and advantages, with uid
-    and the row's number (`index`), without the tokens. None in a step without samples."""
-    if experience is None:
-        return None
-    names = [name for name in SAMPLER_COLUMNS if name in experience.column_names]
-    rows = experience.rows.select(names, ["uid", "id"]).get()
+    and the row's number (`index`), without the tokens."""
+    rows = experience.taken_by("sampler").get()
     numbers = np.array([parse_visit_uid(report.uid)[1] for report in experience.reports], dtype=object)
     return rows.union(DataProto.from_dict({}, non_tensors={"index": numbers}))
 

@@ -18,23 +18,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from strop.algorithms.kl_control import make_kl_controller
-from strop.algorithms.reduce import merge_metrics, metric_values
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
 from strop.health import Watch
 from strop.rewards import RewardPool, summarize
-from strop.run import Checkpoint, Fate, RunFolder
+from strop.run import Checkpoint, RunFolder
 from strop.trainer import metrics as measure
 from strop.trainer.checkpointing import Saver, is_due, restore_position
 from strop.trainer.config import Config
 from strop.trainer.environments import certify_environments
 from strop.trainer.gathering import Gatherer
 from strop.trainer.groups import row_results, sampler_batch
-from strop.trainer.learning import Learner, StepRecord
+from strop.trainer.learning import Learner
+from strop.trainer.phases import Phases, Stages
 from strop.trainer.preflight import RunRefused, try_out
-from strop.trainer.records import step_digests, untrained_fate
+from strop.trainer.records import StepRecord
 from strop.trainer.reporting import Say, episode_metrics, num_response_tokens, num_tokens
-from strop.trainer.resampling import NOT_DRAWN
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
 from strop.trainer.scorers import NUM_PROBES, probe_scorers
 from strop.trainer.setup import (
@@ -48,7 +47,6 @@ from strop.trainer.spending import Spending
 from strop.trainer.stopping import StopRequest
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
 from strop.trainer.validation import Validation, summarize_validation
-from strop.workers.played import Played
 from strop.workers.reports import Decided, check_failed_episodes
 
 
@@ -132,15 +130,14 @@ class Trainer:
 
     # ------------------------------------------------------------------ the algorithm
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, step: int, stages: Stages) -> StepRecord:
         """One step of the algorithm: sample and score, estimate advantages, update, publish."""
-        phase = record.phases.phase
-        with phase("gen"):
-            experience = self.gatherer.gather(record)
-        if experience.reports:
-            self.learner.learn(experience, record)
-        with phase("update_weights"):  # also after a step without samples, so that the version is the step
-            self.roles.publish(record.step)
+        gathered = stages.run("gen", "", self.gatherer.gather, step)
+        learned = self.learner.learn(gathered.experience, step, stages) if len(gathered.experience) else None
+        stages.run(
+            "update_weights", "", self.roles.publish, step
+        )  # the version is the step, also without samples
+        return StepRecord(step=step, gathered=gathered, learned=learned)
 
     # ------------------------------------------------------------------ around it
 
@@ -229,9 +226,9 @@ class Trainer:
 
     def _run_step(self, step: int, trackers: TrackerGroup) -> None:
         """One step with its records, validation and checkpoint."""
-        record = StepRecord(step=step)
+        phases = Phases()
         try:
-            self.step(record)
+            record = self.step(step, Stages(self.roles, phases))
         except BaseException as error:
             is_wanted = isinstance(error, KeyboardInterrupt) or self._stop.number
             kind = "interrupted" if is_wanted else "crashed"
@@ -239,35 +236,37 @@ class Trainer:
                 isinstance(error, KeyboardInterrupt) and self._stop.number
             )  # Ray gives it another class
             reason = self._stop.reason if is_signal else f"{type(error).__name__}: {error}"
-            self._run.events.append(kind, step, fsync=True, phase=record.phases.current, error=reason)
+            self._run.events.append(kind, step, fsync=True, phase=phases.current, error=reason)
             raise
         self._write(record)
         if self.data.sampler.sees_results:
-            batch = sampler_batch(record.experience) if self.data.sampler.wants_batch else None
+            batch = None
+            if self.data.sampler.wants_batch and record.learned is not None:
+                batch = sampler_batch(record.learned.experience)
             self.data.sampler.record(step, row_results(record.reports, step=step), batch)
-        numbers = self._metrics(record)
+        numbers = self._metrics(record, phases)
         self._warn(record)
         is_last = step == self.data.num_steps
         score = None
         if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
-            with record.phases.phase("testing"):
+            with phases.phase("testing"):
                 validation = self._validate(step)
             score = validation.pass_rate
             numbers |= validation.metrics
         numbers |= measure.timing_metrics(
-            {**record.phases.seconds, "step": record.phases.total()},
+            {**phases.seconds, "step": phases.total()},
             num_response_tokens=num_response_tokens(record.reports),
             num_total_tokens=num_tokens(record.reports),
         )
         for found in self._watch.see(numbers):
             self._run.events.append("health", step, name=found.name, message=found.message)
             self._say(f"step {step}: {found.message}")
-        self._run.events.append("step", step, seconds=record.phases.total(), phases=record.phases.seconds)
+        self._run.events.append("step", step, seconds=phases.total(), phases=phases.seconds)
         trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
         if is_last or is_due(step, self.config.run.save_every):
-            with record.phases.phase("save_checkpoint"):
+            with phases.phase("save_checkpoint"):
                 self._save(step, score, is_last=is_last)
-            trackers.log(step, {"timing_s/save_checkpoint": record.phases.seconds["save_checkpoint"]})
+            trackers.log(step, {"timing_s/save_checkpoint": phases.seconds["save_checkpoint"]})
         self._saver.poll()
 
     def _wants_first_validation(self) -> bool:
@@ -300,29 +299,14 @@ class Trainer:
 
     def _write(self, record: StepRecord) -> None:
         """Fates, samples and fingerprint of a step."""
-        advantages = {} if record.summary is None else record.summary.advantages
-        skipped = dict.fromkeys(advantages, record.skipped[0] if record.skipped else "")
-        skipped |= dict.fromkeys(record.rejected, "rollout correction rejected every token of it")
-        skipped |= dict.fromkeys(record.not_drawn, NOT_DRAWN)
-        fates = {
-            r.id: Fate("trained")
-            if r.id in record.trained
-            else untrained_fate(r, skipped=skipped.get(r.id, record.dropped.get(r.uid, "")))
-            for r in record.reports
-        }
+        fates, advantages = record.fates(), record.advantages()
         self._run.ledger.settle(record.step, fates)
         if self.config.run.save_samples:
             decided = {
                 name: Decided(advantages.get(name), fate.name, fate.reason) for name, fate in fates.items()
             }
-            self.roles.write_samples(record.step, Played.concat(record.played), decided, split="train")
-        digests = step_digests(
-            [prompt.uid for prompt in record.prompts],
-            {} if record.summary is None else record.summary.digests,
-            losses=record.losses,
-            weights=self.roles.checksums(),
-        )
-        self._run.fingerprints.append(record.step, **digests)
+            self.roles.write_samples(record.step, record.gathered.played, decided, split="train")
+        self._run.fingerprints.append(record.step, **record.digests(self.roles.checksums()))
 
     def _save_before_the_end(self, step: int) -> None:
         """Where somebody has asked the run to end: what it has is saved, so that a resume goes on from here."""
@@ -339,24 +323,22 @@ class Trainer:
         self._saver.save(step, score, facts=facts, is_last=is_last)
         self._saved_step = step
 
-    def _metrics(self, record: StepRecord) -> dict[str, float]:
+    def _metrics(self, record: StepRecord, phases: Phases) -> dict[str, float]:
         """All numbers of a step that do not depend on what follows it."""
         numbers = {
             "training/global_step": float(record.step),
             "training/epoch": float(self.data.sampler.epoch),
-            **metric_values(merge_metrics(record.metrics)),
-            **record.numbers,
             **episode_metrics(record.reports, self.config),
             **measure.throughput_metrics(
                 num_total_tokens=num_tokens(record.reports),
-                step_s=record.phases.total(),
+                step_s=phases.total(),
                 num_devices=self.roles.actor.world_size,
             ),
         }
-        generated, gen_s = num_response_tokens(record.reports), record.phases.seconds.get("gen", 0.0)
+        generated, gen_s = num_response_tokens(record.reports), phases.seconds.get("gen", 0.0)
         if gen_s > 0:
             numbers["rollout/tokens_per_s"] = generated / gen_s
-        return numbers if record.summary is None else numbers | record.summary.metrics
+        return numbers | record.metrics()
 
     def _warn(self, record: StepRecord) -> None:
         """Say at once what a person would otherwise find out after hours."""

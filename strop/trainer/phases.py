@@ -1,10 +1,16 @@
-"""Named phases of a step: how long each took, and which one is running now."""
+"""The stages of a step, wrapped from outside: how long each took, which one runs now, and whose turn it is."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+from strop.trainer.roles import Roles
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Phases:
@@ -29,3 +35,20 @@ class Phases:
     def total(self) -> float:
         """Seconds since this object was made."""
         return time.perf_counter() - self._start
+
+
+class Stages:
+    """Runs the stages of a step: each is timed, and the role that works gives its device back after it."""
+
+    def __init__(self, roles: Roles, phases: Phases | None = None) -> None:
+        """`phases` is where the time is noted; not given: nowhere."""
+        self._roles = roles
+        self._phases = phases or Phases()
+
+    def run(self, name: str, role: str, stage: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """What the stage returns. `role` names who works; empty where nobody's device is used."""
+        with self._phases.phase(name):
+            if not role:
+                return stage(*args, **kwargs)
+            with self._roles.turn(role):
+                return stage(*args, **kwargs)

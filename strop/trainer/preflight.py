@@ -22,7 +22,8 @@ from strop.health import Agreement, Check, Probe, TokenFacts, can_teach, examine
 from strop.protocol import columns
 from strop.trainer.config import Config
 from strop.trainer.gathering import training_rows
-from strop.trainer.learning import done, rows
+from strop.trainer.phases import Stages
+from strop.trainer.producers import Making, produced
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
 from strop.trainer.setup import TrainingData, load_training_data, set_threads, training_sampling
 from strop.trainer.token_facts import token_facts
@@ -195,17 +196,9 @@ class _Trial:
         experience = training_rows(config, roles, played, self._sampling)
         if not experience.reports:
             return
-        names = ["token_level_scores", "responses", "response_mask", "rollout_log_probs", "old_log_probs"]
-        names += ["reward_parts"] if config.algorithm.reward_keys else []
-        if roles.reward_model is not None:
-            names.append("rm_scores")
-            with roles.turn("reward_model"):
-                scores = roles.reward_model.call.compute_rm_score(rows(experience, roles.reward_model))
-                experience = experience.union(done(scores), "rm_scores")
-        with roles.turn("actor"):
-            log_probs = roles.actor.call.compute_log_prob(rows(experience, roles.actor))
-            experience = experience.union(done(log_probs), "old_log_probs")
-        self._take(experience.reports, experience.rows.select(names).get().tensors())
+        wanted = {"old_log_probs"} | ({"rm_scores"} if config.uses_reward_model else set())
+        experience = produced(experience, wanted, Making(config, roles), Stages(roles))
+        self._take(experience.reports, experience.taken_by("preflight").get().tensors())
 
     def _take(self, reports: Sequence[EpisodeReport], tensors: Mapping[str, Tensor]) -> None:
         """Rewards, answers and log-probs of one round."""

@@ -1,10 +1,15 @@
-"""What a step leaves in the run folder: fates and a fingerprint."""
+"""What one step was, and what it leaves in the run folder: fates and a fingerprint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from strop.algorithms.reduce import merge_metrics, metric_values
 from strop.run import Fate, digest
+from strop.trainer.gathering import Gathered
+from strop.trainer.learning import REJECTED, Learned, OptimizerStep
+from strop.trainer.resampling import NOT_DRAWN
 from strop.workers.reports import EpisodeReport
 
 
@@ -26,21 +31,70 @@ def untrained_fate(report: EpisodeReport, *, skipped: str) -> Fate:
     return Fate("failed", f"reward {report.outcome.kind}: {report.outcome.error}")
 
 
-def step_digests(
-    uids: Sequence[str], stages: Mapping[str, str], *, losses: Sequence[float], weights: Mapping[str, str]
-) -> dict[str, str]:
-    """Digest of each stage of a step, in the order in which they happen.
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One step, as its stages have given it."""
 
-    Args:
-        uids: prompts of the step.
-        stages: digests of what was sampled and computed; empty when no row was left.
-        losses: loss and gradient norm of each optimizer step, the critic's first.
-        weights: checksum of the weights of each trained role after the step.
-    """
-    return {
-        "data": digest(list(uids)),
-        **stages,
-        "loss": digest(list(map(float.hex, losses))),
-        "weights": weights["actor"],
-        **{f"{role}_weights": value for role, value in weights.items() if role != "actor"},
-    }
+    step: int
+    gathered: Gathered
+    learned: Learned | None
+    """None when no sample was left to train on."""
+
+    @property
+    def reports(self) -> tuple[EpisodeReport, ...]:
+        """Of all samples that were played."""
+        return self.gathered.played.reports
+
+    @property
+    def optimizer_steps(self) -> tuple[OptimizerStep, ...]:
+        """The critic's first."""
+        return () if self.learned is None else self.learned.steps
+
+    @property
+    def skipped(self) -> list[str]:
+        """Why optimizer steps were not taken, one entry each."""
+        return [step.skipped for step in self.optimizer_steps if step.skipped]
+
+    def advantages(self) -> Mapping[str, float]:
+        """By sample id, the mean over the sampled tokens of what was trained on."""
+        return {} if self.learned is None else self.learned.summary.advantages
+
+    def metrics(self) -> dict[str, float]:
+        """What the stages have measured."""
+        numbers = metric_values(merge_metrics(step.metrics for step in self.optimizer_steps))
+        numbers.update(self.gathered.metrics)
+        if self.learned is not None:
+            numbers.update(self.learned.metrics)
+            numbers.update(self.learned.summary.metrics)
+        return numbers
+
+    def fates(self) -> dict[str, Fate]:
+        """What became of each sample."""
+        skipped = dict.fromkeys(self.advantages(), self.skipped[0] if self.skipped else "")
+        trained: frozenset[str] = frozenset()
+        if self.learned is not None:
+            skipped |= dict.fromkeys(self.learned.rejected, REJECTED)
+            skipped |= dict.fromkeys(self.learned.not_drawn, NOT_DRAWN)
+            trained = self.learned.trained
+        dropped = self.gathered.dropped
+        return {
+            report.id: Fate("trained")
+            if report.id in trained
+            else untrained_fate(report, skipped=skipped.get(report.id, dropped.get(report.uid, "")))
+            for report in self.reports
+        }
+
+    def digests(self, weights: Mapping[str, str]) -> dict[str, str]:
+        """Digest of each stage, in the order in which they happen.
+
+        Args:
+            weights: checksum of the weights of each trained role after the step.
+        """
+        losses = [number for step in self.optimizer_steps for number in step.losses()]
+        return {
+            "data": digest([prompt.uid for prompt in self.gathered.prompts]),
+            **({} if self.learned is None else self.learned.summary.digests),
+            "loss": digest(list(map(float.hex, losses))),
+            "weights": weights["actor"],
+            **{f"{role}_weights": value for role, value in weights.items() if role != "actor"},
+        }

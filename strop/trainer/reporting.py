@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from strop.algorithms.reduce import Reduction, merge_metrics
 from strop.trainer import metrics as measure
 from strop.trainer.config import Config
 from strop.workers.reports import EpisodeReport
 
 Say = Callable[[str], None]
 """Takes one line for the person who watches."""
-
-
-def merge_ranks(metrics: Mapping[str, Sequence[Reduction]]) -> dict[str, Reduction]:
-    """One value per key from the lists that joining the ranks' results made."""
-    merged: dict[str, Reduction] = {}
-    for key, values in metrics.items():  # a rank without rows has seen nothing of some keys
-        merged |= merge_metrics({key: value} for value in values)
-    return merged
 
 
 def num_response_tokens(reports: Sequence[EpisodeReport]) -> int:

@@ -18,8 +18,6 @@ from strop.randomness import random_key
 
 NOT_DRAWN = "not drawn"
 """Why a sample was filtered."""
-SCORE_COLUMNS = ("token_level_scores", "rm_scores")
-"""What `sample_scores` reads; the second only with a reward model."""
 
 
 def sample_scores(data: DataProto) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from strop.algorithms.aggregation import BatchTotals, batch_totals
-from strop.algorithms.reduce import merge_metrics, metric_values
+from strop.algorithms.reduce import metric_values
 from strop.border import as_number
 from strop.controller import WorkerGroup, as_list, role
 from strop.data.config import SftDataConfig
@@ -28,12 +28,13 @@ from strop.run import Checkpoint, Fate, RunFolder, digest
 from strop.trainer.checkpointing import Saver, is_due, restore_position
 from strop.trainer.config import Config, check_ranks
 from strop.trainer.phases import Phases
-from strop.trainer.reporting import Say, merge_ranks
+from strop.trainer.reporting import Say
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.setup import set_threads
 from strop.trainer.stopping import StopRequest
 from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
 from strop.workers.supervised import SupervisedWorker
+from strop.workers.updates import merged_update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,15 +188,14 @@ class SupervisedTrainer:
         self._run.ledger.issue(step, ids)
         batch = make_sft_batch([self._examples[row] for _, row in visits])
         with phases.phase("update"):
-            result = self._worker.call.update(batch, sft_totals(batch))
-        seen = merge_ranks(result.meta_info["metrics"])
-        skipped = result.meta_info["skipped"]
+            update = merged_update(as_list(self._worker.call.update(batch, sft_totals(batch))))
+        skipped = update.skipped
         if skipped:
             self._run.events.append("skipped_update", step, reason=skipped)
             self._say(f"step {step} skipped an update: {skipped}")
         fate = Fate("filtered", skipped) if skipped else Fate("trained")
         self._run.ledger.settle(step, dict.fromkeys(ids, fate))
-        numbers = metric_values(merge_metrics([seen]))
+        numbers = metric_values(update.metrics)
         tensors = batch.tensors()
         self._run.fingerprints.append(
             step,

@@ -34,6 +34,7 @@ from strop.workers.policy_loss import PolicyLoss
 from strop.workers.rows import data_rows, response_columns, step_metrics
 from strop.workers.saving import TrainedWorker
 from strop.workers.summary import BatchSummary, summarize
+from strop.workers.updates import Update, with_update
 
 
 class ActorWorker(TrainedWorker):
@@ -64,7 +65,6 @@ class ActorWorker(TrainedWorker):
         policy = load_model(model, parallel=parallel)
         engine = TrainEngine(policy, actor.engine, actor.optim, total_steps=num_updates, parallel=parallel)
         self._hold(engine, role="actor", checkpoint=checkpoint)
-        self._kept: DataProto | None = None
         self._sender: WeightSender | None = None
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
@@ -89,10 +89,8 @@ class ActorWorker(TrainedWorker):
             log_probs, _ = self._log_probs(data)
         return response_columns(data, {"ref_log_prob": log_probs})
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def update_policy(
-        self, data: DataProto, totals: BatchTotals, *, keep_log_probs: bool = False
-    ) -> DataProto:
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def update_policy(self, data: DataProto, totals: BatchTotals) -> DataProto:
         """One optimizer step; these rows are this rank's share of its batch.
 
         Args:
@@ -102,10 +100,10 @@ class ActorWorker(TrainedWorker):
                 gradient); ref_log_prob [B, R~] when there is a KL loss; loss_mask and rollout_is_weights [B, R~]
                 where the rollout was corrected; with a teacher, what it said (`TeacherWorker`).
             totals: counts of the whole optimizer batch, over all ranks; the loss divides by them.
-            keep_log_probs: hold log-probs and entropies of this pass for `kept_log_probs`.
 
         Returns:
-            No rows; meta_info["metrics"], and meta_info["skipped"]: why no step was taken, or "".
+            Columns log_probs and entropys [B, R~] of this pass, from before the step, and the rank's Update
+            (`updates_of`).
         """
         rows = data_rows(data)
         loss = PolicyLoss(data, totals, self._algorithm)
@@ -125,9 +123,8 @@ class ActorWorker(TrainedWorker):
         metrics = loss.metrics(share)
         metrics["actor/loss"] = Mean(value, share)
         metrics |= step_metrics("actor", report)
-        kept = {"log_probs": loss.log_probs, "entropys": loss.entropies}
-        self._kept = response_columns(data, kept) if keep_log_probs else None
-        return DataProto(meta_info={"metrics": metrics, "skipped": report.skipped})
+        seen = response_columns(data, {"log_probs": loss.log_probs, "entropys": loss.entropies})
+        return with_update(seen, Update(metrics=metrics, skipped=report.skipped))
 
     def _measure(self, rows: list[Row], loss: PolicyLoss, temperature: float) -> None:
         """Rows that cannot move the policy (advantage 0, no other term) are measured without a gradient."""
@@ -139,13 +136,6 @@ class ActorWorker(TrainedWorker):
             index = torch.cat([torch.arange(r.first_token, r.first_token + len(r.response)) for r in rows])
             with torch.no_grad():
                 loss(log_probs.to(self.engine.model.device), entropies.to(self.engine.model.device), index)
-
-    @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, blocking=False)
-    def kept_log_probs(self) -> DataProto:
-        """Columns log_probs and entropys [B, R~] of the last update's pass, before its step; each rank's rows."""
-        if self._kept is None:
-            raise ValueError("the last update kept no log-probs: call update_policy with keep_log_probs=True")
-        return self._kept
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
     def compute_advantages(self, data: DataProto, *, kl_coef: float = 0.0) -> DataProto:

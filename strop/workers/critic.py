@@ -23,6 +23,7 @@ from strop.workers.config import CriticConfig
 from strop.workers.joining import join
 from strop.workers.rows import data_rows, flat, loss_weights, response_columns, step_metrics
 from strop.workers.saving import TrainedWorker
+from strop.workers.updates import Update
 
 
 class CriticWorker(TrainedWorker):
@@ -65,17 +66,14 @@ class CriticWorker(TrainedWorker):
         """Column values [B, R~]: the return expected before each response token, in reward units."""
         return response_columns(data, {"values": self.engine.values(data_rows(data))})
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def update_critic(self, data: DataProto, totals: BatchTotals) -> DataProto:
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def update_critic(self, data: DataProto, totals: BatchTotals) -> Update:
         """One optimizer step on the value loss; these rows are this rank's share of its batch.
 
         Args:
             data: columns prompts [B, P~]; responses, response_mask, values (those at the start of the step) and
                 returns [B, R~].
             totals: counts of the whole optimizer batch, over all ranks; the loss divides by them.
-
-        Returns:
-            No rows; meta_info["metrics"], and meta_info["skipped"]: why no step was taken, or "".
         """
         loss = _ValueLoss(data, totals, self._algorithm)
         value = self.engine.accumulate_values(data_rows(data), loss)
@@ -87,7 +85,7 @@ class CriticWorker(TrainedWorker):
             **loss.metrics(),
             **step_metrics("critic", report),
         }
-        return DataProto(meta_info={"metrics": metrics, "skipped": report.skipped})
+        return Update(metrics=metrics, skipped=report.skipped)
 
 
 class _ValueLoss:

@@ -16,19 +16,8 @@ from torch import Tensor
 from strop.algorithms.advantages import group_ids_of
 from strop.algorithms.measures import critic_metrics, group_metrics, mismatch_metrics
 from strop.protocol import DataProto, columns
+from strop.protocol.schema import STAGES, stage_columns
 from strop.run import digest
-
-STAGE_COLUMNS = {
-    "prompt_tokens": ("prompts",),
-    "sampled_tokens": ("responses", "response_mask"),
-    "log_probs": ("rollout_log_probs", "log_probs"),
-    "ref_log_probs": ("ref_log_prob",),
-    "values": ("values",),
-    "correction": ("loss_mask", "rollout_is_weights"),
-    "rewards": ("token_level_rewards",),
-    "advantages": ("advantages", "returns"),
-}
-"""Columns whose bits stand for a stage of the step, in the order in which the stages happen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +55,7 @@ def summarize(rows: DataProto) -> BatchSummary:
         metrics=_metrics(tensors, rewards, list(rows.non_tensor_batch["uid"])),
         digests={
             stage: digest(*(part for name in names if name in tensors for part in _bits(tensors[name])))
-            for stage, names in STAGE_COLUMNS.items()
+            for stage, names in ((stage, stage_columns(stage)) for stage in STAGES)
             if any(name in tensors for name in names)
         },
     )

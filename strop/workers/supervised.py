@@ -16,6 +16,7 @@ from strop.protocol import DataProto
 from strop.workers.joining import join
 from strop.workers.rows import data_rows, loss_weights, response_columns, step_metrics
 from strop.workers.saving import TrainedWorker
+from strop.workers.updates import Update
 
 
 class SupervisedWorker(TrainedWorker):
@@ -40,16 +41,13 @@ class SupervisedWorker(TrainedWorker):
         trained = TrainEngine(policy, engine, optim, total_steps=num_updates, parallel=parallel)
         self._hold(trained, role="actor", checkpoint=checkpoint)
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
-    def update(self, data: DataProto, totals: BatchTotals) -> DataProto:
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def update(self, data: DataProto, totals: BatchTotals) -> Update:
         """One optimizer step on the mean of -log p over the trained tokens of its batch.
 
         Args:
             data: this rank's rows: columns prompts [B, P~]; responses and loss_mask [B, R~].
             totals: counts of the whole optimizer batch, over all ranks.
-
-        Returns:
-            No rows; meta_info["metrics"], and meta_info["skipped"]: why no step was taken, or "".
         """
         weights = loss_weights(data, totals, mask="loss_mask", mode="token-mean")
 
@@ -62,7 +60,7 @@ class SupervisedWorker(TrainedWorker):
             "train/loss": Mean(value, 1 if self.dp_rank == 0 else 0),  # losses of the ranks add up
             **step_metrics("train", report),
         }
-        return DataProto(meta_info={"metrics": metrics, "skipped": report.skipped})
+        return Update(metrics=metrics, skipped=report.skipped)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:

@@ -66,15 +66,16 @@ def cli(*words: object) -> Result:
 @contextlib.contextmanager
 def interrupted_after(*, step: int) -> Iterator[None]:
     """Ctrl-C arrives when the step after `step` begins."""
-    from strop.trainer.learning import StepRecord
     from strop.trainer.loop import Trainer
+    from strop.trainer.phases import Stages
+    from strop.trainer.records import StepRecord
 
     original = Trainer.step
 
-    def step_or_stop(self: Trainer, record: StepRecord) -> None:
-        if record.step > step:
+    def step_or_stop(self: Trainer, number: int, stages: Stages) -> StepRecord:
+        if number > step:
             raise KeyboardInterrupt
-        original(self, record)
+        return original(self, number, stages)
 
     with patch.object(Trainer, "step", step_or_stop):
         yield

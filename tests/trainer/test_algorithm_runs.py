@@ -162,8 +162,8 @@ def test_a_step_goes_on_until_it_has_its_groups(project: Project, tmp_path: Path
     rounds = [numbers["training/filter_groups/rounds"] for numbers in done.steps]
     assert max(rounds) > 1
     for record, numbers in zip(done.records, done.steps, strict=True):
-        assert record.experience is not None
-        uids = [report.uid for report in record.experience.reports]
+        assert record.learned is not None
+        uids = [report.uid for report in record.learned.experience.reports]
         assert len(set(uids)) == 4, "a constant batch"
         assert len(uids) == 8
         evicted = numbers["training/filter_groups/evicted_samples"]
@@ -191,7 +191,7 @@ def test_at_its_limit_it_trains_on_what_there_is_or_stops(project: Project, tmp_
     config = project.config(*rare, "algorithm.filter_groups.highest_mean=0.2")
     done = train_in(tmp_path / "run", config)
     check_records(done.folder, num_steps=1)
-    assert len(done.records[0].prompts) == 4
+    assert len(done.records[0].gathered.prompts) == 4
     with pytest.raises(
         RuntimeError, match=r"only \d of 4 groups could teach after 1 rounds .*easier than the band"
     ):
@@ -305,7 +305,7 @@ def test_long_answers_lose_what_the_buffer_says(project: Project, tmp_path: Path
     done = train_in(tmp_path / "run", config)
     seen = 0
     for report, scores in zip(
-        done.records[0].experience.reports,  # type: ignore[union-attr]
+        done.records[0].learned.experience.reports,  # type: ignore[union-attr]
         columns.rows(column(done, "token_level_scores")),
         strict=True,
     ):

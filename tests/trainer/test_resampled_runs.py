@@ -41,16 +41,15 @@ def test_a_sample_that_was_drawn_twice_counts_twice_in_the_loss(project: Project
     config = project.config(*SHORT, "algorithm.resampling=pow", "trainer.max_steps=1")
     done = train_in(tmp_path / "run", config)
     (record,) = done.records
-    assert record.experience is not None
-    assert record.summary is not None
-    ids = [report.id for report in record.experience.reports]
-    scores = torch.tensor([report.score for report in record.experience.reports], dtype=torch.float64)
-    uids = [report.uid for report in record.experience.reports]
+    assert record.learned is not None
+    ids = [report.id for report in record.learned.experience.reports]
+    scores = torch.tensor([report.score for report in record.learned.experience.reports], dtype=torch.float64)
+    uids = [report.uid for report in record.learned.experience.reports]
     drawn = drawn_rows(scores.float().double(), uids, config.algorithm, seed=0, step=1)
-    assert {ids[row] for row in drawn} == record.trained
+    assert {ids[row] for row in drawn} == record.learned.trained
     assert max(Counter(drawn).values()) > 1
-    tokens = torch.tensor([report.num_sampled_tokens for report in record.experience.reports])
-    advantages = torch.tensor([record.summary.advantages[name] for name in ids])
+    tokens = torch.tensor([report.num_sampled_tokens for report in record.learned.experience.reports])
+    advantages = torch.tensor([record.learned.summary.advantages[name] for name in ids])
     expected = -(advantages * tokens)[drawn].sum() / tokens[drawn].sum()
     assert done.steps[0]["actor/pg_loss"] == pytest.approx(float(expected), abs=1e-5)
 
@@ -75,7 +74,8 @@ def test_two_ranks_draw_what_one_draws(project: Project, tmp_path: Path) -> None
     one = train_in(tmp_path / "one", project.config(*settings))
     ranks = ["resources.runtime=ray", "resources.ranks=2", "resources.cpus_per_rank=0.5"]
     two = train_in(tmp_path / "two", project.config(*settings, *ranks))
-    assert [record.trained for record in one.records] == [record.trained for record in two.records]
+    trained = [[record.learned.trained for record in done.records if record.learned] for done in (one, two)]
+    assert trained[0] == trained[1]
     for name in ("actor/pg_loss", "actor/grad_norm", "training/resampling/score_mean"):
         assert one.steps[0][name] == pytest.approx(two.steps[0][name], rel=1e-4, abs=1e-6), name
 

@@ -22,8 +22,9 @@ from strop.config import save_config
 from strop.run import RunFolder
 from strop.trainer import stopping
 from strop.trainer.launch import resume_run, start_run
-from strop.trainer.learning import StepRecord
 from strop.trainer.loop import Trainer, train
+from strop.trainer.phases import Stages
+from strop.trainer.records import StepRecord
 from strop.trainer.stopping import StopRequest, Terminated
 from strop.trainer.supervised import SupervisedTrainer, fine_tune
 
@@ -47,10 +48,10 @@ def test_the_step_that_runs_is_finished_and_saved_and_the_run_goes_on_to_the_sam
     config = project.config(*settings)
     step = Trainer.step
 
-    def asked(trainer: Trainer, record: StepRecord) -> None:
-        if record.step == 2:
+    def asked(trainer: Trainer, number_of: int, stages: Stages) -> StepRecord:
+        if number_of == 2:
             signal.raise_signal(number)
-        step(trainer, record)
+        return step(trainer, number_of, stages)
 
     monkeypatch.setattr(Trainer, "step", asked)
     run = tmp_path / "run"
@@ -77,11 +78,11 @@ def test_a_step_that_takes_too_long_is_given_up(
     monkeypatch.setattr(stopping, "GRACE_S", 0.05)
     step = Trainer.step
 
-    def asked(trainer: Trainer, record: StepRecord) -> None:
-        if record.step == 2:
+    def asked(trainer: Trainer, number_of: int, stages: Stages) -> StepRecord:
+        if number_of == 2:
             signal.raise_signal(signal.SIGTERM)
             threading.Event().wait(DEADLINE_S)
-        step(trainer, record)
+        return step(trainer, number_of, stages)
 
     monkeypatch.setattr(Trainer, "step", asked)
     config = project.config("run.save_every=1")

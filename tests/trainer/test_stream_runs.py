@@ -101,7 +101,7 @@ def own(tmp_path: Path) -> Iterator[str]:
 
 
 def visits(done: Done) -> list[tuple[int, int]]:
-    return [parse_visit_uid(prompt.uid) for record in done.records for prompt in record.prompts]
+    return [parse_visit_uid(prompt.uid) for record in done.records for prompt in record.gathered.prompts]
 
 
 def test_a_sampler_of_the_users_own_orders_the_next_epoch_by_results_also_after_a_resume(
@@ -180,11 +180,11 @@ def test_rewards_are_shaped_by_a_function_of_the_users_own(
         "reward.weight=3.0",
     )
     done = train_in(tmp_path / "run", config)
-    batch, experience = done.records[0].batch, done.records[0].experience
+    batch, learned = done.records[0].batch, done.records[0].learned
     assert batch is not None
-    assert experience is not None
+    assert learned is not None
     for report, scores in zip(
-        experience.reports, columns.rows(batch.tensors()["token_level_scores"]), strict=True
+        learned.experience.reports, columns.rows(batch.tensors()["token_level_scores"]), strict=True
     ):
         expected = 3.0 * (report.score or 0.0) - 2 * report.num_response_tokens / 5
         assert float(scores.sum()) == pytest.approx(expected, abs=1e-6)

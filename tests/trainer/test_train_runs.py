@@ -75,7 +75,7 @@ def test_samples_of_an_older_policy_are_refused_unless_they_are_corrected_for(
 def test_with_several_updates_the_first_one_starts_at_ratio_one(project: Project, tmp_path: Path) -> None:
     config = project.config("actor.samples_per_update=6", "actor.epochs=2", "trainer.max_steps=2")
     for record in train_in(tmp_path / "run", config).records:
-        updates = [metric_values(metrics) for metrics in record.metrics]
+        updates = [metric_values(one.metrics) for one in record.optimizer_steps]
         assert len(updates) == 6, "16 samples in parts of 6, 6 and 4, twice"
         assert updates[0]["actor/ratio"] == pytest.approx(1.0, abs=1e-4)
         assert abs(updates[0]["actor/ppo_kl"]) <= 1e-4
@@ -96,7 +96,7 @@ def test_with_the_rollouts_log_probs_the_first_update_starts_near_ratio_one(
         recorded = columns.flat(tensors["rollout_log_probs"])
         ours = columns.flat(tensors["log_probs" if samples_per_update == "all" else "old_log_probs"])
         assert not torch.equal(ours, recorded), "the trainer's are measured all the same"
-        first = metric_values(record.metrics[0])
+        first = metric_values(record.optimizer_steps[0].metrics)
         assert first["actor/ratio"] == pytest.approx(1.0, abs=1e-4)
         assert abs(first["actor/ppo_kl"]) <= 1e-4
 
@@ -249,8 +249,8 @@ def test_epochs_go_on_across_steps_and_the_last_step_is_shorter(project: Project
         "data.prompts_per_step=10", "trainer.num_epochs=1", "trainer.max_steps=null", "data.val_files=[]"
     )
     done = train_in(tmp_path / "run", config)
-    assert [len(record.prompts) for record in done.records] == [10, 10, 4]
-    assert len({prompt.row for record in done.records for prompt in record.prompts}) == 24
+    assert [len(record.gathered.prompts) for record in done.records] == [10, 10, 4]
+    assert len({prompt.row for record in done.records for prompt in record.gathered.prompts}) == 24
     check_records(done.folder, num_steps=3)
 
 

@@ -14,8 +14,9 @@ from strop.protocol import DataProto
 from strop.run import Fingerprint, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
-from strop.trainer.learning import StepRecord
 from strop.trainer.loop import Trainer, TrainResult
+from strop.trainer.phases import Stages
+from strop.trainer.records import StepRecord
 from strop.trainer.trackers import read_metrics
 
 REWARD = '''\
@@ -89,11 +90,11 @@ def make_project(folder: Path, model: Path, task: TaskFiles) -> Project:
     return Project(folder, model, task)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SeenStep(StepRecord):
     """A step with its rows fetched, which the controller itself never does."""
 
-    batch: DataProto | None = None
+    batch: DataProto | None
 
 
 class RecordingTrainer(Trainer):
@@ -103,12 +104,13 @@ class RecordingTrainer(Trainer):
         self.records = records
         return self
 
-    def step(self, record: StepRecord) -> None:
-        super().step(record)
-        seen = SeenStep(**{field.name: getattr(record, field.name) for field in dataclasses.fields(record)})
-        if record.experience is not None:
-            seen.batch = record.experience.rows.get()
-        self.records.append(seen)
+    def step(self, step: int, stages: Stages) -> StepRecord:
+        record = super().step(step, stages)
+        batch = None if record.learned is None else record.learned.experience.rows.get()
+        self.records.append(
+            SeenStep(step=step, gathered=record.gathered, learned=record.learned, batch=batch)
+        )
+        return record
 
 
 @dataclass

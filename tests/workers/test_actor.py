@@ -20,7 +20,7 @@ from strop.algorithms.reduce import merge_metrics, metric_values
 from strop.controller import Mesh, Placement
 from strop.engines.optimizer import StepReport
 from strop.protocol import DataProto, columns
-from strop.trainer.reporting import merge_ranks
+from strop.workers import updates
 from strop.workers.actor import ActorWorker
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -49,13 +49,19 @@ def weights_of(actor: ActorWorker) -> dict[str, Tensor]:
 
 def update(actor: ActorWorker, batch: DataProto, totals: BatchTotals | None = None) -> Update:
     """One update, of the whole batch where no totals are given."""
-    result = actor.update_policy(batch, totals or totals_of(batch), keep_log_probs=True)
-    assert len(result) == 0, "rows stay in the worker"
+    result = actor.update_policy(batch, totals or totals_of(batch))
+    assert len(result) == len(batch)
     return Update(
-        metric_values(result.meta_info["metrics"]),
+        metric_values(update_of(result).metrics),
         weights_of(actor),
-        columns.rows(actor.kept_log_probs().tensors()["log_probs"]),
+        columns.rows(result.tensors()["log_probs"]),
     )
+
+
+def update_of(result: DataProto) -> updates.Update:
+    """What a worker's call came to."""
+    (made,) = updates.updates_of(result)
+    return made
 
 
 def assert_same(a: Update, b: Update, *, order: list[int] | None = None, tolerance: float = 1e-10) -> None:
@@ -166,15 +172,14 @@ def test_chunks_with_the_totals_of_all_add_up_to_the_whole_update(
     totals = totals_of(batch)
     whole = update(make_actor(tiny_model, algorithm), batch)
     actor = make_actor(tiny_model, algorithm, max_tokens=20)
-    parts, rows = [], []
+    parts = []
     with monkeypatch.context() as patch:
         patch.setattr(actor.engine, "step", lambda: StepReport(grad_norm=0.0, lr=LR))
-        parts.append(actor.update_policy(batch[:3], totals, keep_log_probs=True))
-        rows += columns.rows(actor.kept_log_probs().tensors()["log_probs"])
+        parts.append(actor.update_policy(batch[:3], totals))
     actor.placement = Placement(rank=1, mesh=Mesh(dp=2))
-    parts.append(actor.update_policy(batch[3:], totals, keep_log_probs=True))
-    rows += columns.rows(actor.kept_log_probs().tensors()["log_probs"])
-    metrics = metric_values(merge_metrics(part.meta_info["metrics"] for part in parts))
+    parts.append(actor.update_policy(batch[3:], totals))
+    rows = [row for part in parts for row in columns.rows(part.tensors()["log_probs"])]
+    metrics = metric_values(merge_metrics(update_of(part).metrics for part in parts))
     # The norm is known only after the sum: the first part's placeholder of 0 enters the mean.
     metrics["actor/grad_norm"] *= 2
     assert_same(whole, Update(metrics, weights_of(actor), rows))
@@ -254,8 +259,7 @@ def test_compute_log_prob_gives_what_the_update_sees(tiny_model: Path) -> None:
     batch = random_batch()
     actor = make_actor(tiny_model, algorithm, max_tokens=20)
     seen = actor.compute_log_prob(batch).tensors()
-    actor.update_policy(batch, totals_of(batch), keep_log_probs=True)
-    result = actor.kept_log_probs().tensors()
+    result = actor.update_policy(batch, totals_of(batch)).tensors()
     torch.testing.assert_close(
         columns.rows(seen["old_log_probs"]), columns.rows(result["log_probs"]), **EXACT
     )
@@ -284,16 +288,14 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_named(tiny_model: Path) ->
     actor = make_actor(tiny_model, algorithm)
     before = actor.checksum()
     batch = random_batch()
-    result = actor.update_policy(batch, totals_of(batch))
+    result = update_of(actor.update_policy(batch, totals_of(batch)))
     assert actor.checksum() == before
-    assert result.meta_info["skipped"].startswith(
-        "gradient norm is nan (non-finite in model.embed_tokens.weight"
-    )
-    assert metric_values(result.meta_info["metrics"])["actor/skipped_updates"] == 1.0
+    assert result.skipped.startswith("gradient norm is nan (non-finite in model.embed_tokens.weight")
+    assert metric_values(result.metrics)["actor/skipped_updates"] == 1.0
     # The next step is not poisoned by what the skipped one left.
     healthy = settings("token-mean")
     actor._algorithm = healthy
-    assert not actor.update_policy(batch, totals_of(batch)).meta_info["skipped"]
+    assert not update_of(actor.update_policy(batch, totals_of(batch))).skipped
     assert actor.checksum() != before
 
 
@@ -309,15 +311,6 @@ def test_a_saved_actor_continues_bit_for_bit(tiny_model: Path, tmp_path: Path) -
     assert other.checksum() == actor.checksum()
 
 
-def test_log_probs_that_were_not_kept_cannot_be_asked_for(tiny_model: Path) -> None:
-    actor, batch = make_actor(tiny_model, settings("token-mean")), random_batch()
-    actor.update_policy(batch, totals_of(batch), keep_log_probs=True)
-    assert len(actor.kept_log_probs()) == len(batch)
-    actor.update_policy(batch, totals_of(batch))
-    with pytest.raises(ValueError, match="the last update kept no log-probs: call update_policy with keep"):
-        actor.kept_log_probs()
-
-
 def test_a_batch_without_rows_is_legal(tiny_model: Path) -> None:
     # A rank may get no rows of an optimizer batch that has some elsewhere.
     actor = make_actor(tiny_model, settings("token-mean", **FULL), weight_decay=0.0)
@@ -330,8 +323,8 @@ def test_a_batch_without_rows_is_legal(tiny_model: Path) -> None:
     assert done.metrics["actor/loss"] == 0.0
     assert done.log_probs == []
     ranks = [actor.update_policy(rows, totals_of(batch)) for rows in (empty, batch)]
-    joined = merge_ranks(DataProto.concat(ranks).meta_info["metrics"])
-    seen = ranks[1].meta_info["metrics"]
+    joined = updates.merged_update(updates.updates_of(DataProto.concat(ranks))).metrics
+    seen = update_of(ranks[1]).metrics
     assert joined.keys() == seen.keys()
     assert joined["actor/ratio"] == seen["actor/ratio"], "a rank without rows adds nothing"
 

@@ -15,6 +15,7 @@ from strop.algorithms.config import AlgorithmConfig
 from strop.controller import InlineWorkerGroup, as_future
 from strop.protocol import DataProto, columns
 from strop.workers.estimates import batch_advantages, shaping_metrics
+from strop.workers.updates import updates_of
 
 LENGTHS = (3, 1, 2, 4)
 UIDS = ("a", "b", "a", "b")
@@ -177,7 +178,6 @@ def test_a_group_hands_out_futures_for_what_is_as_long_as_the_tokens(tiny_model:
     assert len(as_future(group.call.compute_log_prob(batch))) == len(batch)
     advantages = as_future(group.call.compute_advantages(light_batch(), kl_coef=0.0)).get()
     assert lists(advantages, "advantages")[1] == [-0.25]
-    update = group.call.update_policy(batch, totals_of(batch), keep_log_probs=True)
-    assert (len(update), update.meta_info["skipped"]) == (0, "")
-    kept = as_future(group.call.kept_log_probs())
-    assert kept.get().tensors().keys() == {"log_probs", "entropys"}
+    seen = as_future(group.call.update_policy(batch, totals_of(batch)))
+    assert [update.skipped for update in updates_of(seen.select([], []).get())] == [""]
+    assert seen.get().tensors().keys() == {"log_probs", "entropys"}

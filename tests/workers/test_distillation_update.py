@@ -26,6 +26,7 @@ from strop.engines.config import EngineConfig, ModelConfig
 from strop.protocol import DataProto, columns
 from strop.workers.config import TeacherConfig
 from strop.workers.teacher import TeacherWorker, check_teacher
+from strop.workers.updates import updates_of
 
 K = 6
 REVERSE = DistillationConfig(kind="reverse_kl", coef=0.5)
@@ -338,7 +339,7 @@ def taught_run(
     own = own.union(columns_of_teacher)
     algorithm = AlgorithmConfig(distillation=distillation, policy_coef=0.5)
     actor = make_actor(Path(policy), algorithm, max_tokens=20, sequence_parallel=sp)
-    metrics = [actor.update_policy(own, totals).meta_info["metrics"] for _ in range(2)]
+    metrics = [update.metrics for _ in range(2) for update in updates_of(actor.update_policy(own, totals))]
     seen: Arrays = {
         name: values.astype(np.float64) for name, values in flat_columns(columns_of_teacher).items()
     }

@@ -68,7 +68,7 @@ def test_a_critic_can_train_an_adapter_and_its_head(tiny_model: Path) -> None:
     batch = value_batch(torch.float32)
     losses = []
     for _ in range(20):
-        metrics = critic.update_critic(batch, totals_of(batch)).meta_info["metrics"]
+        metrics = critic.update_critic(batch, totals_of(batch)).metrics
         losses.append(metrics["critic/vf_loss"].value)
     moved = {name for name, p in critic.engine.model.named_parameters() if not torch.equal(p, before[name])}
     assert losses[-1] < 0.7 * losses[0]

@@ -27,6 +27,7 @@ from strop.engines.training import TrainEngine
 from strop.protocol import DataProto, columns
 from strop.workers.config import ReferenceConfig
 from strop.workers.reference import ReferenceWorker
+from strop.workers.updates import updates_of
 
 Arrays = dict[str, NDArray[np.float64]]
 Cut = list[list[int]]
@@ -94,12 +95,11 @@ def actor_run(
     batch = random_batch()
     own, totals = batch.select_idxs(rows), totals_of(batch)
     seen = [actor.compute_log_prob(own)]
-    results = [actor.update_policy(own, totals, keep_log_probs=True)]
-    seen.append(actor.kept_log_probs())
-    results.append(actor.update_policy(own, totals))
+    results = [actor.update_policy(own, totals) for _ in range(2)]
+    seen.append(results[0])
     if lora is not None:
         seen.append(actor.compute_ref_log_prob(own))
-    metrics = [result.meta_info["metrics"] for result in results]
+    metrics = [update.metrics for result in results for update in updates_of(result)]
     return Seen(metrics, weights_of(actor.engine), flat_columns(*seen), actor.checksum())
 
 
@@ -114,7 +114,7 @@ def critic_run(model: Path, algorithm: AlgorithmConfig, rows: list[int], sp: int
     batch = value_batch()
     own, totals = batch.select_idxs(rows), totals_of(batch)
     results = [critic.update_critic(own, totals) for _ in range(2)]
-    metrics = [result.meta_info["metrics"] for result in results]
+    metrics = [result.metrics for result in results]
     seen = flat_columns(critic.compute_values(own))
     return Seen(metrics, weights_of(critic.engine), seen, critic.checksum())
 

@@ -71,5 +71,5 @@ def test_no_mask_bit_of_a_conversation_reaches_the_one_before(tiny_model: Path) 
     batch = make_sft_batch(examples)
     terms = torch.cat(log_probs(one, examples))
     assert sft_totals(batch).num_tokens == 2 + 5 == len(terms)
-    loss = one.update(batch, sft_totals(batch)).meta_info["metrics"]["train/loss"].value
+    loss = one.update(batch, sft_totals(batch)).metrics["train/loss"].value
     assert abs(loss + float(terms.mean())) < 1e-6

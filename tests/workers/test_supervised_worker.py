@@ -51,7 +51,7 @@ def test_the_loss_and_its_gradient_are_those_of_an_independent_reference(tiny_mo
     batch = make_sft_batch(EXAMPLES)
     assert sft_totals(batch) == BatchTotals(num_tokens=10, num_samples=3)
     result = worker(tiny_model).update(batch, sft_totals(batch))
-    metrics = metric_values(result.meta_info["metrics"])
+    metrics = metric_values(result.metrics)
     # The weights of the batch are in float32: 1/10 is off by 1.5e-8 of itself.
     assert metrics["train/loss"] == pytest.approx(loss.item(), rel=2e-8)
     assert metrics["train/grad_norm"] == pytest.approx(norm.item(), rel=2e-8)
@@ -62,7 +62,7 @@ def test_an_update_does_not_depend_on_token_budget_and_row_order(tiny_model: Pat
     for max_tokens, examples in ((100, EXAMPLES), (11, EXAMPLES), (16, EXAMPLES[::-1])):
         one = worker(tiny_model, max_tokens=max_tokens)
         batch = make_sft_batch(examples)
-        metrics = metric_values(one.update(batch, sft_totals(batch)).meta_info["metrics"])
+        metrics = metric_values(one.update(batch, sft_totals(batch)).metrics)
         results.append((metrics, dict(one.engine.model.named_parameters())))
     for metrics, weights in results[1:]:
         assert metrics == pytest.approx(results[0][0], rel=1e-10)
@@ -72,9 +72,9 @@ def test_an_update_does_not_depend_on_token_budget_and_row_order(tiny_model: Pat
 def test_parts_with_the_totals_of_all_add_up_to_the_whole_loss(tiny_model: Path) -> None:
     batch = make_sft_batch(EXAMPLES)
     totals = sft_totals(batch)
-    whole = metric_values(worker(tiny_model).update(batch, totals).meta_info["metrics"])
+    whole = metric_values(worker(tiny_model).update(batch, totals).metrics)
     parts = [
-        worker(tiny_model).update(batch[rows], totals).meta_info["metrics"]
+        worker(tiny_model).update(batch[rows], totals).metrics
         for rows in (slice(0, 1), slice(1, 3), slice(0, 0))
     ]
     losses = [metric_values(part)["train/loss"] for part in parts]

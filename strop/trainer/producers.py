@@ -1,0 +1,182 @@
+"""Who makes the columns of a step: one function per stage, in the order in which a step has them.
+
+Every function hands references from role to role; nothing here looks at a token. What is asked for is made, by the
+stage that the table of columns (`protocol.schema`) names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from strop.controller import WorkerGroup, as_batch, as_future
+from strop.protocol import DataProto, DataProtoFuture
+from strop.protocol.schema import Maker, made_by
+from strop.trainer.config import Config
+from strop.trainer.experience import Experience
+from strop.trainer.phases import Stages
+from strop.trainer.roles import Roles
+
+
+@dataclass(frozen=True)
+class Making:
+    """What columns are made with."""
+
+    config: Config
+    roles: Roles
+    kl_coef: float = 0.0
+    """Of the KL penalty in the reward, in this step."""
+
+
+@dataclass(frozen=True)
+class Producer:
+    """A stage that adds columns."""
+
+    name: Maker
+    role: str
+    """Who works; empty where it is nobody's model."""
+    make: Callable[[Making, Experience], Experience]
+    """The experience with the columns."""
+
+
+def produced(experience: Experience, wanted: Collection[str], making: Making, stages: Stages) -> Experience:
+    """The experience with the wanted columns, each made by its stage, which may add others that it makes with them."""
+    for producer in PRODUCERS:
+        if made_by(producer.name) & (set(wanted) - experience.column_names):
+            experience = stages.run(producer.name, producer.role, producer.make, making, experience)
+    return experience
+
+
+def wanted_before_updates(config: Config, experience: Experience) -> frozenset[str]:
+    """What the algorithm asks for before its updates, of the columns that generation does not make."""
+    algorithm = config.algorithm
+    wanted = {"advantages", "returns", "token_level_rewards"}
+    if config.uses_reward_model:
+        wanted.add("rm_scores")
+    if _needs_old_log_probs(config, len(experience.sample_starts)):
+        wanted |= {"old_log_probs", "entropys"}
+    if config.needs("sum_pi_squared"):
+        wanted.add("sum_pi_squared")
+    if algorithm.correction.is_on:
+        wanted.add("loss_mask")
+    if algorithm.correction.weights != "none":
+        wanted.add("rollout_is_weights")
+    if config.uses_reference:
+        wanted.add("ref_log_prob")
+    if config.uses_critic:
+        wanted.add("values")
+    return frozenset(wanted)
+
+
+def wanted_by_the_update(config: Config, experience: Experience) -> frozenset[str]:
+    """What the update of the policy alone asks for, of rows that are trained on."""
+    if not config.uses_teacher or not len(experience):
+        return frozenset()
+    is_reverse = config.algorithm.distillation.kind == "reverse_kl"
+    return frozenset({"teacher_log_prob"} if is_reverse else {"teacher_ids", "teacher_logprobs"})
+
+
+def _needs_old_log_probs(config: Config, num_samples: int) -> bool:
+    """False with one optimizer step on the whole batch, where the log-probs of that very pass are the old ones."""
+    return (
+        config.samples_per_update < num_samples
+        or config.actor.epochs > 1
+        or config.algorithm.use_kl_in_reward
+        or config.trainer.critic_warmup > 0
+        or config.algorithm.correction.is_on
+        or config.algorithm.resampling != "none"
+        or config.needs("old_log_probs")
+    )
+
+
+def rows(experience: Experience, group: WorkerGroup[Any]) -> DataProto:
+    """The rows as an argument for this group."""
+    return as_batch(experience.cut(group.mesh))
+
+
+def done(result: DataProto) -> DataProtoFuture:
+    """The result of a non-blocking call, computed but not fetched."""
+    return as_future(result).wait()
+
+
+def _rm_scores(making: Making, experience: Experience) -> Experience:
+    group = making.roles.reward_model
+    assert group is not None, "asked for with a reward model only"
+    return experience.union(done(group.call.compute_rm_score(rows(experience, group))), "rm_scores")
+
+
+def _old_log_probs(making: Making, experience: Experience) -> Experience:
+    actor = making.roles.actor
+    log_probs = actor.call.compute_log_prob(rows(experience, actor))
+    return experience.union(done(log_probs), "old_log_probs", "entropys")
+
+
+def _sum_pi_squared(making: Making, experience: Experience) -> Experience:
+    actor = making.roles.actor
+    sums = actor.call.compute_sum_pi_squared(rows(experience, actor))
+    return experience.union(done(sums), "sum_pi_squared")
+
+
+def _correction(making: Making, experience: Experience) -> Experience:
+    """Rejected tokens leave the loss and its denominators; the others may get weights."""
+    actor = making.roles.actor
+    made = done(actor.call.correct_rollout(as_batch(experience.taken_by("advantages"))))
+    counted = made.select(["num_trained"]).get()
+    numbers: Mapping[str, float] = counted.meta_info["numbers"]
+    counts = tuple(int(count) for count in counted.tensors()["num_trained"])
+    names = ["loss_mask"]
+    if making.config.algorithm.correction.weights != "none":
+        names.append("rollout_is_weights")
+    return replace(
+        experience.union(made.select(names), *names),
+        num_trained=counts,
+        metrics={**experience.metrics, **numbers},
+    )
+
+
+def _ref_log_prob(making: Making, experience: Experience) -> Experience:
+    """By the frozen model, or by the policy without its adapter."""
+    reference, actor = making.roles.reference, making.roles.actor
+    if reference is None:
+        made = actor.call.compute_ref_log_prob(rows(experience, actor))
+    else:
+        made = reference.call.compute_ref_log_prob(rows(experience, reference))
+    return experience.union(done(made), "ref_log_prob")
+
+
+def _values(making: Making, experience: Experience) -> Experience:
+    critic = making.roles.critic
+    assert critic is not None, "asked for with a critic only"
+    return experience.union(done(critic.call.compute_values(rows(experience, critic))), "values")
+
+
+def _advantages(making: Making, experience: Experience) -> Experience:
+    made = making.roles.actor.call.compute_advantages(
+        as_batch(experience.taken_by("advantages")), kl_coef=making.kl_coef
+    )
+    return experience.union(done(made), *made_by("adv"))
+
+
+def _teacher(making: Making, experience: Experience) -> Experience:
+    """What the teacher says, which the update alone reads: for a forward KL, top_k numbers per token."""
+    teacher = making.roles.teacher
+    assert teacher is not None, "asked for with a teacher only"
+    if making.config.algorithm.distillation.kind == "reverse_kl":
+        log_probs = teacher.call.compute_teacher_log_prob(rows(experience, teacher))
+        return experience.union(done(log_probs), "teacher_log_prob")
+    most_likely = teacher.call.compute_teacher_top_k(rows(experience, teacher))
+    return experience.union(done(most_likely), "teacher_ids", "teacher_logprobs")
+
+
+PRODUCERS = (
+    Producer("reward_model", "reward_model", _rm_scores),
+    Producer("old_log_prob", "actor", _old_log_probs),
+    Producer("sum_pi_squared", "actor", _sum_pi_squared),
+    Producer("correction", "", _correction),
+    Producer("ref", "reference", _ref_log_prob),
+    Producer("values", "critic", _values),
+    Producer("adv", "", _advantages),
+    Producer("teacher", "teacher", _teacher),
+)
+"""In the order of a step."""
