@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, print_json, print_plain, say
 from strop.cli.settings import add_trust_argument, load_settings
 from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
@@ -52,11 +53,12 @@ def run(args: argparse.Namespace) -> int:
     if args.adapter and args.dtype is not None:
         raise UsageError("--dtype has no place beside --adapter: an adapter stays as it was trained")
     checkpoint = _checkpoint(args.run_folder, args.step)
+    config = load_settings(args, source=args.run_folder / "config.yaml", needs=())
+    quiet_models()
     import torch
 
     from strop.engines.export import export_role
 
-    config = load_settings(args, source=args.run_folder / "config.yaml", needs=())
     model = config.model
     if args.role == "critic":
         model = dataclasses.replace(model, path=config.critic.path or model.path, lora=config.critic.lora)

@@ -46,7 +46,7 @@ def share_cores() -> None:
 
 
 def quiet_models() -> None:
-    """No progress bars for reading and writing model files. Imports transformers."""
+    """No progress bars for reading and writing model files. Imports transformers: call it when settings are read."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it has no types here

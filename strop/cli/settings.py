@@ -69,15 +69,14 @@ def load_settings(
         ConfigError: with every problem found.
         UntrustedCode: the settings are those of a received run, and name something that the command needs.
     """
-    from strop.config import load_config
-    from strop.trainer.config import Config
+    from strop.trainer.loading import load
 
     path = Path(args.config) if args.config else source
     content = None
     if path is not None and not args.trust_code and (not args.config or _lies_in_run(path)):
         content = _content(path)
     if path is None or content is None:  # what the command line names is the user's word
-        return load_config(Config, source=args.config or source, overrides=args.overrides)
+        return load(args.config or source, overrides=args.overrides)
     return _received(path, content, args.overrides, needs)
 
 
@@ -113,9 +112,9 @@ def _content(path: Path) -> bytes | None:
 
 def _received(path: Path, content: bytes, overrides: Sequence[str], needs: Collection[str]) -> Config:
     """The configuration in these bytes, with the door closed when they may be somebody else's."""
-    from strop.config import ConfigError, load_with_origins
+    from strop.config import ConfigError
     from strop.trainer.code_named import code_named, is_elsewhere
-    from strop.trainer.config import Config
+    from strop.trainer.loading import load, load_and_tell
 
     try:
         text = content.decode("utf-8-sig")
@@ -124,15 +123,15 @@ def _received(path: Path, content: bytes, overrides: Sequence[str], needs: Colle
     folders = trust.made_in(content)
     given = [word.lstrip("+~").split("=", 1)[0] for word in overrides]
     if str(Path.cwd()) in folders:
-        return load_with_origins(Config, source=path, text=text, overrides=overrides)[0]
+        return load(path, text=text, overrides=overrides)
     trust.close(str(path), own=given)
-    config, origin_of = load_with_origins(Config, source=path, text=text, overrides=overrides)
+    config, origin_of = load_and_tell(path, text=text, overrides=overrides)
     named = [one for one in code_named(config) if origin_of(one.key) != _GIVEN]
     if folders:  # of a run of the user's own, started elsewhere: a relative path may be another file here
         named = [one for one in named if is_elsewhere(one) and Path(one.path).exists()]
         if not named:
             trust.reopen()
-            return load_with_origins(Config, source=path, text=text, overrides=overrides)[0]
+            return load(path, text=text, overrides=overrides)
     needed = [one for one in named if one.key.startswith(tuple(needs))]
     if needed:
         raise trust.UntrustedCode(trust.refusal(str(path), _listed(needed)))

@@ -19,7 +19,7 @@ from strop.engines.model import load_model, load_tokenizer
 from strop.rewards import RewardPool, summarize
 from strop.rollout.native.engine import NativeEngine
 from strop.trainer.config import Config
-from strop.trainer.reporting import Say
+from strop.trainer.launch import Say
 from strop.trainer.setup import eval_sampling, load_val_prompts, set_threads
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt

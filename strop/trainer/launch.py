@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from strop import trust
-from strop.config import read_config, save_config, to_dict
+from strop.config import save_config, to_dict
 from strop.foreign_files import read_bytes
 from strop.run import Checkpoint, RunError, RunFolder, is_run
-from strop.trainer.checkpointing import find_continuation
 from strop.trainer.config import Config
-from strop.trainer.continuing import settings_to_continue
-from strop.trainer.reporting import Say
+from strop.trainer.continuing import find_continuation, settings_to_continue
+from strop.trainer.loading import read, with_extensions
 
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
+
+Say = Callable[[str], None]
+"""Takes one line for the person who watches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +40,10 @@ def start_run(folder: Path, config: Config, *, command: Sequence[str]) -> Start:
     """A fresh run folder with its resolved configuration.
 
     Raises:
+        ConfigError: a file of algorithm.extensions cannot be imported, or what it registers does not fit the settings.
         RunError: the folder cannot be written, or is taken.
     """
+    config = with_extensions(config)
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
         save_config(config, run.path / CONFIG_FILE)
@@ -114,7 +118,7 @@ def start_or_resume(folder: Path, config: Config, *, command: Sequence[str], say
         return start_run(folder, config, command=command)
     with trust.door():  # to compare settings runs nothing of what they name
         trust.close(str(folder))
-        is_same = read_config(Config, folder / CONFIG_FILE) == config
+        is_same = read(folder / CONFIG_FILE) == config
     if not is_same:  # looked at before anything is rolled back
         raise RunError(
             f"{folder} holds a run with other settings (see `strop config show --config {folder / CONFIG_FILE}`); "

@@ -31,10 +31,11 @@ from strop.trainer.config import Config
 from strop.trainer.environments import certify_environments
 from strop.trainer.gathering import Gatherer
 from strop.trainer.groups import row_results, sampler_batch
+from strop.trainer.launch import Say
 from strop.trainer.learning import Learner, StepRecord
 from strop.trainer.preflight import RunRefused, try_out
 from strop.trainer.records import step_digests, untrained_fate
-from strop.trainer.reporting import Say, episode_metrics, num_response_tokens, num_tokens
+from strop.trainer.reporting import episode_metrics, num_response_tokens, num_tokens
 from strop.trainer.resampling import NOT_DRAWN
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
 from strop.trainer.setup import (

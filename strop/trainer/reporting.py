@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from strop.algorithms.reduce import Reduction, merge_metrics
 from strop.trainer import metrics as measure
 from strop.trainer.config import Config
 from strop.workers.reports import EpisodeReport
-
-Say = Callable[[str], None]
-"""Takes one line for the person who watches."""
 
 
 def merge_ranks(metrics: Mapping[str, Sequence[Reduction]]) -> dict[str, Reduction]:

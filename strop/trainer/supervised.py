@@ -25,8 +25,9 @@ from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
 from strop.trainer.checkpointing import Saver, restore_position
 from strop.trainer.config import Config
+from strop.trainer.launch import Say
 from strop.trainer.phases import Phases
-from strop.trainer.reporting import Say, merge_ranks
+from strop.trainer.reporting import merge_ranks
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.setup import set_threads
 from strop.trainer.stopping import StopRequest

@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from strop.algorithms.registry import Declaration, Registry, check_settings, own_settings, settings_for
+from strop.algorithms.registry import (
+    Declaration,
+    Registry,
+    check_settings,
+    own_settings,
+    settings_for,
+    with_own_settings,
+)
 
 
 def prepare(*, log_probs: int, share: float = 0.1, clip_low: float = 0.2) -> dict[str, int]:
@@ -50,15 +57,21 @@ def test_a_function_gets_the_settings_it_takes() -> None:
 )
 def test_settings_are_checked_by_name_and_type(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_settings("loss", "mine", loss, DECLARED, settings, elsewhere=KEYS)
+        check_settings("loss", "mine", with_own_settings(loss, DECLARED), settings, elsewhere=KEYS)
 
 
 def test_valid_settings_pass() -> None:
-    check_settings("loss", "mine", loss, DECLARED, {"beta": 2, "share": 0.5, "is_soft": True}, elsewhere=KEYS)
+    check_settings(
+        "loss",
+        "mine",
+        with_own_settings(loss, DECLARED),
+        {"beta": 2, "share": 0.5, "is_soft": True},
+        elsewhere=KEYS,
+    )
     # Without a key of its own, a declared setting is set here.
-    check_settings("loss", "mine", loss, DECLARED, {"clip_low": 0.1})
+    check_settings("loss", "mine", with_own_settings(loss, DECLARED), {"clip_low": 0.1})
     # The field's convention reads its config, so any setting may be meant.
-    check_settings("loss", "mine", loss, Declaration(), {"anything": "goes"})
+    check_settings("loss", "mine", with_own_settings(loss, Declaration()), {"anything": "goes"})
 
 
 def test_what_a_function_cannot_take_is_refused_when_it_is_registered() -> None:
