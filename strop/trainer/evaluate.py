@@ -20,7 +20,8 @@ from strop.rewards import RewardPool, summarize
 from strop.rollout.native.engine import NativeEngine
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
-from strop.trainer.setup import eval_sampling, load_val_prompts, set_threads
+from strop.trainer.setup import eval_sampling, load_val_prompts
+from strop.trainer.threads import set_threads
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
@@ -59,7 +60,7 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
         EpisodesFailed: too many answers failed before scoring.
     """
     start = time.perf_counter()
-    set_threads(config.resources)
+    set_threads(config.resources, config.model)
     if not config.data.val_files:
         raise ValueError(
             "data.val_files is empty; name the files to evaluate on, for example data.val_files=[val.parquet]"

@@ -42,11 +42,11 @@ from strop.trainer.setup import (
     TrainingData,
     eval_sampling,
     load_training_data,
-    set_threads,
     training_sampling,
 )
 from strop.trainer.spending import Spending
 from strop.trainer.stopping import StopRequest
+from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, read_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers.reports import Decided, check_failed_episodes
@@ -83,16 +83,16 @@ class Trainer:
         self._say = say
         self._force = force
         self._stop = stop or StopRequest()
-        set_threads(config.resources)
-        self.data: TrainingData = load_training_data(config)
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
+        threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
+        self.data: TrainingData = load_training_data(config)
         self._saved_step = self._start_step
         if checkpoint is not None:
             restore_position(run, checkpoint, self.data.sampler)
         precision = describe_precision(config.model, config.resources.device)
         self._spending = Spending(config.reward.judge, run.path)
-        for line in [*self.data.report(), config.arithmetic(), precision]:
+        for line in [*self.data.report(), config.arithmetic(), precision, threads.line()]:
             say(line)
 
     def fit(self) -> TrainResult:

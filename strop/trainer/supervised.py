@@ -29,8 +29,8 @@ from strop.trainer.launch import Say
 from strop.trainer.phases import Phases
 from strop.trainer.reporting import merge_ranks
 from strop.trainer.roles import role_mesh, start_runtime
-from strop.trainer.setup import set_threads
 from strop.trainer.stopping import StopRequest
+from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import TrackerGroup, TrackerSetup
 from strop.workers.supervised import SupervisedWorker
 
@@ -67,7 +67,9 @@ class SupervisedTrainer:
     ) -> None:
         self._config, self._run, self._say = config, run, say
         self._stop = stop or StopRequest()
-        set_threads(config.resources)
+        start_step = checkpoint.step if checkpoint is not None else 0
+        threads = set_threads_of_run(config.resources, config.model, run, step=start_step)
+        say(threads.line())
         sft = config.sft
         self._tokenizer = load_tokenizer(config.model)
         if not sft.data.train_files:
