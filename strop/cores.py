@@ -26,11 +26,10 @@ def _quotas(root: Path) -> list[float]:
     groups = []
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text(encoding="ascii", errors="replace").splitlines():
-            _, controllers, path = line.split(
-                ":", 2
-            )  # the number of a tree, its controllers, the group in it
+            # The number of a tree, its controllers, the group in it.
+            _, controllers, group = line.split(":", 2)
             if not controllers or "cpu" in controllers.split(","):
-                groups.append((controllers, PurePosixPath(path)))
+                groups.append((controllers, PurePosixPath(group)))
     found = []
     for controllers, path in groups:
         mount = root / "sys/fs/cgroup" / controllers  # of the second version, controllers is empty
