@@ -15,8 +15,18 @@ PACKAGE = Path(__file__).parent.parent / "strop"
 
 # From the bottom up. A room may import the rooms of every rank below its own.
 RANKS = (
-    {"border"},
-    {"randomness", "device", "trajectory", "token_bucket", "net", "foreign_files", "trust", "chat_template"},
+    {"border", "lazy_names"},
+    {
+        "randomness",
+        "device",
+        "cores",
+        "trajectory",
+        "token_bucket",
+        "net",
+        "foreign_files",
+        "trust",
+        "chat_template",
+    },
     {"user_files"},
     {"protocol"},
     {"config"},

@@ -17,22 +17,27 @@ episodes.py      plays an agent for one sample: its random stream, its token bud
 
 from __future__ import annotations
 
-from strop.agents.config import AgentConfig
-from strop.agents.context import AgentContext, Generate
-from strop.agents.environments import Environment, Observation, Step, register_environment
-from strop.agents.formats import FunctionCall, ToolParser
-from strop.agents.interactions import BaseInteraction
-from strop.agents.loop_output import AgentLoopMetrics, AgentLoopOutput
-from strop.agents.loops import AgentLoopBase
-from strop.agents.registry import agents, register
-from strop.agents.setup import AgentSetup
-from strop.agents.tools import (
-    BaseTool,
-    OpenAIFunctionToolSchema,
-    ToolResponse,
-    ToolUnavailable,
-    function_tool,
-)
+from typing import TYPE_CHECKING
+
+from strop.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from strop.agents.config import AgentConfig
+    from strop.agents.context import AgentContext, Generate
+    from strop.agents.environments import Environment, Observation, Step, register_environment
+    from strop.agents.formats import FunctionCall, ToolParser
+    from strop.agents.interactions import BaseInteraction
+    from strop.agents.loop_output import AgentLoopMetrics, AgentLoopOutput
+    from strop.agents.loops import AgentLoopBase
+    from strop.agents.registry import agents, register
+    from strop.agents.setup import AgentSetup
+    from strop.agents.tools import (
+        BaseTool,
+        OpenAIFunctionToolSchema,
+        ToolResponse,
+        ToolUnavailable,
+        function_tool,
+    )
 
 __all__ = [
     "AgentConfig",
@@ -57,3 +62,19 @@ __all__ = [
     "register",
     "register_environment",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".config": "AgentConfig",
+        ".context": "AgentContext Generate",
+        ".environments": "Environment Observation Step register_environment",
+        ".formats": "FunctionCall ToolParser",
+        ".interactions": "BaseInteraction",
+        ".loop_output": "AgentLoopMetrics AgentLoopOutput",
+        ".loops": "AgentLoopBase",
+        ".registry": "agents register",
+        ".setup": "AgentSetup",
+        ".tools": "BaseTool OpenAIFunctionToolSchema ToolResponse ToolUnavailable function_tool",
+    },
+)

@@ -5,7 +5,9 @@
     distillation_config.py  DistillationConfig, those of learning from a teacher (torch-free)
     kl_kinds.py          names of the KL estimators (torch-free)
     registry.py          names from a config to functions, with what each function needs (torch-free)
+    adv_declarations.py, loss_declarations.py   what the built-in ones need and what may be set (torch-free)
     extensions.py        files of the user's own that register functions (torch-free)
+    stream_functions.py  filters and reward shaping of a user's own (torch-free); stream_calls.py calls them
     user_functions.py    functions in the field's calling convention, called as they expect
 
     advantages/          credit per token: an estimator per paper, and their registry

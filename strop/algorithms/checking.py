@@ -15,6 +15,7 @@ import torch
 
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.findings import Finding
+from strop.algorithms.loss_declarations import SHARED_SETTINGS, policy_loss_declaration
 from strop.algorithms.loss_probe import COLUMNS, LossBatch, ProbedLoss, example_batch
 from strop.algorithms.loss_rules import (
     check_cut,
@@ -31,13 +32,8 @@ from strop.algorithms.loss_rules import (
     check_width,
     check_zero_advantage,
 )
-from strop.algorithms.losses.terms import (
-    POLICY_LOSS_REGISTRY,
-    SHARED_SETTINGS,
-    get_policy_loss_fn,
-    policy_loss_declaration,
-)
-from strop.algorithms.registry import Declaration, check_settings
+from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY, get_policy_loss_fn
+from strop.algorithms.registry import Declaration, check_settings, with_own_settings
 
 
 def check_policy_loss(
@@ -102,7 +98,7 @@ def _subject(
         function = loss
         declaration = policy_loss_declaration(name) if names else _inferred(loss)
     own = {key: value for key, value in settings.items() if key not in SHARED_SETTINGS}
-    check_settings("policy loss", name, function, declaration, own, elsewhere=SHARED_SETTINGS)
+    check_settings("policy loss", name, declaration, own, elsewhere=SHARED_SETTINGS)
     unknown = sorted(declaration.needs - {*COLUMNS, "response_mask", "row_ids", *declaration.prepared})
     if unknown:
         raise ValueError(
@@ -134,7 +130,8 @@ def _inferred(function: Callable[..., object]) -> Declaration:
         for p in parameters
         if p.default is inspect.Parameter.empty and p.kind is not inspect.Parameter.VAR_KEYWORD
     }
-    return Declaration(
+    inferred = Declaration(
         needs=frozenset(required - SHARED_SETTINGS.keys()),
         settings=frozenset(p.name for p in parameters if p.name in SHARED_SETTINGS),
     )
+    return with_own_settings(function, inferred)

@@ -6,7 +6,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
@@ -25,8 +25,9 @@ class Declaration:
     follows_field: bool = False
     """True if the function follows the field's calling convention and takes the columns that it needs beside it."""
     settings: frozenset[str] = frozenset()
-    """Numbers and switches passed by keyword that have a key of their own in the config, e.g. `norm_by_std`.
-    All other settings are the function's keyword defaults; see `own_settings`."""
+    """Numbers and switches passed by keyword that have a key of their own in the config, e.g. `norm_by_std`."""
+    own: Mapping[str, object] = field(default_factory=dict)
+    """All other settings, each with its default: the keyword defaults of the function; see `own_settings`."""
     is_group_relative: bool = False
     """True if the result compares the samples of one prompt, so that one sample teaches nothing."""
     aggregation: str | None = None
@@ -50,6 +51,23 @@ class Declaration:
         return asked or self.aggregation or "token-mean"
 
 
+class Declarations(dict[str, Declaration]):
+    """What the functions of one kind ask for, by name: those that are built in, before any of them is imported, and
+    those that were registered since. An unknown name lists the known ones.
+
+    Args:
+        kind: what the functions are, for messages.
+        declared: the built-in ones.
+    """
+
+    def __init__(self, kind: str, declared: Mapping[str, Declaration] | None = None) -> None:
+        super().__init__(declared or {})
+        self.kind = kind
+
+    def __missing__(self, name: str) -> Declaration:
+        raise _unknown(self.kind, name, self)
+
+
 class Registry(dict[str, F], Generic[F]):
     """Functions by name. An unknown name lists the known ones; names are case-sensitive.
 
@@ -58,16 +76,26 @@ class Registry(dict[str, F], Generic[F]):
         replaceable: a name may be given to another function later.
         field_parameters: a function with one of these parameters follows the field's calling convention, also where
             it declares columns that it needs.
+        optional_columns: what a function gets if it has a parameter of that name and the batch has the column; such
+            a parameter is no setting.
+        declarations: what each function declared; not given: of this registry alone.
     """
 
     def __init__(
-        self, kind: str, *, replaceable: bool, field_parameters: frozenset[str] = frozenset()
+        self,
+        kind: str,
+        *,
+        replaceable: bool,
+        field_parameters: frozenset[str] = frozenset(),
+        optional_columns: frozenset[str] = frozenset(),
+        declarations: Declarations | None = None,
     ) -> None:
         super().__init__()
         self.kind = kind
         self.replaceable = replaceable
         self.field_parameters = field_parameters
-        self._declarations: dict[str, Declaration] = {}
+        self.optional_columns = optional_columns
+        self.declarations = Declarations(kind) if declarations is None else declarations
 
     def register(
         self,
@@ -104,7 +132,11 @@ class Registry(dict[str, F], Generic[F]):
         def add(function: F) -> F:
             _check_declaration(self.kind, keys[0], function, declaration)
             parameters = inspect.signature(function).parameters
-            declared = replace(declaration, follows_field=not self.field_parameters.isdisjoint(parameters))
+            declared = replace(
+                declaration,
+                follows_field=not self.field_parameters.isdisjoint(parameters),
+                own=self._own(function, declaration),
+            )
             for key in keys:
                 taken_by = self.get(key)
                 if taken_by is not None and taken_by is not function and not self.replaceable:
@@ -115,27 +147,65 @@ class Registry(dict[str, F], Generic[F]):
                     )
             for key in keys:
                 self[key] = function
-                self._declarations[key] = declared
+                self.declarations[key] = declared
             return function
 
         return add
+
+    def implements(self, *names: str, prepare: Callable[..., Any] | None = None) -> Callable[[F], F]:
+        """A decorator for the built-in function of names that `declarations` describes already.
+
+        Args:
+            names: a name and its aliases.
+            prepare: as of `Declaration`; it is part of no table, because it computes.
+        """
+
+        def add(function: F) -> F:
+            for name in names:
+                declared = replace(self.declarations[name], prepare=prepare)
+                _check_declaration(self.kind, name, function, declared)
+                own = self._own(function, declared)
+                assert own == declared.own, f"{self.kind} {name!r} declares {declared.own}, but has {own}"
+                self[name] = function
+                self.declarations[name] = declared
+            return function
+
+        return add
+
+    def __setitem__(self, name: str, function: F) -> None:
+        """A function that is put in without `register` declares nothing."""
+        super().__setitem__(name, function)
+        self.declarations.setdefault(name, Declaration())
+
+    def _own(self, function: F, declaration: Declaration) -> dict[str, object]:
+        own = own_settings(function, declaration)
+        return {name: default for name, default in own.items() if name not in self.optional_columns}
 
     def declaration(self, name: str | Enum) -> Declaration:
         """What the function under `name` declared when it was registered."""
         key = name_of(name)
         self[key]  # an unknown name fails here, with the known ones in the message
-        return self._declarations.get(key, Declaration())
+        return self.declarations.get(key, Declaration())
 
     def __missing__(self, name: str) -> F:
-        raise ValueError(
-            f"unknown {self.kind} {name!r}; known: {', '.join(sorted(self)) or 'none'}. A function of "
-            f"your own must be registered under this name before the run starts"
-        )
+        raise _unknown(self.kind, name, self)
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
+    return ValueError(
+        f"unknown {kind} {name!r}; known: {', '.join(sorted(known)) or 'none'}. A function of "
+        f"your own must be registered under this name before the run starts"
+    )
 
 
 def name_of(name: str | Enum) -> str:
     """The registered spelling of a name or of an enum member, which stands for its value."""
     return str(name.value) if isinstance(name, Enum) else name
+
+
+def dotted(function: Callable[..., object]) -> str:
+    """The dotted path of a function, for messages."""
+    return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
 
 
 def own_settings(function: Callable[..., object], declaration: Declaration) -> dict[str, object]:
@@ -151,6 +221,11 @@ def own_settings(function: Callable[..., object], declaration: Declaration) -> d
             )
     shared = declaration.needs | declaration.settings
     return {name: default for name, default in found.items() if name not in shared}
+
+
+def with_own_settings(function: Callable[..., object], declaration: Declaration) -> Declaration:
+    """The declaration with the settings that the function's signature has."""
+    return replace(declaration, own=own_settings(function, declaration))
 
 
 def settings_for(
@@ -171,7 +246,6 @@ def settings_for(
 def check_settings(
     kind: str,
     name: str,
-    function: Callable[..., object],
     declaration: Declaration,
     settings: Mapping[str, object],
     *,
@@ -183,6 +257,7 @@ def check_settings(
 
     Args:
         kind: what the function is, for the message: "policy loss".
+        declaration: with the function's own settings.
         settings: what the user wrote, by name.
         elsewhere: settings that have a key of their own in the config: name to key.
 
@@ -191,7 +266,7 @@ def check_settings(
     """
     if declaration.is_user_convention:
         return
-    own = own_settings(function, declaration)
+    own = declaration.own
     # A declared setting without a key of its own can be set nowhere else.
     taken = own.keys() | declaration.settings
     valid = sorted(taken - (elsewhere or {}).keys())

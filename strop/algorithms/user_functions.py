@@ -24,6 +24,7 @@ from torch import Tensor
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.reduce import Mean, Reduction
+from strop.algorithms.registry import dotted
 
 LOSS_COLUMNS = ("log_probs", "old_log_probs", "advantages", "rollout_is_weights", "rollout_log_probs")
 """Columns that a loss of the field's convention can get."""
@@ -172,13 +173,13 @@ def call_loss_as_given(
     """`call_policy_loss` on columns as they are, also outside the mask."""
     if mask.dim() != 2:
         raise ValueError(
-            f"{_name(function)} follows the field's convention and takes padded columns [B, R], but the mask has "
+            f"{dotted(function)} follows the field's convention and takes padded columns [B, R], but the mask has "
             f"shape {tuple(mask.shape)}"
         )
     parameters = _parameters(function)
     if "rollout_is_weights" in columns and not _takes(parameters, "rollout_is_weights"):
         raise ValueError(
-            f"{_name(function)} has no parameter rollout_is_weights, so the importance weights of the rollout "
+            f"{dotted(function)} has no parameter rollout_is_weights, so the importance weights of the rollout "
             f"correction would be lost: add it and multiply the per-token loss by it, or switch the correction off"
         )
     offered: dict[str, object] = {
@@ -195,12 +196,12 @@ def call_loss_as_given(
     loss, metrics = _loss_and_metrics(function, result)
     if loss.dim() != 0:
         raise ValueError(
-            f"{_name(function)} returned a loss of shape {tuple(loss.shape)}, but a loss is one number: reduce it "
+            f"{dotted(function)} returned a loss of shape {tuple(loss.shape)}, but a loss is one number: reduce it "
             f"with agg_loss(loss_mat, response_mask, loss_agg_mode, **config.global_batch_info)"
         )
     if columns["log_probs"].requires_grad and not loss.requires_grad:
         raise ValueError(
-            f"{_name(function)} returned a loss without a gradient: it does not depend on log_prob, or was "
+            f"{dotted(function)} returned a loss without a gradient: it does not depend on log_prob, or was "
             f"detached from it"
         )
     num_tokens = int(mask.sum())
@@ -251,14 +252,14 @@ def call_advantage_estimator(
         and all(isinstance(part, Tensor) and tuple(part.shape) == wanted for part in result)
     ):
         raise ValueError(
-            f"{_name(function)} returned {_describe(result)}, but an advantage estimator returns (advantages, "
+            f"{dotted(function)} returned {_describe(result)}, but an advantage estimator returns (advantages, "
             f"returns), two tensors of the shape of the rewards, {wanted}"
         )
     valid = response_mask.bool()
     advantages, returns = (torch.where(valid, part, torch.zeros_like(part)) for part in result)
     bad = int((~torch.isfinite(advantages)).sum())
     if bad:
-        raise ValueError(f"{_name(function)} returned {bad} advantages that are NaN or infinite")
+        raise ValueError(f"{dotted(function)} returned {bad} advantages that are NaN or infinite")
     return advantages, returns
 
 
@@ -296,7 +297,7 @@ def _call(
     ]
     if missing:
         raise ValueError(
-            f"{_name(function)} requires {', '.join(missing)}, which nobody gives it: the field's convention has "
+            f"{dotted(function)} requires {', '.join(missing)}, which nobody gives it: the field's convention has "
             f"{', '.join(offered)}. Give the parameter a default, or declare columns with needs=[...]"
         )
     arguments = {
@@ -314,7 +315,7 @@ def _loss_and_metrics(function: Callable[..., object], result: object) -> tuple[
         case (Tensor() as loss, first, second, third):
             return loss, dict(zip(METRICS_OF_FOUR, (first, second, third), strict=True))
     raise ValueError(
-        f"{_name(function)} returned {_describe(result)}, but a policy loss returns (loss, metrics), or the four "
+        f"{dotted(function)} returned {_describe(result)}, but a policy loss returns (loss, metrics), or the four "
         f"tensors (pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower)"
     )
 
@@ -325,7 +326,7 @@ def _number(function: Callable[..., object], key: str, value: object) -> float:
     if isinstance(value, bool | int | float):
         return float(value)
     raise ValueError(
-        f"{_name(function)} returned the metric {key!r} as {_describe(value)}; a metric is one number"
+        f"{dotted(function)} returned the metric {key!r} as {_describe(value)}; a metric is one number"
     )
 
 
@@ -336,7 +337,3 @@ def _describe(value: object) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(_describe(part) for part in value)})"
     return "None" if value is None else f"a {type(value).__name__}"
-
-
-def _name(function: Callable[..., object]) -> str:
-    return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"

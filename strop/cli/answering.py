@@ -17,7 +17,8 @@ from strop.engines.model import load_model, load_tokenizer
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
-from strop.trainer.setup import set_threads, stop_token_ids
+from strop.trainer.setup import stop_token_ids
+from strop.trainer.threads import set_threads
 from strop.trajectory import Prompt
 from strop.workers.player import make_player
 
@@ -44,7 +45,7 @@ class Answerer:
     """
 
     def __init__(self, config: Config, sampling: Sampling, *, seed: int) -> None:
-        set_threads(config.resources)
+        set_threads(config.resources, config.model)
         self._tokenizer = load_tokenizer(config.model)
         require_chat_template(self._tokenizer)
         stops = stop_token_ids(config.model, self._tokenizer, config.rollout.stop_token_ids)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import add_trust_argument, load_settings
 
@@ -114,12 +115,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_run(args: argparse.Namespace) -> int:
     """Samples of a run's first prompts."""
-    from strop.trainer.preflight import run_preflight
-
     if args.prompts < 1:
         raise UsageError(f"--prompts is {args.prompts}; at least 1 must be tried")
     args.config, args.overrides = args.what, args.words
     config = load_settings(args)
+    quiet_models()
+    from strop.trainer.preflight import run_preflight
+
     found = run_preflight(config, num_prompts=args.prompts)
     if args.json:
         print_json(

@@ -68,15 +68,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from strop.config import describe, load_with_origins, to_dict
+    from strop.config import describe, to_dict
     from strop.config.yaml_text import dump
-    from strop.trainer.config import Config
+    from strop.trainer.loading import load_and_tell
 
     # To look at settings runs nothing of what they name, whoever wrote them.
     trust.close(str(args.config or "the configuration"))
     if args.docs and args.resolved:
         raise UsageError("--docs and --resolved do not go together: one comment per key; choose one")
-    config, known_origin = load_with_origins(Config, source=args.config, overrides=args.overrides)
+    config, known_origin = load_and_tell(args.config, overrides=args.overrides)
     origin_of = known_origin if args.resolved else None
     values = to_dict(config)
     docs = {doc.key: doc for doc in describe(type(config))}

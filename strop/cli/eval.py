@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from strop.cli.libraries import quiet_models
 from strop.cli.models import HELP, find_model
 from strop.cli.output import plain, print_json, print_plain, say
 from strop.cli.settings import (
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     config = load_settings(args, source=source.config, needs=NEEDS)
     refuse_unread(args, "eval")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
+    quiet_models()
     from strop.trainer.evaluate import evaluate
 
     with progress_bar("eval") as show:

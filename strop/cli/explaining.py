@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,12 +21,15 @@ REGISTRY_KEYS = {
     "algorithm.adv_settings": "advantage estimator",
     "algorithm.policy_loss": "policy loss",
     "algorithm.loss_settings": "policy loss",
-    "algorithm.filter_groups.filter": "group filter",
+    "algorithm.filter_groups.filter": "filter",
     "algorithm.reward_shaping": "reward shaping",
     "algorithm.shaping_settings": "reward shaping",
     "data.sampler": "sampler",
 }
 """Keys whose values are registered functions, or the settings of such."""
+_ALGORITHMS = Path(__file__).parent.parent / "algorithms"
+_SOURCES = {"advantage estimator": _ALGORITHMS / "advantages", "policy loss": _ALGORITHMS / "losses"}
+"""Folders of the built-in functions of a kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,37 +124,48 @@ def _registered(key: str) -> Iterator[Registered]:
     kind = REGISTRY_KEYS.get(key)
     if kind is None:
         return
-    from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
-    from strop.algorithms.losses import POLICY_LOSS_REGISTRY
-    from strop.algorithms.registry import own_settings
+    from strop.algorithms.adv_declarations import ADV_DECLARATIONS
+    from strop.algorithms.loss_declarations import LOSS_DECLARATIONS
     from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS
     from strop.config.explain import papers_in
     from strop.data.curriculum import SAMPLERS
 
-    registries: tuple[Any, ...] = (
-        ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY, FILTERS, REWARD_SHAPINGS, SAMPLERS,
+    tables = (
+        ADV_DECLARATIONS, LOSS_DECLARATIONS, FILTERS.declarations, REWARD_SHAPINGS.declarations, SAMPLERS.declarations,
     )  # fmt: skip
-    registry = next(one for one in registries if one.kind == kind)
-    for name in sorted(registry):
-        function, declaration = registry[name], registry.declaration(name)
-        text = _docstring(function)
-        settings = {} if declaration.is_user_convention else own_settings(function, declaration)
+    table = next(one for one in tables if one.kind == kind)
+    docs = {name: inspect.getdoc(function) or "" for name, function in SAMPLERS.items()}
+    if kind in _SOURCES:
+        docs = dict(_documented_in(_SOURCES[kind]))
+    for name, declaration in sorted(table.items()):
+        text = docs.get(name, "")
         yield Registered(
             name=name,
             summary=text.split("\n")[0].rstrip("."),
             papers=papers_in(text),
-            settings={one: default for one, default in settings.items() if default is not None},
+            settings={one: default for one, default in declaration.own.items() if default is not None},
         )
 
 
-def _docstring(function: Any) -> str:
-    """The docstring of a function, or of the one that its first line refers to in backticks."""
-    text = inspect.getdoc(function) or ""
-    reference = re.match(r"(?:Advantages and returns of )`(\w+)`", text)
-    if reference:
-        other = getattr(sys.modules[function.__module__], reference[1], None)
-        text = inspect.getdoc(other) or text
-    return text
+def _documented_in(folder: Path) -> Iterator[tuple[str, str]]:
+    """Names that the functions in a folder implement, with the docstring of each, or of the function that its first
+    line refers to in backticks. Read from the source: importing it takes seconds."""
+    for path in folder.glob("*.py"):
+        functions = [
+            node
+            for node in ast.parse(path.read_text(encoding="utf-8")).body
+            if isinstance(node, ast.FunctionDef)
+        ]
+        docs = {function.name: ast.get_docstring(function) or "" for function in functions}
+        for function in functions:
+            text = docs[function.name]
+            reference = re.match(r"(?:Advantages and returns of )`(\w+)`", text)
+            for decorator in function.decorator_list:
+                match decorator:
+                    case ast.Call(func=ast.Name(id="implements"), args=names):
+                        for name in names:
+                            assert isinstance(name, ast.Constant), "names stand in the decorator"
+                            yield str(name.value), docs.get(reference[1], text) if reference else text
 
 
 def _filled(text: str, indent: str = "  ") -> str:

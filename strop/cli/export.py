@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, print_json, print_plain, say
 from strop.cli.run_folders import run_in
 from strop.cli.settings import add_trust_argument, load_settings
@@ -54,11 +55,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--dtype has no place beside --adapter: an adapter stays as it was trained")
     folder = run_in(args.run_folder)
     checkpoint = _checkpoint(folder, args.step)
+    config = load_settings(args, source=folder / "config.yaml", needs=())
+    quiet_models()
     import torch
 
     from strop.engines.export import export_role
 
-    config = load_settings(args, source=folder / "config.yaml", needs=())
     model = config.model
     if args.role == "critic":
         model = dataclasses.replace(model, path=config.critic.path or model.path, lora=config.critic.lora)

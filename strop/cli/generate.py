@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.border import storable
 from strop.cli.eval import progress_bar
+from strop.cli.libraries import quiet_models
 from strop.cli.models import HELP, find_model
 from strop.cli.output import UsageError, plain, print_json, print_plain, say
 from strop.cli.settings import (
@@ -122,6 +123,7 @@ def _check_arguments(args: argparse.Namespace, config: Config, *, is_chat: bool)
 
 
 def _answerer(args: argparse.Namespace, config: Config) -> Answerer:
+    quiet_models()
     from strop.cli.answering import Answerer
     from strop.rollout.types import Sampling
 

@@ -100,7 +100,7 @@ def _check_kind(folder: Path, kind: str) -> None:
 
 
 def _is_unbegun(run: RunFolder) -> bool:
-    return all(event["kind"] in ("created", "preflight") for event in run.events.read())
+    return all(event["kind"] in ("created", "threads", "preflight") for event in run.events.read())
 
 
 def _remove(run: RunFolder) -> None:

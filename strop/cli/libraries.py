@@ -37,16 +37,19 @@ SPIN_COUNT = "30000"
 """How often a waiting OpenMP thread looks before it sleeps: about 0.1 ms, longer than the pause between two
 operations. The default of libgomp is ten times that or more: with two busy programs beside it, a quickstart took ten
 times as long, because spinning threads keep the core from the thread that they wait for."""
+BLOCK_TIME_MS = "1"
+"""The same for builds of torch with Intel's OpenMP: milliseconds that a thread waits awake, of 200 by default."""
 
 
 def share_cores() -> None:
     """Let threads that wait sleep soon, unless the user says otherwise; call it before torch is loaded."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+        os.environ.setdefault("KMP_BLOCKTIME", BLOCK_TIME_MS)
 
 
 def quiet_models() -> None:
-    """No progress bars for reading and writing model files. Imports transformers."""
+    """No progress bars for reading and writing model files. Imports transformers: call it when settings are read."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it has no types here

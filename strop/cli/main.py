@@ -40,39 +40,27 @@ class Command:
     """One line for `strop --help`."""
     module: str
     """Has `add_arguments(parser)` and `run(args) -> int`."""
-    loads_models: bool = False
-    """Whether model libraries are made quiet before it runs."""
 
 
 COMMANDS = {
     "quickstart": Command(
         summary="train a tiny model end to end on this machine, in about three minutes",
         module="strop.cli.quickstart",
-        loads_models=True,
     ),
-    "sft": Command(
-        summary="supervised fine-tuning on conversations", module="strop.cli.sft", loads_models=True
-    ),
-    "train": Command(
-        summary="reinforcement learning from rewards", module="strop.cli.train", loads_models=True
-    ),
+    "sft": Command(summary="supervised fine-tuning on conversations", module="strop.cli.sft"),
+    "train": Command(summary="reinforcement learning from rewards", module="strop.cli.train"),
     "eval": Command(
         summary="pass rate of a model, a checkpoint or a run, with its interval",
         module="strop.cli.eval",
-        loads_models=True,
     ),
-    "generate": Command(
-        summary="answers to a file of prompts, or a chat", module="strop.cli.generate", loads_models=True
-    ),
+    "generate": Command(summary="answers to a file of prompts, or a chat", module="strop.cli.generate"),
     "check": Command(
         summary="can a run learn? samples before it starts; or a loss or an estimator of your own under test",
         module="strop.cli.check",
-        loads_models=True,
     ),
     "data": Command(
         summary="data files: what is wrong with them; well-known data sets made ready",
         module="strop.cli.data",
-        loads_models=True,
     ),
     "migrate": Command(
         summary="the settings of a verl or TRL training as a configuration of strop",
@@ -81,7 +69,6 @@ COMMANDS = {
     "export": Command(
         summary="the model of a checkpoint as a Hugging Face folder, proved by its log-probs",
         module="strop.cli.export",
-        loads_models=True,
     ),
     "samples": Command(summary="what the model wrote during a run, with rewards", module="strop.cli.samples"),
     "score": Command(
@@ -209,12 +196,10 @@ def _dispatch(words: list[str]) -> int:
     parser, module = command_parser(name)
     args = parser.parse_intermixed_args(rest)
     args.command_line = ["strop", *words]
-    from strop.cli.libraries import quiet_models, share_cores, terminal_log
+    from strop.cli.libraries import share_cores, terminal_log
 
     with terminal_log(debug=args.debug), trust.door():
-        if COMMANDS[name].loads_models:
-            share_cores()
-            quiet_models()
+        share_cores()
         code = module.run(args)
     assert isinstance(code, int), "every command returns an exit code"
     return code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from strop.cli.libraries import quiet_models
 from strop.cli.output import Interrupted
 
 EPILOG = """\
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
+    quiet_models()
     from strop.cli.quickstart_stages import carry_out
 
     folder: Path = args.out or Path("runs") / f"quickstart-seed{args.seed}"

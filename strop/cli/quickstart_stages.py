@@ -20,13 +20,13 @@ from rich.text import Text
 
 from strop.cli.launching import carrying_out
 from strop.cli.output import plain, print_json, say
-from strop.config import load_config
 from strop.data.tasks import write_task
 from strop.data.tiny import make_tiny_model
 from strop.run import RunError, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.curve import run_series, save_curve, text_curve
 from strop.trainer.launch import Start, start_or_resume
+from strop.trainer.loading import load
 from strop.trainer.loop import train
 from strop.trainer.supervised import fine_tune
 from strop.trainer.trackers import read_metrics
@@ -125,7 +125,7 @@ def _config(folder: Path, model: Path, seed: int, overrides: Sequence[str]) -> C
         f"sft.data.train_files=['{data / 'sft.parquet'}']",
         f"trainer.seed={seed}",
     ]
-    return load_config(Config, source="quickstart", overrides=[*paths, *overrides])
+    return load("quickstart", overrides=[*paths, *overrides])
 
 
 def _sft(folder: Path, config: Config) -> Path:

@@ -69,13 +69,13 @@ def load_settings(
         ConfigError: with every problem found.
         UntrustedCode: the settings are those of a received run, and name something that the command needs.
     """
-    from strop.config import load_config, read_settings
-    from strop.trainer.config import Config
+    from strop.config import read_settings
+    from strop.trainer.loading import load
 
     path = Path(args.config) if args.config else source
     if path is None or args.trust_code or (args.config and not _lies_in_run(path)):
         # what the command line names is the user's word
-        return load_config(Config, source=args.config or source, overrides=args.overrides)
+        return load(args.config or source, overrides=args.overrides)
     return _received(path, read_settings(path), args.overrides, needs)
 
 
@@ -96,22 +96,21 @@ def _lies_in_run(path: Path) -> bool:
 
 def _received(path: Path, text: str, overrides: Sequence[str], needs: Collection[str]) -> Config:
     """The configuration in this text, with the door closed when it may be somebody else's."""
-    from strop.config import load_with_origins
     from strop.trainer.code_named import code_named, is_elsewhere
-    from strop.trainer.config import Config
+    from strop.trainer.loading import load, load_and_tell
 
     folders = trust.made_in(text)
     given = [word.lstrip("+~").split("=", 1)[0] for word in overrides]
     if str(Path.cwd()) in folders:
-        return load_with_origins(Config, source=path, text=text, overrides=overrides)[0]
+        return load(path, text=text, overrides=overrides)
     trust.close(str(path), own=given)
-    config, origin_of = load_with_origins(Config, source=path, text=text, overrides=overrides)
+    config, origin_of = load_and_tell(path, text=text, overrides=overrides)
     named = [one for one in code_named(config) if origin_of(one.key) != _GIVEN]
     if folders:  # of a run of the user's own, started elsewhere: a relative path may be another file here
         named = [one for one in named if is_elsewhere(one) and Path(one.path).exists()]
         if not named:
             trust.reopen()
-            return load_with_origins(Config, source=path, text=text, overrides=overrides)[0]
+            return load(path, text=text, overrides=overrides)
     needed = [one for one in named if one.key.startswith(tuple(needs))]
     if needed:
         raise trust.UntrustedCode(trust.refusal(str(path), _listed(needed)))

@@ -7,7 +7,8 @@ import math
 from typing import TYPE_CHECKING
 
 from strop.cli.launching import MODEL_LINK, add_run_arguments, begin, carrying_out
-from strop.cli.output import print_json, print_plain
+from strop.cli.libraries import quiet_models
+from strop.cli.output import print_json, print_plain, say
 from strop.run import RunFolder
 
 if TYPE_CHECKING:
@@ -31,14 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    from strop.cli.output import say
-    from strop.trainer.supervised import fine_tune
-
     start = begin(args, kind="sft")
     with carrying_out(start, kind="sft"):
         if start.is_finished:
             result = finished_result(start.run)
         else:
+            quiet_models()
+            from strop.trainer.supervised import fine_tune
+
             result = fine_tune(start.config, start.run, checkpoint=start.checkpoint, say=say)
     if args.json:
         print_json(

@@ -6,7 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from strop.cli.launching import MODEL_LINK, add_run_arguments, begin, carrying_out
-from strop.cli.output import print_json, print_plain
+from strop.cli.libraries import quiet_models
+from strop.cli.output import print_json, print_plain, say
 from strop.run import RunFolder
 
 if TYPE_CHECKING:
@@ -39,14 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    from strop.cli.output import say
-    from strop.trainer.loop import train
-
     start = begin(args, kind="train")
     with carrying_out(start, kind="train"):
         if start.is_finished:
             result = finished_result(start.run)
         else:
+            quiet_models()
+            from strop.trainer.loop import train
+
             result = train(start.config, start.run, checkpoint=start.checkpoint, say=say, force=args.force)
     if args.json:
         print_json(

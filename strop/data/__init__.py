@@ -16,16 +16,21 @@ model folder, and `strop.data.tasks`, a small verifiable task.
 
 from __future__ import annotations
 
-from strop.data.chat import Chat, render, require_chat_template
-from strop.data.config import DataConfig, SftDataConfig
-from strop.data.curriculum import RowResult, register_sampler
-from strop.data.field_samplers import AbstractCurriculumSampler, AbstractSampler
-from strop.data.mixing import check_source_weights, visits_per_epoch
-from strop.data.prompts import PromptDataset
-from strop.data.readers import read_rows
-from strop.data.rlhf import RLHFDataset, collate_fn
-from strop.data.sampler import PromptSampler, parse_visit_uid, val_uid, visit_uid
-from strop.data.sft import SftDataset, SftExample, tokenize_chat
+from typing import TYPE_CHECKING
+
+from strop.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from strop.data.chat import Chat, render, require_chat_template
+    from strop.data.config import DataConfig, SftDataConfig
+    from strop.data.curriculum import RowResult, register_sampler
+    from strop.data.field_samplers import AbstractCurriculumSampler, AbstractSampler
+    from strop.data.mixing import check_source_weights, visits_per_epoch
+    from strop.data.prompts import PromptDataset
+    from strop.data.readers import read_rows
+    from strop.data.rlhf import RLHFDataset, collate_fn
+    from strop.data.sampler import PromptSampler, parse_visit_uid, val_uid, visit_uid
+    from strop.data.sft import SftDataset, SftExample, tokenize_chat
 
 __all__ = [
     "AbstractCurriculumSampler",
@@ -51,3 +56,19 @@ __all__ = [
     "visit_uid",
     "visits_per_epoch",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".chat": "Chat render require_chat_template",
+        ".config": "DataConfig SftDataConfig",
+        ".curriculum": "RowResult register_sampler",
+        ".field_samplers": "AbstractCurriculumSampler AbstractSampler",
+        ".mixing": "check_source_weights visits_per_epoch",
+        ".prompts": "PromptDataset",
+        ".readers": "read_rows",
+        ".rlhf": "RLHFDataset collate_fn",
+        ".sampler": "PromptSampler parse_visit_uid val_uid visit_uid",
+        ".sft": "SftDataset SftExample tokenize_chat",
+    },
+)

@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from strop.algorithms.registry import Registry
+from strop.algorithms.registry import Registry, dotted
 from strop.randomness import permutation, random_key
 
 Rows = Sequence[int] | NDArray[np.int64]
@@ -66,7 +66,7 @@ def register_sampler(name: str) -> Callable[[F], F]:
             ]
             if missing:
                 raise ValueError(
-                    f"sampler {name!r}: {_name(function)} has no {' and no '.join(missing)}, so a run that is resumed "
+                    f"sampler {name!r}: {dotted(function)} has no {' and no '.join(missing)}, so a run that is resumed "
                     f"would go on in another order: add state_dict(), which returns plain values, and "
                     f"load_state_dict(state), or write a function order(rows, results, *, epoch, seed)"
                 )
@@ -81,7 +81,7 @@ def register_sampler(name: str) -> Callable[[F], F]:
         unknown = [parameter for parameter in required if parameter not in OFFERED]
         if unknown or "rows" not in required:
             raise ValueError(
-                f"sampler {name!r}: {_name(function)} has the parameters {', '.join(required) or 'none'}, but a "
+                f"sampler {name!r}: {dotted(function)} has the parameters {', '.join(required) or 'none'}, but a "
                 f"sampler is order(rows, results, *, epoch, seed); results, epoch and seed may be left out"
             )
         SAMPLERS.register(name)(function)
@@ -131,7 +131,7 @@ def checked_order(name: str, rows: NDArray[np.int64], given: object) -> NDArray[
     function = SAMPLERS[name]
     if not isinstance(given, Sequence | np.ndarray):
         raise ValueError(
-            f"sampler {name!r}: {_name(function)} returned a {type(given).__name__}, but a sampler returns a "
+            f"sampler {name!r}: {dotted(function)} returned a {type(given).__name__}, but a sampler returns a "
             f"sequence with the {len(rows)} rows"
         )
     numbers = np.asarray(given)
@@ -139,7 +139,7 @@ def checked_order(name: str, rows: NDArray[np.int64], given: object) -> NDArray[
         strange = np.setdiff1d(numbers, rows).tolist()
         what = f", among them {strange[0]!r}, which is none of them" if strange else ""
         raise ValueError(
-            f"sampler {name!r}: {_name(function)} returned {numbers.size} entries{what}, but a sampler returns each "
+            f"sampler {name!r}: {dotted(function)} returned {numbers.size} entries{what}, but a sampler returns each "
             f"of the {len(rows)} rows once; use algorithm.filter_groups to leave prompts out"
         )
     return numbers.astype(np.int64)
@@ -193,7 +193,3 @@ def near_half(rows: Rows, results: Mapping[int, RowResult], *, epoch: int, seed:
 
 def _pass_rate(results: Mapping[int, RowResult], row: int) -> float:
     return results[row].pass_rate if row in results else UNKNOWN_PASS_RATE
-
-
-def _name(function: Sampler) -> str:
-    return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"

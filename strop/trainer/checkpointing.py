@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from strop.controller import WorkerGroup, as_list
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
-from strop.run import Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunError, RunFolder
+from strop.run import Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
 
 MODEL_FOLDER = "model"
 """Folder of a checkpoint with the policy as an ordinary Hugging Face model."""
@@ -162,50 +161,6 @@ def restore_position(run: RunFolder, checkpoint: Checkpoint, sampler: PromptSamp
             f"checkpoint {checkpoint.path} is damaged: what its manifest says of the position in the data has another "
             f"form ({type(error).__name__}: {error}); remove it, and the run continues from an earlier one"
         ) from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class Continuation:
-    """Where an existing run goes on."""
-
-    checkpoint: Checkpoint | None
-    """None: from the beginning, because no checkpoint was written yet."""
-    is_finished: bool
-    """True when there is nothing left to do."""
-    lines: list[str]
-    """What the person who resumes should know."""
-
-
-def find_continuation(run: RunFolder, *, settings: Mapping[str, Any]) -> Continuation:
-    """The last valid checkpoint of a run; the run is rolled back to it.
-
-    Args:
-        run: to continue.
-        settings: in which it goes on with other values, for the record.
-
-    Raises:
-        RunError: checkpoints exist, but none is valid.
-    """
-    if run.events.read("finished"):
-        return Continuation(
-            checkpoint=None, is_finished=True, lines=[f"{run.path} is finished; nothing to resume"]
-        )
-    checkpoint, lines = run.checkpoints.latest_valid()
-    if checkpoint is None and run.events.read("checkpoint"):
-        raise RunError(
-            f"{run.path} has no valid checkpoint left ({'; '.join(lines)}); restore its checkpoints folder, or start "
-            f"again in another folder with --out"
-        )
-    step = 0 if checkpoint is None else checkpoint.step
-    before = run.ledger.counts()
-    run.rollback(step, settings=settings)
-    after = run.ledger.counts()
-    repeated = before["issued"] - after["issued"]
-    lines.append(
-        f"resumed at step {step}: {after['trained']} samples trained, {repeated} after that step are made again, "
-        f"0 lost"
-    )
-    return Continuation(checkpoint=checkpoint, is_finished=False, lines=lines)
 
 
 def is_due(step: int, every: int) -> bool:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from strop.agents.config import AgentConfig
-from strop.algorithms.advantages import adv_estimator_declaration, check_estimator
+from strop.algorithms.adv_declarations import ADV_DECLARATIONS, adv_estimator_declaration, check_estimator
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.extensions import load_extensions
-from strop.algorithms.losses import check_loss_settings
-from strop.algorithms.stream_functions import FILTERS, check_shaping
+from strop.algorithms.loss_declarations import LOSS_DECLARATIONS, check_loss_settings
+from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS, check_shaping
 from strop.data.config import DataConfig
-from strop.data.curriculum import sees_results
+from strop.data.curriculum import SAMPLERS, sees_results
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.rewards.config import RewardConfig
 from strop.rollout.config import RolloutConfig
 from strop.run.config import RunConfig
 from strop.trainer.sections import EvalConfig, ResourcesConfig, SftConfig, TrainerConfig
-from strop.trust import may_run
 from strop.workers.config import (
     ActorConfig,
     CriticConfig,
@@ -32,7 +30,12 @@ UNMEASURED_IN_BASELINES = ("algorithm.reward_shaping", "reward_model.path")
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything a run depends on."""
+    """Everything a run depends on.
+
+    It is checked when it is made, but for one that names functions of `algorithm.extensions`: making it imports no file
+    of the user's, so what such a function asks for is known, and `check` can be called, once they are imported
+    (`strop.trainer.loading` does both).
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """The model to start from."""
@@ -68,9 +71,26 @@ class Config:
     """Devices."""
 
     def __post_init__(self) -> None:
-        if self.algorithm.extensions and not may_run("algorithm.extensions"):
-            return  # settings that are only looked at: what they name may be defined in files that are not imported
-        load_extensions(self.algorithm.extensions)
+        if not self.algorithm.extensions or self._has_known_names():
+            self.check()
+
+    def _has_known_names(self) -> bool:
+        """Every function that is named is built in, or was registered in this process."""
+        algorithm = self.algorithm
+        return (
+            algorithm.adv_estimator in ADV_DECLARATIONS
+            and algorithm.policy_loss in LOSS_DECLARATIONS
+            and self.data.sampler in SAMPLERS
+            and (not algorithm.filter_groups.filter or algorithm.filter_groups.filter in FILTERS)
+            and (not algorithm.reward_shaping or algorithm.reward_shaping in REWARD_SHAPINGS)
+        )
+
+    def check(self) -> None:
+        """Refuse settings of which each may be right, but that do not go together.
+
+        Raises:
+            ValueError: the sentence says which, and what to do.
+        """
         check_estimator(
             self.algorithm.adv_estimator,
             samples_per_prompt=self.rollout.samples_per_prompt,

@@ -1,4 +1,4 @@
-"""Which settings a run may be continued with anew: the one place that says so.
+"""How a run is continued: from which checkpoint, and with which settings anew (the one place that says so).
 
 A run that is continued with its own settings makes the samples and weights that it would have made without the break.
 Settings of these sections and keys say where it happens, how long it waits, what it may cost, how work is cut into
@@ -9,12 +9,15 @@ limits that a run ends at: it has never passed one, so a higher limit changes no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.config import ConfigError, load_config, read_config, to_dict
+from strop.config import ConfigError, to_dict
 from strop.config.deviations import flat
+from strop.run import Checkpoint, RunError, RunFolder
 from strop.trainer.config import Config
+from strop.trainer.loading import load, read
 
 _CALLS = "timeout_s retries backoff_s max_concurrent requests_per_s api_key_env cache_dir"
 _ENGINES = "actor reference teacher critic reward_model sft"
@@ -78,11 +81,11 @@ def settings_to_continue(file: Path, overrides: Sequence[str], *, text: str) -> 
     Raises:
         ConfigError: the file or an override cannot be used, or one would make it another run.
     """
-    before = read_config(Config, file, text=text)
+    before = read(file, text=text)
     if not overrides:
         return before, {}
     own = dict(flat(Config, to_dict(before)))
-    config = load_config(Config, source=file, text=text, overrides=overrides)
+    config = load(file, text=text, overrides=overrides)
     changed = {
         key: value for key, value in flat(Config, to_dict(config)) if key not in own or own[key] != value
     }
@@ -111,3 +114,47 @@ def changeable_keys() -> str:
         f"{about}: {', '.join(f'{key}…' if key.endswith('.') else key for key in keys)}"
         for about, keys in CHANGEABLE.items()
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continuation:
+    """Where an existing run goes on."""
+
+    checkpoint: Checkpoint | None
+    """None: from the beginning, because no checkpoint was written yet."""
+    is_finished: bool
+    """True when there is nothing left to do."""
+    lines: list[str]
+    """What the person who resumes should know."""
+
+
+def find_continuation(run: RunFolder, *, settings: Mapping[str, Any]) -> Continuation:
+    """The last valid checkpoint of a run; the run is rolled back to it.
+
+    Args:
+        run: to continue.
+        settings: in which it goes on with other values, for the record.
+
+    Raises:
+        RunError: checkpoints exist, but none is valid.
+    """
+    if run.events.read("finished"):
+        return Continuation(
+            checkpoint=None, is_finished=True, lines=[f"{run.path} is finished; nothing to resume"]
+        )
+    checkpoint, lines = run.checkpoints.latest_valid()
+    if checkpoint is None and run.events.read("checkpoint"):
+        raise RunError(
+            f"{run.path} has no valid checkpoint left ({'; '.join(lines)}); restore its checkpoints folder, or start "
+            f"again in another folder with --out"
+        )
+    step = 0 if checkpoint is None else checkpoint.step
+    before = run.ledger.counts()
+    run.rollback(step, settings=settings)
+    after = run.ledger.counts()
+    repeated = before["issued"] - after["issued"]
+    lines.append(
+        f"resumed at step {step}: {after['trained']} samples trained, {repeated} after that step are made again, "
+        f"0 lost"
+    )
+    return Continuation(checkpoint=checkpoint, is_finished=False, lines=lines)

@@ -12,7 +12,7 @@ from strop.agents.environments import choose_environment
 from strop.agents.environments.certificate import Inspection
 from strop.run import RunFolder
 from strop.trainer.config import Config
-from strop.trainer.reporting import Say
+from strop.trainer.launch import Say
 from strop.trainer.setup import TrainingData
 
 NUM_SEEDS, MAX_ENVIRONMENTS, LIMIT_S = 3, 4, 30.0

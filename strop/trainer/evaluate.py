@@ -19,9 +19,10 @@ from strop.engines.model import load_model, load_tokenizer
 from strop.rewards import RewardPool
 from strop.rollout.native.engine import NativeEngine
 from strop.trainer.config import Config
-from strop.trainer.reporting import Say
+from strop.trainer.launch import Say
 from strop.trainer.scorers import probe_scorers
-from strop.trainer.setup import eval_sampling, load_val_prompts, set_threads
+from strop.trainer.setup import eval_sampling, load_val_prompts
+from strop.trainer.threads import set_threads
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
@@ -57,7 +58,7 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
         EpisodesFailed: too many answers failed before scoring.
     """
     start = time.perf_counter()
-    set_threads(config.resources)
+    set_threads(config.resources, config.model)
     if not config.data.val_files:
         raise ValueError(
             "data.val_files is empty; name the files to evaluate on, for example data.val_files=[val.parquet]"

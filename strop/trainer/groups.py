@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from strop.algorithms.config import FilterGroupsConfig
-from strop.algorithms.stream_functions import SampleGroup, filter_cause, shaped_rewards
+from strop.algorithms.stream_calls import filter_cause, shaped_rewards
+from strop.algorithms.stream_functions import SampleGroup
 from strop.data.curriculum import RowResult
 from strop.data.sampler import parse_visit_uid
 from strop.protocol import DataProto

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strop import trust
-from strop.config import read_config, read_settings, to_dict
+from strop.config import read_settings, to_dict
 from strop.config.yaml_text import dump
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 from strop.run.durable import replace_text
-from strop.trainer.checkpointing import find_continuation
 from strop.trainer.config import Config
-from strop.trainer.continuing import settings_to_continue
-from strop.trainer.reporting import Say
+from strop.trainer.continuing import find_continuation, settings_to_continue
+from strop.trainer.loading import read, with_extensions
 
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
+
+Say = Callable[[str], None]
+"""Takes one line for the person who watches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +41,10 @@ def start_run(folder: Path, config: Config, *, command: Sequence[str]) -> Start:
     """A fresh run folder with its resolved configuration.
 
     Raises:
+        ConfigError: a file of algorithm.extensions cannot be imported, or what it registers does not fit the settings.
         RunError: the folder cannot be written, or is taken.
     """
+    config = with_extensions(config)
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
         text = dump(to_dict(config))
@@ -129,7 +133,7 @@ def start_or_resume(folder: Path, config: Config, *, command: Sequence[str], say
     def refuse_others(text: str) -> None:
         with trust.door():  # to compare settings runs nothing of what they name
             trust.close(str(folder))
-            is_same = read_config(Config, folder / CONFIG_FILE, text=text) == config
+            is_same = read(folder / CONFIG_FILE, text=text) == config
         if not is_same:
             raise RunError(
                 f"{folder} holds a run with other settings (see `strop config show --config {folder / CONFIG_FILE}`); "

@@ -29,22 +29,23 @@ from strop.trainer.config import Config
 from strop.trainer.environments import certify_environments
 from strop.trainer.gathering import Gatherer
 from strop.trainer.groups import row_results, sampler_batch
+from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
 from strop.trainer.phases import Phases, Stages
 from strop.trainer.preflight import RunRefused, try_out
 from strop.trainer.records import StepRecord
-from strop.trainer.reporting import Say, episode_metrics, num_response_tokens, num_tokens
+from strop.trainer.reporting import episode_metrics, num_response_tokens, num_tokens
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
 from strop.trainer.scorers import NUM_PROBES, probe_scorers
 from strop.trainer.setup import (
     TrainingData,
     eval_sampling,
     load_training_data,
-    set_threads,
     training_sampling,
 )
 from strop.trainer.spending import Spending
 from strop.trainer.stopping import StopRequest
+from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers.reports import Decided, check_failed_episodes
@@ -81,18 +82,18 @@ class Trainer:
         self._say = say
         self._force = force
         self._stop = stop or StopRequest()
-        set_threads(config.resources)
         check_trackers(config.trainer.trackers)
         check_models(config)
-        self.data: TrainingData = load_training_data(config)
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
+        threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
+        self.data: TrainingData = load_training_data(config)
         self._saved_step = self._start_step
         if checkpoint is not None:
             restore_position(run, checkpoint, self.data.sampler)
         precision = describe_precision(config.model, config.resources.device)
         self._spending = Spending(config.reward.judge, run.path)
-        for line in [*self.data.report(), config.arithmetic(), precision]:
+        for line in [*self.data.report(), config.arithmetic(), precision, threads.line()]:
             say(line)
 
     def fit(self) -> TrainResult:

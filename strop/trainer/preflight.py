@@ -25,7 +25,8 @@ from strop.trainer.gathering import training_rows
 from strop.trainer.phases import Stages
 from strop.trainer.producers import Making, produced
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
-from strop.trainer.setup import TrainingData, load_training_data, set_threads, training_sampling
+from strop.trainer.setup import TrainingData, load_training_data, training_sampling
+from strop.trainer.threads import set_threads
 from strop.trainer.token_facts import token_facts
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
@@ -89,7 +90,7 @@ def run_preflight(config: Config, *, num_prompts: int) -> Preflight:
     Raises:
         ValueError, FileNotFoundError: the sentence says what cannot be used.
     """
-    set_threads(config.resources)
+    set_threads(config.resources, config.model)
     data = load_training_data(config)
     check_models(config)
     with start_runtime(config, log_dir=None) as runtime:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from strop.trainer import metrics as measure
 from strop.trainer.config import Config
 from strop.workers.reports import EpisodeReport
-
-Say = Callable[[str], None]
-"""Takes one line for the person who watches."""
 
 
 def num_response_tokens(reports: Sequence[EpisodeReport]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from strop.agents.config import ENV_AGENT
 from strop.rewards import RewardPool, summarize
-from strop.trainer.reporting import Say
+from strop.trainer.launch import Say
 from strop.trajectory import Prompt
 
 NUM_PROBES = 2

@@ -98,8 +98,9 @@ class ResourcesConfig:
     device: str = "auto"
     """auto, cpu, cuda, npu: auto takes an accelerator if there is one."""
     num_threads: int = 0
-    """Threads for tensor operations on a CPU, per process; 0: all cores, shared by the processes of a node.
-    Another number may change the last bits."""
+    """Threads for tensor operations on a CPU, per process. 0: OMP_NUM_THREADS where that is set, else a short
+    measurement at the start decides, which a run records and keeps; processes of their own (ray) share the cores of
+    their node. Another number may change the last bits."""
     runtime: Literal["inline", "ray"] = "inline"
     """inline: everything in this process. ray: the roles in processes of their own."""
     ranks: int = 1
@@ -123,7 +124,7 @@ class ResourcesConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.num_threads <= MAX_THREADS:
             raise ValueError(
-                f"resources.num_threads is {self.num_threads}; use 0 for all cores, or at most {MAX_THREADS}"
+                f"resources.num_threads is {self.num_threads}; use 0 to have it chosen, or at most {MAX_THREADS}"
             )
         if self.runtime not in ("inline", "ray"):
             raise ValueError(f"resources.runtime is {self.runtime!r}; use inline or ray")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from strop.agents.config import AgentConfig
 from strop.agents.registry import agents
@@ -27,7 +24,6 @@ from strop.engines.model import load_tokenizer
 from strop.engines.model_folder import end_tokens
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
-from strop.trainer.sections import ResourcesConfig
 from strop.trajectory import Prompt
 
 
@@ -191,10 +187,3 @@ def eval_sampling(config: Config, tokenizer: Any) -> Sampling:
         max_tokens=config.data.max_response_tokens,
         stop_token_ids=stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids),
     )
-
-
-def set_threads(resources: ResourcesConfig) -> int:
-    """Use the configured number of CPU threads for tensor operations; the number in force."""
-    wanted = resources.num_threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(wanted)
-    return wanted

@@ -27,11 +27,11 @@ from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
 from strop.trainer.checkpointing import Saver, is_due, restore_position
 from strop.trainer.config import Config, check_ranks
+from strop.trainer.launch import Say
 from strop.trainer.phases import Phases
-from strop.trainer.reporting import Say
 from strop.trainer.roles import role_mesh, start_runtime
-from strop.trainer.setup import set_threads
 from strop.trainer.stopping import StopRequest
+from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
 from strop.workers.supervised import SupervisedWorker
 from strop.workers.updates import merged_update
@@ -69,7 +69,9 @@ class SupervisedTrainer:
     ) -> None:
         self._config, self._run, self._say = config, run, say
         self._stop = stop or StopRequest()
-        set_threads(config.resources)
+        start_step = checkpoint.step if checkpoint is not None else 0
+        threads = set_threads_of_run(config.resources, config.model, run, step=start_step)
+        say(threads.line())
         sft = config.sft
         check_trackers(config.trainer.trackers)
         check_ranks("sft", sft.engine, config.resources.ranks)

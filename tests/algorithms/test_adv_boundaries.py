@@ -25,12 +25,12 @@ from strop.algorithms.registry import Declaration
 
 @pytest.fixture
 def scratch_registry() -> Iterator[None]:
-    before, declared = dict(ADV_ESTIMATOR_REGISTRY), dict(ADV_ESTIMATOR_REGISTRY._declarations)
+    before, declared = dict(ADV_ESTIMATOR_REGISTRY), dict(ADV_ESTIMATOR_REGISTRY.declarations)
     yield
     ADV_ESTIMATOR_REGISTRY.clear()
     ADV_ESTIMATOR_REGISTRY.update(before)
-    ADV_ESTIMATOR_REGISTRY._declarations.clear()
-    ADV_ESTIMATOR_REGISTRY._declarations.update(declared)
+    ADV_ESTIMATOR_REGISTRY.declarations.clear()
+    ADV_ESTIMATOR_REGISTRY.declarations.update(declared)
 
 
 def double(values: object) -> torch.Tensor:

@@ -32,12 +32,12 @@ ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus")
 @pytest.fixture
 def scratch_registry() -> Iterator[None]:
     before = dict(ADV_ESTIMATOR_REGISTRY)
-    declared = dict(ADV_ESTIMATOR_REGISTRY._declarations)
+    declared = dict(ADV_ESTIMATOR_REGISTRY.declarations)
     yield
     ADV_ESTIMATOR_REGISTRY.clear()
     ADV_ESTIMATOR_REGISTRY.update(before)
-    ADV_ESTIMATOR_REGISTRY._declarations.clear()
-    ADV_ESTIMATOR_REGISTRY._declarations.update(declared)
+    ADV_ESTIMATOR_REGISTRY.declarations.clear()
+    ADV_ESTIMATOR_REGISTRY.declarations.update(declared)
 
 
 @st.composite

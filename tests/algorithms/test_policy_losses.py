@@ -26,12 +26,12 @@ CLIP = {"clip_low": 0.2, "clip_high": 0.3, "clip_c": 3.0}
 @pytest.fixture
 def scratch_registry() -> Iterator[None]:
     before = dict(POLICY_LOSS_REGISTRY)
-    declared = dict(POLICY_LOSS_REGISTRY._declarations)
+    declared = dict(POLICY_LOSS_REGISTRY.declarations)
     yield
     POLICY_LOSS_REGISTRY.clear()
     POLICY_LOSS_REGISTRY.update(before)
-    POLICY_LOSS_REGISTRY._declarations.clear()
-    POLICY_LOSS_REGISTRY._declarations.update(declared)
+    POLICY_LOSS_REGISTRY.declarations.clear()
+    POLICY_LOSS_REGISTRY.declarations.update(declared)
 
 
 def double(values: object) -> Tensor:

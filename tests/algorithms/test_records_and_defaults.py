@@ -11,8 +11,17 @@ from collections.abc import Callable
 import pytest
 
 import strop.algorithms
-from strop.algorithms import adv_checking, checking, evaluation, kl_control, masked, measures, shaping
-from strop.algorithms.advantages import batch_whitened, group_relative, registration, returns, token_baseline
+from strop.algorithms import (
+    adv_checking,
+    adv_declarations,
+    checking,
+    evaluation,
+    kl_control,
+    masked,
+    measures,
+    shaping,
+)
+from strop.algorithms.advantages import batch_whitened, group_relative, returns, token_baseline
 from strop.algorithms.aggregation import agg_loss
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.losses import covariance, distillation, sequence, smooth, terms, weighted
@@ -70,7 +79,7 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     (token_baseline.token_baseline_advantages, {"handle_zero_tail": False}),
     (token_baseline.optimal_token_baseline, {"rollout_is_weights": None, "handle_zero_tail": False}),
     (token_baseline.tir_optimal_token_baseline, {"rollout_is_weights": None, "handle_zero_tail": False}),
-    (registration.check_estimator, {"norm_by_std": True, "gamma": 1.0, "lam": 1.0, "settings": None}),
+    (adv_declarations.check_estimator, {"norm_by_std": True, "gamma": 1.0, "lam": 1.0, "settings": None}),
     (masked.masked_var, {"unbiased": True}),
     (masked.masked_whiten, {"shift_mean": True}),
     (measures.group_metrics, {"lowest": 0.0, "highest": 1.0}),

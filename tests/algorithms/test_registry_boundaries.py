@@ -22,6 +22,7 @@ from strop.algorithms.registry import (
     name_of,
     own_settings,
     settings_for,
+    with_own_settings,
 )
 from strop.algorithms.shaping import overlong_penalty, pf_ppo_weights, resample_rows
 from strop.algorithms.user_functions import (
@@ -159,12 +160,12 @@ def test_a_value_is_of_the_kind_of_its_default(
 
     declaration = Declaration(needs=frozenset({"x"}))
     for value in fits:
-        check_settings("thing", "mine", function, declaration, {"setting": value})
+        check_settings("thing", "mine", with_own_settings(function, declaration), {"setting": value})
     for value in wrong:
         with pytest.raises(
             ValueError, match=f"the setting 'setting' of thing 'mine' is .*; it must be {wanted}, and its"
         ):
-            check_settings("thing", "mine", function, declaration, {"setting": value})
+            check_settings("thing", "mine", with_own_settings(function, declaration), {"setting": value})
 
 
 def test_settings_that_a_function_does_not_have() -> None:
@@ -172,19 +173,29 @@ def test_settings_that_a_function_does_not_have() -> None:
     with pytest.raises(
         ValueError, match=r"thing 'mine' has no setting 'bet'; did you mean 'beta'\? It has beta$"
     ):
-        check_settings("thing", "mine", one, declaration, {"bet": 1.0})
+        check_settings("thing", "mine", with_own_settings(one, declaration), {"bet": 1.0})
     with pytest.raises(ValueError, match="thing 'mine' has no setting 'beta'; it has none$"):
-        check_settings("thing", "mine", other, declaration, {"beta": 1.0})
+        check_settings("thing", "mine", with_own_settings(other, declaration), {"beta": 1.0})
     # A key of the config is only named for a function that has the setting.
     with pytest.raises(ValueError, match="has no setting 'beta'; it has none$"):
         check_settings(
-            "thing", "mine", other, declaration, {"beta": 1.0}, elsewhere={"beta": "algorithm.beta"}
+            "thing",
+            "mine",
+            with_own_settings(other, declaration),
+            {"beta": 1.0},
+            elsewhere={"beta": "algorithm.beta"},
         )
     with pytest.raises(ValueError, match="'beta' of thing 'mine' has a key of its own: set algorithm.beta"):
-        check_settings("thing", "mine", one, declaration, {"beta": 1.0}, elsewhere={"beta": "algorithm.beta"})
+        check_settings(
+            "thing",
+            "mine",
+            with_own_settings(one, declaration),
+            {"beta": 1.0},
+            elsewhere={"beta": "algorithm.beta"},
+        )
     # All of them are looked at, not the first alone.
     with pytest.raises(ValueError, match="no setting 'gamma'"):
-        check_settings("thing", "mine", one, declaration, {"beta": 1.0, "gamma": 1.0})
+        check_settings("thing", "mine", with_own_settings(one, declaration), {"beta": 1.0, "gamma": 1.0})
 
 
 def test_columns_that_a_function_has_no_parameter_for() -> None:

@@ -1,8 +1,22 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from strop.algorithms.registry import Declaration, Registry, check_settings, own_settings, settings_for
+from strop.algorithms.adv_declarations import ADV_DECLARATIONS
+from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
+from strop.algorithms.loss_declarations import LOSS_DECLARATIONS
+from strop.algorithms.losses import POLICY_LOSS_REGISTRY
+from strop.algorithms.registry import (
+    Declaration,
+    Declarations,
+    Registry,
+    check_settings,
+    own_settings,
+    settings_for,
+    with_own_settings,
+)
 
 
 def prepare(*, log_probs: int, share: float = 0.1, clip_low: float = 0.2) -> dict[str, int]:
@@ -50,15 +64,21 @@ def test_a_function_gets_the_settings_it_takes() -> None:
 )
 def test_settings_are_checked_by_name_and_type(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_settings("loss", "mine", loss, DECLARED, settings, elsewhere=KEYS)
+        check_settings("loss", "mine", with_own_settings(loss, DECLARED), settings, elsewhere=KEYS)
 
 
 def test_valid_settings_pass() -> None:
-    check_settings("loss", "mine", loss, DECLARED, {"beta": 2, "share": 0.5, "is_soft": True}, elsewhere=KEYS)
+    check_settings(
+        "loss",
+        "mine",
+        with_own_settings(loss, DECLARED),
+        {"beta": 2, "share": 0.5, "is_soft": True},
+        elsewhere=KEYS,
+    )
     # Without a key of its own, a declared setting is set here.
-    check_settings("loss", "mine", loss, DECLARED, {"clip_low": 0.1})
+    check_settings("loss", "mine", with_own_settings(loss, DECLARED), {"clip_low": 0.1})
     # The field's convention reads its config, so any setting may be meant.
-    check_settings("loss", "mine", loss, Declaration(), {"anything": "goes"})
+    check_settings("loss", "mine", with_own_settings(loss, Declaration()), {"anything": "goes"})
 
 
 def test_what_a_function_cannot_take_is_refused_when_it_is_registered() -> None:
@@ -82,3 +102,34 @@ def test_an_alias_is_a_second_name_of_the_same_declaration() -> None:
     with pytest.raises(ValueError, match="loss 'yours' is already registered by"):
         registry.register("other", aliases=["yours"])(prepare)
     assert "other" not in registry
+
+
+def test_a_built_in_function_has_the_signature_that_its_declaration_says() -> None:
+    declared = Declarations(
+        "loss",
+        {
+            "mine": Declaration(needs=frozenset({"log_probs"}), own={"beta": 1.0}),
+            "yours": Declaration(needs=frozenset({"log_probs"}), own={"beta": 2.0}),
+            "theirs": Declaration(needs=frozenset({"values"})),
+        },
+    )
+    registry: Registry[Callable[..., int]] = Registry("loss", replaceable=False, declarations=declared)
+
+    def right(log_probs: int, *, beta: float = 1.0) -> int:
+        return log_probs
+
+    assert registry.implements("mine")(right) is right is registry["mine"]
+    assert registry.declaration("mine") is declared["mine"]
+    with pytest.raises(AssertionError, match="loss 'yours' declares {'beta': 2.0}, but has {'beta': 1.0}"):
+        registry.implements("yours")(right)
+    with pytest.raises(
+        ValueError, match="'theirs' declares values, but .*right has no parameter of that name"
+    ):
+        registry.implements("theirs")(right)
+    with pytest.raises(ValueError, match="unknown loss 'ours'; known: mine, theirs, yours"):
+        registry.implements("ours")(right)
+
+
+def test_the_tables_name_every_built_in_function_and_no_other() -> None:
+    assert set(ADV_DECLARATIONS) == set(ADV_ESTIMATOR_REGISTRY)
+    assert set(LOSS_DECLARATIONS) == set(POLICY_LOSS_REGISTRY)

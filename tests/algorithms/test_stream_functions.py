@@ -13,16 +13,15 @@ import pytest
 import torch
 
 from strop.algorithms.extensions import load_extensions
+from strop.algorithms.stream_calls import filter_cause, shaped_rewards
 from strop.algorithms.stream_functions import (
     FILTERS,
     REWARD_SHAPINGS,
     SHAPING_COLUMNS,
     SampleGroup,
     check_shaping,
-    filter_cause,
     register_filter,
     register_reward_shaping,
-    shaped_rewards,
 )
 
 GROUP = SampleGroup(
@@ -39,13 +38,13 @@ GROUP = SampleGroup(
 
 @pytest.fixture(autouse=True)
 def _scratch() -> Iterator[None]:
-    held = [(one, dict(one), dict(one._declarations)) for one in (FILTERS, REWARD_SHAPINGS)]
+    held = [(one, dict(one), dict(one.declarations)) for one in (FILTERS, REWARD_SHAPINGS)]
     yield
     for registry, functions, declarations in held:
         registry.clear()
         registry.update(functions)  # type: ignore[arg-type]
-        registry._declarations.clear()
-        registry._declarations.update(declarations)
+        registry.declarations.clear()
+        registry.declarations.update(declarations)
 
 
 def cause(verdict: object) -> str:

@@ -59,14 +59,14 @@ CENTERED = {"centered": "rewards[members] - rewards[members].median()", "mask": 
 @pytest.fixture(autouse=True)
 def _registries() -> Iterator[None]:
     held = [
-        (one, dict(one), dict(one._declarations)) for one in (POLICY_LOSS_REGISTRY, ADV_ESTIMATOR_REGISTRY)
+        (one, dict(one), dict(one.declarations)) for one in (POLICY_LOSS_REGISTRY, ADV_ESTIMATOR_REGISTRY)
     ]
     yield
     for registry, functions, declarations in held:
         registry.clear()
         registry.update(functions)
-        registry._declarations.clear()
-        registry._declarations.update(declarations)
+        registry.declarations.clear()
+        registry.declarations.update(declarations)
 
 
 def check(tmp_path: Path, kind: str, text: str, name: str, *words: str) -> Result:

@@ -8,6 +8,8 @@ import pytest
 import yaml
 from cli_calls import cli
 
+from strop.algorithms.adv_declarations import ADV_DECLARATIONS
+from strop.algorithms.loss_declarations import LOSS_DECLARATIONS
 from strop.config import describe, explain, load_config, read_config
 from strop.config.usage import readers
 from strop.trainer.config import Config
@@ -47,6 +49,20 @@ def test_explain_lists_registered_functions_with_their_papers() -> None:
     assert "    sapo: tau_pos=1.0, tau_neg=1.05\n" in settings
     entry = cli("config", "explain", "algorithm.loss_settings.tau_pos")
     assert (entry.code, entry.out) == (0, settings), "an entry is explained with its mapping"
+
+
+def test_explain_of_a_key_without_built_in_functions_lists_none() -> None:
+    assert cli("config", "explain", "algorithm.filter_groups.filter", "--json").record["functions"] == []
+
+
+def test_explain_lists_every_function_with_its_summary() -> None:
+    for key, table in (
+        ("algorithm.adv_estimator", ADV_DECLARATIONS),
+        ("algorithm.policy_loss", LOSS_DECLARATIONS),
+    ):
+        functions = cli("config", "explain", key, "--json").record["functions"]
+        assert [one["name"] for one in functions] == sorted(table)
+        assert all(one["summary"] for one in functions)
 
 
 def test_explain_of_a_section_lists_its_keys_and_presets() -> None:

@@ -189,12 +189,14 @@ def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise(monkeypatch: 
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("KMP_BLOCKTIME", raising=False)
     share_cores()
-    assert os.environ["GOMP_SPINCOUNT"] == "30000"
+    assert (os.environ["GOMP_SPINCOUNT"], os.environ["KMP_BLOCKTIME"]) == ("30000", "1")
     monkeypatch.setenv("GOMP_SPINCOUNT", "5")
     share_cores()
     assert os.environ["GOMP_SPINCOUNT"] == "5"
     monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.delenv("KMP_BLOCKTIME")
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     share_cores()
-    assert "GOMP_SPINCOUNT" not in os.environ
+    assert not {"GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys()

@@ -52,13 +52,13 @@ def _registries() -> Iterator[None]:
     registries: list[Registry[Any]] = [
         POLICY_LOSS_REGISTRY, ADV_ESTIMATOR_REGISTRY, FILTERS, REWARD_SHAPINGS, SAMPLERS,
     ]  # fmt: skip
-    held = [(one, dict(one), dict(one._declarations)) for one in registries]
+    held = [(one, dict(one), dict(one.declarations)) for one in registries]
     yield
     for registry, functions, declarations in held:
         registry.clear()
         registry.update(functions)
-        registry._declarations.clear()
-        registry._declarations.update(declarations)
+        registry.declarations.clear()
+        registry.declarations.update(declarations)
 
 
 @pytest.mark.parametrize(("name", "num_blocks"), [("algorithms.md", 5), ("papers.md", 1)])

@@ -17,13 +17,13 @@ from strop.algorithms.registry import Registry
 @pytest.fixture(autouse=True)
 def _registries() -> Iterator[None]:
     registries: list[Registry[Any]] = [POLICY_LOSS_REGISTRY, ADV_ESTIMATOR_REGISTRY]
-    held = [(one, dict(one), dict(one._declarations)) for one in registries]
+    held = [(one, dict(one), dict(one.declarations)) for one in registries]
     yield
     for registry, functions, declarations in held:
         registry.clear()
         registry.update(functions)
-        registry._declarations.clear()
-        registry._declarations.update(declarations)
+        registry.declarations.clear()
+        registry.declarations.update(declarations)
 
 
 def test_the_page_about_numerical_truth(tmp_path: Path) -> None:

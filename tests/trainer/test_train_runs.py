@@ -258,9 +258,8 @@ def test_epochs_go_on_across_steps_and_the_last_step_is_shorter(project: Project
 
 
 @pytest.fixture
-def poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def poison() -> Iterator[list[int]]:
     """A policy loss that gives NaN at the calls of this list, which counts from 0."""
-    monkeypatch.setattr(POLICY_LOSS_REGISTRY, "_declarations", dict(POLICY_LOSS_REGISTRY._declarations))
     calls: list[int] = []
     num_calls = 0
 
@@ -272,7 +271,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return PolicyLossTerms(terms=-(log_probs - old_log_probs).exp() * advantages * factor, statistics={})
 
     yield calls
-    del POLICY_LOSS_REGISTRY["poisoned"]
+    del POLICY_LOSS_REGISTRY["poisoned"], POLICY_LOSS_REGISTRY.declarations["poisoned"]
 
 
 BARE = ["algorithm.policy_loss=poisoned", "algorithm.entropy_coeff=0.01", "data.val_files=[]"]

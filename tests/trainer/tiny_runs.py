@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from strop.config import load_config
 from strop.data.tasks import TaskFiles
 from strop.protocol import DataProto
 from strop.run import Fingerprint, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
+from strop.trainer.loading import load
 from strop.trainer.loop import Trainer, TrainResult
 from strop.trainer.phases import Stages
 from strop.trainer.records import StepRecord
@@ -81,7 +81,7 @@ class Project:
 
     def config(self, *overrides: str) -> Config:
         """A configuration."""
-        return load_config(Config, overrides=[*self.settings(), *overrides])
+        return load(overrides=[*self.settings(), *overrides])
 
 
 def make_project(folder: Path, model: Path, task: TaskFiles) -> Project:

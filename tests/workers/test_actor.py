@@ -269,9 +269,8 @@ def test_compute_log_prob_gives_what_the_update_sees(tiny_model: Path) -> None:
 
 
 @pytest.fixture
-def poisoned_loss(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def poisoned_loss() -> Iterator[None]:
     """A policy loss that gives NaN for one token, as a division by zero would."""
-    monkeypatch.setattr(POLICY_LOSS_REGISTRY, "_declarations", dict(POLICY_LOSS_REGISTRY._declarations))
 
     @register_policy_loss("poisoned", needs=["log_probs", "old_log_probs", "advantages"])
     def poisoned(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
@@ -279,7 +278,7 @@ def poisoned_loss(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return PolicyLossTerms(terms=torch.where(terms == terms.max(), torch.nan, 1.0) * terms, statistics={})
 
     yield
-    del POLICY_LOSS_REGISTRY["poisoned"]
+    del POLICY_LOSS_REGISTRY["poisoned"], POLICY_LOSS_REGISTRY.declarations["poisoned"]
 
 
 @pytest.mark.usefixtures("poisoned_loss")

@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from transformers.utils.chat_template_utils import get_json_schema
-
 from strop.agents.tools.arguments import wrong_arguments
 from strop.agents.tools.base import BaseTool, ToolResponse
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
@@ -109,6 +107,8 @@ def _register(
             f"tool {label!r} has parameters before a /, but arguments are given by name; remove the /"
         )
     if schema is None:
+        from transformers.utils.chat_template_utils import get_json_schema  # takes seconds to load
+
         try:
             made: Mapping[str, Any] = get_json_schema(function)
         except Exception as error:

@@ -1,6 +1,6 @@
 """Advantage estimators: from rewards to the credit of each token.
 
-    registration.py     the registry, what may be set for an estimator, and the one way to call it
+    registration.py     the registry, and the one way to call an estimator
     groups.py           what estimators share: groups, checks, one number per sample onto its tokens
     group_relative.py   grpo, dr_grpo, grpo_passk, rloo, opo, gpg, maxrl: samples of a prompt compared
     batch_whitened.py   reinforce_plus_plus_baseline, gdpo: compared, then whitened over the batch
@@ -8,7 +8,8 @@
     token_baseline.py   optimal_token_baseline, tir_optimal_token_baseline: tokens at the same place compared
 
 An estimator is a pure function of padded tensors. It is registered with the columns and settings that it
-takes by keyword; `estimate_advantages` passes exactly those. Settings of its own are its keyword defaults.
+takes by keyword; `estimate_advantages` passes exactly those. Settings of its own are its keyword defaults. What the
+estimators here take stands in `strop.algorithms.adv_declarations`, which needs no torch.
 Rules that hold for every estimator here, and that `strop.algorithms.adv_checking` checks of any:
 
 * A reward counts wherever it sits, also on a token that the policy did not sample (a tool's reply).
@@ -17,6 +18,11 @@ Rules that hold for every estimator here, and that `strop.algorithms.adv_checkin
 * Values outside the mask never matter.
 """
 
+from strop.algorithms.adv_declarations import (
+    adv_estimator_declaration,
+    check_adv_settings,
+    check_estimator,
+)
 from strop.algorithms.advantages.batch_whitened import gdpo, gdpo_advantages, reinforce_plus_plus_baseline
 from strop.algorithms.advantages.group_relative import (
     dr_grpo,
@@ -37,10 +43,7 @@ from strop.algorithms.advantages.registration import (
     ADV_ESTIMATOR_REGISTRY,
     AdvantageFn,
     adv_estimator_columns,
-    adv_estimator_declaration,
     call_estimator,
-    check_adv_settings,
-    check_estimator,
     estimate_advantages,
     get_adv_estimator_fn,
     group_ids_of,

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.advantages.groups import center_groups, normalize_groups, spread
-from strop.algorithms.advantages.registration import register_adv_est
+from strop.algorithms.advantages.registration import implements
 from strop.algorithms.masked import masked_whiten
 
 
-@register_adv_est(
-    "reinforce_plus_plus_baseline", needs=("rewards", "group_ids", "response_mask"), group_relative=True
-)
+@implements("reinforce_plus_plus_baseline")
 def reinforce_plus_plus_baseline(
     *, rewards: Tensor, group_ids: Tensor, response_mask: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -82,12 +80,7 @@ def gdpo_advantages(
     return _whiten_samples(total, (count > 1)[group], response_mask)
 
 
-@register_adv_est(
-    "gdpo",
-    needs=("reward_parts", "group_ids", "response_mask"),
-    settings=("reward_weights",),
-    group_relative=True,
-)
+@implements("gdpo")
 def gdpo(
     *,
     reward_parts: Tensor,

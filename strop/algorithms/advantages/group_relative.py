@@ -16,10 +16,7 @@ from strop.algorithms.advantages.groups import (
     normalize_groups,
     spread,
 )
-from strop.algorithms.advantages.registration import register_adv_est
-
-OUTCOME = ("rewards", "group_ids", "response_mask")
-"""Columns of an estimator that sees one reward per sample."""
+from strop.algorithms.advantages.registration import implements
 
 
 def grpo_advantages(
@@ -63,9 +60,7 @@ def grpo_advantages(
     return spread(scaled, response_mask)
 
 
-@register_adv_est(
-    "grpo", aliases=("grpo_vectorized",), needs=OUTCOME, settings=("norm_by_std",), group_relative=True
-)
+@implements("grpo", "grpo_vectorized")
 def grpo(
     *, rewards: Tensor, group_ids: Tensor, response_mask: Tensor, norm_by_std: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -74,7 +69,7 @@ def grpo(
     return advantages, advantages
 
 
-@register_adv_est("dr_grpo", needs=OUTCOME, group_relative=True)
+@implements("dr_grpo")
 def dr_grpo(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
     """`grpo_advantages` without the standard deviation: A_i = r_i - mean_g.
 
@@ -112,7 +107,7 @@ def grpo_passk_advantages(
     return spread(lead, response_mask)
 
 
-@register_adv_est("grpo_passk", needs=OUTCOME, settings=("norm_by_std",), group_relative=True)
+@implements("grpo_passk")
 def grpo_passk(
     *, rewards: Tensor, group_ids: Tensor, response_mask: Tensor, norm_by_std: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -136,7 +131,7 @@ def rloo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -
     return spread(centered * factor[group], response_mask)
 
 
-@register_adv_est("rloo", aliases=("rloo_vectorized",), needs=OUTCOME, group_relative=True)
+@implements("rloo", "rloo_vectorized")
 def rloo(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Advantages and returns of `rloo_advantages`; the two are equal."""
     advantages = rloo_advantages(rewards, group_ids, response_mask)
@@ -160,7 +155,7 @@ def opo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) ->
     return spread(centered - baseline[group], response_mask)
 
 
-@register_adv_est("opo", needs=OUTCOME, group_relative=True)
+@implements("opo")
 def opo(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Advantages and returns of `opo_advantages`; the two are equal."""
     advantages = opo_advantages(rewards, group_ids, response_mask)
@@ -203,7 +198,7 @@ def gpg_advantages(
     return spread(centered * (alpha / f_norm), response_mask)
 
 
-@register_adv_est("gpg", needs=OUTCOME, group_relative=True)
+@implements("gpg")
 def gpg(
     *,
     rewards: Tensor,
@@ -244,7 +239,7 @@ def maxrl_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) 
     return spread(torch.where(mean > 0, centered / mean, torch.zeros_like(centered)), response_mask)
 
 
-@register_adv_est("maxrl", needs=OUTCOME, group_relative=True)
+@implements("maxrl")
 def maxrl(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Advantages and returns of `maxrl_advantages`; the two are equal."""
     advantages = maxrl_advantages(rewards, group_ids, response_mask)

@@ -1,10 +1,9 @@
-"""The registry of advantage estimators, what may be set for each, and the one way to call them."""
+"""The registry of advantage estimators, and the one way to call them."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
 from typing import cast
 
@@ -12,14 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from strop.algorithms.adv_declarations import ADV_DECLARATIONS, SHARED_SETTINGS, adv_estimator_declaration
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.registry import Declaration, Registry, check_settings, name_of, own_settings
+from strop.algorithms.registry import Declaration, Registry, name_of, own_settings
 from strop.algorithms.user_functions import adv_config, call_advantage_estimator
 
 AdvantageFn = Callable[..., tuple[Tensor, Tensor]]
 
+OPTIONAL_COLUMNS = frozenset({"rollout_is_weights"})
+"""Columns that an estimator gets if it has a parameter of that name and the batch has the column."""
+
 ADV_ESTIMATOR_REGISTRY: Registry[AdvantageFn] = Registry(
-    "advantage estimator", replaceable=False, field_parameters=frozenset({"config", "index"})
+    ADV_DECLARATIONS.kind,
+    replaceable=False,
+    field_parameters=frozenset({"config", "index"}),
+    optional_columns=OPTIONAL_COLUMNS,
+    declarations=ADV_DECLARATIONS,
 )
 register_adv_est = ADV_ESTIMATOR_REGISTRY.register
 """Decorator: `@register_adv_est(name, needs=[...], settings=[...], group_relative=True)`.
@@ -28,16 +35,8 @@ A function with a parameter `config` or `index` follows the field's convention; 
 the rewards and the mask: values (which brings a critic), reward_baselines (a greedy answer per prompt), ref_log_prob,
 old_log_probs, sum_pi_squared, reward_parts."""
 
-OPTIONAL_COLUMNS = frozenset({"rollout_is_weights"})
-"""Columns that an estimator gets if it has a parameter of that name and the batch has the column."""
-
-SHARED_SETTINGS = {
-    "norm_by_std": "algorithm.norm_adv_by_std",
-    "gamma": "algorithm.gamma",
-    "lam": "algorithm.lam",
-    "reward_weights": "algorithm.reward_weights",
-}
-"""Settings with a key of their own in the config, and that key."""
+implements = ADV_ESTIMATOR_REGISTRY.implements
+"""Decorator of the built-in estimators, whose declarations stand in `strop.algorithms.adv_declarations`."""
 
 
 def get_adv_estimator_fn(name: str | Enum) -> AdvantageFn:
@@ -45,73 +44,10 @@ def get_adv_estimator_fn(name: str | Enum) -> AdvantageFn:
     return ADV_ESTIMATOR_REGISTRY[name_of(name)]
 
 
-def adv_estimator_declaration(name: str | Enum) -> Declaration:
-    """The columns and settings that the estimator under `name` asks for."""
-    return ADV_ESTIMATOR_REGISTRY.declaration(name)
-
-
 def adv_estimator_columns(name: str | Enum) -> frozenset[str]:
     """Every column that the estimator under `name` takes: those it needs, and those it uses if there."""
     function, declaration = get_adv_estimator_fn(name), adv_estimator_declaration(name)
     return declaration.needs | _optional_columns(function, declaration)
-
-
-def check_estimator(
-    name: str,
-    *,
-    samples_per_prompt: int,
-    norm_by_std: bool = True,
-    gamma: float = 1.0,
-    lam: float = 1.0,
-    settings: Mapping[str, object] | None = None,
-) -> None:
-    """Refuse, before anything heavy starts, a configuration under which the estimator cannot teach.
-
-    Raises:
-        ValueError: unknown name; one sample per prompt with a group-relative estimator; a setting other than
-            its default that the estimator does not have; one of `settings` (algorithm.adv_settings) that it
-            does not have.
-    """
-    declaration = adv_estimator_declaration(name)
-    if declaration.is_group_relative and samples_per_prompt < 2:
-        alternatives = [other for other, asks in _declarations() if not asks.is_group_relative]
-        raise ValueError(
-            f"rollout.samples_per_prompt is {samples_per_prompt}, but algorithm.adv_estimator={name} "
-            f"compares the samples of one prompt and would give advantage 0 to each: set "
-            f"rollout.samples_per_prompt to at least 2, or use an estimator without groups "
-            f"({', '.join(alternatives)})"
-        )
-    given = {"norm_by_std": not norm_by_std, "gamma": gamma != 1.0, "lam": lam != 1.0}
-    for setting, is_set in given.items():
-        if is_set and not declaration.is_user_convention and setting not in declaration.settings:
-            users = [other for other, asks in _declarations() if setting in asks.settings]
-            raise ValueError(
-                f"{SHARED_SETTINGS[setting]} is set, but algorithm.adv_estimator={name} has no such setting: "
-                f"remove it, or use {' or '.join(users)}"
-            )
-    check_adv_settings(name, settings or {})
-
-
-def check_adv_settings(name: str, settings: Mapping[str, object]) -> None:
-    """Refuse entries of algorithm.adv_settings that the estimator `name` does not have.
-
-    Raises:
-        ValueError: an unknown setting (with the nearest one), one with a config key of its own, or a value of
-            another type than the setting's default.
-    """
-    function, declaration = get_adv_estimator_fn(name), adv_estimator_declaration(name)
-    if declaration.is_user_convention:
-        return
-    # An optional column is no setting, although it has a default.
-    columns = declaration.needs | _optional_columns(function, declaration)
-    check_settings(
-        "advantage estimator",
-        name,
-        function,
-        replace(declaration, needs=columns),
-        settings,
-        elsewhere=SHARED_SETTINGS,
-    )
 
 
 def estimate_advantages(
@@ -228,11 +164,6 @@ def _optional_columns(function: AdvantageFn, declaration: Declaration) -> frozen
     if declaration.is_user_convention:
         return OPTIONAL_COLUMNS
     return OPTIONAL_COLUMNS & inspect.signature(function).parameters.keys()
-
-
-def _declarations() -> list[tuple[str, Declaration]]:
-    """Every registered name with its declaration, in alphabetical order."""
-    return [(name, adv_estimator_declaration(name)) for name in sorted(ADV_ESTIMATOR_REGISTRY)]
 
 
 def _check_result(name: str, result: object, response_mask: Tensor) -> None:

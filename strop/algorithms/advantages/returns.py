@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.advantages.groups import require_finite
-from strop.algorithms.advantages.registration import register_adv_est
+from strop.algorithms.advantages.registration import implements
 from strop.algorithms.masked import masked_whiten
 
 
@@ -80,11 +80,7 @@ def gae_advantages(
     return advantages
 
 
-@register_adv_est(
-    "gae",
-    needs=("token_level_rewards", "values", "response_mask"),
-    settings=("gamma", "lam"),
-)
+@implements("gae")
 def gae(
     *,
     token_level_rewards: Tensor,
@@ -106,7 +102,7 @@ def gae(
     return masked_whiten(advantages, response_mask), returns
 
 
-@register_adv_est("reinforce_plus_plus", needs=("token_level_rewards", "response_mask"), settings=("gamma",))
+@implements("reinforce_plus_plus")
 def reinforce_plus_plus(
     *, token_level_rewards: Tensor, response_mask: Tensor, gamma: float = 1.0
 ) -> tuple[Tensor, Tensor]:
@@ -123,7 +119,7 @@ def reinforce_plus_plus(
     return masked_whiten(returns, response_mask), returns
 
 
-@register_adv_est("remax", needs=("token_level_rewards", "reward_baselines", "response_mask"))
+@implements("remax")
 def remax(
     *, token_level_rewards: Tensor, reward_baselines: Tensor, response_mask: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -10,12 +10,8 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.advantages.groups import lead_of_the_best, require_finite
-from strop.algorithms.advantages.registration import register_adv_est
+from strop.algorithms.advantages.registration import implements
 from strop.algorithms.advantages.returns import reward_to_go
-
-TOKEN_BASELINE_NEEDS = (
-    "token_level_rewards", "group_ids", "response_mask", "old_log_probs", "sum_pi_squared"
-)  # fmt: skip
 
 
 def token_baseline_advantages(
@@ -92,7 +88,7 @@ def gradient_energy(
     return torch.where(sampled, energy, zero).cumsum(dim=-1)
 
 
-@register_adv_est("optimal_token_baseline", needs=TOKEN_BASELINE_NEEDS, group_relative=True)
+@implements("optimal_token_baseline")
 def optimal_token_baseline(
     *,
     token_level_rewards: Tensor,
@@ -130,7 +126,7 @@ def optimal_token_baseline(
     return advantages, returns
 
 
-@register_adv_est("tir_optimal_token_baseline", needs=TOKEN_BASELINE_NEEDS, group_relative=True)
+@implements("tir_optimal_token_baseline")
 def tir_optimal_token_baseline(
     *,
     token_level_rewards: Tensor,

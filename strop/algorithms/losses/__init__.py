@@ -10,7 +10,8 @@
 
 A loss is a pure function of columns of one shape, [B, R] padded or [N] flat, and of keyword numbers. The loss
 of an optimizer batch is the sum of `weights * terms`, with weights computed once for that batch, so every loss
-composes with every aggregation mode and every cut into micro-batches of whole rows. Statistics are per-token
+composes with every aggregation mode and every cut into micro-batches of whole rows. What the losses here ask for
+stands in `strop.algorithms.loss_declarations`, which needs no torch. Statistics are per-token
 values without gradient, whose token means are the metrics `actor/<name>`.
 
 Rules that hold for every loss here, unless its docstring says otherwise:
@@ -21,6 +22,7 @@ Rules that hold for every loss here, unless its docstring says otherwise:
 * A token of advantage 0 has no gradient.
 """
 
+from strop.algorithms.loss_declarations import check_loss_settings, policy_loss_declaration
 from strop.algorithms.losses.clipped import clipped_policy_loss
 from strop.algorithms.losses.covariance import (
     clip_cov_loss,
@@ -36,9 +38,7 @@ from strop.algorithms.losses.terms import (
     POLICY_LOSS_REGISTRY,
     PolicyLossFn,
     PolicyLossTerms,
-    check_loss_settings,
     get_policy_loss_fn,
-    policy_loss_declaration,
     policy_loss_terms,
     prepare_columns,
     register_policy_loss,

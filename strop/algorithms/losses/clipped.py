@@ -7,17 +7,13 @@ from torch import Tensor
 
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
+    implements,
     probability_ratio,
     ratio_statistics,
-    register_policy_loss,
 )
 
 
-@register_policy_loss(
-    "vanilla",
-    needs=("log_probs", "old_log_probs", "advantages"),
-    settings=("clip_low", "clip_high", "clip_c"),
-)
+@implements("vanilla")
 def clipped_policy_loss(
     log_probs: Tensor,
     old_log_probs: Tensor,

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
+    implements,
     probability_ratio,
     ratio_statistics,
-    register_policy_loss,
 )
 from strop.algorithms.masked import masked_mean
 from strop.randomness import random_key, uniforms
@@ -99,13 +99,7 @@ def select_kl_cov(
     return {"cov_selected": selected}
 
 
-@register_policy_loss(
-    "clip_cov",
-    needs=("log_probs", "old_log_probs", "advantages", "cov_selected"),
-    settings=("clip_low", "clip_high"),
-    prepare=select_clip_cov,
-    prepared=("cov_selected",),
-)
+@implements("clip_cov", prepare=select_clip_cov)
 def clip_cov_loss(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -145,13 +139,7 @@ def clip_cov_loss(
     return PolicyLossTerms(terms=terms, statistics=statistics)
 
 
-@register_policy_loss(
-    "kl_cov",
-    needs=("log_probs", "old_log_probs", "advantages", "cov_selected"),
-    prepare=select_kl_cov,
-    prepared=("cov_selected",),
-    moves_without_advantage=True,
-)
+@implements("kl_cov", prepare=select_kl_cov)
 def kl_cov_loss(
     log_probs: Tensor,
     old_log_probs: Tensor,

@@ -12,9 +12,9 @@ from torch import Tensor
 from strop.algorithms.losses.terms import (
     LOG_RATIO_BOUND,
     PolicyLossTerms,
+    implements,
     probability_ratio,
     ratio_statistics,
-    register_policy_loss,
 )
 
 SEQUENCE_LOG_RATIO_MAX = 10.0
@@ -45,13 +45,7 @@ def row_means(values: Tensor, response_mask: Tensor, row_ids: Tensor) -> Tensor:
     return (total / count.clamp(min=1))[rows].reshape(values.shape)
 
 
-@register_policy_loss(
-    "gspo",
-    needs=("log_probs", "old_log_probs", "advantages", "response_mask", "row_ids"),
-    settings=("clip_low", "clip_high"),
-    aggregation="seq-mean-token-mean",
-    aliases=("gspo_token",),
-)
+@implements("gspo", "gspo_token")
 def gspo_loss(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -99,13 +93,7 @@ def gspo_loss(
     return PolicyLossTerms(terms=torch.maximum(unclipped, bounded), statistics=statistics)
 
 
-@register_policy_loss(
-    "gmpo",
-    needs=("log_probs", "old_log_probs", "advantages", "response_mask", "row_ids"),
-    settings=("clip_low", "clip_high"),
-    aggregation="seq-mean-token-mean",
-    aliases=("geo_mean",),
-)
+@implements("gmpo", "geo_mean")
 def gmpo_loss(
     log_probs: Tensor,
     old_log_probs: Tensor,

@@ -7,17 +7,13 @@ from torch import Tensor
 
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
+    implements,
     probability_ratio,
     ratio_statistics,
-    register_policy_loss,
 )
 
 
-@register_policy_loss(
-    "sapo",
-    needs=("log_probs", "old_log_probs", "advantages"),
-    aggregation="seq-mean-token-mean",
-)
+@implements("sapo")
 def sapo_loss(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -52,7 +48,7 @@ def sapo_loss(
     return PolicyLossTerms(terms=terms, statistics=ratio_statistics(log_ratio, ratio))
 
 
-@register_policy_loss("dro", needs=("log_probs", "old_log_probs", "advantages"), moves_without_advantage=True)
+@implements("dro")
 def dro_loss(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, dro_beta: float = 1.0
 ) -> PolicyLossTerms:
@@ -81,7 +77,7 @@ def dro_loss(
     return PolicyLossTerms(terms=terms, statistics=ratio_statistics(log_ratio, ratio))
 
 
-@register_policy_loss("gpg", needs=("log_probs", "old_log_probs", "advantages"), aliases=("reinforce",))
+@implements("gpg", "reinforce")
 def policy_gradient_loss(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
     """The plain policy gradient: term = -A * log_probs.
 

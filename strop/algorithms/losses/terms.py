@@ -9,17 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strop.algorithms.registry import Declaration, Registry, check_settings, settings_for
+from strop.algorithms.loss_declarations import LOSS_DECLARATIONS, policy_loss_declaration
+from strop.algorithms.registry import Declaration, Registry, settings_for
 
 LOG_RATIO_BOUND = 20.0
 """Largest |log-ratio| that is exponentiated; e^20 = 5e8 keeps float32 finite."""
-
-SHARED_SETTINGS = {
-    "clip_low": "algorithm.clip_ratio_low",
-    "clip_high": "algorithm.clip_ratio_high",
-    "clip_c": "algorithm.clip_ratio_c",
-}
-"""Settings of losses that have a key of their own in the config."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,36 +29,18 @@ class PolicyLossTerms:
 PolicyLossFn = Callable[..., PolicyLossTerms]
 
 # A name taken by another function is replaced, as files of the field expect to do.
-POLICY_LOSS_REGISTRY: Registry[PolicyLossFn] = Registry("policy loss", replaceable=True)
+POLICY_LOSS_REGISTRY: Registry[PolicyLossFn] = Registry(
+    LOSS_DECLARATIONS.kind, replaceable=True, declarations=LOSS_DECLARATIONS
+)
 register_policy_loss = POLICY_LOSS_REGISTRY.register
 """Decorator: `@register_policy_loss(name, needs=[...], settings=[...])`; see `Registry.register`."""
+implements = POLICY_LOSS_REGISTRY.implements
+"""Decorator of the built-in losses, whose declarations stand in `strop.algorithms.loss_declarations`."""
 
 
 def get_policy_loss_fn(name: str) -> PolicyLossFn:
     """The function registered under `name`; ValueError with the known names if there is none."""
     return POLICY_LOSS_REGISTRY[name]
-
-
-def policy_loss_declaration(name: str) -> Declaration:
-    """The columns and settings that the loss under `name` asks for."""
-    return POLICY_LOSS_REGISTRY.declaration(name)
-
-
-def check_loss_settings(name: str, settings: Mapping[str, object]) -> None:
-    """Refuse settings (algorithm.loss_settings) that the loss `name` does not have.
-
-    Raises:
-        ValueError: unknown loss; unknown setting, with the nearest valid one; a value of another type than the
-            default; a setting that has a key of its own.
-    """
-    check_settings(
-        "policy loss",
-        name,
-        get_policy_loss_fn(name),
-        policy_loss_declaration(name),
-        settings,
-        elsewhere=SHARED_SETTINGS,
-    )
 
 
 def policy_loss_terms(

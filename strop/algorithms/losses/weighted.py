@@ -12,20 +12,16 @@ from torch import Tensor
 
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
+    implements,
     probability_ratio,
     ratio_statistics,
-    register_policy_loss,
 )
 
 BINARY_KL_EPS = 1e-8
 """Added to the probability of all other tokens, so that its logarithm is finite for a sure token."""
 
 
-@register_policy_loss(
-    "cispo",
-    needs=("log_probs", "old_log_probs", "advantages"),
-    settings=("clip_low", "clip_high"),
-)
+@implements("cispo")
 def cispo_loss(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
 ) -> PolicyLossTerms:
@@ -54,11 +50,7 @@ def cispo_loss(
     return PolicyLossTerms(terms=-weight * advantages * log_probs, statistics=statistics)
 
 
-@register_policy_loss(
-    "dppo_tv",
-    needs=("log_probs", "old_log_probs", "advantages"),
-    settings=("clip_low", "clip_high"),
-)
+@implements("dppo_tv")
 def dppo_tv_loss(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -92,11 +84,7 @@ def dppo_tv_loss(
     return _trust_region_terms(log_probs, old_log_probs, advantages, inside=inside, truncation=truncation)
 
 
-@register_policy_loss(
-    "dppo_kl",
-    needs=("log_probs", "old_log_probs", "advantages"),
-    settings=("clip_low", "clip_high"),
-)
+@implements("dppo_kl")
 def dppo_kl_loss(
     log_probs: Tensor,
     old_log_probs: Tensor,

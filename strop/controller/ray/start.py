@@ -29,6 +29,7 @@ from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.process import WorkerProcess
 from strop.controller.roles import RoleSpec
 from strop.controller.worker import Placement
+from strop.cores import usable_cores
 from strop.net.rendezvous import Meeting
 
 
@@ -209,7 +210,7 @@ def threads_per_process(nodes: Sequence[Node], processes: Sequence[int]) -> int:
         nodes: the nodes in use.
         processes: how many processes share each.
     """
-    cores = [(os.cpu_count() or 1) if node.is_here else int(node.total.get("CPU", 1)) for node in nodes]
+    cores = [usable_cores() if node.is_here else int(node.total.get("CPU", 1)) for node in nodes]
     return max(min(own // count for own, count in zip(cores, processes, strict=True)), 1)
 
 

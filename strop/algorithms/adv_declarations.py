@@ -1,0 +1,111 @@
+"""What each advantage estimator asks for, and what may be set for it; the functions are in advantages/ (torch-free)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from strop.algorithms.registry import Declaration, Declarations, check_settings, name_of
+
+SHARED_SETTINGS = {
+    "norm_by_std": "algorithm.norm_adv_by_std",
+    "gamma": "algorithm.gamma",
+    "lam": "algorithm.lam",
+    "reward_weights": "algorithm.reward_weights",
+}
+"""Settings with a key of their own in the config, and that key."""
+
+_ROWS = frozenset({"group_ids", "response_mask"})
+_GROUP = Declaration(needs=_ROWS | {"rewards"}, is_group_relative=True)
+"""Compares the rewards of a prompt's samples."""
+_GROUP_BY_STD = Declaration(needs=_GROUP.needs, settings=frozenset({"norm_by_std"}), is_group_relative=True)
+_TOKEN_BASELINE = Declaration(
+    needs=_ROWS | {"token_level_rewards", "old_log_probs", "sum_pi_squared"},
+    own={"handle_zero_tail": False},
+    is_group_relative=True,
+)
+"""Compares tokens at the same place of a prompt's samples."""
+
+ADV_DECLARATIONS = Declarations(
+    "advantage estimator",
+    {
+        "gae": Declaration(
+            needs=frozenset({"token_level_rewards", "values", "response_mask"}),
+            settings=frozenset({"gamma", "lam"}),
+        ),
+        "reinforce_plus_plus": Declaration(
+            needs=frozenset({"token_level_rewards", "response_mask"}), settings=frozenset({"gamma"})
+        ),
+        "remax": Declaration(needs=frozenset({"token_level_rewards", "reward_baselines", "response_mask"})),
+        "grpo": _GROUP_BY_STD,
+        "grpo_vectorized": _GROUP_BY_STD,
+        "grpo_passk": _GROUP_BY_STD,
+        "dr_grpo": _GROUP,
+        "rloo": _GROUP,
+        "rloo_vectorized": _GROUP,
+        "opo": _GROUP,
+        "maxrl": _GROUP,
+        "gpg": Declaration(
+            needs=_GROUP.needs, own={"f_norm": 1.0, "count_mixed_groups": False}, is_group_relative=True
+        ),
+        "reinforce_plus_plus_baseline": _GROUP,
+        "gdpo": Declaration(
+            needs=_ROWS | {"reward_parts"}, settings=frozenset({"reward_weights"}), is_group_relative=True
+        ),
+        "optimal_token_baseline": _TOKEN_BASELINE,
+        "tir_optimal_token_baseline": _TOKEN_BASELINE,
+    },
+)
+
+
+def adv_estimator_declaration(name: str | Enum) -> Declaration:
+    """The columns and settings that the estimator under `name` asks for; ValueError if there is none."""
+    return ADV_DECLARATIONS[name_of(name)]
+
+
+def check_estimator(
+    name: str,
+    *,
+    samples_per_prompt: int,
+    norm_by_std: bool = True,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    settings: Mapping[str, object] | None = None,
+) -> None:
+    """Refuse, before anything heavy starts, a configuration under which the estimator cannot teach.
+
+    Raises:
+        ValueError: unknown name; one sample per prompt with a group-relative estimator; a setting other than
+            its default that the estimator does not have; one of `settings` (algorithm.adv_settings) that it
+            does not have.
+    """
+    declaration = adv_estimator_declaration(name)
+    known = sorted(ADV_DECLARATIONS.items())
+    if declaration.is_group_relative and samples_per_prompt < 2:
+        alternatives = [other for other, asks in known if not asks.is_group_relative]
+        raise ValueError(
+            f"rollout.samples_per_prompt is {samples_per_prompt}, but algorithm.adv_estimator={name} "
+            f"compares the samples of one prompt and would give advantage 0 to each: set "
+            f"rollout.samples_per_prompt to at least 2, or use an estimator without groups "
+            f"({', '.join(alternatives)})"
+        )
+    given = {"norm_by_std": not norm_by_std, "gamma": gamma != 1.0, "lam": lam != 1.0}
+    for setting, is_set in given.items():
+        if is_set and not declaration.is_user_convention and setting not in declaration.settings:
+            users = [other for other, asks in known if setting in asks.settings]
+            raise ValueError(
+                f"{SHARED_SETTINGS[setting]} is set, but algorithm.adv_estimator={name} has no such setting: "
+                f"remove it, or use {' or '.join(users)}"
+            )
+    check_adv_settings(name, settings or {})
+
+
+def check_adv_settings(name: str, settings: Mapping[str, object]) -> None:
+    """Refuse entries of algorithm.adv_settings that the estimator `name` does not have.
+
+    Raises:
+        ValueError: an unknown setting (with the nearest one), one with a config key of its own, or a value of
+            another type than the setting's default.
+    """
+    declaration = adv_estimator_declaration(name)
+    check_settings("advantage estimator", name, declaration, settings, elsewhere=SHARED_SETTINGS)

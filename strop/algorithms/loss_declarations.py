@@ -1,0 +1,72 @@
+"""What each policy loss asks for, and what may be set for it; the functions are in losses/ (torch-free)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from strop.algorithms.registry import Declaration, Declarations, check_settings
+
+SHARED_SETTINGS = {
+    "clip_low": "algorithm.clip_ratio_low",
+    "clip_high": "algorithm.clip_ratio_high",
+    "clip_c": "algorithm.clip_ratio_c",
+}
+"""Settings of losses that have a key of their own in the config."""
+
+_TOKENS = frozenset({"log_probs", "old_log_probs", "advantages"})
+_CLIP = frozenset({"clip_low", "clip_high"})
+_PER_RESPONSE = Declaration(
+    needs=_TOKENS | {"response_mask", "row_ids"}, settings=_CLIP, aggregation="seq-mean-token-mean"
+)
+"""One ratio per response."""
+_TRUNCATED = Declaration(needs=_TOKENS, settings=_CLIP, own={"truncation": 20.0})
+_PLAIN = Declaration(needs=_TOKENS)
+_SELECTED = frozenset({"cov_selected"})
+
+LOSS_DECLARATIONS = Declarations(
+    "policy loss",
+    {
+        "vanilla": Declaration(needs=_TOKENS, settings=_CLIP | {"clip_c"}),
+        "gspo": _PER_RESPONSE,
+        "gspo_token": _PER_RESPONSE,
+        "gmpo": _PER_RESPONSE,
+        "geo_mean": _PER_RESPONSE,
+        "cispo": Declaration(needs=_TOKENS, settings=_CLIP),
+        "dppo_tv": _TRUNCATED,
+        "dppo_kl": _TRUNCATED,
+        "sapo": Declaration(
+            needs=_TOKENS, own={"tau_pos": 1.0, "tau_neg": 1.05}, aggregation="seq-mean-token-mean"
+        ),
+        "dro": Declaration(needs=_TOKENS, own={"dro_beta": 1.0}, moves_without_advantage=True),
+        "gpg": _PLAIN,
+        "reinforce": _PLAIN,
+        "clip_cov": Declaration(
+            needs=_TOKENS | _SELECTED,
+            settings=_CLIP,
+            own={"clip_cov_ratio": 0.0002, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0, "seed": 0},
+            prepared=_SELECTED,
+        ),
+        "kl_cov": Declaration(
+            needs=_TOKENS | _SELECTED,
+            own={"ppo_kl_coef": 1.0, "kl_cov_ratio": 0.0002},
+            prepared=_SELECTED,
+            moves_without_advantage=True,
+        ),
+    },
+)
+
+
+def policy_loss_declaration(name: str) -> Declaration:
+    """The columns and settings that the loss under `name` asks for; ValueError if there is none."""
+    return LOSS_DECLARATIONS[name]
+
+
+def check_loss_settings(name: str, settings: Mapping[str, object]) -> None:
+    """Refuse settings (algorithm.loss_settings) that the loss `name` does not have.
+
+    Raises:
+        ValueError: unknown loss; unknown setting, with the nearest valid one; a value of another type than the
+            default; a setting that has a key of its own.
+    """
+    declaration = policy_loss_declaration(name)
+    check_settings("policy loss", name, declaration, settings, elsewhere=SHARED_SETTINGS)
