@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from template_family import FAMILIES
 from transformers.utils import chat_template_utils
 
 from strop.agents.templates import ChatTemplate
-from strop.chat_template import TemplateRefused, TemplateTooCostly, apply_template
+from strop.chat_template import TemplateRefused, TemplateTooCostly, apply_template, budget
 from strop.data.chat import Chat, render
 
 GROWS = "{% set ns = namespace(x=START, y=START) %}{% for i in range(99999) %}BODY{% endfor %}"
@@ -65,6 +66,7 @@ ENDLESS = {
     "sums of lists": "{{ ([[1] * 99] * 99999)|sum(start=[])|length }}",
     "slices": "{{ 'a'|slice(999999999)|list }}",
     "indents": "{{ [[1]]|tojson(indent=999999999) }}",
+    "many arguments": "{% macro f() %}{% set y = varargs %}{% endmacro %}{% set x = range(9999)|list %}{% for i in range(50000) %}{{ f(*x) }}{% endfor %}",
     "answers marked": "{% for a in range(99999) %}{% generation %}x{% endgeneration %}{% endfor %}" * 20,
 }
 
@@ -122,6 +124,21 @@ def test_a_conversation_of_a_thousand_turns_is_rendered() -> None:
             {"role": one, "content": f"turn {i} " * 50} for i in range(500) for one in ("user", "assistant")
         ]
         assert "turn 499" in apply_template(tokenizer_with(family.template), turns, None)
+
+
+THINKING = """{% macro shown(all, m) %}{{ m.role }}{% endmacro %}{% for m in messages %}{% if messages|length > 0 %}
+{% set content = m.content.split('</think>')[-1].lstrip('\\n') %}{{ shown(messages, m) }}{{ content.rstrip('\\n') }}
+{% set rest = messages[loop.index:] %}{{ rest|length }}{% endif %}{% endfor %}"""
+"""What templates of models that think do with each message."""
+
+
+@pytest.mark.parametrize(("turns", "words"), [(4, 30_000), (40, 3_000), (1000, 1)])
+def test_long_conversations_need_a_small_part_of_the_budget(turns: int, words: int) -> None:
+    answer = {"role": "assistant", "content": "<think>\nso\n</think>\n" + "word " * words}
+    tokenizer = tokenizer_with(THINKING)
+    with patch.object(budget, "BASE_STEPS", 0), patch.object(budget, "STEPS_PER_PIECE", 50):
+        text = apply_template(tokenizer, [answer] * turns, None)
+    assert text.count("word") == turns * words
 
 
 def test_messages_nested_too_deeply_are_a_fault_of_the_messages() -> None:

@@ -174,6 +174,7 @@ def test_calls_are_read(name: str, text: str, content: str, calls: list[tuple[st
         ("mistral", "[TOOL_CALLS] hello", "JSON list"),
         ("pythonic", "[f(1)]", "by its name"),
         ("pythonic", "[f(a=g())]", "plain values"),
+        ("pythonic", "[f(a=0071_0)]", "plain values"),
         ("pythonic", "[f(a=1) for x in (1, 2)]", "not valid Python|list of calls|must be a call"),
         ("pythonic", "[f(a=)]", "not valid Python"),
     ],

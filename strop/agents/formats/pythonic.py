@@ -211,7 +211,7 @@ def _number(written: str) -> int | float:
     try:
         return int(written, 0)
     except ValueError:
-        if written.isdecimal():  # of too many digits, or with a zero before them
+        if written.replace("_", "").isdecimal():  # of too many digits, or with a zero before them
             raise
         return float(written)
 
