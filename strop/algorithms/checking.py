@@ -120,7 +120,7 @@ def _subject(
         function=function,
         declaration=declaration,
         settings=dict(settings) if declaration.is_user_convention else {**shared, **settings},
-        mode=mode or declaration.aggregation or "token-mean",
+        mode=declaration.aggregation_mode(mode),
     )
 
 

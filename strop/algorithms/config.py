@@ -159,8 +159,9 @@ class AlgorithmConfig:
     clip_ratio_c: float = 3.0
     """Dual clip: where the advantage is negative, the loss of a token is at most -advantage times this."""
     loss_agg_mode: AggregationMode | None = None
-    """How per-token terms become one loss. Denominators count over the whole optimizer batch. Not set: as in the
-    paper of the policy loss (seq-mean-token-mean for gspo, gmpo and sapo), else token-mean."""
+    """How per-token terms become one loss, that of the policy and that of the critic. Denominators count over the
+    whole optimizer batch. Not set: for both as in the paper of the policy loss (seq-mean-token-mean for gspo, gmpo
+    and sapo), else token-mean."""
     loss_scale_factor: float | None = None
     """Constant divisor of seq-mean-token-sum-norm, in tokens; usually data.max_response_tokens."""
     entropy_coeff: float = 0.0

@@ -30,7 +30,7 @@ class Declaration:
     is_group_relative: bool = False
     """True if the result compares the samples of one prompt, so that one sample teaches nothing."""
     aggregation: str | None = None
-    """The aggregation mode of the paper, in force where the user sets none; not set: the general default."""
+    """The aggregation mode of the paper, in force where the user sets none; see `aggregation_mode`."""
     prepare: Callable[..., Any] | None = None
     """Statistics of a whole optimizer batch: called once per optimizer batch with the flat columns [N] of all
     its tokens over all ranks, by keyword; returns the columns `prepared`, [N] each, by name."""
@@ -43,6 +43,11 @@ class Declaration:
     def is_user_convention(self) -> bool:
         """True if the function follows the field's calling convention, not ours."""
         return self.follows_field or not self.needs
+
+    def aggregation_mode(self, asked: str | None) -> str:
+        """The mode in force for a policy loss, and for the value loss beside it: what was asked for, else the mode
+        of the loss's paper, else token-mean."""
+        return asked or self.aggregation or "token-mean"
 
 
 class Registry(dict[str, F], Generic[F]):

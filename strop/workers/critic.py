@@ -10,6 +10,8 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals, weighted_sum
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.extensions import load_extensions
+from strop.algorithms.losses import policy_loss_declaration
 from strop.algorithms.reduce import Mean, Reduction
 from strop.algorithms.value_loss import explained_variance, value_loss_terms
 from strop.controller import Dispatch, register
@@ -51,6 +53,7 @@ class CriticWorker(TrainedWorker):
         """
         super().__init__()
         self._algorithm = algorithm
+        load_extensions(algorithm.extensions)
         parallel = join(self.placement, critic.engine, device=device)
         own = dataclasses.replace(model, path=critic.path or model.path, lora=critic.lora)
         values = load_value_model(own, parallel=parallel)
@@ -90,7 +93,7 @@ class CriticWorker(TrainedWorker):
 class _ValueLoss:
     """The value loss of one optimizer batch as a function of some of its tokens, and what was seen on the way.
 
-    Its terms are aggregated as those of the policy, with weights fixed for the whole batch.
+    Its terms are aggregated in the mode of the policy's, with weights fixed for the whole batch.
     """
 
     def __init__(self, data: DataProto, totals: BatchTotals, algorithm: AlgorithmConfig) -> None:
@@ -100,7 +103,7 @@ class _ValueLoss:
             data,
             totals,
             mask="loss_mask" if "loss_mask" in data.tensors() else "response_mask",
-            mode=algorithm.loss_agg_mode or "token-mean",
+            mode=policy_loss_declaration(algorithm.policy_loss).aggregation_mode(algorithm.loss_agg_mode),
             scale=algorithm.loss_scale_factor,
             dtype=self._returns.dtype,
         )

@@ -55,7 +55,7 @@ class PolicyLoss:
         """
         self._algorithm = algorithm
         self._declaration = policy_loss_declaration(algorithm.policy_loss)
-        self._mode = algorithm.loss_agg_mode or self._declaration.aggregation or "token-mean"
+        self._mode = self._declaration.aggregation_mode(algorithm.loss_agg_mode)
         self._totals = totals
         self._columns = _columns(data, algorithm)
         lengths = columns.row_lengths(data.tensors()["response_mask"])
@@ -69,7 +69,6 @@ class PolicyLoss:
             scale=algorithm.loss_scale_factor,
             dtype=self._columns["advantages"].dtype,
         )
-        self._importance = self._columns.get("rollout_is_weights")
         self._teacher = _teacher_columns(data, algorithm)
         self.log_probs, self.entropies = torch.zeros_like(self._weights), torch.zeros_like(self._weights)
         self._num_tokens = int((self._weights != 0).sum())

@@ -133,6 +133,26 @@ def test_loss_gradient_and_metrics_are_those_of_an_independent_reference(
     assert metrics["critic/lr"] == 1e-2
 
 
+@pytest.mark.parametrize("policy_loss", ["vanilla", "gspo", "sapo"])
+def test_without_a_mode_the_critic_aggregates_as_the_policy_loss_does(
+    tiny_model: Path, policy_loss: str
+) -> None:
+    # A new critic says 0 everywhere, so with old values of 0 each token's term is its return squared, halved.
+    batch = value_batch()
+    values = batch.tensors()["values"]
+    zeros = columns.jagged_like(values, torch.zeros_like(columns.flat(values)))
+    batch = batch.pop(["values"]) and batch.union(DataProto.from_dict({"values": zeros}))
+    tensors = batch.tensors()
+    rows = zip(columns.rows(tensors["returns"]), columns.rows(tensors["response_mask"]), strict=True)
+    terms = [returns[mask] ** 2 / 2 for returns, mask in rows]
+    over_tokens = float(torch.cat(terms).mean())
+    over_samples = sum(float(row.mean()) for row in terms) / len(terms)
+    assert abs(over_tokens - over_samples) > 1e-3, "the modes should differ on this batch"
+    seen = update(make_critic(tiny_model, AlgorithmConfig(policy_loss=policy_loss)), batch)
+    expected = over_tokens if policy_loss == "vanilla" else over_samples
+    assert seen["critic/vf_loss"] == pytest.approx(expected, rel=1e-10)
+
+
 def test_an_update_does_not_depend_on_token_budget_and_row_order(tiny_model: Path) -> None:
     batch = value_batch()
     seen = []
