@@ -26,7 +26,8 @@ from transformers import AutoModelForCausalLM
 from strop.data.tiny import make_tiny_model
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import CausalLM, load_model
-from strop.engines.training import TrainEngine, make_rows
+from strop.engines.packing import make_rows
+from strop.engines.training import TrainEngine
 from strop.randomness import random_key
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling, TokenOutput
@@ -127,7 +128,7 @@ def _train(
     )
 
     def step() -> None:
-        engine.accumulate(rows, lambda log_probs, entropies, index: -log_probs.sum() / 1e4, temperature=1.0)
+        engine.accumulate(rows, lambda tokens: -tokens.log_probs(temperature=1.0)[0].sum() / 1e4)
         engine.step()
 
     seconds, _ = _best(repeats, step)

@@ -162,6 +162,9 @@ class Trajectory:
     media: tuple[Media, ...] = ()
     """Images and videos of the prompt and of what tools gave, in the order of their tokens, which are counted from the
     first token of the prompt."""
+    checked: tuple[tuple[Any, ...], ...] = field(default=(), repr=False, compare=False)
+    """The very `sampled`, `log_probs` and `versions` that were found to fit each other, so that a copy with other facts
+    does not look at every token again. Not for callers."""
 
     def __post_init__(self) -> None:
         lengths = {
@@ -184,21 +187,13 @@ class Trajectory:
         _check_places(self.media, len(self.prompt_ids) + len(self.response_ids), f"trajectory {self.id}")
 
     def _check_provenance(self) -> None:
-        for position, (is_sampled, log_prob, version) in enumerate(
-            zip(self.sampled, self.log_probs, self.versions, strict=True)
-        ):
-            if is_sampled:
-                if version < 0 or not math.isfinite(log_prob):
-                    raise ValueError(
-                        f"trajectory {self.id} was sampled at response position {position} with log-prob "
-                        f"{log_prob} by version {version}; the engine must report a finite log-prob and a "
-                        f"version of at least 0"
-                    )
-            elif version != NOT_SAMPLED or log_prob != 0.0:
-                raise ValueError(
-                    f"trajectory {self.id} was given its token at response position {position}, but carries "
-                    f"log-prob {log_prob} and version {version}; given tokens have 0.0 and {NOT_SAMPLED}"
-                )
+        """Refuse log-probs and versions that do not fit their tokens; tokens that were checked are not looked at."""
+        columns = (self.sampled, self.log_probs, self.versions)
+        known = self.checked
+        if len(known) == 3 and all(one is other for one, other in zip(known, columns, strict=True)):
+            return
+        _check_tokens(self.id, *columns, first=0)
+        object.__setattr__(self, "checked", columns)
 
     @property
     def id(self) -> str:
@@ -221,13 +216,8 @@ class Trajectory:
     ) -> Trajectory:
         """This trajectory with tokens appended that the policy chose, one log-prob and version each."""
         self._refuse_if_finished()
-        return replace(
-            self,
-            response_ids=self.response_ids + tuple(token_ids),
-            sampled=self.sampled + (True,) * len(token_ids),
-            log_probs=self.log_probs + tuple(log_probs),
-            versions=self.versions + tuple(versions),
-        )
+        new = ((True,) * len(token_ids), tuple(log_probs), tuple(versions))
+        return self._appended(tuple(token_ids), *new, media=self.media)
 
     def with_given(self, token_ids: Sequence[int]) -> Trajectory:
         """This trajectory with tokens appended that a tool or environment wrote; they carry no loss.
@@ -236,14 +226,9 @@ class Trajectory:
         """
         self._refuse_if_finished()
         count, length = len(token_ids), len(self.prompt_ids) + len(self.response_ids)
-        return replace(
-            self,
-            response_ids=self.response_ids + tuple(token_ids),
-            sampled=self.sampled + (False,) * count,
-            log_probs=self.log_probs + (0.0,) * count,
-            versions=self.versions + (NOT_SAMPLED,) * count,
-            media=self.media + tuple(replace(one, start=length + one.start) for one in media_of(token_ids)),
-        )
+        media = tuple(replace(one, start=length + one.start) for one in media_of(token_ids))
+        new = ((False,) * count, (0.0,) * count, (NOT_SAMPLED,) * count)
+        return self._appended(tuple(token_ids), *new, media=self.media + media)
 
     def cut(self, max_response_tokens: int) -> Trajectory:
         """This trajectory with at most so many response tokens, the media among them being whole.
@@ -256,14 +241,8 @@ class Trajectory:
         while kept and kept[-1].start >= first and kept[-1].span[1] >= end:
             end = min(end, kept.pop().start)
         count = end - first
-        return replace(
-            self,
-            response_ids=self.response_ids[:count],
-            sampled=self.sampled[:count],
-            log_probs=self.log_probs[:count],
-            versions=self.versions[:count],
-            media=tuple(kept),
-        )
+        columns = (self.sampled[:count], self.log_probs[:count], self.versions[:count])
+        return self._with_columns(self.response_ids[:count], columns, media=tuple(kept))
 
     def finish(self, stop_reason: str) -> Trajectory:
         """This trajectory, closed: no token can be appended to the result."""
@@ -272,8 +251,67 @@ class Trajectory:
             raise ValueError(f"trajectory {self.id} needs a stop reason such as 'stop', got {stop_reason!r}")
         return replace(self, stop_reason=stop_reason)
 
+    def _appended(
+        self,
+        token_ids: tuple[int, ...],
+        sampled: tuple[bool, ...],
+        log_probs: tuple[float, ...],
+        versions: tuple[int, ...],
+        *,
+        media: tuple[Media, ...],
+    ) -> Trajectory:
+        """With these tokens at the end; they alone are checked."""
+        if len(sampled) == len(log_probs) == len(versions):  # else the lengths are refused below
+            _check_tokens(self.id, sampled, log_probs, versions, first=len(self.response_ids))
+        columns = (self.sampled + sampled, self.log_probs + log_probs, self.versions + versions)
+        return self._with_columns(self.response_ids + token_ids, columns, media=media)
+
+    def _with_columns(
+        self,
+        response_ids: tuple[int, ...],
+        columns: tuple[tuple[bool, ...], tuple[float, ...], tuple[int, ...]],
+        *,
+        media: tuple[Media, ...],
+    ) -> Trajectory:
+        """With these tokens, whose columns were checked."""
+        sampled, log_probs, versions = columns
+        return replace(
+            self,
+            response_ids=response_ids,
+            sampled=sampled,
+            log_probs=log_probs,
+            versions=versions,
+            media=media,
+            checked=columns,
+        )
+
     def _refuse_if_finished(self) -> None:
         if self.is_finished:
             raise ValueError(
                 f"trajectory {self.id} ended with {self.stop_reason!r} and cannot be changed; finish it last"
+            )
+
+
+def _check_tokens(
+    trajectory_id: str,
+    sampled: Sequence[bool],
+    log_probs: Sequence[float],
+    versions: Sequence[int],
+    *,
+    first: int,
+) -> None:
+    """Refuse tokens of a response, from position `first` on, whose log-prob or version does not fit who chose them."""
+    columns = zip(sampled, log_probs, versions, strict=True)
+    for position, (is_sampled, log_prob, version) in enumerate(columns, start=first):
+        if is_sampled:
+            if version < 0 or not math.isfinite(log_prob):
+                raise ValueError(
+                    f"trajectory {trajectory_id} was sampled at response position {position} with log-prob "
+                    f"{log_prob} by version {version}; the engine must report a finite log-prob and a "
+                    f"version of at least 0"
+                )
+        elif version != NOT_SAMPLED or log_prob != 0.0:
+            raise ValueError(
+                f"trajectory {trajectory_id} was given its token at response position {position}, but carries "
+                f"log-prob {log_prob} and version {version}; given tokens have 0.0 and {NOT_SAMPLED}"
             )

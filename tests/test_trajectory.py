@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -64,6 +66,38 @@ def test_a_given_token_carries_no_log_prob_and_no_version() -> None:
             log_probs=(-0.1,),
             versions=(-1,),
         )
+
+
+class Counted:
+    """A log-prob that counts how often somebody reads it."""
+
+    def __init__(self, value: float) -> None:
+        self.value, self.reads = value, 0
+
+    def __float__(self) -> float:
+        self.reads += 1
+        return self.value
+
+
+def test_every_token_is_checked_once_however_often_the_record_is_copied() -> None:
+    log_probs = [Counted(-0.5) for _ in range(6)]
+    trajectory = start().with_sampled([7, 8], log_probs[:2], [0, 0]).with_given([9])  # type: ignore[arg-type]
+    trajectory = trajectory.with_sampled([1, 2, 3, 4], log_probs[2:], [1] * 4)  # type: ignore[arg-type]
+    copied = pickle.loads(pickle.dumps(replace(trajectory.cut(6), extra={"a": 1}).finish("length")))
+    replace(copied, reward_score=1.0)
+    assert [one.reads for one in log_probs] == [1] * 6
+    assert [one.reads for one in copied.log_probs if isinstance(one, Counted)] == [1] * 5
+
+
+def test_other_tokens_in_a_copy_are_checked() -> None:
+    trajectory = start().with_sampled([7, 8], [-0.5, -1.0], [0, 0])
+    for changes in (
+        {"log_probs": (-0.5, float("nan"))},
+        {"versions": (0, -1)},
+        {"sampled": (True, False)},
+    ):
+        with pytest.raises(ValueError, match="response position 1"):
+            replace(trajectory, **changes)
 
 
 def test_a_trajectory_needs_a_prompt_and_an_index() -> None:

@@ -36,6 +36,40 @@ class BatchTotals:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Aggregation:
+    """How the per-token terms of an optimizer batch become one loss."""
+
+    mode: str
+    """One of AGGREGATION_MODES; see `sample_weights`."""
+    scale: float | None = None
+    """The constant of seq-mean-token-sum-norm, in tokens."""
+
+    def weights(
+        self, mask: Tensor, totals: BatchTotals, row_lengths: Tensor, *, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Weight [N] of each token of whole rows in the loss of the optimizer batch; 0 outside the mask.
+
+        Args:
+            mask: [N], true on tokens that are trained on; of any rows of the batch.
+            totals: counts of the whole optimizer batch, over all ranks.
+            row_lengths: [B] int64, tokens of each row.
+            dtype: of the weights.
+
+        Raises:
+            ValueError: as `sample_weights`.
+        """
+        return token_weights(
+            self.mode,
+            mask.bool(),
+            num_tokens=totals.num_tokens,
+            num_samples=totals.num_samples,
+            scale=self.scale,
+            row_lengths=row_lengths,
+            dtype=dtype,
+        )
+
+
 def batch_totals(mask: Tensor, row_lengths: Tensor | None = None) -> BatchTotals:
     """Counts under a mask, in either layout (see the module's text)."""
     per_row = valid_tokens_per_row(mask, row_lengths)

@@ -32,6 +32,7 @@ from strop.algorithms.loss_rules import (
     check_width,
     check_zero_advantage,
 )
+from strop.algorithms.losses.spec import shared_settings
 from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from strop.algorithms.registry import Declaration, check_settings, with_own_settings
 
@@ -105,12 +106,7 @@ def _subject(
             f"policy loss {name!r} needs {', '.join(unknown)}, which the check's batch does not have; it has "
             f"{', '.join(COLUMNS)}, response_mask and row_ids"
         )
-    defaults = AlgorithmConfig()
-    shared = {
-        "clip_low": defaults.clip_low,
-        "clip_high": defaults.clip_high,
-        "clip_c": defaults.clip_ratio_c,
-    }
+    shared = shared_settings(AlgorithmConfig())
     return ProbedLoss(
         name=name,
         function=function,

@@ -37,6 +37,36 @@ def penalized_rewards(
     return token_level_scores - coef * torch.where(response_mask.bool(), kl, torch.zeros_like(kl))
 
 
+def token_level_rewards(
+    token_level_scores: Tensor,
+    response_mask: Tensor,
+    row_lengths: Tensor,
+    *,
+    answer_scores: Tensor | None = None,
+    kl: Tensor | None = None,
+    kl_coef: float = 0.0,
+) -> Tensor:
+    """Rewards per token [B, R]: the scores, with a reward model's on the last token, less the KL penalty.
+
+        token_level_scores + answer_scores on the last response token - kl_coef * KL
+
+    Args:
+        token_level_scores: [B, R], in reward units.
+        response_mask: [B, R], true on tokens that are trained on.
+        row_lengths: [B] int64, tokens of each response.
+        answer_scores: [B], a reward model's word on the whole answer; None without one.
+        kl: [B, R], see `penalized_rewards`; None without a penalty.
+        kl_coef: reward per nat.
+    """
+    rewards = token_level_scores
+    if answer_scores is not None:
+        is_last = torch.arange(rewards.shape[1])[None] == row_lengths[:, None] - 1  # [B, R]
+        rewards = rewards + torch.where(is_last, answer_scores.to(rewards.dtype)[:, None], 0.0)
+    if kl is not None:
+        rewards = penalized_rewards(rewards, kl, response_mask, coef=kl_coef)
+    return rewards
+
+
 def reward_kl(
     old_log_probs: Tensor, ref_log_probs: Tensor, response_mask: Tensor, *, kind: str
 ) -> tuple[Tensor, Tensor]:

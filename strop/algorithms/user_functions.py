@@ -23,7 +23,6 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.reduce import Mean, Reduction
 from strop.algorithms.registry import dotted
 
 LOSS_COLUMNS = ("log_probs", "old_log_probs", "advantages", "rollout_is_weights", "rollout_log_probs")
@@ -78,8 +77,8 @@ class UserLoss:
 
     loss: Tensor
     """One number with gradient; the sum over all parts and ranks is the loss of the optimizer batch."""
-    metrics: Mapping[str, Reduction]
-    """By full name (`actor/pg_clipfrac`); means weigh by the tokens of the part."""
+    metrics: Mapping[str, Tensor]
+    """By full name (`actor/pg_clipfrac`): the mean over the tokens of the part, a float64 scalar where the loss is."""
 
 
 def loss_config(
@@ -204,14 +203,7 @@ def call_loss_as_given(
             f"{dotted(function)} returned a loss without a gradient: it does not depend on log_prob, or was "
             f"detached from it"
         )
-    num_tokens = int(mask.sum())
-    return UserLoss(
-        loss=loss,
-        metrics={
-            key: Mean(_number(function, key, value) * num_tokens, num_tokens)
-            for key, value in metrics.items()
-        },
-    )
+    return UserLoss(loss=loss, metrics={key: _number(function, key, value) for key, value in metrics.items()})
 
 
 def call_advantage_estimator(
@@ -320,11 +312,12 @@ def _loss_and_metrics(function: Callable[..., object], result: object) -> tuple[
     )
 
 
-def _number(function: Callable[..., object], key: str, value: object) -> float:
+def _number(function: Callable[..., object], key: str, value: object) -> Tensor:
+    """A metric as a scalar, without waiting for the device that computes it."""
     if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value.detach())
+        return value.detach().reshape(()).double()
     if isinstance(value, bool | int | float):
-        return float(value)
+        return torch.tensor(float(value), dtype=torch.float64)
     raise ValueError(
         f"{dotted(function)} returned the metric {key!r} as {_describe(value)}; a metric is one number"
     )

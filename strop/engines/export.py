@@ -31,10 +31,12 @@ from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.lora import add_lora, has_adapter, merged_tensors, save_adapter
 from strop.engines.model import load_model, load_value_model, read_settings
 from strop.engines.model_folder import reading, runs_own_code
+from strop.engines.packing import make_rows
+from strop.engines.parallel import alone
 from strop.engines.probe import PROBE_TOLERANCE, check_packed
 from strop.engines.role_checkpoint import CONFIG_FOLDER, MODEL, load_weights
 from strop.engines.saved_tensors import STATE_FILE, SavedTensors
-from strop.engines.training import forward_log_probs, forward_values, make_rows
+from strop.engines.tokens import Tokens, map_tokens
 from strop.engines.vision_pixels import has_vision_part, load_media_processor
 from strop.engines.weights import named_weights
 
@@ -211,14 +213,19 @@ def probe_sequences(model: CausalLM) -> list[Tensor]:
     ]
 
 
-@torch.no_grad()
 def probe(model: CausalLM, sequences: Sequence[Tensor]) -> Tensor:
     """Log-probs of all tokens but the first in our engine; of a value model, the value at the end of each sequence."""
-    if model.module.get_output_embeddings() is None:  # type: ignore[operator]
+    is_value_model = model.module.get_output_embeddings() is None  # type: ignore[operator]
+    if is_value_model:
         rows = make_rows(sequences, [torch.zeros(1, dtype=torch.int64)] * len(sequences))
-        return forward_values(model, rows, max_tokens=sum(PROBE_LENGTHS))
-    rows = make_rows([ids[:1] for ids in sequences], [ids[1:] for ids in sequences])
-    return forward_log_probs(model, rows, temperature=1.0, max_tokens=sum(PROBE_LENGTHS))[0]
+    else:
+        rows = make_rows([ids[:1] for ids in sequences], [ids[1:] for ids in sequences])
+
+    def asked(tokens: Tokens) -> dict[str, Tensor]:
+        return {"probe": tokens.values() if is_value_model else tokens.log_probs(temperature=1.0)[0]}
+
+    ranks = alone(model.device)
+    return map_tokens(model, rows, asked, max_tokens=sum(PROBE_LENGTHS), parallel=ranks)["probe"]
 
 
 @torch.no_grad()

@@ -184,6 +184,7 @@ class _TokenLogProbs(torch.autograd.Function):
         banned: Tensor | None,
         num_likely: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
         step = chunk_rows(weight.shape[0])
         log_probs, entropies, are_likely = [], [], []
         for start in range(0, len(targets), step):
@@ -207,11 +208,12 @@ class _TokenLogProbs(torch.autograd.Function):
         return torch.cat(log_probs), torch.cat(entropies), is_likely
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_log_probs, grad_entropies, _ = grads
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_log_probs, grad_entropies, _ = grads  # None: that the loss does not depend on it
         hidden, weight, bias, targets, banned = ctx.saved_tensors
         step = chunk_rows(weight.shape[0])
-        uses_entropy = bool(grad_entropies.any())
+        if grad_log_probs is None:
+            grad_log_probs = torch.zeros(targets.shape, dtype=torch.float32, device=targets.device)
         grad_hidden = torch.empty_like(hidden)
         # Chunks are added in at least float32, also when sharding has cast the weight to bfloat16.
         wide = torch.promote_types(weight.dtype, torch.float32)
@@ -225,7 +227,7 @@ class _TokenLogProbs(torch.autograd.Function):
             probs = torch.exp(logits - normalizer)
             grad = probs * -grad_log_probs[rows].sum(dim=-1, keepdim=True)
             grad.scatter_add_(1, targets[rows], grad_log_probs[rows].to(grad.dtype))
-            if uses_entropy:
+            if grad_entropies is not None:
                 # dH/dz_v = -p_v (z_v - sum_u p_u z_u)
                 mean = torch.einsum("nv,nv->n", probs, logits)[:, None]
                 grad.addcmul_(probs * (logits - mean), -grad_entropies[rows, None])

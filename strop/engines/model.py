@@ -146,7 +146,7 @@ def load_reward_model(
 ) -> CausalLM:
     """Load a sequence-classification model with one label: `score` gives the reward of a text at its last token.
 
-    The score of a text is the value (`forward_values`) of a row that has the text as its prompt and any single
+    The score of a text is the value (`Tokens.values`) of a row that has the text as its prompt and any single
     token as its response.
 
     Raises:

@@ -68,13 +68,40 @@ class MicroBatch:
     targets: Tensor
     """[M]: the response tokens; where one stands for media, a token of text."""
     token_index: Tensor
-    """[M]: place of each response token in the batch's flat token axis."""
+    """[M], in host memory: place of each response token in the batch's flat token axis."""
     pictures: Pictures | None = None
     """Media of prompts and responses, in the order of their tokens."""
 
     @property
     def num_tokens(self) -> int:
         return self.input_ids.shape[1]
+
+
+def make_rows(
+    prompts: Sequence[Tensor], responses: Sequence[Tensor], media: Sequence[tuple[Media, ...]] | None = None
+) -> list[Row]:
+    """Rows of one batch, in order; equal prompts will be computed once.
+
+    Args:
+        prompts, responses: token ids of each row.
+        media: images and videos of each prompt and response; None where no row has any.
+
+    Raises:
+        ValueError: an empty prompt or response.
+    """
+    rows, first = [], 0
+    for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        if len(prompt) == 0 or len(response) == 0:
+            raise ValueError(
+                f"row {index} has {len(prompt)} prompt and {len(response)} response tokens; each row needs both"
+            )
+        own = () if media is None else media[index]
+        key: Hashable = prompt.numpy().tobytes()
+        if shown := [one.key for one in own if one.start < len(prompt)]:
+            key = (key, *shown)
+        rows.append(Row(prompt, response, first, key, own))
+        first += len(response)
+    return rows
 
 
 def split_rows(rows: Sequence[Row], *, max_tokens: int, num_devices: int = 1) -> list[list[Row]]:
@@ -178,11 +205,11 @@ def pack(rows: Sequence[Row], *, device: torch.device, vision: Vision | None = N
             tokens.append(torch.arange(row.first_token, row.first_token + len(row.response)))
             at += suffix
     return MicroBatch(
-        input_ids=torch.cat(ids)[None].to(device),
-        position_ids=joined_positions(positions).to(device),
+        input_ids=torch.cat(ids)[None].to(device, non_blocking=True),
+        position_ids=joined_positions(positions).to(device, non_blocking=True),
         attention=PackedAttention(segments, device=device),
-        hidden_index=torch.cat(hidden).to(device),
-        targets=torch.cat(targets).to(device),
+        hidden_index=torch.cat(hidden).to(device, non_blocking=True),
+        targets=torch.cat(targets).to(device, non_blocking=True),
         token_index=torch.cat(tokens),
         pictures=vision.pictures(media, device=device) if media and vision is not None else None,
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED
 from strop.data.sampler import parse_visit_uid
 from strop.data.streaming import Drawn
 from strop.protocol import DataProto
@@ -24,7 +25,7 @@ from strop.rollout.types import Sampling
 from strop.run import Fate, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, experience_of
-from strop.trainer.groups import CAUSES, FAILED, SOLVED, SURPLUS, judge, shaped_rewards_of
+from strop.trainer.groups import SURPLUS, judge, shaped_rewards_of
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt

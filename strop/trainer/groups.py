@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from strop.algorithms.config import FilterGroupsConfig
-from strop.algorithms.stream_calls import filter_cause, shaped_rewards
+from strop.algorithms.group_filter import left_out_for
+from strop.algorithms.stream_calls import shaped_rewards
 from strop.algorithms.stream_functions import SampleGroup
 from strop.data.curriculum import RowResult
 from strop.data.sampler import parse_visit_uid
@@ -18,16 +19,6 @@ from strop.trainer.config import Config
 from strop.trainer.experience import Experience
 from strop.workers.reports import PASS_THRESHOLD, EpisodeReport, training_rewards
 
-SOLVED, FAILED, EQUAL, EASY, HARD, UNSCORED = (
-    "solved by every sample",
-    "failed by every sample",
-    "equal rewards",
-    "easier than the band",
-    "harder than the band",
-    "fewer than two samples were scored",
-)
-"""Why a group is left out; `judge` gives one of them."""
-CAUSES = (SOLVED, FAILED, EQUAL, EASY, HARD, UNSCORED)
 SURPLUS = "surplus of dynamic sampling"
 
 
@@ -44,14 +35,13 @@ class Group:
 def judge(reports: Sequence[EpisodeReport], settings: FilterGroupsConfig) -> list[Group]:
     """Every group of these samples, in the order of their first samples.
 
-    A group is left out where all its numbers are equal (at least 1: solved, at most 0: failed, else equal), where
-    their mean is outside the band [lowest_mean, highest_mean], or where the filter of the user's own says so.
+    See `strop.algorithms.group_filter` for the rules.
 
     Args:
         reports: samples, those of a prompt with the same uid.
         settings: which number is judged, and the band. Samples without a reward are not judged.
     """
-    return [Group(uid=group.uid, cause=_cause(group, settings)) for group in sample_groups(reports)]
+    return [Group(uid=group.uid, cause=left_out_for(group, settings)) for group in sample_groups(reports)]
 
 
 def sample_groups(reports: Sequence[EpisodeReport]) -> list[SampleGroup]:
@@ -144,18 +134,3 @@ def sampler_batch(experience: Experience) -> DataProto:
     rows = experience.taken_by("sampler").get()
     numbers = np.array([parse_visit_uid(report.uid)[1] for report in experience.reports], dtype=object)
     return rows.union(DataProto.from_dict({}, non_tensors={"index": numbers}))
-
-
-def _cause(group: SampleGroup, settings: FilterGroupsConfig) -> str:
-    numbers = group.rewards if settings.metric == "score" else group.accuracies
-    if len(numbers) < 2:
-        return UNSCORED
-    lowest, highest = min(numbers), max(numbers)
-    if lowest == highest:
-        return SOLVED if lowest >= 1 else FAILED if highest <= 0 else EQUAL
-    mean = sum(numbers) / len(numbers)
-    if settings.highest_mean is not None and mean > settings.highest_mean:
-        return EASY
-    if settings.lowest_mean is not None and mean < settings.lowest_mean:
-        return HARD
-    return filter_cause(settings.filter, group) if settings.filter else ""

@@ -7,7 +7,6 @@ same order, each with its own rows, also with none.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,13 +15,23 @@ from torch import Tensor
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.extensions import load_extensions
+from strop.algorithms.losses import (
+    LossSpec,
+    PolicyBatch,
+    loss_spec,
+    note_policy_loss,
+    policy_batch,
+    policy_loss,
+)
 from strop.algorithms.reduce import Mean
+from strop.algorithms.tensor_metrics import TensorMetrics
 from strop.controller import Dispatch, Execute, register
 from strop.engines.config import ModelConfig
 from strop.engines.lora import adapter_off, has_adapter, merged_tensors
 from strop.engines.model import load_model
 from strop.engines.packing import Row
-from strop.engines.training import TrainEngine, make_rows
+from strop.engines.tokens import Tokens
+from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
 from strop.rollout.sync.sender import WeightSender
 from strop.rollout.sync.types import Endpoint, SyncReport
@@ -30,8 +39,14 @@ from strop.workers.config import ActorConfig
 from strop.workers.correcting import correction_columns
 from strop.workers.estimates import batch_advantages, shaping_metrics
 from strop.workers.joining import join
-from strop.workers.policy_loss import PolicyLoss
-from strop.workers.rows import data_rows, response_columns, step_metrics
+from strop.workers.rows import (
+    data_rows,
+    flat,
+    flat_mask,
+    log_prob_column,
+    response_columns,
+    step_metrics,
+)
 from strop.workers.saving import TrainedWorker
 from strop.workers.summary import BatchSummary, summarize
 from strop.workers.updates import Update, with_update
@@ -61,6 +76,7 @@ class ActorWorker(TrainedWorker):
         super().__init__()
         load_extensions(algorithm.extensions)
         self._algorithm = algorithm
+        self._loss = loss_spec(algorithm)
         parallel = join(self.placement, actor.engine, device=device)
         policy = load_model(model, parallel=parallel)
         engine = TrainEngine(policy, actor.engine, actor.optim, total_steps=num_updates, parallel=parallel)
@@ -70,8 +86,14 @@ class ActorWorker(TrainedWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Columns old_log_probs and entropys [B, R~] of the responses under the current weights."""
-        log_probs, entropies = self._log_probs(data)
-        return response_columns(data, {"old_log_probs": log_probs, "entropys": entropies})
+        temperature: float = data.meta_info["temperature"]
+
+        def log_probs(tokens: Tokens) -> dict[str, Tensor]:
+            return dict(
+                zip(("old_log_probs", "entropys"), tokens.log_probs(temperature=temperature), strict=True)
+            )
+
+        return response_columns(data, self.engine.map_tokens(data_rows(data), log_probs))
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
@@ -86,8 +108,8 @@ class ActorWorker(TrainedWorker):
                 "or use a ReferenceWorker"
             )
         with adapter_off(self.engine.model):
-            log_probs, _ = self._log_probs(data)
-        return response_columns(data, {"ref_log_prob": log_probs})
+            made = self.engine.map_tokens(data_rows(data), log_prob_column("ref_log_prob", data))
+        return response_columns(data, made)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def update_policy(self, data: DataProto, totals: BatchTotals) -> DataProto:
@@ -106,36 +128,44 @@ class ActorWorker(TrainedWorker):
             (`updates_of`).
         """
         rows = data_rows(data)
-        loss = PolicyLoss(data, totals, self._algorithm)
-        temperature = data.meta_info["temperature"]
-        if loss.wants_whole_batch:
-            before, _ = self.engine.log_probs(rows, temperature=temperature)
-            loss.prepare(before, self.engine.parallel)
-        needed = loss.needs_gradient(rows)
-        moving = _chosen(rows, needed, True)
-        if loss.chosen_ids is None:
-            value = self.engine.accumulate(moving, loss, temperature=temperature)
-        else:
-            value = self.engine.accumulate_chosen(moving, loss, loss.chosen_ids, temperature=temperature)
-        self._measure(_chosen(rows, needed, False), loss, temperature)
-        report = self.engine.step()
+        batch = self._batch(data, rows, totals)
+        moves = batch.rows_that_move(self._loss)
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
-        metrics = loss.metrics(share)
+        on_device = batch.to(self.engine.model.device)
+        update = _Update(self._loss, on_device, temperature=data.meta_info["temperature"], share=share)
+        value = self.engine.accumulate([row for row, does in zip(rows, moves, strict=True) if does], update)
+        still = [row for row, does in zip(rows, moves, strict=True) if not does]
+        if self.engine.parallel.max(len(still)):  # on any rank
+            self.engine.map_tokens(still, update.measure)
+        report = self.engine.step()
+        metrics = update.metrics.read()
         metrics["actor/loss"] = Mean(value, share)
+        if self._loss.uses_kl_loss:
+            metrics["actor/kl_coef"] = Mean(self._loss.kl_loss_coef, 1)
         metrics |= step_metrics("actor", report)
-        seen = response_columns(data, {"log_probs": loss.log_probs, "entropys": loss.entropies})
+        seen = response_columns(data, {name: column.cpu() for name, column in update.kept.items()})
         return with_update(seen, Update(metrics=metrics, skipped=report.skipped))
 
-    def _measure(self, rows: list[Row], loss: PolicyLoss, temperature: float) -> None:
-        """Rows that cannot move the policy (advantage 0, no other term) are measured without a gradient."""
-        packed = make_rows(
-            [row.prompt for row in rows], [row.response for row in rows], [row.media for row in rows]
+    def _batch(self, data: DataProto, rows: list[Row], totals: BatchTotals) -> PolicyBatch:
+        """The rows as the loss takes them, with what it computes once from the whole optimizer batch."""
+        spec = self._loss
+        mask, row_lengths = flat_mask(data)
+        taken = {name: flat(data, column) for name, column in spec.present(frozenset(data.tensors())).items()}
+        batch = policy_batch(spec, taken, mask=mask, row_lengths=row_lengths, totals=totals)
+        if spec.declaration.prepare is None:
+            return batch
+        made = self.engine.map_tokens(rows, log_prob_column("log_probs", data))
+        whole = {"log_probs": made["log_probs"].to(batch.weights), "advantages": taken["advantages"]}
+        whole["old_log_probs"] = taken.get("old_log_probs", whole["log_probs"])
+        ranks = self.engine.parallel
+        masks = ranks.gather((batch.weights != 0).to(torch.uint8))
+        start = sum(len(part) for part in masks[: ranks.dp_rank])
+        return batch.prepared(
+            spec,
+            {name: torch.cat(ranks.gather(column)) for name, column in whole.items()},
+            torch.cat(masks).bool(),
+            slice(start, start + len(masks[ranks.dp_rank])),
         )
-        log_probs, entropies = self.engine.log_probs(packed, temperature=temperature)
-        if rows:
-            index = torch.cat([torch.arange(r.first_token, r.first_token + len(r.response)) for r in rows])
-            with torch.no_grad():
-                loss(log_probs.to(self.engine.model.device), entropies.to(self.engine.model.device), index)
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
     def compute_advantages(self, data: DataProto, *, kl_coef: float = 0.0) -> DataProto:
@@ -145,8 +175,12 @@ class ActorWorker(TrainedWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_sum_pi_squared(self, data: DataProto) -> DataProto:
         """Column sum_pi_squared [B, R~]: the sum of squared probabilities of all tokens, at each response token."""
-        sums = self.engine.sum_pi_squared(data_rows(data), temperature=data.meta_info["temperature"])
-        return response_columns(data, {"sum_pi_squared": sums})
+        temperature: float = data.meta_info["temperature"]
+
+        def sums(tokens: Tokens) -> dict[str, Tensor]:
+            return {"sum_pi_squared": tokens.sum_pi_squared(temperature=temperature)}
+
+        return response_columns(data, self.engine.map_tokens(data_rows(data), sums))
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
     def correct_rollout(self, data: DataProto) -> DataProto:
@@ -180,10 +214,41 @@ class ActorWorker(TrainedWorker):
         if self._sender is not None:
             self._sender.close()
 
-    def _log_probs(self, data: DataProto) -> tuple[Tensor, Tensor]:
-        return self.engine.log_probs(data_rows(data), temperature=data.meta_info["temperature"])
 
+class _Update:
+    """The loss of one optimizer batch as the engine asks for it, some tokens at a time, and what is seen on the way."""
 
-def _chosen(rows: Sequence[Row], flags: Sequence[bool], wanted: bool) -> list[Row]:
-    """The rows whose flag is as wanted."""
-    return [row for row, flag in zip(rows, flags, strict=True) if flag is wanted]
+    def __init__(self, spec: LossSpec, batch: PolicyBatch, *, temperature: float, share: float) -> None:
+        """`share` is the weight of this rank in the mean of losses."""
+        self._spec = spec
+        self._batch = batch
+        self._temperature = temperature
+        self._share = share
+        self.metrics = TensorMetrics()
+        self.kept = {name: torch.zeros_like(batch.weights) for name in ("log_probs", "entropys")}
+        """[N], by the weights before the step."""
+
+    def __call__(self, tokens: Tokens) -> Tensor:
+        """The part of the loss that these tokens have."""
+        here = self._batch.at(tokens.index)
+        chosen_log_probs = is_likely = None
+        if self._spec.takes_chosen_tokens:
+            log_probs, entropies, at = tokens.log_probs_at(
+                here.columns["teacher_ids"], temperature=self._temperature
+            )
+            chosen_log_probs, is_likely = at.log_probs, at.is_likely
+        else:
+            log_probs, entropies = tokens.log_probs(temperature=self._temperature)
+        seen = policy_loss(
+            self._spec, log_probs, entropies, here, chosen_log_probs=chosen_log_probs, is_likely=is_likely
+        )
+        note_policy_loss(self.metrics, seen, self._batch, share=self._share)
+        places = tokens.index.to(log_probs.device, non_blocking=True)
+        for name, values in (("log_probs", log_probs), ("entropys", entropies)):
+            self.kept[name][places] = values.detach().to(self.kept[name])
+        return seen.loss
+
+    def measure(self, tokens: Tokens) -> dict[str, Tensor]:
+        """Tokens of rows that cannot move the policy: they are seen alone, without a gradient."""
+        self(tokens)
+        return {}

@@ -1,4 +1,4 @@
-"""Advantages of a batch: from scores, log-probs and values of all its rows to the credit of each token.
+"""Advantages of a batch, from its columns: the formulas are in strop.algorithms.
 
 Needs all rows at once (groups, whitening) but no token ids: it runs in one worker, on light columns.
 """
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from strop.algorithms.advantages import adv_estimator_columns, estimate_advantages, group_ids_of
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.kl_control import penalized_rewards, reward_kl
+from strop.algorithms.kl_control import reward_kl, token_level_rewards
 from strop.algorithms.measures import spread
+from strop.algorithms.sequence_credit import episode_speakers, spread_over_sequences
 from strop.protocol import DataProto, columns
 
 OFFERED = frozenset({"reward_baselines", "old_log_probs", "sum_pi_squared", "rollout_is_weights"})
@@ -21,8 +22,7 @@ OFFERED = frozenset({"reward_baselines", "old_log_probs", "sum_pi_squared", "rol
 def batch_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: float) -> DataProto:
     """Columns advantages, returns and token_level_rewards [B, R~] of all rows of a step.
 
-    token_level_rewards = token_level_scores + rm_scores on the last response token - kl_coef * KL, of which the
-    reward model's part and the penalty are there only if the run has them.
+    The formulas are those of `token_level_rewards`, of the estimator, and of `sequence_credit`.
 
     Args:
         data: response_mask and token_level_scores [B, R~], and uid; loss_mask [B, R~] where the rollout was
@@ -37,12 +37,14 @@ def batch_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: fl
     tensors = data.tensors()
     mask = _padded(data, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()
     lengths = columns.row_lengths(tensors["response_mask"])
-    rewards = _padded(data, "token_level_scores")
-    if "rm_scores" in tensors:
-        rewards = rewards + _on_last_token(tensors["rm_scores"].to(rewards.dtype), lengths, rewards.shape[1])
-    if algorithm.use_kl_in_reward:
-        kl, _ = _kl(data, algorithm, mask)
-        rewards = penalized_rewards(rewards, kl, mask, coef=kl_coef)
+    rewards = token_level_rewards(
+        _padded(data, "token_level_scores"),
+        mask,
+        lengths,
+        answer_scores=tensors.get("rm_scores"),
+        kl=_kl(data, algorithm, mask)[0] if algorithm.use_kl_in_reward else None,
+        kl_coef=kl_coef,
+    )
     uids = list(data.non_tensor_batch["uid"])
     speakers = episode_speakers(list(data.non_tensor_batch.get("episode_id", ())), mask)
     if speakers is None:
@@ -91,53 +93,6 @@ def _estimated(
     )
 
 
-def episode_speakers(episode_ids: list[str], mask: Tensor) -> tuple[list[int], list[int]] | None:
-    """Which row speaks for each episode, where episodes have several training sequences; None where none has.
-
-    It is the last one of which a token is trained: an episode counts once in the statistics of its group, and one
-    whose last sequence was rejected keeps its advantage.
-
-    Args:
-        episode_ids: [B], equal for the sequences of an episode.
-        mask: [B, R] bool, tokens that are trained.
-
-    Returns:
-        The speaking rows in order, and for each row [B] the place of its speaker among them.
-    """
-    if len(set(episode_ids)) == len(episode_ids):
-        return None
-    has_tokens = mask.any(dim=-1).tolist()
-    speaker: dict[str, int] = {}
-    for row, name in enumerate(episode_ids):
-        if has_tokens[row] or name not in speaker or not has_tokens[speaker[name]]:
-            speaker[name] = row
-    rows = sorted(speaker.values())
-    place = {row: index for index, row in enumerate(rows)}
-    return rows, [place[speaker[name]] for name in episode_ids]
-
-
-def spread_over_sequences(
-    advantages: Tensor, returns: Tensor, mask: Tensor, rows: list[int], speaker_of: list[int]
-) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [B, R] of all sequences, from those [E, R] of the speaking ones.
-
-    A speaking row keeps its own. Every other token of the episode gets what the speaker's first trained token has:
-    the credit for all that followed, which is the advantage of every token for outcome rewards.
-
-    Args:
-        mask: [B, R] bool, tokens that are trained.
-        rows, speaker_of: see `episode_speakers`.
-    """
-    first = mask[rows].int().argmax(dim=-1, keepdim=True)  # [E, 1]
-    spread = []
-    for values in (advantages, returns):
-        credit = values.gather(1, first)[speaker_of]  # [B, 1]
-        whole = torch.where(mask, credit, torch.zeros_like(credit))  # [B, R]
-        whole[rows] = values
-        spread.append(whole)
-    return spread[0], spread[1]
-
-
 def shaping_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, float]:
     """What went into the rewards beside the scorer's; empty where nothing did. Arguments as `batch_advantages`.
 
@@ -174,9 +129,3 @@ def _padded(data: DataProto, name: str) -> Tensor:
     """[B, R], R the longest row; a column with one number per row as it is."""
     column = data.tensors()[name]
     return columns.to_padded(column, 0.0)
-
-
-def _on_last_token(per_row: Tensor, lengths: Tensor, width: int) -> Tensor:
-    """[B] to [B, R]: each row's number on its last response token, 0 elsewhere."""
-    is_last = torch.arange(width)[None] == lengths[:, None] - 1
-    return torch.where(is_last, per_row[:, None], torch.zeros_like(per_row[:, None]))

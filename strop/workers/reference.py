@@ -11,7 +11,7 @@ from strop.protocol import DataProto
 from strop.workers.config import ReferenceConfig
 from strop.workers.frozen import FrozenModel
 from strop.workers.joining import join
-from strop.workers.rows import data_rows, response_columns
+from strop.workers.rows import data_rows, log_prob_column, response_columns
 
 
 class ReferenceWorker(Worker):
@@ -35,8 +35,9 @@ class ReferenceWorker(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Column ref_log_prob [B, R~] of the responses."""
-        log_probs = self._frozen.log_probs(data_rows(data), temperature=data.meta_info["temperature"])
-        return response_columns(data, {"ref_log_prob": log_probs})
+        return response_columns(
+            data, self._frozen.map_tokens(data_rows(data), log_prob_column("ref_log_prob", data))
+        )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:

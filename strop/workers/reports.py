@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import torch
-
-from strop.algorithms.shaping import overlong_penalty
+from strop.algorithms.shaping import shaped_score
 from strop.border import finite
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
@@ -181,20 +179,18 @@ def training_rewards(
         reward: weight and penalty.
         max_response_tokens: where the penalty is full.
     """
-    rewards: dict[str, float] = {}
-    for report in reports:
-        scored = report.reward()
-        if scored is not None:
-            rewards[report.id] = reward.weight * scored
-            if reward.overlong_buffer:
-                penalty = overlong_penalty(
-                    torch.tensor([report.num_response_tokens]),
-                    max_tokens=max_response_tokens,
-                    buffer_tokens=reward.overlong_buffer,
-                    factor=reward.overlong_penalty,
-                )
-                rewards[report.id] += float(penalty)
-    return rewards
+    return {
+        report.id: shaped_score(
+            score,
+            report.num_response_tokens,
+            weight=reward.weight,
+            max_tokens=max_response_tokens,
+            buffer_tokens=reward.overlong_buffer,
+            factor=reward.overlong_penalty,
+        )
+        for report in reports
+        if (score := report.reward()) is not None
+    }
 
 
 def reward_parts(episode: Episode, keys: Sequence[str]) -> list[float]:

@@ -18,7 +18,7 @@ from strop.controller import Dispatch, Worker, register
 from strop.data.chat import Chat, encode, render
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_reward_model, load_tokenizer
-from strop.engines.training import make_rows
+from strop.engines.packing import make_rows
 from strop.protocol import DataProto
 from strop.workers.config import RewardModelConfig
 from strop.workers.frozen import FrozenModel
@@ -76,8 +76,9 @@ class RewardModelWorker(Worker):
             [len(text) - len(read) for text, read in zip(texts, fitted, strict=True)], dtype=torch.int64
         )
         prompts = [torch.tensor(ids, dtype=torch.int64) for ids in fitted]
-        scores = self._frozen.values(make_rows(prompts, [_AFTER_THE_END] * len(prompts)))
-        return DataProto.from_dict({"rm_scores": scores.float(), "rm_cut_tokens": cut})
+        rows = make_rows(prompts, [_AFTER_THE_END] * len(prompts))
+        scores = self._frozen.map_tokens(rows, lambda tokens: {"rm_scores": tokens.values().float()})
+        return DataProto.from_dict({**scores, "rm_cut_tokens": cut})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from strop.algorithms.aggregation import BatchTotals, token_weights
 from strop.algorithms.reduce import Max, Mean, Reduction
 from strop.engines.optimizer import StepReport
-from strop.engines.packing import Row
-from strop.engines.training import make_rows
+from strop.engines.packing import Row, make_rows
+from strop.engines.tokens import TokenFunction, Tokens
 from strop.protocol import DataProto, columns
 
 
@@ -38,34 +36,22 @@ def response_columns(data: DataProto, values: Mapping[str, Tensor]) -> DataProto
     )
 
 
-def loss_weights(
-    data: DataProto,
-    totals: BatchTotals,
-    *,
-    mask: str,
-    mode: str,
-    scale: float | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """Weight [N] of each response token of these rows in the loss of the optimizer batch; 0 outside the mask.
+def log_prob_column(name: str, data: DataProto) -> TokenFunction:
+    """The log-probs of tokens under the temperature of these samples, as a column of this name."""
+    temperature: float = data.meta_info["temperature"]
 
-    Args:
-        data: any rows of the optimizer batch.
-        totals: counts of the whole optimizer batch, over all ranks.
-        mask: column [B, R~], true on tokens that are trained on.
-        mode, scale: of the aggregation (algorithms.aggregation).
-        dtype: of the weights.
-    """
-    column = data.tensors()[mask]
-    return token_weights(
-        mode,
-        columns.flat(column).bool(),
-        num_tokens=totals.num_tokens,
-        num_samples=totals.num_samples,
-        scale=scale,
-        row_lengths=columns.row_lengths(column),
-        dtype=dtype,
-    )
+    def log_probs(tokens: Tokens) -> dict[str, Tensor]:
+        return {name: tokens.log_probs(temperature=temperature)[0]}
+
+    return log_probs
+
+
+def flat_mask(data: DataProto) -> tuple[Tensor, Tensor]:
+    """Which tokens [N] of a batch are trained on, and the tokens [B] of each row: column loss_mask where the rollout
+    was corrected, else response_mask."""
+    tensors = data.tensors()
+    column = tensors["loss_mask" if "loss_mask" in tensors else "response_mask"]
+    return columns.flat(column).bool(), columns.row_lengths(column)
 
 
 def step_metrics(prefix: str, report: StepReport) -> dict[str, Reduction]:

@@ -6,15 +6,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from strop.algorithms.aggregation import BatchTotals, weighted_sum
+from strop.algorithms.aggregation import Aggregation, BatchTotals, weighted_sum
 from strop.algorithms.reduce import Mean, Reduction
 from strop.controller import Dispatch, register
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
+from strop.engines.tokens import Tokens
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
 from strop.workers.joining import join
-from strop.workers.rows import data_rows, loss_weights, response_columns, step_metrics
+from strop.workers.rows import data_rows, flat_mask, response_columns, step_metrics
 from strop.workers.saving import TrainedWorker
 from strop.workers.updates import Update
 
@@ -49,12 +50,15 @@ class SupervisedWorker(TrainedWorker):
             data: this rank's rows: columns prompts [B, P~]; responses and loss_mask [B, R~].
             totals: counts of the whole optimizer batch, over all ranks.
         """
-        weights = loss_weights(data, totals, mask="loss_mask", mode="token-mean")
+        mask, row_lengths = flat_mask(data)
+        weights = Aggregation(mode="token-mean").weights(mask, totals, row_lengths)
 
-        def loss(log_probs: Tensor, _: Tensor, token_index: Tensor) -> Tensor:
-            return -weighted_sum(log_probs, weights[token_index].to(log_probs))
+        def loss(tokens: Tokens) -> Tensor:
+            log_probs, _ = tokens.log_probs(temperature=1.0)
+            here = weights[tokens.index].to(log_probs, non_blocking=True)
+            return -weighted_sum(log_probs, here)
 
-        value = self.engine.accumulate(data_rows(data), loss, temperature=1.0)
+        value = self.engine.accumulate(data_rows(data), loss)
         report = self.engine.step()
         metrics: dict[str, Reduction] = {
             "train/loss": Mean(value, 1 if self.dp_rank == 0 else 0),  # losses of the ranks add up
@@ -65,5 +69,8 @@ class SupervisedWorker(TrainedWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Column log_probs [B, R~] of the responses."""
-        log_probs, _ = self.engine.log_probs(data_rows(data), temperature=1.0)
-        return response_columns(data, {"log_probs": log_probs})
+
+        def log_probs(tokens: Tokens) -> dict[str, Tensor]:
+            return {"log_probs": tokens.log_probs(temperature=1.0)[0]}
+
+        return response_columns(data, self.engine.map_tokens(data_rows(data), log_probs))

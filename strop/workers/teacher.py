@@ -12,12 +12,13 @@ from strop.controller import Dispatch, Worker, register
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_tokenizer, read_shape
 from strop.engines.packing import Row
+from strop.engines.tokens import Tokens
 from strop.engines.vision_pixels import media_token_ids
 from strop.protocol import DataProto
 from strop.workers.config import TeacherConfig
 from strop.workers.frozen import FrozenModel
 from strop.workers.joining import join
-from strop.workers.rows import data_rows, response_columns
+from strop.workers.rows import data_rows, log_prob_column, response_columns
 
 
 class TeacherWorker(Worker):
@@ -57,17 +58,21 @@ class TeacherWorker(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_teacher_log_prob(self, data: DataProto) -> DataProto:
         """Column teacher_log_prob [B, R~] of the responses."""
-        log_probs = self._frozen.log_probs(self._rows(data), temperature=data.meta_info["temperature"])
-        return response_columns(data, {"teacher_log_prob": log_probs})
+        return response_columns(
+            data, self._frozen.map_tokens(self._rows(data), log_prob_column("teacher_log_prob", data))
+        )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_teacher_top_k(self, data: DataProto) -> DataProto:
         """Columns teacher_ids (int32) and teacher_logprobs [B, R~, K]: the most likely tokens in the place of each
         response token, among those that the policy can produce."""
-        ids, log_probs = self._frozen.top_k(
-            self._rows(data), self._top_k, temperature=data.meta_info["temperature"], banned=self._never
-        )
-        return response_columns(data, {"teacher_ids": ids.to(torch.int32), "teacher_logprobs": log_probs})
+        temperature = data.meta_info["temperature"]
+
+        def most_likely(tokens: Tokens) -> dict[str, Tensor]:
+            ids, log_probs = tokens.top_k(self._top_k, temperature=temperature, banned=self._never)
+            return {"teacher_ids": ids.to(torch.int32), "teacher_logprobs": log_probs}
+
+        return response_columns(data, self._frozen.map_tokens(self._rows(data), most_likely))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:

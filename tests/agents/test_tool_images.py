@@ -16,6 +16,7 @@ from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with
 from PIL import Image
 
 from references.tiny_vision import BLUE, GREEN, KINDS, RED, picture, png, save_tiny_vision
+from references.token_passes import log_probs_of
 from strop.agents import AgentLoopBase, AgentLoopOutput, agents
 from strop.agents.environments.credit import with_turn_rewards
 from strop.agents.episodes import play_episode
@@ -29,8 +30,7 @@ from strop.data.prompts import PromptDataset
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_tokenizer
-from strop.engines.packing import pack
-from strop.engines.training import forward_log_probs, make_rows
+from strop.engines.packing import make_rows, pack
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt, Trajectory, media_of
@@ -161,7 +161,7 @@ def rows_of(trajectories: Sequence[Trajectory]) -> Any:
 
 def check_exact(model: CausalLM, trajectories: Sequence[Trajectory], *, max_tokens: int = 10_000) -> None:
     """The trainer's log-probs of what was sampled are those of the rollout; no other is beyond all measure."""
-    trained, _ = forward_log_probs(model, rows_of(trajectories), temperature=0.8, max_tokens=max_tokens)
+    trained, _ = log_probs_of(model, rows_of(trajectories), temperature=0.8, max_tokens=max_tokens)
     assert -50 < float(trained.min()) <= float(trained.max()) <= 0
     mask = torch.tensor([value for one in trajectories for value in one.sampled])
     recorded = torch.tensor([value for one in trajectories for value in one.log_probs])
@@ -444,7 +444,7 @@ def test_another_image_in_the_result_makes_other_answers(folder: Path) -> None:
     swapped = dataclasses.replace(
         one, media=(dataclasses.replace(medium, parts=(png(GREENS),), key="other"),)
     )
-    log_probs, _ = forward_log_probs(model, rows_of([one, swapped]), temperature=1.0, max_tokens=10_000)
+    log_probs, _ = log_probs_of(model, rows_of([one, swapped]), temperature=1.0, max_tokens=10_000)
     first, second = log_probs.view(2, -1)
     before = medium.start - len(one.prompt_ids)
     torch.testing.assert_close(first[:before], second[:before])
@@ -456,7 +456,7 @@ def test_token_ids_without_their_images_are_refused(folder: Path) -> None:
     one, _ = episode(setup, "a", "b")
     model = load_model(ModelConfig(path=str(folder)), device="cpu")
     with pytest.raises(ValueError, match="a sample has 6 tokens .* images, but its images take 12"):
-        forward_log_probs(
+        log_probs_of(
             model,
             make_rows(
                 [torch.tensor(one.prompt_ids)], [torch.tensor(one.response_ids)], [(*one.media, one.media[0])]

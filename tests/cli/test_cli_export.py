@@ -13,12 +13,14 @@ import torch
 from cli_calls import Project, cli
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from references.token_passes import of_log_probs, of_values
 from strop.config import load_config
 from strop.engines import export
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.model import load_model, load_value_model
+from strop.engines.packing import make_rows
 from strop.engines.role_checkpoint import save_role
-from strop.engines.training import TrainEngine, make_rows
+from strop.engines.training import TrainEngine
 from strop.run import RunFolder
 from strop.trainer.config import Config
 
@@ -29,9 +31,9 @@ def after_one_step(model: Any, *, seed: int) -> TrainEngine:
     ids = torch.randint(0, 60, (2, 9), generator=torch.Generator().manual_seed(seed))
     rows = make_rows([ids[0, :4]], [ids[1]])
     if model.module.get_output_embeddings() is None:
-        engine.accumulate_values(rows, lambda values, _: (values - 1).square().sum())
+        engine.accumulate(rows, of_values(lambda values, _: (values - 1).square().sum()))
     else:
-        engine.accumulate(rows, lambda log_probs, *_: -log_probs.sum(), temperature=1.0)
+        engine.accumulate(rows, of_log_probs(lambda log_probs, *_: -log_probs.sum(), temperature=1.0))
     assert not engine.step().skipped
     return engine
 

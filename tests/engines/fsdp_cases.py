@@ -15,6 +15,7 @@ from torch import Tensor
 from references.language_models import VOCAB
 from references.padded_training import PlainTraining, policy_terms, token_weights, value_terms
 from references.rank_processes import Ranks
+from references.token_passes import log_probs_of, of_log_probs, of_values, values_of
 from strop.engines import gradients
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model, load_value_model
@@ -94,8 +95,10 @@ def engine_of(case: Case, parallel: Parallel | None) -> TrainEngine:
 def accumulate(engine: TrainEngine, case: Case, here: list[Row]) -> float:
     """Loss and gradient of these rows."""
     if case.values:
-        return engine.accumulate_values(here, lambda v, index: value_terms(v, _weights(index)))
-    return engine.accumulate(here, lambda lp, h, index: policy_terms(lp, h, _weights(index)), temperature=1.0)
+        return engine.accumulate(here, of_values(lambda v, index: value_terms(v, _weights(index))))
+    return engine.accumulate(
+        here, of_log_probs(lambda lp, h, index: policy_terms(lp, h, _weights(index)), temperature=1.0)
+    )
 
 
 def run_case(ranks: Ranks, case: Case) -> Outcome:
@@ -113,7 +116,7 @@ def train(engine: TrainEngine, case: Case, rank: int) -> Outcome:
     lone = [
         Row(row.prompt, row.response, first, row.prompt_key) for row, first in _renumbered(rows(0, which))
     ]
-    outputs = engine.values(lone) if case.values else engine.log_probs(lone, temperature=1.0)[0]
+    outputs = values_of(engine, lone) if case.values else log_probs_of(engine, lone, temperature=1.0)[0]
     losses, norms = [], []
     for step in range(2):
         losses.append(accumulate(engine, case, rows(step, which)))

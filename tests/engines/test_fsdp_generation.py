@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from references.language_models import VOCAB
 from references.rank_processes import Ranks, run_ranks
+from references.token_passes import log_probs_of
 from strop.engines.config import EngineConfig
 from strop.engines.gradients import local
 from strop.engines.model import CausalLM
@@ -65,7 +66,7 @@ def generate_between_steps(ranks: Ranks, case: Case, requests: list[list[int]]) 
     held = sum(local(p.detach()).untyped_storage().nbytes() for p in engine.model.module.parameters())
     loss = accumulate(engine, case, rows(1, mine))
     engine.step()
-    again = engine.log_probs(rows(0, ()), temperature=1.0)[0]
+    again = log_probs_of(engine, rows(0, ()), temperature=1.0)[0]
     return {
         "outputs": outputs,
         "dtypes": dtypes,

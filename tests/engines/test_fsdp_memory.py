@@ -13,11 +13,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from references.rank_processes import Ranks, run_ranks
+from references.token_passes import log_probs_of
 from strop.engines import fsdp
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.gradients import local
 from strop.engines.model import load_model
-from strop.engines.training import TrainEngine, make_rows
+from strop.engines.packing import make_rows
+from strop.engines.training import TrainEngine
 
 Folder = Callable[[str], Path]
 UNEVEN = ((0, 3, 6, 7, 1), (4, 2, 5))
@@ -122,7 +124,7 @@ def test_a_role_leaves_and_comes_back_when_it_is_used(tiny_folder: Folder, what:
         engine.offload()  # with a gradient
         assert bytes_of([*parameters, *(p.grad for p in parameters if p.grad is not None)]) == 0
         engine.offload()
-        engine.log_probs(rows(step, ()), temperature=1.0)
+        log_probs_of(engine, rows(step, ()), temperature=1.0)
         assert bytes_of(parameters) == whole
         assert bytes_of(engine._optimizer.memory()) == 0  # log-probs need the model alone
         assert plain.step() == engine.step()
@@ -150,7 +152,7 @@ def shards(ranks: Ranks, case: Case) -> tuple[list[str], list[int], list[int], b
     assert all(isinstance(p, DTensor) for _, p in named)
     accumulate(engine, case, rows(0, case.assignment[ranks.rank]))
     prompt, response = pairs(0)[0]
-    engine.log_probs(make_rows([prompt], [response]), temperature=1.0)
+    log_probs_of(engine, make_rows([prompt], [response]), temperature=1.0)
     again = [id(p) for _, p in engine.model.named_parameters()]
     return (
         [name for name, _ in named],

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from references.language_models import load_plain, plain_greedy, plain_log_probs
+from references.token_passes import log_probs_of, of_log_probs, of_values, values_of
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.lora import (
@@ -29,8 +30,8 @@ from strop.engines.lora import (
     save_merged,
 )
 from strop.engines.model import load_model, load_value_model
-from strop.engines.packing import Row
-from strop.engines.training import TrainEngine, forward_log_probs, make_rows
+from strop.engines.packing import Row, make_rows
+from strop.engines.training import TrainEngine
 from strop.engines.weights import inventory, parameter_stream
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling
@@ -51,7 +52,7 @@ def load(folder: Path, lora: LoraConfig | None = None, **options: Any) -> Causal
 
 
 def log_probs(model: CausalLM) -> Tensor:
-    return forward_log_probs(model, rows(), temperature=0.7, max_tokens=100)[0]
+    return log_probs_of(model, rows(), temperature=0.7, max_tokens=100)[0]
 
 
 def engine_of(model: CausalLM) -> TrainEngine:
@@ -62,7 +63,9 @@ def engine_of(model: CausalLM) -> TrainEngine:
 def train(model: CausalLM, num_steps: int = 3) -> list[float]:
     engine, losses = engine_of(model), []
     for _ in range(num_steps):
-        losses.append(engine.accumulate(rows(), lambda lp, _, __: -lp.sum() / 10, temperature=1.0))
+        losses.append(
+            engine.accumulate(rows(), of_log_probs(lambda lp, _, __: -lp.sum() / 10, temperature=1.0))
+        )
         engine.step()
     return losses
 
@@ -104,7 +107,7 @@ def test_the_first_gradient_in_closed_form(tiny_folder: Folders) -> None:
     # W + s B A with B = 0: dL/dB = s dL/dW A^T and dL/dA = s B^T dL/dW = 0. dL/dW comes from the plain model.
     plain, model = load(tiny_folder("qwen3")), load(tiny_folder("qwen3"), LoraConfig(rank=4, alpha=6.0))
     for each in (plain, model):
-        engine_of(each).accumulate(rows(), lambda lp, _, __: -lp.sum(), temperature=1.0)
+        engine_of(each).accumulate(rows(), of_log_probs(lambda lp, _, __: -lp.sum(), temperature=1.0))
     full = dict(plain.named_parameters())
     adapted = dict(model.named_parameters())
     name = "model.layers.1.self_attn.k_proj"
@@ -273,9 +276,9 @@ def test_a_value_head_is_trained_beside_the_adapter(tiny_folder: Folders, tmp_pa
     model = load_value_model(config, device="cpu")
     engine = engine_of(model)
     for _ in range(3):
-        engine.accumulate_values(rows(), lambda values, _: (values - 1).square().sum())
+        engine.accumulate(rows(), of_values(lambda values, _: (values - 1).square().sum()))
         engine.step()
-    values = engine.values(rows())
+    values = values_of(engine, rows())
     assert float(values.abs().min()) > 0
     save_adapter(model, tmp_path)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["task_type"] == "SEQ_CLS"
@@ -284,7 +287,7 @@ def test_a_value_head_is_trained_beside_the_adapter(tiny_folder: Folders, tmp_pa
     again = load_value_model(
         ModelConfig(path=str(tiny_folder("qwen3")), dtype="float32", lora=lora), device="cpu"
     )
-    assert torch.equal(engine_of(again).values(rows()), values)
+    assert torch.equal(values_of(engine_of(again), rows()), values)
     plain = transformers.AutoModelForSequenceClassification.from_pretrained(
         tiny_folder("qwen3"), num_labels=1
     )

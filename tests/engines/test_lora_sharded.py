@@ -12,14 +12,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from references.rank_processes import Ranks, run_ranks
+from references.token_passes import log_probs_of, of_log_probs
 from strop.engines import gradients
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.lora import adapter_off, merged_tensors, save_adapter, save_merged
 from strop.engines.model import load_model
-from strop.engines.packing import Row
+from strop.engines.packing import Row, make_rows
 from strop.engines.parallel import Parallel
-from strop.engines.training import TrainEngine, make_rows
+from strop.engines.training import TrainEngine
 
 Folders = Callable[[str], Path]
 PROMPTS = [[5, 9, 2, 40], [5, 9, 2, 40], [1, 1], [33, 2, 8]]
@@ -43,17 +44,17 @@ def trained(model: CausalLM, parallel: Parallel | None, which: slice) -> tuple[T
     )
     reports = []
     for _ in range(NUM_STEPS):
-        engine.accumulate(rows(which), lambda lp, _, __: -lp.sum() / 10, temperature=1.0)
+        engine.accumulate(rows(which), of_log_probs(lambda lp, _, __: -lp.sum() / 10, temperature=1.0))
         reports.append(engine.step())
     return engine, reports
 
 
 def results(engine: TrainEngine, which: slice) -> dict[str, Any]:
     model = engine.model
-    on = engine.log_probs(rows(which), temperature=0.7)[0]
+    on = log_probs_of(engine, rows(which), temperature=0.7)[0]
     with adapter_off(model):
-        off = engine.log_probs(rows(which), temperature=0.7)[0]
-    assert torch.equal(engine.log_probs(rows(which), temperature=0.7)[0], on)
+        off = log_probs_of(engine, rows(which), temperature=0.7)[0]
+    assert torch.equal(log_probs_of(engine, rows(which), temperature=0.7)[0], on)
     with engine.full_parameters(), torch.no_grad():
         gathered = engine.model.head_weight.detach().clone()
     return {

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.engines.packing import Row, pack, split_rows
-from strop.engines.training import make_rows
+from strop.engines.packing import Row, make_rows, pack, split_rows
 
 CPU = torch.device("cpu")
 

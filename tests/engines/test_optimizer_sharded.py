@@ -14,12 +14,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from references.rank_processes import Ranks, run_ranks
+from references.token_passes import of_log_probs
 from strop.engines import gradients
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.muon import embedding_names, orthogonalized
 from strop.engines.optimizer import Optimizer
-from strop.engines.training import TrainEngine, make_rows
+from strop.engines.packing import make_rows
+from strop.engines.training import TrainEngine
 
 ADAMW = {"lr": 0.05, "weight_decay": 0.3, "betas": (0.8, 0.95), "eps": 1e-3, "max_grad_norm": 2.0}
 MUON = {**ADAMW, "name": "muon", "momentum": 0.9}
@@ -228,7 +230,7 @@ def test_muon_trains_a_language_model(tiny: Callable[..., CausalLM], kind: str) 
     rows = make_rows([torch.arange(4)] * 2, [torch.arange(5), torch.arange(3) + 20])
     losses = []
     for _ in range(8):
-        losses.append(engine.accumulate(rows, lambda lp, _, __: -lp.sum() / 8, temperature=1.0))
+        losses.append(engine.accumulate(rows, of_log_probs(lambda lp, _, __: -lp.sum() / 8, temperature=1.0)))
         assert engine.step().skipped == ""
     assert losses[-1] < 0.5 * losses[0]
     kinds = {key.partition("/")[2]: key.partition("/")[0] for key in engine.optimizer.state()[0]}

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from references.language_models import SUPPORTED, VOCAB, load_plain, plain_log_probs
+from references.token_passes import log_probs_of, of_log_probs
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import CausalLM, load_model
-from strop.engines.packing import Row, pack, split_rows
-from strop.engines.training import TrainEngine, forward_log_probs, make_rows
+from strop.engines.packing import Row, make_rows, pack, split_rows
+from strop.engines.training import TrainEngine
 
 pytestmark = pytest.mark.usefixtures("float64_models")
 
@@ -62,7 +63,7 @@ def gradient(model: CausalLM, rows: Sequence[Row], *, max_tokens: int) -> tuple[
     """Loss and flat gradient of these rows."""
     for _, parameter in model.named_parameters():
         parameter.grad = None
-    value = engine_of(model, max_tokens).accumulate(rows, loss, temperature=0.7)
+    value = engine_of(model, max_tokens).accumulate(rows, of_log_probs(loss, temperature=0.7))
     return value, torch.cat([p.grad.flatten() for _, p in model.named_parameters() if p.grad is not None])
 
 
@@ -75,7 +76,7 @@ def test_packed_log_probs_equal_the_models_own_forward(
         wanted = [plain_log_probs(plain, p, r, temperature=0.7) for p, r in PAIRS]
     for dtype, tolerance in (("float64", 1e-10), ("float32", 1e-5)):
         model = tiny(kind, dtype=dtype)
-        log_probs, entropies = forward_log_probs(model, rows_of(PAIRS), temperature=0.7, max_tokens=10_000)
+        log_probs, entropies = log_probs_of(model, rows_of(PAIRS), temperature=0.7, max_tokens=10_000)
         assert log_probs.dtype == getattr(torch, dtype)
         torch.testing.assert_close(
             log_probs.double(), torch.cat([w[0] for w in wanted]), atol=tolerance, rtol=tolerance
@@ -134,7 +135,7 @@ def test_any_token_budget_and_order_gives_the_same_numbers(
     model = tiny(kind, dtype=dtype)
     rows = rows_of(PAIRS)
     value, grad = gradient(model, rows, max_tokens=10_000)
-    log_probs, entropies = forward_log_probs(model, rows, temperature=0.7, max_tokens=10_000)
+    log_probs, entropies = log_probs_of(model, rows, temperature=0.7, max_tokens=10_000)
     scale = float(grad.abs().max())
     for max_tokens in (25, 26, 31, 50):
         for order in (rows, rows[::-1], [*rows[3:], *rows[:3]]):
@@ -142,7 +143,7 @@ def test_any_token_budget_and_order_gives_the_same_numbers(
             other_value, other_grad = gradient(model, order, max_tokens=max_tokens)
             assert other_value == pytest.approx(value, abs=tolerance * NUM_TOKENS)
             torch.testing.assert_close(other_grad, grad, atol=tolerance * max(1, scale), rtol=tolerance)
-            again = forward_log_probs(model, order, temperature=0.7, max_tokens=max_tokens)
+            again = log_probs_of(model, order, temperature=0.7, max_tokens=max_tokens)
             torch.testing.assert_close(again, (log_probs, entropies), atol=tolerance, rtol=tolerance)
 
 
@@ -173,7 +174,7 @@ def test_any_cut_of_any_rows_gives_the_same_gradient(
         parameter.grad = None
     engine = engine_of(tiny_qwen, budget)
     parts = [batch[a:b] for a, b in zip([0, *cuts], [*cuts, len(batch)], strict=True)]
-    total = sum(engine.accumulate(part, loss, temperature=0.7) for part in parts)
+    total = sum(engine.accumulate(part, of_log_probs(loss, temperature=0.7)) for part in parts)
     other = torch.cat([p.grad.flatten() for _, p in tiny_qwen.named_parameters() if p.grad is not None])
     assert total == pytest.approx(value, abs=1e-10)
     torch.testing.assert_close(other, grad, atol=1e-10, rtol=1e-10)
@@ -186,8 +187,8 @@ def tiny_qwen(tiny_folder: Callable[[str], Path], float64_models: None) -> Causa
 
 def test_no_rows_cost_nothing(tiny: Tiny) -> None:
     model = tiny("qwen3")
-    assert engine_of(model, 10).accumulate([], loss, temperature=1.0) == 0.0
-    log_probs, entropies = forward_log_probs(model, [], temperature=1.0, max_tokens=10)
+    assert engine_of(model, 10).accumulate([], of_log_probs(loss, temperature=1.0)) == 0.0
+    log_probs, entropies = log_probs_of(model, [], temperature=1.0, max_tokens=10)
     assert (log_probs.shape, entropies.shape) == ((0,), (0,))
 
 
@@ -201,11 +202,9 @@ def test_gradient_checkpointing_changes_no_gradient(tiny: Tiny) -> None:
 def test_bfloat16_stays_near_float32(tiny: Tiny) -> None:
     # bfloat16 has 8 bits of precision: a relative error of 2^-9 = 0.002 per operation, some ten layers of them,
     # on log-probs of size 4 (log 61). Seen: 0.05 at most.
-    exact, _ = forward_log_probs(
-        tiny("qwen3", dtype="float32"), rows_of(PAIRS), temperature=1.0, max_tokens=99
-    )
+    exact, _ = log_probs_of(tiny("qwen3", dtype="float32"), rows_of(PAIRS), temperature=1.0, max_tokens=99)
     model = tiny("qwen3", dtype="bfloat16")
-    rough, entropies = forward_log_probs(model, rows_of(PAIRS), temperature=1.0, max_tokens=99)
+    rough, entropies = log_probs_of(model, rows_of(PAIRS), temperature=1.0, max_tokens=99)
     assert rough.dtype == entropies.dtype == torch.float32
     assert 1e-4 < float((rough - exact).abs().max()) < 0.3
     _, grad = gradient(model, rows_of(PAIRS), max_tokens=40)

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from references.token_passes import log_probs_of, of_log_probs
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.model import CausalLM
-from strop.engines.packing import Row
+from strop.engines.packing import Row, make_rows
 from strop.engines.role_checkpoint import load_role, save_role
-from strop.engines.training import TrainEngine, make_rows
+from strop.engines.training import TrainEngine
 
 Tiny = Callable[..., CausalLM]
 OPTIM = OptimizerConfig(lr=3e-3, schedule="linear", warmup_steps=1)
@@ -33,7 +34,9 @@ def negative_log_likelihood(log_probs: Tensor, entropies: Tensor, token_index: T
 def train(engine: TrainEngine, steps: range) -> list[float]:
     losses = []
     for step in steps:
-        losses.append(engine.accumulate(rows(step % 2), negative_log_likelihood, temperature=1.0))
+        losses.append(
+            engine.accumulate(rows(step % 2), of_log_probs(negative_log_likelihood, temperature=1.0))
+        )
         engine.step()
     return losses
 
@@ -83,7 +86,9 @@ def test_an_engine_saved_before_its_first_step_continues(tiny: Tiny, tmp_path: P
 def test_a_poisoned_loss_changes_no_weight(tiny: Tiny) -> None:
     engine = engine_of(tiny("qwen3", dtype="float32"))
     before = engine.checksum()
-    engine.accumulate(rows(0), lambda log_probs, _, __: (log_probs * torch.nan).sum(), temperature=1.0)
+    engine.accumulate(
+        rows(0), of_log_probs(lambda log_probs, _, __: (log_probs * torch.nan).sum(), temperature=1.0)
+    )
     report = engine.step()
     assert "non-finite in model.embed_tokens.weight and" in report.skipped
     assert engine.checksum() == before
@@ -92,7 +97,7 @@ def test_a_poisoned_loss_changes_no_weight(tiny: Tiny) -> None:
 
 def test_log_probs_carry_no_gradient_and_leave_none(tiny: Tiny) -> None:
     engine = engine_of(tiny("qwen3", dtype="float32"))
-    log_probs, entropies = engine.log_probs(rows(0), temperature=1.0)
+    log_probs, entropies = log_probs_of(engine, rows(0), temperature=1.0)
     assert not log_probs.requires_grad
     assert not entropies.requires_grad
     assert (log_probs.shape, entropies.shape) == ((12,), (12,))

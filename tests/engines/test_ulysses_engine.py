@@ -22,11 +22,13 @@ from torch.distributed.tensor import DTensor
 
 from references.language_models import VOCAB, config, exact_norms
 from references.rank_processes import RankFailed, Ranks, run_ranks
+from references.token_passes import log_probs_of, of_log_probs, of_values, values_of
 from strop.engines.attention import PackedAttention
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model, load_value_model
+from strop.engines.packing import make_rows
 from strop.engines.parallel import Parallel, alone
-from strop.engines.training import TrainEngine, make_rows
+from strop.engines.training import TrainEngine
 from strop.engines.ulysses import check_sequence_parallel
 
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
@@ -120,7 +122,7 @@ def _places(pairs: Sequence[Pair]) -> list[Tensor]:
 
 
 def _outputs(engine: TrainEngine, setting: Setting, rows: Any) -> list[Tensor]:
-    return [engine.values(rows)] if setting.values else list(engine.log_probs(rows, temperature=0.7))
+    return [values_of(engine, rows)] if setting.values else list(log_probs_of(engine, rows, temperature=0.7))
 
 
 def _accumulate(engine: TrainEngine, setting: Setting, rows: Any, place: Tensor) -> float:
@@ -137,8 +139,8 @@ def _accumulate(engine: TrainEngine, setting: Setting, rows: Any, place: Tensor)
         return ((values - weight(token_index)) ** 2).sum()
 
     if setting.values:
-        return engine.accumulate_values(rows, value_loss)
-    return engine.accumulate(rows, policy_loss, temperature=0.7)
+        return engine.accumulate(rows, of_values(value_loss))
+    return engine.accumulate(rows, of_log_probs(policy_loss, temperature=0.7))
 
 
 def rank_step(ranks: Ranks, setting: Setting, pairs: Sequence[Pair]) -> Result:
@@ -318,7 +320,7 @@ def layer_shapes(ranks: Ranks, folder: str) -> tuple[list[tuple[int, int, int]],
         layer.get_submodule("mlp").register_forward_pre_hook(lambda _, args: tokens.append(args[0].shape[1]))
     shapes: list[tuple[int, int, int]] = []
     with attended(shapes):
-        engine.log_probs(make_rows([torch.tensor(C)], [torch.tensor(ids(12, 14))]), temperature=1.0)
+        log_probs_of(engine, make_rows([torch.tensor(C)], [torch.tensor(ids(12, 14))]), temperature=1.0)
     return shapes, tokens
 
 

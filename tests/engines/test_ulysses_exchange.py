@@ -18,8 +18,7 @@ from torch import Tensor
 from references import packed_attention
 from references.rank_processes import Ranks, run_ranks
 from strop.engines.attention import Segment
-from strop.engines.packing import MicroBatch, Row, pack
-from strop.engines.training import make_rows
+from strop.engines.packing import MicroBatch, Row, make_rows, pack
 from strop.engines.ulysses import shard_micro_batch, tokens_per_rank
 
 DIM = 3

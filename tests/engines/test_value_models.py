@@ -14,9 +14,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from references.language_models import SUPPORTED, save_tiny
+from references.token_passes import of_values, values_of
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import CausalLM, load_reward_model, load_value_model
-from strop.engines.training import TrainEngine, forward_values, make_rows
+from strop.engines.packing import make_rows
+from strop.engines.training import TrainEngine
 
 pytestmark = pytest.mark.usefixtures("float64_models")
 
@@ -45,7 +47,7 @@ def test_the_score_of_a_text_is_that_of_transformers(tiny_folder: Folder, kind: 
     assert model.head_weight.shape == (1, 32)
     rows = make_rows(texts(), [torch.tensor([5])] * 4)
     for max_tokens in (1000, 14):
-        scores = forward_values(model, rows, max_tokens=max_tokens)
+        scores = values_of(model, rows, max_tokens=max_tokens)
         torch.testing.assert_close(scores.tolist(), plain_scores(tiny_folder(kind)), rtol=1e-10, atol=1e-10)
 
 
@@ -56,7 +58,7 @@ def test_values_belong_to_the_states_before_the_tokens(tiny_folder: Folder) -> N
     with torch.no_grad():
         hidden = plain.base_model(input_ids=torch.cat([prompt, response])[None]).last_hidden_state[0]
         expected = plain.score(hidden)[len(prompt) - 1 : -1, 0]
-    values = forward_values(load(folder), make_rows([prompt], [response]), max_tokens=100)
+    values = values_of(load(folder), make_rows([prompt], [response]), max_tokens=100)
     torch.testing.assert_close(values, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -70,7 +72,7 @@ def test_any_causal_model_gets_a_head_of_zeros(
     assert torch.equal(torch.get_rng_state(), state)
     assert not caplog.records  # the head is meant to be missing
     rows = make_rows(texts(), texts())
-    assert forward_values(model, rows, max_tokens=50).tolist() == [0.0] * 30
+    assert values_of(model, rows, max_tokens=50).tolist() == [0.0] * 30
     own = AutoModelForCausalLM.from_pretrained(tiny_folder(kind), dtype=torch.float64)
     body = dict(own.base_model.named_parameters())
     ours = dict(model.module.base_model.named_parameters())  # type: ignore[union-attr]
@@ -95,7 +97,7 @@ def test_a_critic_learns_a_value_and_saves_an_ordinary_classifier(
 
     losses = []
     for _ in range(40):
-        losses.append(engine.accumulate_values(rows, loss))
+        losses.append(engine.accumulate(rows, of_values(loss)))
         engine.step()
     assert losses[0] == pytest.approx(float(returns.square().mean()))
     assert losses[-1] < 0.2 * losses[0]
@@ -103,11 +105,11 @@ def test_a_critic_learns_a_value_and_saves_an_ordinary_classifier(
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architectures"] == ["LlamaForSequenceClassification"]
     rows = make_rows(texts(), [torch.tensor([5])] * 4)
-    torch.testing.assert_close(engine.values(rows).tolist(), plain_scores(tmp_path), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(values_of(engine, rows).tolist(), plain_scores(tmp_path), rtol=1e-9, atol=1e-9)
     again = load_value_model(
         ModelConfig(path=str(tiny_folder("llama")), dtype="float64"), device="cpu", weights_from=tmp_path
     )
-    assert torch.equal(forward_values(again, rows, max_tokens=50), engine.values(rows))
+    assert torch.equal(values_of(again, rows, max_tokens=50), values_of(engine, rows))
 
 
 def test_a_reward_model_must_be_a_classifier_with_one_label(tiny_folder: Folder, tmp_path: Path) -> None:
@@ -149,8 +151,8 @@ def test_layers_that_packed_computation_does_not_have_are_refused(tmp_path: Path
 
 def test_float32_values_are_near(tiny_folder: Folder) -> None:
     rows = make_rows(texts(), texts())
-    exact = forward_values(load(tiny_folder("qwen3_score")), rows, max_tokens=100)
+    exact = values_of(load(tiny_folder("qwen3_score")), rows, max_tokens=100)
     for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 0.05)):
-        near = forward_values(load(tiny_folder("qwen3_score"), dtype), rows, max_tokens=100)
+        near = values_of(load(tiny_folder("qwen3_score"), dtype), rows, max_tokens=100)
         assert near.dtype == torch.float32
         torch.testing.assert_close(near.double(), exact, rtol=tolerance, atol=tolerance)

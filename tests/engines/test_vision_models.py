@@ -15,12 +15,13 @@ from transformers import AutoModelForImageTextToText
 
 from references.language_models import exact_norms
 from references.tiny_vision import BLUE, GREEN, IMAGE, KINDS, RED, VIDEO, picture, png, save_tiny_vision
-from strop.engines import forward
+from references.token_passes import log_probs_of, of_log_probs
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model, load_tokenizer
-from strop.engines.packing import Row, pack
-from strop.engines.training import TrainEngine, forward_log_probs, make_rows
+from strop.engines.packing import Row, make_rows, pack
+from strop.engines.tokens import run_tokens
+from strop.engines.training import TrainEngine
 from strop.engines.vision import Vision
 from strop.engines.vision_pixels import load_media_processor
 from strop.trajectory import Media
@@ -127,7 +128,7 @@ def test_packed_log_probs_are_those_of_each_sequence_alone(kind: str, folder: Ca
     with torch.no_grad():
         expected = own_log_probs(plain(path), path, rows)
     for max_tokens in (1000, 60):
-        ours, _ = forward_log_probs(load(path), rows, temperature=1.0, max_tokens=max_tokens)
+        ours, _ = log_probs_of(load(path), rows, temperature=1.0, max_tokens=max_tokens)
         torch.testing.assert_close(ours, expected, rtol=0, atol=TOLERANCE)
 
 
@@ -143,7 +144,9 @@ def test_gradients_reach_language_and_vision_as_without_packing(
     assert any("visual" in name for name in expected)
     model = load(path)
     engine = TrainEngine(model, EngineConfig(), OptimizerConfig(), total_steps=None)
-    engine.accumulate(rows, lambda log_probs, entropies, index: log_probs.sum(), temperature=1.0)
+    engine.accumulate(
+        rows, of_log_probs(lambda log_probs, entropies, index: log_probs.sum(), temperature=1.0)
+    )
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert found.keys() == expected.keys()
     for name, grad in expected.items():
@@ -192,7 +195,7 @@ def test_tokens_of_media_have_probability_zero(folder: Callable[[str], Path]) ->
     ids, media = prompt(path, 4, "blue", 21)
     vocabulary = torch.arange(107)
     rows = make_rows([ids] * 107, list(vocabulary[:, None]), [media] * 107)
-    log_probs, entropies = forward_log_probs(load(path), rows, temperature=0.7, max_tokens=10_000)
+    log_probs, entropies = log_probs_of(load(path), rows, temperature=0.7, max_tokens=10_000)
     probs = log_probs.exp()
     assert probs[[IMAGE_ID, VIDEO_ID]].tolist() == [0.0, 0.0]
     torch.testing.assert_close(probs.sum(), torch.tensor(1.0, dtype=torch.float64))
@@ -207,7 +210,7 @@ def test_the_image_decides_what_is_said(folder: Callable[[str], Path]) -> None:
     rows = make_rows([ids, ids], [torch.tensor([40])] * 2, [media, other])
     packed = pack(rows, device=torch.device("cpu"), vision=load(path).vision)
     assert packed.num_tokens == 2 * len(ids), "equal tokens with different images are different prompts"
-    log_probs, _ = forward_log_probs(load(path), rows, temperature=1.0, max_tokens=100)
+    log_probs, _ = log_probs_of(load(path), rows, temperature=1.0, max_tokens=100)
     assert abs(log_probs[0] - log_probs[1]) > 1e-3
 
 
@@ -216,7 +219,9 @@ def test_a_frozen_vision_tower_gets_no_gradient_and_the_rest_does(folder: Callab
     model = load(path, freeze_vision_tower=True)
     engine = TrainEngine(model, EngineConfig(), OptimizerConfig(lr=1e-2), total_steps=None)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    engine.accumulate(samples(path), lambda log_probs, entropies, index: log_probs.sum(), temperature=1.0)
+    engine.accumulate(
+        samples(path), of_log_probs(lambda log_probs, entropies, index: log_probs.sum(), temperature=1.0)
+    )
     engine.step()
     moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert moved
@@ -245,7 +250,7 @@ def test_images_for_a_model_of_text_are_refused(
 ) -> None:
     rows = samples(folder("qwen2_vl"))
     with pytest.raises(ValueError, match="a prompt has images, but the model takes text alone"):
-        forward_log_probs(load(tiny_folder("qwen3")), rows, temperature=1.0, max_tokens=1000)
+        log_probs_of(load(tiny_folder("qwen3")), rows, temperature=1.0, max_tokens=1000)
 
 
 def test_media_tokens_without_media_are_refused(folder: Callable[[str], Path]) -> None:
@@ -255,7 +260,7 @@ def test_media_tokens_without_media_are_refused(folder: Callable[[str], Path]) -
     with pytest.raises(
         ValueError, match="has 12 tokens that stand for parts of images, but its images take 6"
     ):
-        forward_log_probs(load(path), rows, temperature=1.0, max_tokens=1000)
+        log_probs_of(load(path), rows, temperature=1.0, max_tokens=1000)
 
 
 def test_images_and_divided_sequences_do_not_go_together(folder: Callable[[str], Path]) -> None:
@@ -263,7 +268,7 @@ def test_images_and_divided_sequences_do_not_go_together(folder: Callable[[str],
     packed = pack(samples(path), device=torch.device("cpu"), vision=load(path).vision)
     ranks: Any = SimpleNamespace(sp_group=object())
     with pytest.raises(ValueError, match="use engine.sequence_parallel=1"):
-        forward.token_outputs(load(path), packed, temperature=1.0, parallel=ranks)
+        run_tokens(load(path), packed, lambda tokens: tokens.log_probs(temperature=1.0), ranks)
 
 
 def test_a_model_whose_own_pass_differs_is_refused(

@@ -10,12 +10,13 @@ import torch
 
 from references.rank_processes import Ranks, run_ranks
 from references.tiny_vision import BLUE, GREEN, RED, picture, png, save_tiny_vision
+from references.token_passes import log_probs_of, of_log_probs
 from strop.engines import gradients
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
-from strop.engines.packing import Row
+from strop.engines.packing import Row, make_rows
 from strop.engines.parallel import Parallel
-from strop.engines.training import TrainEngine, make_rows
+from strop.engines.training import TrainEngine
 from strop.trajectory import Media
 
 IMAGE_ID = 105
@@ -46,9 +47,11 @@ def trained(folder: str, which: slice, parallel: Parallel | None, checkpointing:
     model = load_model(config, device="cpu", parallel=parallel)
     settings = EngineConfig(max_tokens_per_device=16)
     engine = TrainEngine(model, settings, OPTIM, total_steps=None, parallel=parallel)
-    before, _ = engine.log_probs(rows(which), temperature=1.0)
+    before, _ = log_probs_of(engine, rows(which), temperature=1.0)
     for _ in range(2):
-        engine.accumulate(rows(which), lambda log_probs, _, __: -log_probs.sum() / 10, temperature=1.0)
+        engine.accumulate(
+            rows(which), of_log_probs(lambda log_probs, _, __: -log_probs.sum() / 10, temperature=1.0)
+        )
         engine.step()
     weights = {name: gradients.full(p.detach()).clone() for name, p in model.named_parameters()}
     return {"before": before, "weights": weights}

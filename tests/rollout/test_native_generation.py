@@ -12,9 +12,11 @@ import torch
 from rollout_cases import Ask, answers, generate_all, run, token_ids, tokens, turns
 
 from references.language_models import SUPPORTED, load_plain, plain_greedy
+from references.token_passes import log_probs_of, of_log_probs
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.model import CausalLM
-from strop.engines.training import TrainEngine, forward_log_probs, make_rows
+from strop.engines.packing import make_rows
+from strop.engines.training import TrainEngine
 from strop.randomness import random_key
 from strop.rollout.native import batch
 from strop.rollout.native.engine import NativeEngine
@@ -65,7 +67,7 @@ def test_log_probs_agree_with_the_trainer(tiny: Tiny, kind: str, temperature: fl
     rows = make_rows(
         [torch.tensor(prompt) for prompt, _ in asks], [torch.tensor(o.token_ids) for o in outputs]
     )
-    trained, _ = forward_log_probs(model, rows, temperature=temperature, max_tokens=60)
+    trained, _ = log_probs_of(model, rows, temperature=temperature, max_tokens=60)
     rolled = torch.tensor([value for output in outputs for value in output.log_probs])
     assert float((trained - rolled).abs().max()) <= 1e-4
 
@@ -79,7 +81,7 @@ def test_bfloat16_rollout_and_trainer_agree_within_its_rounding(tiny: Tiny) -> N
     rows = make_rows(
         [torch.tensor(prompt) for prompt, _ in asks], [torch.tensor(o.token_ids) for o in outputs]
     )
-    trained, _ = forward_log_probs(model, rows, temperature=1.0, max_tokens=60)
+    trained, _ = log_probs_of(model, rows, temperature=1.0, max_tokens=60)
     rolled = torch.tensor([value for output in outputs for value in output.log_probs])
     assert float((trained - rolled).abs().mean()) < 0.05
     assert float((trained - rolled).abs().max()) < 0.3
@@ -208,7 +210,7 @@ def test_training_after_generation_works_on_the_same_model(tiny: Tiny) -> None:
     before = run(generate_all(rollout, asks))[0]
     rows = make_rows([torch.tensor(tokens(5, 1))], [torch.tensor(tokens(8, 2))])
     for _ in range(8):
-        engine.accumulate(rows, lambda log_probs, _, __: -log_probs.sum(), temperature=1.0)
+        engine.accumulate(rows, of_log_probs(lambda log_probs, _, __: -log_probs.sum(), temperature=1.0))
         assert engine.step().skipped == ""
     run(rollout.publish(1))
     after = run(generate_all(rollout, asks))[0]

@@ -13,12 +13,13 @@ from rollout_cases import Ask, answers, run, tokens
 from transformers import AutoModelForImageTextToText
 
 from references.tiny_vision import BLUE, GREEN, KINDS, RED, picture, png, save_tiny_vision
+from references.token_passes import log_probs_of
 from strop.data.config import DataConfig
 from strop.data.prompts import PromptDataset
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_tokenizer
-from strop.engines.training import forward_log_probs, make_rows
+from strop.engines.packing import make_rows
 from strop.engines.vision_pixels import load_media_processor
 from strop.rollout.native.batch import DecodeBatch, Request
 from strop.rollout.native.engine import NativeEngine
@@ -123,7 +124,7 @@ def test_log_probs_of_engine_and_trainer_agree(
         [torch.tensor(output.token_ids) for output in outputs],
         [prompt.media for prompt in prompts],
     )
-    trained, _ = forward_log_probs(model, rows, temperature=0.8, max_tokens=150)
+    trained, _ = log_probs_of(model, rows, temperature=0.8, max_tokens=150)
     sampled = torch.tensor([value for output in outputs for value in output.log_probs])
     assert float((trained - sampled).abs().max()) < 1e-4
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from references.losses import clipped_term, kl, reduce_terms
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AGGREGATION_MODES, AlgorithmConfig
-from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, register_policy_loss
+from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, loss_spec, register_policy_loss
 from strop.algorithms.reduce import merge_metrics, metric_values
 from strop.controller import Mesh, Placement
 from strop.engines.optimizer import StepReport
@@ -205,12 +205,13 @@ def test_rows_without_advantage_change_nothing_but_are_measured(
     monkeypatch.setattr(
         actor.engine,
         "accumulate",
-        lambda rows, loss, **kwargs: rows_with_gradient.append(len(rows)) or accumulate(rows, loss, **kwargs),
+        lambda rows, loss: rows_with_gradient.append(len(rows)) or accumulate(rows, loss),
     )
     left_out = update(actor, batch)
     assert rows_with_gradient == [4]
     monkeypatch.setattr(
-        "strop.workers.policy_loss.PolicyLoss.needs_gradient", lambda self, rows: [True] * len(rows)
+        "strop.algorithms.losses.PolicyBatch.rows_that_move",
+        lambda self, spec: [True] * len(self.row_lengths),
     )
     assert_same(update(make_actor(tiny_model, algorithm), batch), left_out)
 
@@ -293,7 +294,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_named(tiny_model: Path) ->
     assert metric_values(result.metrics)["actor/skipped_updates"] == 1.0
     # The next step is not poisoned by what the skipped one left.
     healthy = settings("token-mean")
-    actor._algorithm = healthy
+    actor._loss = loss_spec(healthy)
     assert not update_of(actor.update_policy(batch, totals_of(batch))).skipped
     assert actor.checksum() != before
 

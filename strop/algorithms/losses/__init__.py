@@ -7,6 +7,8 @@
     smooth.py         sapo, dro, gpg (reinforce): no clipping
     covariance.py     clip_cov, kl_cov: tokens chosen by statistics of the whole optimizer batch
     distillation.py   terms that pull the policy towards a teacher
+    spec.py           the losses of a run, resolved from its configuration
+    policy.py         the whole loss of some tokens: the policy's term, entropy, KL and teacher together
 
 A loss is a pure function of columns of one shape, [B, R] padded or [N] flat, and of keyword numbers. The loss
 of an optimizer batch is the sum of `weights * terms`, with weights computed once for that batch, so every loss
@@ -31,8 +33,17 @@ from strop.algorithms.losses.covariance import (
     select_kl_cov,
 )
 from strop.algorithms.losses.distillation import reverse_kl_terms, topk_forward_kl
+from strop.algorithms.losses.policy import (
+    PolicyBatch,
+    PolicyLoss,
+    PolicyTokens,
+    note_policy_loss,
+    policy_batch,
+    policy_loss,
+)
 from strop.algorithms.losses.sequence import gmpo_loss, gspo_loss
 from strop.algorithms.losses.smooth import dro_loss, policy_gradient_loss, sapo_loss
+from strop.algorithms.losses.spec import LossSpec, aggregation_of, loss_spec, shared_settings
 from strop.algorithms.losses.terms import (
     LOG_RATIO_BOUND,
     POLICY_LOSS_REGISTRY,
@@ -48,8 +59,13 @@ from strop.algorithms.losses.weighted import cispo_loss, dppo_kl_loss, dppo_tv_l
 __all__ = [
     "LOG_RATIO_BOUND",
     "POLICY_LOSS_REGISTRY",
+    "LossSpec",
+    "PolicyBatch",
+    "PolicyLoss",
     "PolicyLossFn",
     "PolicyLossTerms",
+    "PolicyTokens",
+    "aggregation_of",
     "check_loss_settings",
     "cispo_loss",
     "clip_cov_loss",
@@ -61,7 +77,11 @@ __all__ = [
     "gmpo_loss",
     "gspo_loss",
     "kl_cov_loss",
+    "loss_spec",
+    "note_policy_loss",
+    "policy_batch",
     "policy_gradient_loss",
+    "policy_loss",
     "policy_loss_declaration",
     "policy_loss_terms",
     "prepare_columns",
@@ -70,5 +90,6 @@ __all__ = [
     "sapo_loss",
     "select_clip_cov",
     "select_kl_cov",
+    "shared_settings",
     "topk_forward_kl",
 ]

@@ -1,0 +1,125 @@
+"""The losses of a run, resolved: what a configuration leaves open is settled here, once, for policy and critic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strop.algorithms.aggregation import Aggregation
+from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.distillation_config import DistillationConfig
+from strop.algorithms.loss_declarations import policy_loss_declaration
+from strop.algorithms.registry import Declaration
+
+OPTIONAL_COLUMNS = ("advantages", "ref_log_prob", "rollout_log_probs", "rollout_is_weights")
+"""Columns that a loss may take under their own names, where the batch has them."""
+TEACHER_COLUMNS = {"reverse_kl": ("teacher_log_prob",), "forward_kl": ("teacher_ids", "teacher_logprobs")}
+"""Columns of each kind of distillation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSpec:
+    """The loss of the policy.
+
+    L = sum_t w_t (policy_coef * policy_t - entropy_coeff * H_t + kl_loss_coef * kl_t + distillation.coef * d_t), w_t
+    fixed for the whole optimizer batch. Importance weights of a corrected rollout multiply the policy's term alone:
+    entropy, KL and the distance d_t to a teacher are those of the current policy.
+    """
+
+    name: str
+    """Of the policy's term."""
+    declaration: Declaration
+    """What that term takes."""
+    settings: Mapping[str, object]
+    """Its numbers by name: clip ranges in force, and the user's own."""
+    aggregation: Aggregation
+    """Where w_t comes from; the critic's too."""
+    old_log_probs: str
+    """Column of the denominator of the ratio."""
+    policy_coef: float
+    entropy_coeff: float
+    uses_kl_loss: bool
+    kl_loss_coef: float
+    kl_loss_type: str
+    distillation: DistillationConfig
+    algorithm: AlgorithmConfig
+    """What a loss in verl's convention reads as its config."""
+
+    @property
+    def teacher_columns(self) -> tuple[str, ...]:
+        """What a teacher must have said; none without distillation."""
+        return TEACHER_COLUMNS.get(self.distillation.kind, ())
+
+    @property
+    def takes_chosen_tokens(self) -> bool:
+        """It compares the log-probs of further tokens, `teacher_ids`, beside those that were sampled."""
+        return "teacher_ids" in self.teacher_columns
+
+    @property
+    def moves_every_row(self) -> bool:
+        """It has a term that moves the policy also where the advantage is 0."""
+        declaration = self.declaration
+        moves_anyway = declaration.moves_without_advantage or declaration.is_user_convention
+        has_other_terms = self.entropy_coeff != 0 or self.uses_kl_loss or self.distillation.is_on
+        return moves_anyway or has_other_terms
+
+    def present(self, names: frozenset[str]) -> dict[str, str]:
+        """Columns of a batch that the loss takes: its own name of each, to that in the batch.
+
+        Raises:
+            ValueError: one that it cannot do without is missing.
+        """
+        for name in self.teacher_columns:
+            if name not in names:
+                raise ValueError(
+                    f"algorithm.distillation.kind={self.distillation.kind} needs the column {name}, but the batch has "
+                    f"{', '.join(sorted(names))}"
+                )
+        if self.old_log_probs == "rollout_log_probs" and self.old_log_probs not in names:
+            raise ValueError(
+                f"algorithm.old_log_probs=rollout needs the column rollout_log_probs, but the batch has "
+                f"{', '.join(sorted(names))}"
+            )
+        taken = {name: name for name in (*OPTIONAL_COLUMNS, *self.teacher_columns) if name in names}
+        if self.old_log_probs in names:
+            taken["old_log_probs"] = self.old_log_probs
+        return taken
+
+
+def loss_spec(algorithm: AlgorithmConfig) -> LossSpec:
+    """The policy's loss as a configuration means it; losses of a user's own are registered before.
+
+    Raises:
+        ValueError: there is no such loss.
+    """
+    return LossSpec(
+        name=algorithm.policy_loss,
+        declaration=policy_loss_declaration(algorithm.policy_loss),
+        settings={**shared_settings(algorithm), **algorithm.loss_settings},
+        aggregation=aggregation_of(algorithm),
+        old_log_probs="rollout_log_probs" if algorithm.old_log_probs == "rollout" else "old_log_probs",
+        policy_coef=algorithm.policy_coef,
+        entropy_coeff=algorithm.entropy_coeff,
+        uses_kl_loss=algorithm.use_kl_loss,
+        kl_loss_coef=algorithm.kl_loss_coef,
+        kl_loss_type=algorithm.kl_loss_type,
+        distillation=algorithm.distillation,
+        algorithm=algorithm,
+    )
+
+
+def aggregation_of(algorithm: AlgorithmConfig) -> Aggregation:
+    """How terms become a loss, that of the policy and that of the critic beside it."""
+    declaration = policy_loss_declaration(algorithm.policy_loss)
+    return Aggregation(
+        mode=declaration.aggregation_mode(algorithm.loss_agg_mode), scale=algorithm.loss_scale_factor
+    )
+
+
+def shared_settings(algorithm: AlgorithmConfig) -> dict[str, object]:
+    """Settings of policy losses that have a key of their own, as they are in force."""
+    return {
+        "clip_low": algorithm.clip_low,
+        "clip_high": algorithm.clip_high,
+        "clip_c": algorithm.clip_ratio_c,
+    }

@@ -1,0 +1,59 @@
+"""Credit of episodes that consist of several training sequences: one of them speaks for the episode.
+
+A chat template that rewrites history cuts an episode into sequences that are trained one by one. The episode still has
+one reward, and counts once in the statistics of its group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def episode_speakers(episode_ids: Sequence[str], mask: Tensor) -> tuple[list[int], list[int]] | None:
+    """Which row speaks for each episode, where episodes have several training sequences; None where none has.
+
+    It is the last one of which a token is trained: an episode counts once in the statistics of its group, and one
+    whose last sequence was rejected keeps its advantage.
+
+    Args:
+        episode_ids: [B], equal for the sequences of an episode.
+        mask: [B, R] bool, tokens that are trained.
+
+    Returns:
+        The speaking rows in order, and for each row [B] the place of its speaker among them.
+    """
+    if len(set(episode_ids)) == len(episode_ids):
+        return None
+    has_tokens = mask.any(dim=-1).tolist()
+    speaker: dict[str, int] = {}
+    for row, name in enumerate(episode_ids):
+        if has_tokens[row] or name not in speaker or not has_tokens[speaker[name]]:
+            speaker[name] = row
+    rows = sorted(speaker.values())
+    place = {row: index for index, row in enumerate(rows)}
+    return rows, [place[speaker[name]] for name in episode_ids]
+
+
+def spread_over_sequences(
+    advantages: Tensor, returns: Tensor, mask: Tensor, rows: list[int], speaker_of: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns [B, R] of all sequences, from those [E, R] of the speaking ones.
+
+    A speaking row keeps its own. Every other token of the episode gets what the speaker's first trained token has:
+    the credit for all that followed, which is the advantage of every token for outcome rewards.
+
+    Args:
+        mask: [B, R] bool, tokens that are trained.
+        rows, speaker_of: see `episode_speakers`.
+    """
+    first = mask[rows].int().argmax(dim=-1, keepdim=True)  # [E, 1]
+    spread = []
+    for values in (advantages, returns):
+        credit = values.gather(1, first)[speaker_of]  # [B, 1]
+        whole = torch.where(mask, credit, torch.zeros_like(credit))  # [B, R]
+        whole[rows] = values
+        spread.append(whole)
+    return spread[0], spread[1]

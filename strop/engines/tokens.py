@@ -1,0 +1,210 @@
+"""One pass over packed rows: what a model says about their response tokens, micro-batch by micro-batch.
+
+A caller's function is called once per micro-batch with its `Tokens` and asks them for what it wants: log-probs,
+entropies, most likely tokens, values. However much it asks for, the model runs once. `map_tokens` collects what it
+returns, without gradient; `TrainEngine.accumulate` takes a loss from it.
+
+Concurrency: with several ranks all of them pass in step, each with its own rows, also with none. A rank that has none
+left calls the function with no tokens (M = 0), so the function asks every rank for the same things in the same order,
+whatever the rows. With sequence parallelism a rank runs its part of a micro-batch; what the function sees is all of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from strop.engines import fsdp
+from strop.engines.causal_lm import CausalLM
+from strop.engines.head import (
+    ChosenTokens,
+    token_log_probs,
+    token_log_probs_at,
+    token_sum_pi_squared,
+    token_top_k,
+    token_values,
+)
+from strop.engines.packing import MicroBatch, Row, pack, split_rows
+from strop.engines.parallel import Parallel
+from strop.engines.ulysses import SequenceShard, shard_micro_batch
+
+T = TypeVar("T")
+
+_NOTHING = Row(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 0, b"")
+"""What a rank runs when it has no rows left and others have."""
+
+
+class Tokens:
+    """The M response tokens of a micro-batch, and what the model says in their places.
+
+    To be asked while the function that was given it runs, not later.
+    """
+
+    def __init__(
+        self, model: CausalLM, part: MicroBatch | SequenceShard, hidden: Tensor, index: Tensor
+    ) -> None:
+        """`hidden` [M, D] (a rank's share of it) are the states that predict the tokens."""
+        self.index = index
+        """[M] int64, in host memory: place of each token in the flat token axis of all rows (`Row.first_token`)."""
+        self._model = model
+        self._part = part
+        self._hidden = hidden
+
+    def log_probs(self, *, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probs [M] and entropies [M], differentiable, in natural units, in at least float32."""
+        log_probs, entropies = token_log_probs(
+            self._hidden,
+            self._model.head_weight,
+            self._model.head_bias,
+            self._part.targets,
+            temperature=temperature,
+            banned=self._model.banned_ids,
+        )
+        return self._whole(log_probs), self._whole(entropies)
+
+    def log_probs_at(self, chosen: Tensor, *, temperature: float) -> tuple[Tensor, Tensor, ChosenTokens]:
+        """As `log_probs`, with what the policy says about further tokens [M, K] in the place of each."""
+        chosen = chosen.to(self._part.targets)
+        log_probs, entropies, at = token_log_probs_at(
+            self._hidden,
+            self._model.head_weight,
+            self._model.head_bias,
+            self._part.targets,
+            self._part.share(chosen) if isinstance(self._part, SequenceShard) else chosen,
+            temperature=temperature,
+            banned=self._model.banned_ids,
+        )
+        is_likely = self._whole(at.is_likely.to(torch.uint8)).bool()
+        at = ChosenTokens(log_probs=self._whole(at.log_probs), is_likely=is_likely)
+        return self._whole(log_probs), self._whole(entropies), at
+
+    def top_k(self, k: int, *, temperature: float, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The k most likely tokens in the place of each: ids [M, k] and log-probs [M, k], without gradient.
+
+        `banned` are ids that are passed over, beside those of the model itself.
+        """
+        passed_over = [ids for ids in (self._model.banned_ids, banned) if ids is not None]
+        ids, log_probs = token_top_k(
+            self._hidden,
+            self._model.head_weight,
+            self._model.head_bias,
+            k,
+            temperature=temperature,
+            banned=torch.cat(passed_over) if passed_over else None,
+        )
+        return self._whole(ids), self._whole(log_probs)
+
+    def sum_pi_squared(self, *, temperature: float) -> Tensor:
+        """Sum of squared probabilities [M] of the distributions that the tokens were drawn from, without gradient."""
+        return self._whole(
+            token_sum_pi_squared(
+                self._hidden,
+                self._model.head_weight,
+                self._model.head_bias,
+                temperature=temperature,
+                banned=self._model.banned_ids,
+            )
+        )
+
+    def values(self) -> Tensor:
+        """The value head's number [M] of the state before each token, differentiable, in at least float32."""
+        return self._whole(token_values(self._hidden, self._model.head_weight, self._model.head_bias))
+
+    def _whole(self, share: Tensor) -> Tensor:
+        """Results of all M tokens, from those of this rank's share."""
+        return self._part.gather(share) if isinstance(self._part, SequenceShard) else share
+
+
+TokenFunction = Callable[[Tokens], Mapping[str, Tensor]]
+"""What is wanted of each token: tensors [M, ...] by name."""
+
+
+@torch.no_grad()
+def map_tokens(
+    model: CausalLM, rows: Sequence[Row], function: TokenFunction, *, max_tokens: int, parallel: Parallel
+) -> dict[str, Tensor]:
+    """What a function says of all response tokens [N, ...], in the order of their places, in host memory.
+
+    Args:
+        model: that runs, without gradient.
+        rows: of this rank.
+        function: called once per micro-batch.
+        max_tokens: packed tokens of a micro-batch, per device.
+        parallel: the ranks that hold the model.
+
+    Raises:
+        ValueError: a row is too long, or has media that the model or these ranks cannot take.
+    """
+    parts = micro_batches(rows, max_tokens, parallel) or [
+        []
+    ]  # without any rows, one pass says what there would be
+    places: list[Tensor] = []
+    made: list[Mapping[str, Tensor]] = []
+    for part in parts:
+        micro_batch = packed(model, part)
+        results = run_tokens(model, micro_batch, function, parallel)
+        made.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
+        places.append(micro_batch.token_index)
+    fsdp.reshard(model)
+    if model.device.type != "cpu":
+        torch.accelerator.synchronize()  # the copies were not waited for
+    order = torch.cat(places).argsort()
+    return {name: torch.cat([results[name] for results in made])[order] for name in made[0]}
+
+
+def run_tokens(
+    model: CausalLM, micro_batch: MicroBatch, function: Callable[[Tokens], T], parallel: Parallel
+) -> T:
+    """What a function makes of the tokens of one micro-batch: a tensor, or a mapping or tuple of tensors."""
+    part = _part(micro_batch, parallel)
+
+    def compute() -> T:
+        return function(Tokens(model, part, _predicting(model, part), micro_batch.token_index))
+
+    return model.run(compute)
+
+
+def micro_batches(rows: Sequence[Row], max_tokens: int, parallel: Parallel) -> list[list[Row]]:
+    """These rows in micro-batches, as many on every rank; the last ones of a rank may have no rows."""
+    parts = split_rows(rows, max_tokens=max_tokens, num_devices=parallel.sp_size)
+    return parts + [[] for _ in range(parallel.max(len(parts)) - len(parts))]
+
+
+def packed(model: CausalLM, rows: Sequence[Row]) -> MicroBatch:
+    """These rows as one micro-batch; without rows, one that runs and predicts nothing."""
+    micro_batch = pack(rows or [_NOTHING], device=model.device, vision=model.vision)
+    if rows:
+        return micro_batch
+    return dataclasses.replace(
+        micro_batch,
+        hidden_index=micro_batch.hidden_index[:0],
+        targets=micro_batch.targets[:0],
+        token_index=micro_batch.token_index[:0],
+    )
+
+
+def _part(micro_batch: MicroBatch, parallel: Parallel) -> MicroBatch | SequenceShard:
+    """What this rank runs.
+
+    Raises:
+        ValueError: a row has media, and ranks share each sequence.
+    """
+    if micro_batch.pictures is not None and parallel.sp_group is not None:
+        raise ValueError(
+            "a sample has images, and engine.sequence_parallel divides sequences over ranks, which images cannot be: "
+            "use engine.sequence_parallel=1"
+        )
+    return micro_batch if parallel.sp_group is None else shard_micro_batch(micro_batch, parallel.sp_group)
+
+
+def _predicting(model: CausalLM, part: MicroBatch | SequenceShard) -> Tensor:
+    """Hidden states before the response tokens: [M, D], or [m, D] of this rank's share."""
+    if isinstance(part, SequenceShard):
+        return part.predicting(model.backbone(part.input_ids, part.position_ids, part.attention))
+    hidden = model.backbone(part.input_ids, part.position_ids, part.attention, part.pictures)
+    return F.embedding(part.hidden_index, hidden)

@@ -1,0 +1,151 @@
+"""The whole loss of the policy: its parts by hand in any cut, and what a configuration leaves open, resolved."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from strop.algorithms.aggregation import Aggregation, BatchTotals
+from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.distillation_config import DistillationConfig
+from strop.algorithms.losses import (
+    PolicyBatch,
+    aggregation_of,
+    loss_spec,
+    note_policy_loss,
+    policy_batch,
+    policy_loss,
+    register_policy_loss,
+)
+from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY
+from strop.algorithms.reduce import Max, Mean, Min
+from strop.algorithms.tensor_metrics import TensorMetrics
+
+# Rows of 3, 1 and 2 tokens; the second token of the first row is a tool's. Ratio 1 everywhere but at the last token.
+LENGTHS = torch.tensor([3, 1, 2])
+MASK = torch.tensor([True, False, True, True, True, True])
+OLD = torch.tensor([-1.0, math.nan, -2.0, -0.5, -1.5, -3.0], dtype=torch.float64)
+LOG_PROBS = torch.tensor([-1.0, -7.0, -2.0, -0.5, -1.5, -3.0 + math.log(2)], dtype=torch.float64)
+ADVANTAGES = torch.tensor([1.0, math.nan, 1.0, -2.0, 0.0, 3.0], dtype=torch.float64)
+REF = torch.tensor([-1.5, 0.0, -2.0, -0.5, -1.0, -3.0], dtype=torch.float64)
+ENTROPIES = torch.tensor([0.5, 9.0, 0.25, 1.0, 0.0, 0.75], dtype=torch.float64)
+TOTALS = BatchTotals(num_tokens=5, num_samples=3)
+
+
+def batch_of(algorithm: AlgorithmConfig, **more: Tensor) -> PolicyBatch:
+    columns = {"advantages": ADVANTAGES, "old_log_probs": OLD, "ref_log_prob": REF, **more}
+    return policy_batch(loss_spec(algorithm), columns, mask=MASK, row_lengths=LENGTHS, totals=TOTALS)
+
+
+def seen_of(
+    algorithm: AlgorithmConfig, batch: PolicyBatch, parts: list[list[int]]
+) -> tuple[float, dict[str, Any], Tensor]:
+    """Loss, metrics, and gradient by log-probs, of a batch that is cut into these tokens."""
+    log_probs = LOG_PROBS.clone().requires_grad_()
+    metrics, total = TensorMetrics(), torch.zeros((), dtype=torch.float64)
+    for part in parts:
+        index = torch.tensor(part, dtype=torch.int64)
+        seen = policy_loss(loss_spec(algorithm), log_probs[index], ENTROPIES[index], batch.at(index))
+        note_policy_loss(metrics, seen, batch, share=1)
+        total = total + seen.loss
+    (gradient,) = torch.autograd.grad(total, log_probs)
+    return float(total.detach()), dict(metrics.read()), gradient
+
+
+WHOLE = [[0, 1, 2, 3, 4, 5]]
+CUTS = [WHOLE, [[3], [0, 1, 2], [], [4, 5]], [[4, 5, 0, 1, 2], [3]]]
+
+
+@pytest.mark.parametrize("parts", CUTS, ids=["whole", "cut", "another order"])
+def test_the_parts_of_the_loss_by_hand(parts: list[list[int]]) -> None:
+    # Terms -A r: -1, -1, +2, 0, and at the last token r = 2 > 1.2: max(-6, -3.6) = -3.6. Their mean is -3.6 / 5.
+    # Entropy: (0.5 + 0.25 + 1 + 0 + 0.75) / 5 = 0.5. KL k2, d^2 / 2: (0.125 + 0.125 + (ln 2)^2 / 2) / 5.
+    algorithm = AlgorithmConfig(
+        entropy_coeff=0.1, use_kl_loss=True, kl_loss_coef=0.5, kl_loss_type="k2", loss_agg_mode="token-mean"
+    )
+    loss, metrics, gradient = seen_of(algorithm, batch_of(algorithm), parts)
+    kl = (0.25 + math.log(2) ** 2 / 2) / 5
+    assert loss == pytest.approx(-0.72 - 0.1 * 0.5 + 0.5 * kl, abs=1e-12)
+    assert metrics["actor/pg_loss"].value == pytest.approx(-0.72, abs=1e-12)
+    assert metrics["actor/entropy"] == Mean(2.5, 5)
+    assert metrics["actor/kl_loss"].value == pytest.approx(kl, abs=1e-12)
+    assert metrics["actor/pg_clipfrac"] == Mean(1.0, 5)
+    # -A / 5 where the clip left it, and 0.5 * d / 5 of the KL term.
+    by_hand = [-0.2 + 0.05, 0.0, -0.2, 0.4, -0.05, 0.1 * math.log(2)]
+    torch.testing.assert_close(gradient, torch.tensor(by_hand, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("parts", CUTS, ids=["whole", "cut", "another order"])
+def test_a_teacher_pulls_beside_the_policys_term(parts: list[list[int]]) -> None:
+    # The value of k1+ is log p - log p_teacher: 0.5, 0, 0, -0.5, ln 2 at the trained tokens.
+    teacher = DistillationConfig(kind="reverse_kl", coef=2.0)
+    algorithm = AlgorithmConfig(distillation=teacher, policy_coef=0.5)
+    loss, metrics, _ = seen_of(algorithm, batch_of(algorithm, teacher_log_prob=REF), parts)
+    distance = math.log(2) / 5
+    assert loss == pytest.approx(0.5 * -0.72 + 2 * distance, abs=1e-12)
+    assert metrics["actor/pg_loss"].value == pytest.approx(-0.72, abs=1e-12)
+    assert metrics["distillation/loss"].value == pytest.approx(distance, abs=1e-12)
+    assert metrics["distillation/abs_loss"].value == pytest.approx((1 + math.log(2)) / 5, abs=1e-12)
+    assert metrics["distillation/loss_min"] == Min(-0.5)
+    assert metrics["distillation/loss_max"].value == pytest.approx(math.log(2))
+    assert isinstance(metrics["distillation/loss_max"], Max)
+
+
+def test_a_loss_of_verls_convention_sees_padded_rows_and_no_empty_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(POLICY_LOSS_REGISTRY, "_declarations", dict(POLICY_LOSS_REGISTRY._declarations))
+    shapes: list[tuple[int, ...]] = []
+
+    def mine(log_prob: Tensor, advantages: Tensor, response_mask: Tensor, config: Any, **_: Any) -> Any:
+        shapes.append(tuple(response_mask.shape))
+        loss = -(log_prob * advantages * response_mask).sum() / config.global_batch_info.batch_num_tokens
+        return loss, {"actor/mine": advantages.sum() / response_mask.sum()}
+
+    register_policy_loss("mine")(mine)
+    try:
+        algorithm = AlgorithmConfig(policy_loss="mine")
+        loss, metrics, gradient = seen_of(algorithm, batch_of(algorithm), CUTS[1])
+    finally:
+        del POLICY_LOSS_REGISTRY["mine"]
+    assert shapes == [(1, 1), (1, 3), (1, 2)]
+    weights = torch.where(MASK, ADVANTAGES, 0.0)
+    torch.testing.assert_close(gradient, -weights / 5)
+    assert loss == pytest.approx(float(-(LOG_PROBS * weights).sum() / 5))
+    assert metrics["actor/mine"] == Mean(3.0, 5)
+
+
+def test_rows_that_cannot_move_the_policy() -> None:
+    plain = AlgorithmConfig()
+    batch = batch_of(plain, advantages=torch.tensor([0.0, 5.0, 0.0, -2.0, 0.0, 0.0], dtype=torch.float64))
+    assert batch.rows_that_move(loss_spec(plain)) == [False, True, False], "the 5 is not trained on"
+    for more in ({"entropy_coeff": 0.1}, {"use_kl_loss": True}, {"policy_loss": "kl_cov"}):
+        assert batch.rows_that_move(loss_spec(AlgorithmConfig(**more))) == [True] * 3  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("policy_loss", "asked", "mode"),
+    [
+        ("vanilla", None, "token-mean"),
+        ("gspo", None, "seq-mean-token-mean"),
+        ("gspo", "token-sum", "token-sum"),
+    ],
+)
+def test_the_aggregation_is_resolved_once(policy_loss: str, asked: Any, mode: str) -> None:
+    algorithm = AlgorithmConfig(policy_loss=policy_loss, loss_agg_mode=asked)
+    assert aggregation_of(algorithm) == loss_spec(algorithm).aggregation == Aggregation(mode=mode)
+
+
+def test_columns_that_a_loss_cannot_do_without_are_named() -> None:
+    spec = loss_spec(AlgorithmConfig(old_log_probs="rollout"))
+    assert spec.present(frozenset({"advantages", "rollout_log_probs", "values"})) == {
+        "advantages": "advantages",
+        "rollout_log_probs": "rollout_log_probs",
+        "old_log_probs": "rollout_log_probs",
+    }
+    with pytest.raises(ValueError, match="needs the column rollout_log_probs, but the batch has advantages"):
+        spec.present(frozenset({"advantages"}))

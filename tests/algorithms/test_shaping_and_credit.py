@@ -1,0 +1,70 @@
+"""What becomes of scores before and after the estimator, by hand: shaping, a reward model, KL, sequences, groups."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from strop.algorithms.config import FilterGroupsConfig
+from strop.algorithms.group_filter import EASY, EQUAL, FAILED, HARD, SOLVED, UNSCORED, left_out_for
+from strop.algorithms.kl_control import token_level_rewards
+from strop.algorithms.sequence_credit import episode_speakers, spread_over_sequences
+from strop.algorithms.shaping import shaped_score
+from strop.algorithms.stream_functions import SampleGroup
+
+
+def test_a_reward_model_adds_on_the_last_token_and_the_penalty_acts_on_trained_ones() -> None:
+    scores = torch.tensor([[0.0, 0.0, 1.0], [2.0, 0.0, 0.0]])
+    mask = torch.tensor([[True, False, True], [True, False, False]])
+    lengths = torch.tensor([3, 1])
+    kl = torch.tensor([[0.5, 9.0, 1.0], [2.0, torch.nan, torch.nan]])
+    answers = torch.tensor([10.0, -10.0])
+    assert torch.equal(token_level_rewards(scores, mask, lengths), scores)
+    found = token_level_rewards(scores, mask, lengths, answer_scores=answers, kl=kl, kl_coef=0.5)
+    assert found.tolist() == [[-0.25, 0.0, 10.5], [-9.0, 0.0, 0.0]]
+
+
+def test_a_long_response_loses_after_the_weight() -> None:
+    # The penalty begins at 8 of 10 tokens and is full, 2, at 10.
+    penalty = {"weight": 3.0, "max_tokens": 10, "buffer_tokens": 2, "factor": 2.0}
+    assert [shaped_score(1.0, length, **penalty) for length in (8, 9, 10, 12)] == [3.0, 2.0, 1.0, 1.0]  # type: ignore[arg-type]
+    assert shaped_score(1.0, 12, **(penalty | {"buffer_tokens": 0})) == 3.0  # type: ignore[arg-type]
+
+
+def test_the_last_trained_sequence_speaks_for_its_episode() -> None:
+    mask = torch.tensor([[True, True], [False, True], [False, False], [True, False]])
+    assert episode_speakers(["a", "b", "c", "d"], mask) is None
+    speakers = episode_speakers(["a", "a", "a", "b"], mask)
+    assert speakers == ([1, 3], [0, 0, 0, 1])
+    own = torch.tensor([[0.0, 4.0], [7.0, 0.0]])
+    advantages, returns = spread_over_sequences(own, own + 1, mask, *speakers)
+    assert advantages.tolist() == [[4.0, 4.0], [0.0, 4.0], [0.0, 0.0], [7.0, 0.0]]
+    assert returns[0].tolist() == [5.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "cause"),
+    [
+        ((1.0,), UNSCORED),
+        ((1.0, 1.0), SOLVED),
+        ((0.0, 0.0), FAILED),
+        ((0.5, 0.5), EQUAL),
+        ((0.0, 0.25), HARD),
+        ((0.75, 1.0), EASY),
+        ((0.0, 1.0), ""),
+    ],
+)
+def test_groups_that_cannot_teach(rewards: tuple[float, ...], cause: str) -> None:
+    settings = FilterGroupsConfig(enable=True, metric="score", lowest_mean=0.25, highest_mean=0.75)
+    count = len(rewards)
+    group = SampleGroup(
+        uid="e0-000001",
+        data_source="x",
+        rewards=rewards,
+        accuracies=(0.0,) * count,
+        parts=({},) * count,
+        response_lengths=(1,) * count,
+        num_turns=(2,) * count,
+        stop_reasons=("stop",) * count,
+    )
+    assert left_out_for(group, settings) == cause

@@ -1,0 +1,77 @@
+"""One pass over packed rows: whatever is asked of the tokens, the model runs once per micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from references.language_models import VOCAB
+from references.token_passes import log_probs_of
+from strop.engines.causal_lm import CausalLM
+from strop.engines.config import ModelConfig
+from strop.engines.model import load_model
+from strop.engines.packing import Row, make_rows
+from strop.engines.parallel import alone
+from strop.engines.tokens import Tokens, map_tokens
+
+LENGTHS = (4, 1, 6, 3)
+CPU = alone("cpu")
+
+
+@pytest.fixture
+def model(tiny_folder: Callable[[str], Path]) -> CausalLM:
+    return load_model(ModelConfig(path=str(tiny_folder("qwen3")), dtype="float64"), device="cpu")
+
+
+def rows() -> list[Row]:
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(0, VOCAB, (n,), generator=generator) for n in (5, 2, 5, 7)]
+    return make_rows(prompts, [torch.randint(0, VOCAB, (n,), generator=generator) for n in LENGTHS])
+
+
+def test_several_quantities_come_from_one_forward_pass(model: CausalLM) -> None:
+    passes: list[int] = []
+    model.module.base_model.register_forward_pre_hook(lambda *_: passes.append(1))  # type: ignore[operator,union-attr]
+
+    def asked(tokens: Tokens) -> dict[str, Tensor]:
+        log_probs, entropies = tokens.log_probs(temperature=0.7)
+        ids, best = tokens.top_k(VOCAB, temperature=0.7)
+        return {
+            "log_probs": log_probs,
+            "entropies": entropies,
+            "squares": tokens.sum_pi_squared(temperature=0.7),
+            "ids": ids,
+            "best": best,
+        }
+
+    for max_tokens, count in ((100, 1), (12, 3)):
+        passes.clear()
+        made = map_tokens(model, rows(), asked, max_tokens=max_tokens, parallel=CPU)
+        assert len(passes) == count
+        # All tokens of the vocabulary, the most likely first, say everything about the distribution.
+        probs, targets = made["best"].exp(), torch.cat([row.response for row in rows()])
+        torch.testing.assert_close(probs.square().sum(1), made["squares"])
+        torch.testing.assert_close(-(probs * made["best"]).sum(1), made["entropies"])
+        torch.testing.assert_close(made["best"][made["ids"] == targets[:, None]], made["log_probs"])
+
+
+def test_results_stand_in_the_order_of_their_places_also_for_some_of_the_rows(model: CausalLM) -> None:
+    every, _ = log_probs_of(model, rows(), temperature=1.0)
+    some = [rows()[3], rows()[1]]
+    for max_tokens in (100, 12):
+        found, _ = log_probs_of(model, some, temperature=1.0, max_tokens=max_tokens)
+        torch.testing.assert_close(found, torch.cat([every[4:5], every[11:14]]), atol=1e-12, rtol=1e-12)
+
+
+def test_without_rows_the_results_are_empty_and_have_their_shape(model: CausalLM) -> None:
+    def asked(tokens: Tokens) -> dict[str, Tensor]:
+        ids, log_probs = tokens.top_k(3, temperature=1.0)
+        return {"ids": ids.to(torch.int32), "log_probs": log_probs}
+
+    made = map_tokens(model, [], asked, max_tokens=10, parallel=CPU)
+    assert (made["ids"].shape, made["ids"].dtype) == ((0, 3), torch.int32)
+    assert (made["log_probs"].shape, made["log_probs"].dtype) == ((0, 3), torch.float64)

@@ -1,0 +1,51 @@
+"""What tests ask of an engine or a model most often, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from strop.engines.causal_lm import CausalLM
+from strop.engines.packing import Row
+from strop.engines.parallel import alone
+from strop.engines.tokens import TokenFunction, Tokens, map_tokens
+from strop.engines.training import TrainEngine
+
+
+def log_probs_of(
+    model: CausalLM | TrainEngine, rows: Sequence[Row], *, temperature: float, max_tokens: int = 10_000
+) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies [N] of all response tokens; an engine cuts micro-batches by its own budget."""
+
+    def asked(tokens: Tokens) -> dict[str, Tensor]:
+        log_probs, entropies = tokens.log_probs(temperature=temperature)
+        return {"log_probs": log_probs, "entropies": entropies}
+
+    made = _mapped(model, rows, asked, max_tokens)
+    return made["log_probs"], made["entropies"]
+
+
+def values_of(model: CausalLM | TrainEngine, rows: Sequence[Row], *, max_tokens: int = 10_000) -> Tensor:
+    """Values [N] before all response tokens."""
+    return _mapped(model, rows, lambda tokens: {"values": tokens.values()}, max_tokens)["values"]
+
+
+def of_log_probs(
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor], *, temperature: float
+) -> Callable[[Tokens], Tensor]:
+    """A loss of log-probs [M], entropies [M] and places [M], as an engine takes it."""
+    return lambda tokens: loss(*tokens.log_probs(temperature=temperature), tokens.index)
+
+
+def of_values(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tokens], Tensor]:
+    """A loss of values [M] and places [M], as an engine takes it."""
+    return lambda tokens: loss(tokens.values(), tokens.index)
+
+
+def _mapped(
+    model: CausalLM | TrainEngine, rows: Sequence[Row], asked: TokenFunction, max_tokens: int
+) -> dict[str, Tensor]:
+    if isinstance(model, TrainEngine):
+        return model.map_tokens(rows, asked)
+    return map_tokens(model, rows, asked, max_tokens=max_tokens, parallel=alone(model.device))
