@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from strop.agents.config import AgentConfig
 from strop.algorithms.advantages import adv_estimator_declaration, check_estimator
+from strop.algorithms.balance import even_bounds
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.extensions import load_extensions
 from strop.algorithms.losses import check_loss_settings
@@ -347,8 +349,10 @@ class Config:
     def arithmetic(self) -> str:
         """The batch sizes in one line: `32 prompts x 8 samples = 256 samples/step -> 1 optimizer step of 256`."""
         updates = self.updates_per_step
+        bounds = even_bounds(self.samples_per_step, self.samples_per_update)
+        sizes = sorted({after - first for first, after in pairwise(bounds)})
         return (
             f"{self.data.prompts_per_step} prompts x {self.rollout.samples_per_prompt} samples = "
             f"{self.samples_per_step} samples/step -> {updates} optimizer step{'s' if updates > 1 else ''} of "
-            f"{self.samples_per_update}, at most {self.actor.engine.max_tokens_per_device} tokens per forward pass"
+            f"{' or '.join(map(str, sizes))}, at most {self.actor.engine.max_tokens_per_device} tokens per forward pass"
         )
