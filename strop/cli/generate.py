@@ -60,8 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--temperature", type=float, help="0 takes the most likely token (default: eval.temperature)"
     )
-    parser.add_argument("--top-p", type=float, default=1.0, help="sample from this share of probability")
-    parser.add_argument("--top-k", type=int, default=0, help="sample from this many most likely tokens")
+    parser.add_argument(
+        "--top-p", type=float, help="sample from this share of probability (default: eval.top_p)"
+    )
+    parser.add_argument(
+        "--top-k", type=int, help="sample from this many most likely tokens (default: eval.top_k)"
+    )
     parser.add_argument(
         "--max-tokens", type=int, help="longest answer, in tokens (default: data.max_response_tokens)"
     )
@@ -126,8 +130,8 @@ def _answerer(args: argparse.Namespace, config: Config) -> Answerer:
     sampling = Sampling(
         key=0,
         temperature=config.eval.temperature if args.temperature is None else args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k,
+        top_p=config.eval.top_p if args.top_p is None else args.top_p,
+        top_k=config.eval.top_k if args.top_k is None else args.top_k,
         max_tokens=config.data.max_response_tokens if args.max_tokens is None else args.max_tokens,
     )
     return Answerer(config, sampling, seed=args.seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from strop.agents.config import AgentConfig
@@ -73,6 +73,7 @@ class Config:
         if self.algorithm.extensions and not may_run("algorithm.extensions"):
             return  # settings that are only looked at: what they name may be defined in files that are not imported
         load_extensions(self.algorithm.extensions)
+        self._complete_algorithm()
         check_estimator(
             self.algorithm.adv_estimator,
             samples_per_prompt=self.rollout.samples_per_prompt,
@@ -92,6 +93,15 @@ class Config:
         self._check_roles()
         self._check_ranks()
         self._check_services()
+
+    def _complete_algorithm(self) -> None:
+        """Defaults of the algorithm that follow from other sections; here alone, so that config.yaml records them."""
+        algorithm = self.algorithm
+        if (
+            algorithm.loss_agg_mode == "seq-mean-token-sum-norm" and algorithm.loss_scale_factor is None
+        ):  # the token budget of a response, as in the paper
+            scale = float(self.data.max_response_tokens)
+            object.__setattr__(self, "algorithm", replace(algorithm, loss_scale_factor=scale))
 
     def _check_budgets(self) -> None:
         longest = self.data.max_prompt_tokens + self.data.max_response_tokens

@@ -143,8 +143,8 @@ def optimizer_batches(
 ) -> Iterator[Experience]:
     """The rows of each optimizer step, in order, `epochs` times over; all rows of a sample are in the same one.
 
-    As few optimizer steps as have at most samples_per_update samples each, of equal sizes up to one sample: an optimizer
-    moves the weights as far for a remainder of one sample as for a whole batch.
+    As few optimizer steps as have at most samples_per_update samples each, of equal sizes up to one sample: an
+    optimizer moves the weights as far for a remainder of one sample as for a whole batch.
     """
     starts = [*experience.sample_starts, len(experience)]
     bounds = even_bounds(len(starts) - 1, samples_per_update)

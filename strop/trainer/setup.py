@@ -161,6 +161,8 @@ def eval_sampling(config: Config, tokenizer: Any) -> Sampling:
     return Sampling(
         key=0,
         temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
+        top_k=config.eval.top_k,
         max_tokens=config.data.max_response_tokens,
         stop_token_ids=stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids),
     )
