@@ -62,6 +62,27 @@ class TrainResult:
     pass_rate_start: float | None
     """Validation before the first step; None without validation data."""
     pass_rate_final: float | None
+    interval_final: tuple[float, float] | None = None
+    """95 % Wilson interval of that."""
+    best: tuple[int, float] | None = None
+    """Step and pass rate of the best checkpoint that is kept; None where no checkpoint has a validation."""
+
+
+def result_of(run: RunFolder) -> TrainResult:
+    """How a finished run ended, from its records."""
+    end = run.events.read("finished")[-1]
+    validations = {event["step"]: event for event in run.events.read("validation")}
+    final = validations.get(end["step"], {})
+    low, high = final.get("low"), final.get("high")
+    return TrainResult(
+        run=run.path,
+        steps=end["step"],
+        seconds=end["seconds"],
+        pass_rate_start=validations.get(0, {}).get("pass_rate"),
+        pass_rate_final=final.get("pass_rate"),
+        interval_final=(low, high) if isinstance(low, float) and isinstance(high, float) else None,
+        best=run.checkpoints.best(),
+    )
 
 
 class Trainer:
@@ -118,14 +139,7 @@ class Trainer:
             self._saver.finish()
         seconds = time.perf_counter() - start
         self._run.events.append("finished", self.data.num_steps, fsync=True, seconds=seconds)
-        validations = {event["step"]: event.get("pass_rate") for event in self._run.events.read("validation")}
-        return TrainResult(
-            run=self._run.path,
-            steps=self.data.num_steps,
-            seconds=seconds,
-            pass_rate_start=validations.get(0),
-            pass_rate_final=validations.get(self.data.num_steps),
-        )
+        return result_of(self._run)
 
     # ------------------------------------------------------------------ the algorithm
 
@@ -286,6 +300,7 @@ class Trainer:
         reports = self.gatherer.play(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
         check_failed_episodes(reports)
         validation = summarize_validation(reports)
+        self._say(f"step {step}: validation {validation.describe()}")
         if self.config.run.save_samples:
             decided = dict.fromkeys((r.id for r in reports), Decided(None, "filtered", "validation"))
             self.roles.rollout.call.write_samples(step, decided, split="val")
