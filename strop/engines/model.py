@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -310,6 +311,17 @@ def read_shape(config: ModelConfig) -> Any:
     return _check_folder(config)
 
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def _how_to_fetch(path: str) -> str:
+    """The command for a path that looks like a name of the hub; else nothing."""
+    if not _HUB_NAME.fullmatch(path):
+        return ""
+    folder = f"models/{path.partition('/')[2]}"
+    return f"; if it is a name of the hub: hf download {path} --local-dir {folder}, then model.path={folder}"
+
+
 def _check_folder(config: ModelConfig) -> Any:
     """The configuration of the model in the folder."""
     if not config.path:
@@ -318,6 +330,7 @@ def _check_folder(config: ModelConfig) -> Any:
     if not folder.is_dir():
         raise ValueError(
             f"model.path {config.path!r} is not a folder; give a Hugging Face model folder on this machine"
+            f"{_how_to_fetch(config.path)}"
         )
     if not (folder / "config.json").is_file():
         found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"

@@ -169,7 +169,9 @@ class Trainer:
         ]
 
         async def probe() -> list[Outcome]:
-            async with RewardPool(self.config.reward, tokenizer=self.config.model.path) as pool:
+            async with RewardPool(
+                self.config.reward, tokenizer=self.config.model.path, logs=self._run.path / "logs"
+            ) as pool:
                 pool.tell_spent(self._spending.total)
                 try:
                     return await pool.preflight([*prompts, *prompts], [*answers, *["" for _ in prompts]])
@@ -231,6 +233,7 @@ class Trainer:
             checkpoint=checkpoint,
             version=self._start_step,
             samples=self._run.samples.folder if config.run.save_samples else None,
+            logs=self._run.path / "logs",
             spending=self._spending,
         )
         kl = make_kl_controller(config.algorithm.kl_ctrl)

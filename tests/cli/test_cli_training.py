@@ -88,6 +88,25 @@ def test_an_interrupted_run_continues_to_the_run_that_was_never_interrupted(
     assert (same.code, same.out) == (0, "equal over 2 common steps (1 to 2)\n")
 
 
+def test_a_resume_from_another_directory_changes_nothing_before_its_inputs_are_found(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.folder)
+    run = tmp_path / "run"
+    with interrupted_after(step=1):
+        cli("train", "--config", project.config, "--out", run, "model.path=model")
+    before = (run / "events.jsonl").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    sentence = cli("train", "--resume", run, "--trust-code").sentence
+    assert (
+        f"reads model.path=model, which is in {project.folder}, where it was started, and not here"
+        in sentence
+    )
+    assert (run / "events.jsonl").read_bytes() == before
+    monkeypatch.chdir(project.folder)
+    assert cli("train", "--resume", run).code == 0
+
+
 def test_an_interrupt_says_how_to_continue(project: Project, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with interrupted_after(step=0):
