@@ -193,6 +193,7 @@ class Trainer:
         Raises:
             RunRefused: nothing would be learned, and nobody insisted.
         """
+        self._say("preflight: a few dozen samples of the first step are played and scored")
         found = try_out(self.config, self.data, self.roles)
         for line in found.lines():
             self._say(line)

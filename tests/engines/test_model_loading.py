@@ -283,7 +283,9 @@ def test_another_precision_is_named_where_it_is_measurably_faster(monkeypatch: p
 
 
 def test_a_name_of_the_hub_is_answered_with_the_command_that_fetches_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"hf download Qwen/Qwen2\.5-0\.5B --local-dir models/Qwen2\.5-0\.5B, then"):
+    with pytest.raises(
+        ValueError, match=r"hf download Qwen/Qwen2\.5-0\.5B --local-dir models/Qwen2\.5-0\.5B, then"
+    ):
         load_tokenizer(ModelConfig(path="Qwen/Qwen2.5-0.5B"))
     with pytest.raises(ValueError, match=r"model folder on this machine$"):
         load_tokenizer(ModelConfig(path=str(tmp_path / "none")))
