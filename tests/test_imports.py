@@ -27,6 +27,7 @@ RANKS = (
     {"health"},
     {"view", "trainer"},
     {"cli"},
+    {"__main__"},
 )
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 SIDEWAYS = {("agents", "rollout")}
