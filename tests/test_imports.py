@@ -37,6 +37,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
+    {"__main__"},
 )
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 SIDEWAYS = {("agents", "rollout")}

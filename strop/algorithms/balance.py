@@ -22,6 +22,15 @@ def sequence_workload(num_tokens: int) -> int:
     return LINEAR_COST * num_tokens + num_tokens**2
 
 
+def even_bounds(count: int, at_most: int) -> list[int]:
+    """Bounds of the fewest consecutive parts of at most `at_most` items, of equal sizes up to one.
+
+    21 items in parts of at most 10 are cut at [0, 7, 14, 21]; no item gives [0].
+    """
+    parts = -(-count // at_most)
+    return [0, *(-(-count * part // parts) for part in range(1, parts + 1))]
+
+
 def balance_parts(workloads: Sequence[int], groups: Sequence[Hashable], parts: int) -> list[list[int]]:
     """Row numbers 0..n-1 in `parts` parts of near-equal load: which rows each data-parallel rank gets.
 

@@ -163,7 +163,7 @@ class AlgorithmConfig:
     whole optimizer batch. Not set: for both as in the paper of the policy loss (seq-mean-token-mean for gspo, gmpo
     and sapo), else token-mean."""
     loss_scale_factor: float | None = None
-    """Constant divisor of seq-mean-token-sum-norm, in tokens; usually data.max_response_tokens."""
+    """Constant divisor of seq-mean-token-sum-norm, in tokens. Not set: data.max_response_tokens."""
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus in the loss; positive values keep the policy more random."""
     use_kl_loss: bool = False
@@ -232,11 +232,6 @@ class AlgorithmConfig:
                 f"algorithm.loss_agg_mode is {self.loss_agg_mode!r}; known: {', '.join(AGGREGATION_MODES)}"
             )
         wants_scale = self.loss_agg_mode == "seq-mean-token-sum-norm"
-        if wants_scale and self.loss_scale_factor is None:
-            raise ValueError(
-                "algorithm.loss_agg_mode=seq-mean-token-sum-norm divides by a constant, but "
-                "algorithm.loss_scale_factor is not set: set it, usually to data.max_response_tokens"
-            )
         if not wants_scale and self.loss_scale_factor is not None:
             raise ValueError(
                 f"algorithm.loss_scale_factor is {self.loss_scale_factor}, but only "

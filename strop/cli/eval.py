@@ -6,12 +6,14 @@ import argparse
 import contextlib
 import dataclasses
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.cli.libraries import quiet_models
-from strop.cli.models import HELP, find_model
-from strop.cli.output import plain, print_json, print_plain, say
+from strop.cli.models import HELP, add_step_argument, find_model
+from strop.cli.output import check_writable, plain, print_json, print_plain, say, write_json_lines
 from strop.cli.settings import (
     add_config_arguments,
     add_trust_argument,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 EPILOG = """\
 examples:
   strop eval runs/arithmetic
+  strop eval runs/arithmetic --step best --out answers.jsonl
   strop eval models/smollm2 --config examples/arithmetic/config.yaml data.max_val_prompts=100
   strop eval runs/arithmetic 'data.val_files=[other.parquet]' eval.temperature=1.0 eval.samples_per_prompt=8
 
@@ -43,13 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL_OR_RUN", help=HELP)
     add_config_arguments(parser, source="the settings of the run")
     add_trust_argument(parser)
+    add_step_argument(parser)
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="write every answer with its score there as JSON lines"
+    )
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     refuse_overrides_of(args, "model.path", "MODEL_OR_RUN already names the model")
-    source = find_model(args.model)
+    source = find_model(args.model, step=args.step)
     for line in source.lines:
         say(line)
     config = load_settings(args, source=source.config, needs=NEEDS)
@@ -58,8 +65,13 @@ def run(args: argparse.Namespace) -> int:
     quiet_models()
     from strop.trainer.evaluate import evaluate
 
+    if args.out is not None:
+        check_writable(args.out)
     with progress_bar("eval") as show:
         evaluation = evaluate(config, say=say, on_progress=show)
+    if args.out is not None:
+        write_json_lines(args.out, evaluation.answers)
+        say(f"{len(evaluation.answers)} answers written to {args.out}")
     if args.json:
         print_json({"model": str(source.folder), **_record(evaluation)})
     else:
@@ -67,11 +79,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+LINE_EVERY_S = 10.0
+"""Seconds between two lines of progress."""
+
+
+def _lines(label: str) -> Progress:
+    said_at = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= LINE_EVERY_S:
+            said_at = time.monotonic()
+            say(f"{label}: {done} of {total} answers")
+
+    return show
+
+
 @contextlib.contextmanager
 def progress_bar(label: str) -> Iterator[Progress]:
-    """A bar on standard error while it lasts; nothing where that is no terminal."""
+    """A bar on standard error while it lasts; where that is no terminal, a line now and then."""
     if not sys.stderr.isatty():
-        yield lambda done, total: None
+        yield _lines(label)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -7,15 +7,17 @@ import dataclasses
 from pathlib import Path
 
 from strop.cli.libraries import quiet_models
+from strop.cli.models import add_step_argument, choose_checkpoint
 from strop.cli.output import UsageError, print_json, print_plain, say
 from strop.cli.run_folders import run_in
 from strop.cli.settings import add_trust_argument, load_settings
-from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
+from strop.run import Checkpoint, RunError, RunFolder, is_run
 
 EPILOG = """\
 examples:
   strop export runs/arithmetic models/arithmetic
   strop export runs/arithmetic models/arithmetic-200 --step 200 --dtype bfloat16
+  strop export runs/arithmetic models/best --step best
   strop export runs/ppo models/critic --role critic
   strop export runs/lora models/adapter --adapter
 
@@ -30,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="a run folder")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder of the model, absent or empty")
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="checkpoint of this step (default: the last valid one)"
-    )
+    add_step_argument(parser)
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16"),
@@ -88,25 +88,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _checkpoint(folder: Path, step: int | None) -> Checkpoint:
+def _checkpoint(folder: Path, step: int | str | None) -> Checkpoint:
     """The checkpoint to export, every byte of it verified."""
     if not is_run(folder):
         what = "is no run folder" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {what}; give the folder that --out named when the run started")
     with RunFolder.open(folder, read_only=True) as run:
-        if step is not None:
-            return _at(run, step)
-        checkpoint, lines = run.checkpoints.latest_valid()
+        checkpoint, lines = choose_checkpoint(run, step)
     for line in lines:
         say(line)
     if checkpoint is None:
         raise RunError(f"{folder} has no valid checkpoint to export; continue the run until it saves one")
     say(f"checkpoint {checkpoint.step} of {folder}")
     return checkpoint
-
-
-def _at(run: RunFolder, step: int) -> Checkpoint:
-    try:
-        return run.checkpoints.at(step)
-    except CheckpointError as error:
-        raise CheckpointError(f"cannot export step {step} of {run.path}: {error}") from error

@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.border import storable
 from strop.cli.eval import progress_bar
 from strop.cli.libraries import quiet_models
-from strop.cli.models import HELP, find_model
-from strop.cli.output import UsageError, plain, print_json, print_plain, say
+from strop.cli.models import HELP, add_step_argument, find_model
+from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain, say, write_json_lines
 from strop.cli.settings import (
     add_config_arguments,
     add_trust_argument,
@@ -44,6 +42,9 @@ Without --prompts, and on a terminal, it is a chat: one message per line, /new b
 """
 
 
+_COMMANDS = "one message per line; /new begins another conversation, /quit ends"
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Question:
     prompt: Any
@@ -57,13 +58,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL_OR_RUN", help=HELP)
     add_config_arguments(parser, source="the settings of the run")
     add_trust_argument(parser)
+    add_step_argument(parser)
     parser.add_argument("--prompts", metavar="FILE", type=Path, help=".txt, .jsonl, .json or .parquet")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the answers there as JSON lines")
     parser.add_argument(
         "--temperature", type=float, help="0 takes the most likely token (default: eval.temperature)"
     )
-    parser.add_argument("--top-p", type=float, default=1.0, help="sample from this share of probability")
-    parser.add_argument("--top-k", type=int, default=0, help="sample from this many most likely tokens")
+    parser.add_argument(
+        "--top-p", type=float, help="sample from this share of probability (default: eval.top_p)"
+    )
+    parser.add_argument(
+        "--top-k", type=int, help="sample from this many most likely tokens (default: eval.top_k)"
+    )
     parser.add_argument(
         "--max-tokens", type=int, help="longest answer, in tokens (default: data.max_response_tokens)"
     )
@@ -75,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     refuse_overrides_of(args, "model.path", "MODEL_OR_RUN already names the model")
-    source = find_model(args.model)
+    source = find_model(args.model, step=args.step)
     for line in source.lines:
         say(line)
     config = load_settings(args, source=source.config, needs=())
@@ -113,13 +119,7 @@ def _check_arguments(args: argparse.Namespace, config: Config, *, is_chat: bool)
     if is_chat and (args.out is not None or args.json or args.samples > 1):
         raise UsageError("--out, --json and --samples need prompts: name a file with --prompts")
     if args.out is not None:
-        try:  # before time is spent on answers
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            args.out.open("a").close()
-        except OSError as error:
-            raise UsageError(
-                f"cannot write --out {args.out}: {error.strerror}; choose another file"
-            ) from error
+        check_writable(args.out)
 
 
 def _answerer(args: argparse.Namespace, config: Config) -> Answerer:
@@ -130,8 +130,8 @@ def _answerer(args: argparse.Namespace, config: Config) -> Answerer:
     sampling = Sampling(
         key=0,
         temperature=config.eval.temperature if args.temperature is None else args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k,
+        top_p=config.eval.top_p if args.top_p is None else args.top_p,
+        top_k=config.eval.top_k if args.top_k is None else args.top_k,
         max_tokens=config.data.max_response_tokens if args.max_tokens is None else args.max_tokens,
     )
     return Answerer(config, sampling, seed=args.seed)
@@ -205,11 +205,7 @@ def _report(questions: Sequence[_Question], answers: Sequence[Answer], args: arg
         for answer in answers
     ]
     if args.out is not None:
-        from strop.run.durable import replace_text
-
-        replace_text(
-            args.out, "".join(json.dumps(storable(record), ensure_ascii=False) + "\n" for record in records)
-        )
+        write_json_lines(args.out, records)
         say(f"{len(records)} answers written to {args.out}")
     if args.json:
         for record in records:
@@ -231,7 +227,7 @@ def _chat(answerer: Answerer, config: Config) -> int:
     """A conversation on the terminal, until /quit or the end of input."""
     from strop.data.chat import Chat
 
-    print_plain("one message per line; /new begins another conversation, /quit ends", file=sys.stderr)
+    say(_COMMANDS)
     messages: list[dict[str, Any]] = []
     with asyncio.Runner() as runner:
         while True:
@@ -244,6 +240,8 @@ def _chat(answerer: Answerer, config: Config) -> int:
                 return 0
             if line == "/new":
                 messages = []
+            elif line.startswith("/") and line[1:].isalpha():
+                say(_COMMANDS)
             elif line:
                 turn = [*messages, {"role": "user", "content": line}]
                 chat = Chat(

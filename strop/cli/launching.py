@@ -77,6 +77,7 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
         except Exception as error:
             if _is_unbegun(run) and not isinstance(error, RunError):
                 _remove(run)
+                say(f"run folder {run.path} removed again: nothing had begun")
             raise
         _link_model(run)
 

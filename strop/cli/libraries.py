@@ -66,6 +66,9 @@ class _TerminalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Show the record, if none of its kind was shown before."""
         line = record.getMessage()
+        if getattr(record, "is_as_it_is", False):
+            say(line)
+            return
         if self._debug:
             say(self.format(record))
             return

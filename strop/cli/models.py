@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from strop.cli.run_folders import run_in
-from strop.run import CheckpointError, RunError, RunFolder, is_run
+from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, check_files, read_manifest
 
 HELP = "a run folder (its last valid checkpoint), a checkpoint folder, or any Hugging Face model folder"
@@ -26,13 +27,56 @@ class ModelSource:
     """What the person who asked should know."""
 
 
-def find_model(text: str) -> ModelSource:
-    """The model that a word of the command line stands for.
+def add_step_argument(parser: argparse.ArgumentParser) -> None:
+    """`--step N|best`: which checkpoint of a run."""
+    parser.add_argument(
+        "--step",
+        type=_step,
+        metavar="N|best",
+        help="of a run: the checkpoint of step N, or the one with the best validation (default: the last valid one)",
+    )
+
+
+def _step(text: str) -> int | str:
+    if text == "best" or text.isdecimal():
+        return text if text == "best" else int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no step; give a number, or best")
+
+
+def choose_checkpoint(run: RunFolder, step: int | str | None) -> tuple[Checkpoint | None, list[str]]:
+    """The checkpoint of a run that `--step` means, every byte of it verified, and what to say of those passed over.
 
     Raises:
-        ValueError: it is no model.
+        RunError: there is no checkpoint of that step, or none with a score.
+        CheckpointError: it is damaged.
+    """
+    if step is None:
+        return run.checkpoints.latest_valid()
+    if step == "best":
+        best = run.checkpoints.best()
+        if best is None:
+            raise RunError(
+                f"{run.path} has no checkpoint with a validation (data.val_files, eval.every, run.save_every); give a "
+                f"number: {', '.join(map(str, run.checkpoints.steps())) or 'it has no checkpoint'}"
+            )
+        step = best[0]
+    try:
+        return run.checkpoints.at(int(step)), []
+    except CheckpointError as error:
+        raise CheckpointError(f"no checkpoint of step {step} of {run.path}: {error}") from error
+
+
+def find_model(text: str, *, step: int | str | None = None) -> ModelSource:
+    """The model that a word of the command line stands for.
+
+    Args:
+        text: the word.
+        step: of a run, which checkpoint: its step, or best; None takes the last valid one.
+
+    Raises:
+        ValueError: it is no model, or `step` is given for something else than a run.
         UsageError: it is a folder of several runs.
-        RunError: the run has no valid checkpoint, or the checkpoint is damaged.
+        RunError: the run has no such checkpoint, or the checkpoint is damaged.
     """
     path = Path(text).expanduser()
     if not path.is_dir():
@@ -43,7 +87,9 @@ def find_model(text: str) -> ModelSource:
     if not any((path / name).is_file() for name in (MANIFEST, "config.json")):
         path = run_in(path)
     if is_run(path):
-        return _of_run(path)
+        return _of_run(path, step)
+    if step is not None:
+        raise ValueError(f"--step {step} chooses a checkpoint of a run, and {text} is none: leave it out")
     if (path / MANIFEST).is_file():
         return _of_checkpoint(path)
     if not (path / "config.json").is_file():
@@ -54,9 +100,9 @@ def find_model(text: str) -> ModelSource:
     return ModelSource(folder=path, config=config)
 
 
-def _of_run(path: Path) -> ModelSource:
+def _of_run(path: Path, step: int | str | None) -> ModelSource:
     with RunFolder.open(path, read_only=True) as run:
-        checkpoint, lines = run.checkpoints.latest_valid()
+        checkpoint, lines = choose_checkpoint(run, step)
     if checkpoint is None:
         reasons = f": {'; '.join(lines)}" if lines else " yet"
         raise RunError(f"{path} has no valid checkpoint{reasons}; name a model folder, or continue the run")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TextIO
 
 from strop.border import printable, storable
@@ -52,6 +53,27 @@ def print_plain(text: str = "", *, end: str = "\n", file: TextIO | None = None) 
 def say(line: str) -> None:
     """A line for the person who watches."""
     print(plain(line), file=sys.stderr, flush=True)
+
+
+def check_writable(file: Path) -> None:
+    """Make the folder and the file of --out, before time is spent on what goes into it.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("a").close()
+    except OSError as error:
+        raise UsageError(f"cannot write --out {file}: {error.strerror}; choose another file") from error
+
+
+def write_json_lines(file: Path, records: Iterable[Mapping[str, object]]) -> None:
+    """One JSON object per line, the whole file or nothing of it."""
+    from strop.run.durable import replace_text
+
+    lines = (json.dumps(storable(record), ensure_ascii=False) + "\n" for record in records)
+    replace_text(file, "".join(lines))
 
 
 def print_json(record: Mapping[str, object]) -> None:

@@ -200,12 +200,11 @@ def _title(row: Mapping[str, Any]) -> str:
     parts.append("no score" if row["score"] is None else f"score {row['score']:g}")
     if row["advantage"] is not None:
         parts.append(f"advantage {row['advantage']:+.3f}")
-    fate = row["fate"] or ""
-    parts.append(f"{fate} ({row['fate_reason']})" if row["fate_reason"] else fate)
     return plain(" · ".join(part for part in parts if part), is_one_line=True)
 
 
 def _sections(row: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    fate = row["fate"] or ""
     num_tokens = sum(len(one.get("response_ids") or ()) for one in training_sequences(row))
     found = [
         ("prompt  ", row["prompt"] or ""),
@@ -214,7 +213,11 @@ def _sections(row: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         ("reward  ", " ".join(f"{name}={_text(part)}" for name, part in (row["reward_parts"] or {}).items())),
         ("agent   ", _agent_facts(row)),
         ("error   ", row["error"] or ""),
-        ("ended   ", f"{row['stop_reason'] or 'unfinished'} after {num_tokens} tokens"),
+        (
+            "ended   ",
+            f"{row['stop_reason'] or 'unfinished'}, {num_tokens} token{'' if num_tokens == 1 else 's'}",
+        ),
+        ("fate    ", f"{fate} ({row['fate_reason']})" if row["fate_reason"] else fate),
     ]
     return [(label, text) for label, text in found if text or label.strip() == "response"]
 

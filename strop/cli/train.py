@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from strop.cli.launching import MODEL_LINK, add_run_arguments, begin, carrying_out
 from strop.cli.libraries import quiet_models
 from strop.cli.output import print_json, print_plain, say
-from strop.run import RunFolder
 
 if TYPE_CHECKING:
-    from strop.trainer.loop import TrainResult
+    from strop.trainer.results import TrainResult
 
 EPILOG = """\
 examples:
@@ -40,10 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
+    from strop.trainer.results import result_of
+
     start = begin(args, kind="train")
     with carrying_out(start, kind="train"):
         if start.is_finished:
-            result = finished_result(start.run)
+            result = result_of(start.run)
         else:
             quiet_models()
             from strop.trainer.loop import train
@@ -57,26 +58,12 @@ def run(args: argparse.Namespace) -> int:
                 "seconds": round(result.seconds, 2),
                 "pass_rate_start": result.pass_rate_start,
                 "pass_rate_final": result.pass_rate_final,
+                "best_step": None if result.best is None else result.best[0],
             }
         )
     else:
         _show(result)
     return 0
-
-
-def finished_result(run: RunFolder) -> TrainResult:
-    """The result of a run that ended before, from its records."""
-    from strop.trainer.loop import TrainResult
-
-    end = run.events.read("finished")[-1]
-    rates = {event["step"]: event.get("pass_rate") for event in run.events.read("validation")}
-    return TrainResult(
-        run=run.path,
-        steps=end["step"],
-        seconds=end["seconds"],
-        pass_rate_start=rates.get(0),
-        pass_rate_final=rates.get(end["step"]),
-    )
 
 
 def _show(result: TrainResult) -> None:
@@ -88,6 +75,12 @@ def _show(result: TrainResult) -> None:
         print_plain(text_curve(run_series(read_metrics(metrics))))
     print_plain(f"{result.steps} steps, {result.seconds:.0f} s; validation: {_rates(result)}")
     print_plain(f"run folder: {result.run}\nmodel:      {result.run / MODEL_LINK}")
+    if result.best is not None and result.best[0] != result.steps:
+        step, rate = result.best
+        print_plain(
+            f"best:       step {step}, pass rate {100 * rate:.1f} % (checkpoints/global_step_{step}): strop eval "
+            f"{result.run} --step best"
+        )
     print_plain(f"next: strop samples {result.run}   strop generate {result.run}   strop eval {result.run}")
 
 
@@ -95,6 +88,9 @@ def _rates(result: TrainResult) -> str:
     if result.pass_rate_final is None:
         return "none, because data.val_files is empty"
     final = f"pass rate {100 * result.pass_rate_final:.1f} %"
+    if result.interval_final is not None:
+        low, high = result.interval_final
+        final += f" (95 % interval {100 * low:.1f} to {100 * high:.1f})"
     if result.pass_rate_start is None:
         return final
     return f"{final}, {100 * result.pass_rate_start:.1f} % at the start"

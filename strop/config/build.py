@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from strop.config.errors import report
 from strop.config.schema import (
+    IN_WORDS,
     FieldSpec,
     all_keys,
     field_specs,
@@ -196,7 +197,7 @@ class _Builder:
     def _message(self, hint: Any, value: Any, key: str) -> str:
         shown = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
         shown = "null" if value is None else shown
-        text = f"{key} is {shown}{self.origin(key)}, but it needs {type_name(hint)}"
+        text = f"{key} is {shown}{self.origin(key)}, but it needs {type_name(hint, words=IN_WORDS)}"
         return text + _way_out(union_members(hint), value, shown)
 
 
@@ -204,8 +205,6 @@ def _way_out(members: tuple[Any, ...], value: Any, shown: str) -> str:
     """What to write instead, where the value suggests it; else ""."""
     if str in members and isinstance(value, bool | int | float):
         return f"; to make it text, put it in quotes inside the quotes of the shell: '\"{shown}\"'"
-    if bool in members and isinstance(value, str):
-        return "; write true or false"
     if int in members and isinstance(value, float) and value.is_integer():
         return f"; write {int(value)}"
     choices = [

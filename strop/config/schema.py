@@ -104,11 +104,21 @@ def _is_supported(hint: Any) -> bool:
     return hint in SCALARS or is_section(hint)
 
 
-def type_name(hint: Any) -> str:
-    """The type in the words of an error message and of the reference page."""
+IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+"""Types as an error message calls them."""
+
+
+def type_name(hint: Any, *, words: Mapping[Any, str] = types.MappingProxyType({})) -> str:
+    """The type as the reference page writes it; with `IN_WORDS`, in the words of an error message."""
+
+    def name(part: Any) -> str:
+        return type_name(part, words=words)
+
     members = union_members(hint)
     if len(members) > 1:
-        return " or ".join(type_name(member) for member in members)
+        return " or ".join(map(name, members))
+    if hint in words:
+        return words[hint]
     origin, args = get_origin(hint), get_args(hint)
     if hint is type(None):
         return "null"
@@ -117,11 +127,11 @@ def type_name(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(map(str, args))
     if origin is tuple and args[-1] is Ellipsis:
-        return f"list of {type_name(args[0])}"
+        return f"list, each entry {name(args[0])}" if words else f"list of {name(args[0])}"
     if origin is tuple:
-        return f"list of {len(args)}: {', '.join(map(type_name, args))}"
+        return f"list of {len(args)}: {', '.join(map(name, args))}"
     if is_mapping(hint):
-        return f"mapping of names to {type_name(args[1])}"
+        return f"mapping of names to {name(args[1])}"
     return "section" if is_section(hint) else str(hint.__name__)
 
 

@@ -71,6 +71,29 @@ for _tag, _pattern, _first in _RESOLVERS:
         _Dumper.add_implicit_resolver(_tag, re.compile(_pattern), _first)
 
 
+_INDENTATION = "the indentation does not fit: the keys of one section begin in the same column"
+_IN_WORDS = (
+    (r"expected <block end>, but found", _INDENTATION),
+    (
+        "mapping values are not allowed here",
+        f"`key: value` cannot stand here: {_INDENTATION}; and a value with `: ` in it needs quotes",
+    ),
+    (r"found character '\\t'", "a tab cannot indent: use spaces"),
+    (r"found character '(.)' that cannot start any token", r"a value that begins with \1 needs quotes"),
+    (r"expected ',' or '(.)', but got", r"a `\1` or a comma is missing before this place"),
+    ("found unexpected end of stream", "a quote that was opened before is not closed"),
+    (r"could not find expected ':'", "a key has no `:` after it"),
+)
+"""What PyYAML says of the mistakes that people make, and what they did."""
+
+
+def _in_words(problem: str) -> str:
+    for pattern, words in _IN_WORDS:
+        if found := re.match(pattern, problem):
+            return found.expand(words)
+    return problem
+
+
 def parse(text: str, name: str) -> Any:
     """The plain value of a YAML text; `name` is what an error calls it.
 
@@ -82,7 +105,7 @@ def parse(text: str, name: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{name}{where}: {error.problem}") from error
+        raise ValueError(f"{name}{where}: {_in_words(error.problem or str(error))}") from error
     except yaml.YAMLError as error:
         raise ValueError(f"{name} is not YAML: {' '.join(str(error).split())}") from error
 

@@ -216,6 +216,11 @@ def _serve(pipe: _Pipe, functions: Sequence[RewardFunction], setup: Mapping[str,
     return False
 
 
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Also where the loader of a library says so."""
+    return isinstance(error, MemoryError) or "failed to map segment" in str(error)
+
+
 Loader = Callable[[Sequence[Mapping[str, Any]]], list[RewardFunction]]
 
 
@@ -236,7 +241,8 @@ def main(commands_fd: int, results_fd: int, life_fd: int, *, load: Loader = load
     try:
         functions = load(setup["functions"])
     except LoadError as error:
-        pipe.put(["failed", str(error)])
+        limit = setup["memory_limit"] if _is_out_of_memory(error.__cause__) else ""
+        pipe.put(["failed", f"{error}{limit}"])
         pipe.flush()
         return
     pipe.put(

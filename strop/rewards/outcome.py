@@ -84,11 +84,17 @@ def usable_part(value: object) -> Value:
     return int(number) if isinstance(value, int) else number
 
 
+def _kind_of(error: str) -> object:
+    """What errors of one cause have in common: the exception and its line, whatever value its text repeats."""
+    who, raised, what = error.partition(" raised ")
+    return (who, what.partition(":")[0], what.rpartition(" at ")[2]) if raised else error
+
+
 def summarize(outcomes: Sequence[Outcome], *, timeout_s: float) -> str:
     """One line with the count of each kind and the most frequent error of each.
 
     For example `reward: 1017 ok, 6 timeout (>10 s), 1 error (ZeroDivisionError: division by zero at
-    reward.py:41)`.
+    reward.py:41)`. An exception of one line is one kind, whatever value its text repeats.
     """
     counts = Counter(outcome.kind for outcome in outcomes)
     line = f"reward: {counts['score']} ok"
@@ -97,10 +103,16 @@ def summarize(outcomes: Sequence[Outcome], *, timeout_s: float) -> str:
     for kind in ("error", "infrastructure"):
         if not counts[kind]:
             continue
-        errors = Counter(outcome.error for outcome in outcomes if outcome.kind == kind)
-        most_frequent, times = errors.most_common(1)[0]
-        others = "" if len(errors) == 1 else f", and {counts[kind] - times} of {len(errors) - 1} other kinds"
-        line += f", {counts[kind]} {kind} ({most_frequent}{others})"
+        errors: dict[object, list[str]] = {}
+        for outcome in outcomes:
+            if outcome.kind == kind:
+                errors.setdefault(_kind_of(outcome.error), []).append(outcome.error)
+        same = max(errors.values(), key=len)
+        most, times = Counter(same).most_common(1)[0]
+        text = most if times == len(same) else f"{most}, and alike with other values"
+        if len(errors) > 1:
+            text = f"{len(same)} times {text}; {len(errors) - 1} other error{'s' if len(errors) > 2 else ''}"
+        line += f", {counts[kind]} {kind} ({text})"
     return line
 
 

@@ -45,10 +45,19 @@ _MAX_PROBES = 4
 class RewardPool:
     """Worker processes that run one reward function; use as `async with RewardPool(config) as pool:`."""
 
-    def __init__(self, config: RewardConfig, *, tokenizer: str = "", rank: int = 0, count: int = 1) -> None:
+    def __init__(
+        self,
+        config: RewardConfig,
+        *,
+        tokenizer: str = "",
+        rank: int = 0,
+        count: int = 1,
+        logs: Path | None = None,
+    ) -> None:
         """Args:
         config: of the reward.
         tokenizer: folder of the policy's tokenizer, which a reward manager is given.
+        logs: folder for what the functions print; None keeps only what is shown.
         rank, count: which of how many pools this is that score for one run; they share the limits of services.
 
         Raises:
@@ -56,6 +65,7 @@ class RewardPool:
         """
         self.config = config
         self._tokenizer = tokenizer
+        self._log_file = None if logs is None else logs / (f"reward-{rank}.log" if rank else "reward.log")
         self.label = _label(config)
         """What sentences call the functions."""
         self._judge = Judge(config.judge, rank=rank, count=count) if config.judge.base_url else None
@@ -131,6 +141,7 @@ class RewardPool:
             timeout_s=config.timeout_s,
             start_timeout_s=config.start_timeout_s,
             label=self.label,
+            log_file=self._log_file,
         )  # fmt: skip
         self._supervisor.start()
         self._style = await asyncio.wrap_future(self._supervisor.ready)

@@ -25,8 +25,10 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from strop.rewards.outcome import Outcome, RewardError
+from strop.rewards.printed import Printed
 from strop.rewards.wire import decode, encode, outcome_of
 from strop.rewards.worker import REAP_S, Launch, WorkerProcess, death_sentence
 
@@ -62,11 +64,19 @@ class Supervisor:
     """Runs the workers in a thread of its own."""
 
     def __init__(
-        self, launch: Launch, *, num_workers: int, timeout_s: float, start_timeout_s: float, label: str
+        self,
+        launch: Launch,
+        *,
+        num_workers: int,
+        timeout_s: float,
+        start_timeout_s: float,
+        label: str,
+        log_file: Path | None = None,
     ) -> None:
         self.ready: Future[str] = Future()
         """The calling convention of the loaded function; or RewardError when it cannot be loaded."""
         self._launch = launch
+        self._printed = Printed(log_file)
         self._num_workers = num_workers
         self._timeout_s = timeout_s
         self._start_timeout_s = start_timeout_s
@@ -150,6 +160,7 @@ class Supervisor:
             if not self.ready.done():
                 self.ready.set_exception(RewardError(reason))
             self._end_workers()
+            self._printed.close()
             self._take_incoming()
             self._fail_all(reason)
             self._selector.close()
@@ -183,11 +194,12 @@ class Supervisor:
     # workers
 
     def _spawn(self) -> None:
-        worker = WorkerProcess(self._launch)
+        worker = WorkerProcess(self._launch, self._printed)
         self._workers.append(worker)
         register = self._selector.register
         register(worker.results_fd, selectors.EVENT_READ, partial(self._on_results, worker))
         register(worker.output_fd, selectors.EVENT_READ, partial(self._on_output, worker))
+        register(worker.printed_fd, selectors.EVENT_READ, partial(self._on_printed, worker))
         self._push(worker)
 
     def _push(self, worker: WorkerProcess) -> None:
@@ -204,6 +216,10 @@ class Supervisor:
     def _on_output(self, worker: WorkerProcess, _mask: int) -> None:
         if worker.state != "dead" and not worker.read_output():
             self._selector.unregister(worker.output_fd)
+
+    def _on_printed(self, worker: WorkerProcess, _mask: int) -> None:
+        if worker.state != "dead" and not worker.read_printed():
+            self._selector.unregister(worker.printed_fd)
 
     def _on_results(self, worker: WorkerProcess, _mask: int) -> None:
         if worker.state == "dead":
@@ -290,7 +306,7 @@ class Supervisor:
             self._last_death = self._last_death or death
         for call in reversed(worker.sent):
             self._waiting.appendleft(self._calls.pop(call.number))
-        for fd in (worker.results_fd, worker.output_fd, worker.commands_fd):
+        for fd in (worker.results_fd, worker.output_fd, worker.printed_fd, worker.commands_fd):
             if fd in self._selector.get_map():
                 self._selector.unregister(fd)
         worker.release()

@@ -6,7 +6,6 @@ Used from the supervisor's thread only. Nothing here waits, except `reap`, for a
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import select
@@ -17,12 +16,12 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from strop.rewards.printed import Lines, Printed
 from strop.rewards.wire import encode
-
-log = logging.getLogger(__name__)
 
 REAP_S = 1.0
 """How long a process that closed its pipes may take to exit before it is killed, and what it has forked to be gone
@@ -69,8 +68,15 @@ class Launch:
 class WorkerProcess:
     """One process, from its start to its death."""
 
-    def __init__(self, launch: Launch) -> None:
-        """Start it; OSError when the system refuses."""
+    def __init__(self, launch: Launch, printed: Printed) -> None:
+        """Start it; OSError when the system refuses.
+
+        Args:
+            launch: what it is started with.
+            printed: gets what it writes to standard output and standard error.
+        """
+        self._printed = Lines(partial(printed.take, is_shown=True))
+        self._complained = Lines(partial(printed.take, is_shown=False))
         self.state: Literal["loading", "ready", "dead"] = "loading"
         self.style = ""
         self.sent: deque[Numbered] = deque()
@@ -93,23 +99,23 @@ class WorkerProcess:
         self._tail = b""
         self._paths = {str(function["path"]) for function in launch.functions} - {""}
         with contextlib.ExitStack() as on_failure:
-            commands, results, life, output = (self._pipe(on_failure) for _ in range(4))
+            commands, results, life, output, said = (self._pipe(on_failure) for _ in range(5))
             child_fds = (commands[0], results[1], life[0])
-            self.commands_fd, self.results_fd, self._life_fd, self.output_fd = (
-                commands[1], results[0], life[1], output[0],
+            self.commands_fd, self.results_fd, self._life_fd, self.output_fd, self.printed_fd = (
+                commands[1], results[0], life[1], output[0], said[0],
             )  # fmt: skip
             search_path = encode(list(sys.path)).decode().strip()
             # One thread per worker: several of them run beside the training process.
             environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-P", "-c", _BOOT.format(launch.module, *child_fds), search_path],
-                stdin=subprocess.DEVNULL, stdout=output[1], stderr=output[1], pass_fds=child_fds,
+                stdin=subprocess.DEVNULL, stdout=said[1], stderr=output[1], pass_fds=child_fds,
                 start_new_session=True, env=environment,
             )  # fmt: skip
             on_failure.pop_all()
-        for fd in (*child_fds, output[1]):
+        for fd in (*child_fds, output[1], said[1]):
             os.close(fd)
-        for fd in (self.commands_fd, self.results_fd, self.output_fd):
+        for fd in (self.commands_fd, self.results_fd, self.output_fd, self.printed_fd):
             os.set_blocking(fd, False)
 
     @staticmethod
@@ -162,8 +168,17 @@ class WorkerProcess:
         self._received = bytearray(rest)
         return [bytes(line) for line in lines], ended or len(rest) > _MAX_LINE_BYTES
 
+    def read_printed(self) -> bool:
+        """Take what it wrote to standard output; False when the pipe has ended."""
+        try:
+            data = os.read(self.printed_fd, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        self._printed.feed(data)
+        return bool(data)
+
     def read_output(self) -> bool:
-        """Take what it printed, keep the end of it; False when the pipe has ended."""
+        """Take what it wrote to standard error, keep the end of it; False when the pipe has ended."""
         try:
             return self._read_output_once()
         except BlockingIOError:
@@ -172,8 +187,7 @@ class WorkerProcess:
     def _read_output_once(self) -> bool:
         data = os.read(self.output_fd, _READ_BYTES)
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
-        if data and log.isEnabledFor(logging.DEBUG):
-            log.debug("reward worker %d: %s", self.pid, data.decode(errors="replace").rstrip())
+        self._complained.feed(data)
         return bool(data)
 
     def ask_where(self, kill_at: float) -> None:
@@ -217,10 +231,16 @@ class WorkerProcess:
             self.commands_fd = -1
 
     def release(self) -> None:
-        """Close every pipe of a process that is gone."""
+        """Close every pipe of a process that is gone, once its last words are read."""
         self.state = "dead"
         self.end_input()
-        for fd in (self.results_fd, self.output_fd, self._life_fd):
+        for read in (self.read_printed, self.read_output):
+            for _ in range(_MAX_READS):
+                if not read():
+                    break
+        self._printed.end()
+        self._complained.end()
+        for fd in (self.results_fd, self.output_fd, self.printed_fd, self._life_fd):
             os.close(fd)
 
 

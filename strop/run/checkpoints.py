@@ -185,6 +185,15 @@ class CheckpointStore:
         """Steps of the checkpoints that are complete by name and size, in order; hashes are not read."""
         return sorted({candidate.step for candidate, _ in self._complete()})
 
+    def best(self) -> tuple[int, float] | None:
+        """Step and score of the complete checkpoint with the highest score, of equal ones the latest; None where none
+        has a score."""
+        scored = [(one.score, candidate.step) for candidate, one in self._complete() if one.score is not None]
+        if not scored:
+            return None
+        score, step = max(scored)
+        return step, score
+
     def discard_after(self, step: int) -> None:
         """Remove the valid checkpoints of later steps, because the run continues from `step`.
 

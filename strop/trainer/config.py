@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from strop.agents.config import AgentConfig
 from strop.algorithms.adv_declarations import ADV_DECLARATIONS, adv_estimator_declaration, check_estimator
+from strop.algorithms.balance import even_bounds
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.loss_declarations import LOSS_DECLARATIONS, check_loss_settings
 from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS, check_shaping
@@ -91,6 +93,7 @@ class Config:
         Raises:
             ValueError: the sentence says which, and what to do.
         """
+        self._complete_algorithm()
         check_estimator(
             self.algorithm.adv_estimator,
             samples_per_prompt=self.rollout.samples_per_prompt,
@@ -110,6 +113,15 @@ class Config:
         self._check_roles()
         self._check_ranks()
         self._check_services()
+
+    def _complete_algorithm(self) -> None:
+        """Defaults of the algorithm that follow from other sections; here alone, so that config.yaml records them."""
+        algorithm = self.algorithm
+        if (
+            algorithm.loss_agg_mode == "seq-mean-token-sum-norm" and algorithm.loss_scale_factor is None
+        ):  # the token budget of a response, as in the paper
+            scale = float(self.data.max_response_tokens)
+            object.__setattr__(self, "algorithm", replace(algorithm, loss_scale_factor=scale))
 
     def _check_budgets(self) -> None:
         longest = self.data.max_prompt_tokens + self.data.max_response_tokens
@@ -358,10 +370,12 @@ class Config:
     def arithmetic(self) -> str:
         """The batch sizes in one line: `32 prompts x 8 samples = 256 samples/step -> 1 optimizer step of 256`."""
         updates = self.updates_per_step
+        bounds = even_bounds(self.samples_per_step, self.samples_per_update)
+        sizes = sorted({after - first for first, after in pairwise(bounds)})
         return (
             f"{self.data.prompts_per_step} prompts x {self.rollout.samples_per_prompt} samples = "
             f"{self.samples_per_step} samples/step -> {updates} optimizer step{'s' if updates > 1 else ''} of "
-            f"{self.samples_per_update}, at most {self.actor.engine.max_tokens_per_device} tokens per forward pass"
+            f"{' or '.join(map(str, sizes))}, at most {self.actor.engine.max_tokens_per_device} tokens per forward pass"
         )
 
 

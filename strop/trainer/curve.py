@@ -102,6 +102,7 @@ def save_curve(path: Path, series: Sequence[Series], *, title: str) -> Path:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 4), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
@@ -110,6 +111,7 @@ def save_curve(path: Path, series: Sequence[Series], *, title: str) -> Path:
         steps = [step for step, _ in one.points()]
         values = [value for _, value in one.points()]
         axes.plot(steps, values, "-" if one.is_line else "o-", label=one.name, linewidth=1.5, markersize=5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(title=title, xlabel="step")
     axes.grid(alpha=0.3)
     if any(one.points() for one in series):
@@ -138,9 +140,12 @@ class _Axes:
 
 
 def _padded_range(low: float, high: float) -> tuple[float, float]:
-    """A range of more than one point; values within 0 and 1 that fill most of it get exactly 0 to 1."""
+    """A range of more than one point with round ends; values within 0 and 1 that fill most of it get exactly that."""
     if low >= 0 and high <= 1 and high - low >= 0.5:
         return 0.0, 1.0
+    unit = 10.0 ** math.floor(math.log10(high - low)) / 2 if high > low else 0.0
+    if unit and abs(low) < 1e6 * unit and abs(high) < 1e6 * unit:  # else the rounding is in the last digits
+        return math.floor(low / unit) * unit, math.ceil(high / unit) * unit
     if high > low:
         return low, high
     if low == 0:

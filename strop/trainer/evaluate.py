@@ -27,7 +27,7 @@ from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.player import make_player
-from strop.workers.reports import check_failed_episodes, report_of
+from strop.workers.reports import PASS_THRESHOLD, EpisodeReport, check_failed_episodes, report_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,8 @@ class Evaluation:
     total: Validation
     by_source: Mapping[str, Validation]
     """The same per data source, in the order in which they appear."""
+    answers: tuple[Mapping[str, Any], ...]
+    """Each answer with its prompt, score and what the scorer said, in the order of the prompts."""
     seconds: float
     """Wall-clock time, loading included."""
 
@@ -78,8 +80,27 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
             source: summarize_validation([report for report in reports if report.data_source == source])
             for source in sources
         },
+        answers=tuple(map(_answer, episodes, reports)),
         seconds=time.perf_counter() - start,
     )
+
+
+def _answer(episode: Episode, report: EpisodeReport) -> dict[str, Any]:
+    """One answer under the names of the sample store; `strop score` reads them."""
+    outcome = episode.outcome
+    return {
+        "id": episode.id,
+        "data_source": episode.prompt.data_source,
+        "prompt": list(episode.prompt.messages),
+        "response": episode.text,
+        "ground_truth": episode.prompt.ground_truth,
+        "passed": report.accuracy is not None and report.accuracy > PASS_THRESHOLD,
+        "score": report.score,
+        "reward_parts": {} if outcome is None else dict(outcome.parts),
+        "error": report.failure or ("" if outcome is None else outcome.error),
+        "stop_reason": report.stop_reason,
+        "num_tokens": report.num_response_tokens,
+    }
 
 
 async def _play(

@@ -6,11 +6,12 @@ and one report per sample. Counts that a loss divides by, and the load of each r
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from strop.algorithms.aggregation import BatchTotals
-from strop.algorithms.balance import balance_parts, sequence_workload
+from strop.algorithms.balance import balance_parts, even_bounds, sequence_workload
 from strop.controller import Cut, Mesh
 from strop.protocol import DataProto, DataProtoFuture, future_of
 from strop.protocol.schema import Taker, labels_for, made_by, taken_by
@@ -122,9 +123,13 @@ def experience_of(
 def optimizer_batches(
     experience: Experience, *, samples_per_update: int, epochs: int
 ) -> Iterator[Experience]:
-    """The rows of each optimizer step, in order, `epochs` times over; all rows of a sample are in the same one."""
-    starts = experience.sample_starts
+    """The rows of each optimizer step, in order, `epochs` times over; all rows of a sample are in the same one.
+
+    As few optimizer steps as have at most samples_per_update samples each, of equal sizes up to one sample: an
+    optimizer moves the weights as far for a remainder of one sample as for a whole batch.
+    """
+    starts = [*experience.sample_starts, len(experience)]
+    bounds = even_bounds(len(starts) - 1, samples_per_update)
     for _ in range(epochs):
-        for first in range(0, len(starts), samples_per_update):
-            after = first + samples_per_update
-            yield experience.slice(starts[first], starts[after] if after < len(starts) else len(experience))
+        for first, after in itertools.pairwise(bounds):
+            yield experience.slice(starts[first], starts[after])

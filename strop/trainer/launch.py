@@ -92,6 +92,8 @@ def resume_run(
     config, changed = settings_to_continue(path, overrides, text=text)
     run = RunFolder.open(folder, settings=config.run)
     try:
+        if not run.events.read("finished"):
+            _check_inputs(run.path, config, text)
         continuation = find_continuation(run, settings=changed)
     except BaseException:
         run.close()
@@ -103,6 +105,33 @@ def resume_run(
     return Start(
         run=run, config=config, checkpoint=continuation.checkpoint, is_finished=continuation.is_finished
     )
+
+
+def _check_inputs(folder: Path, config: Config, text: str) -> None:
+    """What the run reads is here, before anything is rolled back: relative paths may be meant from elsewhere.
+
+    Args:
+        folder, config: of the run.
+        text: its config.yaml.
+
+    Raises:
+        RunError: something is not.
+    """
+    homes = [Path(home) for home in sorted(trust.made_in(text))]
+    named = [("model.path", config.model.path), ("reward.path", config.reward.path)]
+    named += [("data.train_files", file) for file in (*config.data.train_files, *config.sft.data.train_files)]
+    named += [("data.val_files", file) for file in config.data.val_files]
+    for key, path in named:
+        if not path or Path(path).expanduser().exists():
+            continue
+        home = next((one for one in homes if (one / path).exists()), None)
+        if home is not None:
+            raise RunError(
+                f"{folder} reads {key}={path}, which is in {home}, where it was started, and not here: continue it "
+                f"from there, with --resume {folder.resolve()}"
+            )
+        if key == "model.path":
+            raise RunError(f"{folder} reads {key}={path}, which does not exist; put it back, then continue")
 
 
 def _without_config(folder: Path) -> RunError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from strop.algorithms.kl_control import make_kl_controller
@@ -35,6 +35,7 @@ from strop.trainer.phases import Phases, Stages
 from strop.trainer.preflight import RunRefused, try_out
 from strop.trainer.records import StepRecord
 from strop.trainer.reporting import episode_metrics, num_response_tokens, num_tokens
+from strop.trainer.results import TrainResult, result_of
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
 from strop.trainer.scorers import NUM_PROBES, probe_scorers
 from strop.trainer.setup import (
@@ -49,19 +50,6 @@ from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers.reports import Decided, check_failed_episodes
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainResult:
-    """How a run ended."""
-
-    run: Path
-    steps: int
-    seconds: float
-    """Wall-clock time of this process; of a resumed run, since the resume."""
-    pass_rate_start: float | None
-    """Validation before the first step; None without validation data."""
-    pass_rate_final: float | None
 
 
 class Trainer:
@@ -120,14 +108,7 @@ class Trainer:
             self._saver.finish()
         seconds = time.perf_counter() - start
         self._run.events.append("finished", self.data.num_steps, fsync=True, seconds=seconds)
-        validations = {event["step"]: event.get("pass_rate") for event in self._run.events.read("validation")}
-        return TrainResult(
-            run=self._run.path,
-            steps=self.data.num_steps,
-            seconds=seconds,
-            pass_rate_start=validations.get(0),
-            pass_rate_final=validations.get(self.data.num_steps),
-        )
+        return result_of(self._run)
 
     # ------------------------------------------------------------------ the algorithm
 
@@ -148,7 +129,9 @@ class Trainer:
         visited = [self.data.train.prompt(row, visit_uid(0, row)) for row in rows]
 
         async def probe() -> None:
-            async with RewardPool(self.config.reward, tokenizer=self.config.model.path) as pool:
+            async with RewardPool(
+                self.config.reward, tokenizer=self.config.model.path, logs=self._run.path / "logs"
+            ) as pool:
                 pool.tell_spent(self._spending.total)
                 try:
                     await probe_scorers(pool, visited, self._say)
@@ -168,6 +151,7 @@ class Trainer:
         Raises:
             RunRefused: nothing would be learned, and nobody insisted.
         """
+        self._say("preflight: a few dozen samples of the first step are played and scored")
         found = try_out(self.config, self.data, self.roles)
         for line in found.lines():
             self._say(line)
@@ -207,6 +191,7 @@ class Trainer:
             checkpoint=checkpoint,
             version=self._start_step,
             samples=self._run.samples.folder if config.run.save_samples else None,
+            logs=self._run.path / "logs",
             spending=self._spending,
         )
         kl = make_kl_controller(config.algorithm.kl_ctrl)
@@ -281,6 +266,7 @@ class Trainer:
         played = self.roles.play(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
         check_failed_episodes(played.reports)
         validation = summarize_validation(played.reports)
+        self._say(f"step {step}: validation {validation.describe()}")
         if self.config.run.save_samples:
             decided = dict.fromkeys((r.id for r in played.reports), Decided(None, "filtered", "validation"))
             self.roles.write_samples(step, played, decided, split="val")

@@ -259,9 +259,9 @@ def _is_float32(config: Config) -> bool:
 
 
 def _answer_line(sample: Mapping[str, Any]) -> str:
-    """`e0-000012/3  score 1.0  'the answer is 7', read as '7', right is '7'`."""
-    shown = f"{sample['id']}  score {sample['score']}"
+    """`e0-000012/3  score 1  'the answer is 7', read as '7', right is '7'`."""
     reward, score = sample["reward"], sample["score"] or 0.0
+    shown = f"{sample['id']}  " + ("no score" if sample["score"] is None else f"score {score:g}")
     if reward is not None and not math.isclose(reward, score, abs_tol=1e-6):  # the reward is a float32
         shown += f", reward {sample['reward']:.3g}"
     shown += f"  {_shortened(sample['response'])}" if sample["response"] is not None else "  not kept"

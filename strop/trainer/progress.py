@@ -68,6 +68,7 @@ class ConsoleTracker:
     ) -> None:
         self._total, self._label, self._console, self._clock = total_steps, label, console, clock
         self._latest: dict[str, float] = {}
+        self._steps: dict[str, int] = {}
         self._marks: deque[tuple[int, float]] = deque([(first_step, clock())], maxlen=_ETA_STEPS + 1)
         self._printed_at = -math.inf
         self._pending = self._printed = ""
@@ -79,7 +80,8 @@ class ConsoleTracker:
         if step > self._marks[-1][0]:
             self._marks.append((step, now))
         self._latest.update(metrics)
-        numbers, eta = headline(self._latest), self._eta()
+        self._steps.update(dict.fromkeys(metrics, step))
+        numbers, eta = headline(self._latest, of_steps=self._steps, step=step), self._eta()
         if self._bar:
             self._bar.show(step, numbers, eta)
             return
@@ -135,24 +137,39 @@ class _Bar:
         self._live.stop()
 
 
-def headline(metrics: Mapping[str, float]) -> str:
-    """The headline numbers as one line: "reward 0.531  pass 62.5%  entropy 0.410"."""
+def headline(
+    metrics: Mapping[str, float], *, of_steps: Mapping[str, int] | None = None, step: int | None = None
+) -> str:
+    """The headline numbers as one line: "reward 0.531  pass 62.5% (step 20)  entropy 0.410".
+
+    Args:
+        metrics: the latest of each.
+        of_steps: the step that each is of; a number that is older than `step` says so.
+        step: that is shown.
+    """
     parts = []
     for one in HEADLINES:
-        value = find(metrics, one.patterns)
-        if value is not None:
-            number = format(value, one.form)
-            parts.append(f"{number} {one.label}" if one.label == "tok/s" else f"{one.label} {number}")
+        names = _matching(metrics, one.patterns)
+        if names:
+            number = format(sum(metrics[name] for name in names) / len(names), one.form)
+            shown = f"{number} {one.label}" if one.label == "tok/s" else f"{one.label} {number}"
+            known_at = max((of_steps or {}).get(name, step or 0) for name in names)
+            is_old = step is not None and known_at < step
+            parts.append(f"{shown} (step {known_at})" if is_old else shown)
     return "  ".join(parts)
 
 
 def find(metrics: Mapping[str, float], patterns: tuple[str, ...]) -> float | None:
     """Mean of the metrics that match the first pattern with a match; None when no pattern has one."""
+    names = _matching(metrics, patterns)
+    return sum(metrics[name] for name in names) / len(names) if names else None
+
+
+def _matching(metrics: Mapping[str, float], patterns: tuple[str, ...]) -> list[str]:
     for pattern in patterns:
-        values = [value for name, value in metrics.items() if fnmatch.fnmatchcase(name, pattern)]
-        if values:
-            return sum(values) / len(values)
-    return None
+        if names := [name for name in metrics if fnmatch.fnmatchcase(name, pattern)]:
+            return names
+    return []
 
 
 def duration(seconds: float) -> str:

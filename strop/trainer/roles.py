@@ -214,6 +214,7 @@ def make_roles(
     checkpoint: Path | None,
     version: int,
     samples: Path | None,
+    logs: Path | None = None,
     spending: Spending | None = None,
 ) -> Roles:
     """Start every role of a run.
@@ -225,9 +226,12 @@ def make_roles(
         checkpoint: folder to continue from.
         version: policy version that the weights hold: the steps done so far.
         samples: folder of the sample store, which rollout workers write to; None for no samples.
+        logs: folder for what reward functions print; None: it is not kept.
         spending: of the run; not given: a count that begins here and is kept nowhere.
     """
-    specs = _specs(config, num_steps=num_steps, checkpoint=checkpoint, version=version, samples=samples)
+    specs = _specs(
+        config, num_steps=num_steps, checkpoint=checkpoint, version=version, samples=samples, logs=logs
+    )
     apart = config.resources.apart
     groups: dict[str, WorkerGroup[Any]] = runtime.groups(
         {name: spec for name, spec in specs.items() if name not in apart}
@@ -246,7 +250,13 @@ def make_roles(
 
 
 def _specs(
-    config: Config, *, num_steps: int, checkpoint: Path | None, version: int, samples: Path | None
+    config: Config,
+    *,
+    num_steps: int,
+    checkpoint: Path | None,
+    version: int,
+    samples: Path | None,
+    logs: Path | None = None,
 ) -> Mapping[str, RoleSpec[Any]]:
     """What to make, in the order in which roles of one process are made."""
     device = device_name(config.resources.device)
@@ -292,12 +302,12 @@ def _specs(
             config.reward_model,
             device=device,
         ).on(Mesh(dp=_num_ranks(config, "reward_model")))
-    specs["rollout"] = _rollout_spec(config, device=device, version=version, samples=samples)
+    specs["rollout"] = _rollout_spec(config, device=device, version=version, samples=samples, logs=logs)
     return specs
 
 
 def _rollout_spec(
-    config: Config, *, device: str, version: int, samples: Path | None
+    config: Config, *, device: str, version: int, samples: Path | None, logs: Path | None
 ) -> RoleSpec[RolloutWorker]:
     return role(
         RolloutWorker,
@@ -313,6 +323,7 @@ def _rollout_spec(
         keeps_text=config.uses_reward_model,
         reward_keys=config.algorithm.reward_keys,
         samples=None if samples is None else samples.absolute(),
+        logs=None if logs is None else logs.absolute(),
         keeps_rows=bool(config.data.dataset_class.path),
     ).on(Mesh(dp=_num_ranks(config, "rollout")))
 

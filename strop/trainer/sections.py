@@ -48,6 +48,10 @@ class EvalConfig:
     """Answers per prompt."""
     temperature: float = 0.0
     """0 takes the most likely token at each place."""
+    top_p: float = 1.0
+    """Sample from the smallest set of tokens with this probability; 1 is off."""
+    top_k: int = 0
+    """Sample from this many most likely tokens; 0 is off."""
 
     def __post_init__(self) -> None:
         if self.every < 0:
@@ -58,6 +62,10 @@ class EvalConfig:
             raise ValueError(f"eval.samples_per_prompt is {self.samples_per_prompt}; use at least 1")
         if self.temperature < 0:
             raise ValueError(f"eval.temperature is {self.temperature}; use 0 for greedy decoding, or above")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"eval.top_p is {self.top_p}; use a probability in (0, 1], 1 for off")
+        if self.top_k < 0:
+            raise ValueError(f"eval.top_k is {self.top_k}; use 0 for off")
         if self.temperature == 0 and self.samples_per_prompt > 1:
             raise ValueError(
                 f"eval.samples_per_prompt is {self.samples_per_prompt} at eval.temperature=0, which gives the same "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ class TrainingData:
     val_prompts: list[Prompt]
     sampler: PromptSampler
     num_steps: int
+    visits_per_step: float
+    """How often a step visits each prompt; below 1, some prompts wait for a later step."""
 
     def draw(self, count: int) -> Drawn:
         """The prompts of the next visits, and the visits that were passed over."""
@@ -48,6 +51,11 @@ class TrainingData:
     def report(self) -> list[str]:
         """One line per split."""
         lines = [self.train.report()]
+        if self.visits_per_step > 1:
+            lines.append(
+                f"a step takes more prompts than there are (data.prompts_per_step), so it visits each of the "
+                f"{len(self.train.row_numbers)} about {self.visits_per_step:.3g} times"
+            )
         if self.val_prompts:
             lines.append(f"val: {len(self.val_prompts)} prompts")
         return lines
@@ -97,6 +105,10 @@ def load_training_data(config: Config) -> TrainingData:
         val_prompts=val_prompts,
         sampler=sampler,
         num_steps=num_steps,
+        visits_per_step=min(
+            data.prompts_per_step / max(len(train.row_numbers), 1),
+            math.inf if num_epochs is None else num_epochs,
+        ),
     )
 
 
@@ -184,6 +196,8 @@ def eval_sampling(config: Config, tokenizer: Any) -> Sampling:
     return Sampling(
         key=0,
         temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
+        top_k=config.eval.top_k,
         max_tokens=config.data.max_response_tokens,
         stop_token_ids=stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids),
     )

@@ -15,7 +15,8 @@ class ActorConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     """How the policy's forward and backward passes are cut."""
     samples_per_update: int | Literal["all"] = "all"
-    """Samples per optimizer step; all: one step on the whole batch, exactly on-policy."""
+    """Most samples of an optimizer step; a batch is cut evenly into as few steps as that allows. all: one step on the
+    whole batch, exactly on-policy."""
     epochs: int = 1
     """Passes over the batch of one step."""
 

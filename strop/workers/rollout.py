@@ -62,6 +62,7 @@ class RolloutWorker(Worker):
         reward_keys: Sequence[str] = (),
         samples: Path | None = None,
         keeps_rows: bool = False,
+        logs: Path | None = None,
     ) -> None:
         """Load tokenizer and policy.
 
@@ -78,6 +79,7 @@ class RolloutWorker(Worker):
             reward_keys: parts of the reward that become the column reward_parts.
             samples: folder of the sample store that `write_samples` writes to.
             keeps_rows: write what rewards get of the dataset rows as well, which cannot be read again by number.
+            logs: folder for what reward functions print.
         """
         super().__init__()
         self._rollout, self._reward = rollout, reward
@@ -100,7 +102,9 @@ class RolloutWorker(Worker):
             self._engine = NativeEngine(policy, max_running=rollout.max_running, version=version)
         self._takes_media = policy.vision is not None
         self._runner = asyncio.Runner()
-        self._pool = RewardPool(reward, tokenizer=model.path, rank=self.rank, count=self.world_size)
+        self._pool = RewardPool(
+            reward, tokenizer=model.path, rank=self.rank, count=self.world_size, logs=logs
+        )
         self._pool_runs = self._is_closed = False
         self._player = make_player(
             self._engine,

@@ -22,11 +22,7 @@ def test_low_and_high_override_their_side() -> None:
     assert AlgorithmConfig(clip_ratio=0.1, clip_ratio_low=0.0).clip_low == 0.0
 
 
-def test_the_constant_divisor_has_no_default() -> None:
-    with pytest.raises(
-        ValueError, match="algorithm.loss_scale_factor is not set: set it, usually to data.max"
-    ):
-        AlgorithmConfig(loss_agg_mode="seq-mean-token-sum-norm")
+def test_the_constant_divisor_belongs_to_its_mode() -> None:
     config = AlgorithmConfig(loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=512)
     assert config.loss_scale_factor == 512
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -7,11 +8,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.algorithms.balance import get_seqlen_balanced_partitions, sequence_workload
+from strop.algorithms.balance import even_bounds, get_seqlen_balanced_partitions, sequence_workload
 
 
 def sums(lengths: list[int], parts: list[list[int]]) -> list[int]:
     return [sum(lengths[i] for i in part) for part in parts]
+
+
+def test_even_bounds_by_hand() -> None:
+    assert even_bounds(21, 10) == [0, 7, 14, 21]
+    assert even_bounds(20, 8) == [0, 7, 14, 20]
+    assert even_bounds(16, 8) == [0, 8, 16]
+    assert even_bounds(3, 256) == [0, 3]
+    assert even_bounds(0, 4) == [0]
+
+
+@given(st.integers(0, 500), st.integers(1, 60))
+def test_even_parts_are_as_few_as_the_limit_allows_and_differ_by_one(count: int, at_most: int) -> None:
+    bounds = even_bounds(count, at_most)
+    sizes = [after - first for first, after in itertools.pairwise(bounds)]
+    assert sum(sizes) == count
+    assert len(sizes) == math.ceil(count / at_most)
+    assert all(1 <= size <= at_most for size in sizes)
+    assert max(sizes, default=0) - min(sizes, default=0) <= 1
 
 
 def test_differencing_by_hand() -> None:

@@ -40,7 +40,7 @@ MASKED: dict[str, Any] = {"weights": "token", "mode": "mask"}
         (AlgorithmConfig, {}, "gamma", [0.0, 1.0], [-TINY, 1 + TINY, NAN]),
         (AlgorithmConfig, {}, "lam", [0.0, 1.0], [-TINY, 1 + TINY, NAN]),
         (AlgorithmConfig, {}, "cliprange_value", [TINY, 9.0, INF], [0.0, -1.0, NAN]),
-        (AlgorithmConfig, SCALED, "loss_scale_factor", [TINY, 512.0], [0.0, -1.0, NAN, INF, None]),
+        (AlgorithmConfig, SCALED, "loss_scale_factor", [TINY, 512.0, None], [0.0, -1.0, NAN, INF]),
         (AlgorithmConfig, {"resampling": "pow"}, "resampling_power", [0.0, 9.0], [-TINY, NAN, INF]),
         (AlgorithmConfig, {"resampling": "pow"}, "resampling_within", ["batch", "prompt"], ["group"]),
         (AlgorithmConfig, {}, "resampling", ["none", "pow", "max_min", "max_random"], ["max"]),
@@ -163,7 +163,6 @@ def test_parts_of_the_reward_have_one_weight_each_and_one_name_each() -> None:
         ({"resampling_within": "prompt"}, "resampling=none draws nothing"),
         ({"shaping_settings": {"a": 1}}, "shaping_settings has a, but algorithm.reward_shaping names no"),
         ({"loss_scale_factor": 5.0, "loss_agg_mode": "token-mean"}, "loss_agg_mode is token-mean"),
-        ({"loss_agg_mode": "seq-mean-token-sum-norm"}, "loss_scale_factor is not set"),
     ],
 )
 def test_settings_that_could_not_act_are_refused(given: dict[str, Any], message: str) -> None:

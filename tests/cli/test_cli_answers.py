@@ -48,7 +48,16 @@ def test_eval_gives_the_pass_rate_and_its_interval_per_source(project: Project, 
     assert record["low"] == pytest.approx(0.215216, abs=1e-5)
     assert record["high"] == pytest.approx(0.784784, abs=1e-5)
     assert (record["sources"]["a"]["pass_rate"], record["sources"]["b"]["num_unscored"]) == (0.6, 1)
-    lines = cli(*words).out.splitlines()
+    written = cli(*words, "--out", tmp_path / "answers.jsonl")
+    assert f"8 answers written to {tmp_path / 'answers.jsonl'}" in written.err
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [one["passed"] for one in answers] == [True] * 3 + [False] * 2 + [True, False, False]
+    assert answers[0]["prompt"] == [{"role": "user", "content": "q0"}]
+    assert (answers[6]["score"], answers[7]["score"]) == (0.25, None)
+    assert "no score" in answers[7]["error"]
+    again = cli("score", tmp_path / "reward.py", tmp_path / "answers.jsonl", "--json").record
+    assert again["num_samples"] == 8
+    lines = written.out.splitlines()
     assert lines[0].startswith("a    pass rate 60.0 % (95 % interval 23.1 to 88.2) on 5 answers")
     assert "1 could not be scored" in lines[1]
     assert lines[2].startswith("all  pass rate 50.0 % (95 % interval 21.5 to 78.5) on 8 answers")

@@ -141,6 +141,16 @@ def test_mistakes_are_one_sentence(
     assert sentence in capsys.readouterr().err
 
 
+def test_one_bug_is_one_fault_with_its_line(worlds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "check", f"{worlds}:Fragile", "--seeds", "3", "--json"]) == 1
+    faults = json.loads(capsys.readouterr().out)["faults"]
+    line = 1 + WORLDS.splitlines().index('        return "no", float(int(action) == self.number), True, {}')
+    failed = [fault for fault in faults if f"at worlds.py:{line}" in fault]
+    assert len(failed) == 1
+    assert "more episodes)" in failed[0]
+    assert len(failed[0]) < 400
+
+
 def test_rows_of_the_data_reach_the_environment(worlds: str, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(

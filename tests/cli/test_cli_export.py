@@ -117,7 +117,7 @@ def test_a_critic_with_adapters_of_its_own_is_merged(project: Project, tmp_path:
 def test_what_cannot_be_exported_is_said_in_a_sentence(run_with_critic: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for words, sentence in (
-        ((run_with_critic, out, "--step", 3), "cannot export step 3 of .*: ckpt 3 is not in .*; checkpoints: 1, 2"),
+        ((run_with_critic, out, "--step", 3), "no checkpoint of step 3 of .*: ckpt 3 is not in .*; checkpoints: 1, 2"),
         ((tmp_path / "none", out), "none does not exist; give the folder that --out named"),
         ((tmp_path, out), "is no run folder; give the folder that --out named"),
         ((run_with_critic, run_with_critic), "is not empty .it holds checkpoints, config.yaml, events.jsonl.; give"),

@@ -200,3 +200,10 @@ def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise(monkeypatch: 
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     share_cores()
     assert not {"GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys()
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "strop", "--version"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.startswith("strop ")

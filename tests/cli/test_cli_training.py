@@ -30,8 +30,43 @@ def test_the_last_line_of_train_is_json(project: Project, tmp_path: Path) -> Non
     assert len(result.out.splitlines()) == 1
     assert result.record.pop("seconds") > 0
     record = {key: value for key, value in result.record.items() if key != "seconds"}
-    assert record == {"run": str(run), "steps": 1, "pass_rate_start": 0.0, "pass_rate_final": 0.0}
+    assert record == {
+        "run": str(run),
+        "steps": 1,
+        "pass_rate_start": 0.0,
+        "pass_rate_final": 0.0,
+        "best_step": 1,
+    }
     assert "loading weights" not in result.err.lower(), "progress bars of libraries stay away"
+
+
+def test_train_names_the_best_checkpoint_where_it_is_not_the_last(project: Project, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "reward.py").write_text(
+        "from pathlib import Path\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        f"    saved = Path({str(run)!r}, 'checkpoints')\n"
+        "    one, two = [(saved / f'global_step_{step}').exists() for step in (1, 2)]\n"
+        "    return {'score': 0.5, 'acc': one and not two}\n"
+    )
+    words = [
+        f"reward.path={tmp_path / 'reward.py'}",
+        "eval.every=1",
+        "eval.before_train=false",
+        "trainer.max_steps=3",
+    ]
+    words += ["run.keep_last=3"]
+    result = cli("train", "--config", project.config, *words, "--out", run)
+    assert result.code == 0, result.err
+    assert (
+        f"best:       step 2, pass rate 100.0 % (checkpoints/global_step_2): strop eval {run} --step best"
+        in (result.out)
+    )
+    assert "step 2: validation pass rate 100.0 % (95 % interval 51.0 to 100.0) on 4 answers" in result.err
+    assert "validation: pass rate 0.0 % (95 % interval 0.0 to 49.0)" in result.out
+    assert "model: checkpoint 2 of" in cli("eval", run, "--step", "best", "--json").err
+    assert "--step 1 chooses a checkpoint of a run" in cli("eval", project.model, "--step", "1").sentence
+    assert "'last' is no step; give a number, or best" in cli("eval", run, "--step", "last").sentence
 
 
 def test_train_says_where_it_leaves_the_preset_that_it_names(project: Project, tmp_path: Path) -> None:
@@ -52,6 +87,25 @@ def test_an_interrupted_run_continues_to_the_run_that_was_never_interrupted(
     assert resumed.record["steps"] == 2
     same = cli("diff", trained, run)
     assert (same.code, same.out) == (0, "equal over 2 common steps (1 to 2)\n")
+
+
+def test_a_resume_from_another_directory_changes_nothing_before_its_inputs_are_found(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.folder)
+    run = tmp_path / "run"
+    with interrupted_after(step=1):
+        cli("train", "--config", project.config, "--out", run, "model.path=model")
+    before = (run / "events.jsonl").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    sentence = cli("train", "--resume", run, "--trust-code").sentence
+    assert (
+        f"reads model.path=model, which is in {project.folder}, where it was started, and not here"
+        in sentence
+    )
+    assert (run / "events.jsonl").read_bytes() == before
+    monkeypatch.chdir(project.folder)
+    assert cli("train", "--resume", run).code == 0
 
 
 def test_an_interrupt_says_how_to_continue(project: Project, tmp_path: Path) -> None:
@@ -136,6 +190,7 @@ def test_a_start_that_fails_leaves_no_folder(project: Project, tmp_path: Path, c
     run = tmp_path / "run"
     result = cli(command, "--config", project.config, "--out", run, "model.path=/nowhere")
     assert "model.path '/nowhere' is not a folder" in result.sentence
+    assert f"run folder {run} removed again: nothing had begun" in result.err
     assert not run.exists()
 
 

@@ -165,34 +165,34 @@ def test_unknown_keys_inside_a_list_name_the_place() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("steps=eight", "steps is 'eight', but it needs int"),
-        ("steps=1e3", "steps is 1000.0, but it needs int; write 1000"),
-        ("steps=true", "steps is true, but it needs int"),
-        ("steps=null", "steps is null, but it needs int"),
-        ("rollout.temperature=hot", "rollout.temperature is 'hot', but it needs float"),
-        ("rollout.temperature=nan", "rollout.temperature is nan, but it needs float"),
-        ("rollout.temperature=true", "rollout.temperature is true, but it needs float"),
-        ("data.shuffle=yes", "data.shuffle is 'yes', but it needs bool; write true or false"),
-        ("data.shuffle=1", "data.shuffle is 1, but it needs bool"),
-        ("reward.path=12", "reward.path is 12, but it needs str; to make it text"),
+        ("steps=eight", "steps is 'eight', but it needs a whole number"),
+        ("steps=1e3", "steps is 1000.0, but it needs a whole number; write 1000"),
+        ("steps=true", "steps is true, but it needs a whole number"),
+        ("steps=null", "steps is null, but it needs a whole number"),
+        ("rollout.temperature=hot", "rollout.temperature is 'hot', but it needs a number"),
+        ("rollout.temperature=nan", "rollout.temperature is nan, but it needs a number"),
+        ("rollout.temperature=true", "rollout.temperature is true, but it needs a number"),
+        ("data.shuffle=yes", "data.shuffle is 'yes', but it needs true or false"),
+        ("data.shuffle=1", "data.shuffle is 1, but it needs true or false"),
+        ("reward.path=12", "reward.path is 12, but it needs text; to make it text"),
         (
             "data.train_files=a.parquet",
-            "needs list of str; for a list of one, write data.train_files=[a.parquet]",
+            "needs list, each entry text; for a list of one, write data.train_files=[a.parquet]",
         ),
-        ("data.train_files=[a,3]", "data.train_files[1] is 3, but it needs str"),
-        ("optim.betas=[0.1]", "optim.betas is [0.1], but it needs list of 2: float, float"),
-        ("optim.max_grad_norm=off", "optim.max_grad_norm is 'off', but it needs float or null"),
+        ("data.train_files=[a,3]", "data.train_files[1] is 3, but it needs text"),
+        ("optim.betas=[0.1]", "optim.betas is [0.1], but it needs list of 2: a number, a number"),
+        ("optim.max_grad_norm=off", "optim.max_grad_norm is 'off', but it needs a number or null"),
         (
             "algorithm.mode=meen",
             "is 'meen', but it needs one of mean, sum, mean-of-means; did you mean mean?",
         ),
         ("algorithm.mode=1", "algorithm.mode is 1, but it needs one of mean"),
-        ("rollout.seed=1.5", "rollout.seed is 1.5, but it needs int or str"),
+        ("rollout.seed=1.5", "rollout.seed is 1.5, but it needs a whole number or text"),
         ("reward.kwargs=3", "reward.kwargs is 3, but it needs mapping of names to any value"),
         ("reward.kwargs={1:2}", "reward.kwargs has the entry 1, but names are text"),
         ("reward.kwargs={a:[{1:2}]}", "reward.kwargs.a[0] has the entry 1, but names are text"),
         ("reward.weights={1:2}", "reward.weights has the entry 1, but names are text"),
-        ("reward.weights={a:x}", "reward.weights.a is 'x', but it needs float"),
+        ("reward.weights={a:x}", "reward.weights.a is 'x', but it needs a number"),
         ("tools=[{limit:2}]", "tools[0].name has no default"),
         ("rollout=3", "rollout is 3, but it is a section with the keys temperature, samples_per_prompt"),
         ("~reward.kwargs.missing", "~reward.kwargs.missing has nothing to remove"),
@@ -209,7 +209,7 @@ def test_a_wrong_value_of_a_file_names_the_file(tmp_path: Path) -> None:
     source = write(tmp_path / "my.yaml", "optim:\n  betas: [0.1, x]\n")
     with pytest.raises(ConfigError) as caught:
         load(source=source)
-    assert str(caught.value) == f"optim.betas[1] is 'x' (in {source}), but it needs float"
+    assert str(caught.value) == f"optim.betas[1] is 'x' (in {source}), but it needs a number"
     assert load("optim.betas=[1,1]", source=source).optim.betas == (1.0, 1.0)
 
 
@@ -259,7 +259,7 @@ def test_all_problems_of_one_load_are_reported_together() -> None:
     assert text.startswith("5 problems in the configuration:\n  - ")
     assert "rollout.temperature is -1.0; use a value above 0" in text
     assert "the nearest valid key is steps" in text
-    assert "optim.lr is 'x', but it needs float" in text
+    assert "optim.lr is 'x', but it needs a number" in text
     assert "algorithm has no preset none" in text
     assert "data.train_files has no default" in text
 
@@ -318,6 +318,12 @@ def test_a_preset_named_as_a_value_in_a_file_says_where_it_belongs(presets: Path
     ("text", "message"),
     [
         ("steps: [1\n", "line 2, column 1"),
+        ("rollout:\n  seed: 1\n temperature: 1\n", "line 3, column 2: the indentation does not fit"),
+        ("steps: 1\n seed: 2\n", "line 2, column 6: `key: value` cannot stand here: the indentation"),
+        ("rollout:\n\tseed: 1\n", "line 2, column 1: a tab cannot indent: use spaces"),
+        ("data: @x\n", "line 1, column 7: a value that begins with @ needs quotes"),
+        ("data: [1\nsteps: 2\n", "line 2, column 6: a `]` or a comma is missing before this place"),
+        ("data: 'x\n", "a quote that was opened before is not closed"),
         ("steps: 1\nsteps: 2\n", "line 2, column 1: the key 'steps' appears twice"),
         ("- steps\n", "but a configuration is a mapping"),
         ("defaults: small\n", "defaults is 'small', but it needs a list of preset names"),

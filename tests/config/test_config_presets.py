@@ -16,6 +16,8 @@ from strop.config import (
     named_presets,
     preset_deviations,
     preset_names,
+    read_config,
+    save_config,
     to_dict,
 )
 from strop.config.sources import PRESETS, preset_sections
@@ -24,7 +26,6 @@ from strop.trainer.config import Config
 PAPERS = Path(__file__).parents[2] / "docs" / "papers.md"
 NEEDED = {
     "dapo": ["trainer.max_steps=10", "data.max_response_tokens=8192"],
-    "dr_grpo": ["algorithm.loss_scale_factor=512"],
     "gdpo": ["algorithm.reward_keys=[score,format]"],
     "on_policy_distillation": ["teacher.path=models/teacher"],
 }
@@ -108,9 +109,13 @@ def test_presets_have_the_numbers_of_the_papers() -> None:
     assert bounds["mis"].lower < 2.0611536e-09, "e^-20, the smallest weight that is computed"
 
 
-def test_dr_grpo_asks_for_its_constant() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.loss_scale_factor"):
-        load_config(Config, overrides=["algorithm=dr_grpo"])
+def test_the_constant_of_dr_grpo_is_the_token_budget_of_a_response(tmp_path: Path) -> None:
+    config = load("dr_grpo", "data.max_response_tokens=256")
+    assert config.algorithm.loss_scale_factor == 256.0
+    save_config(config, tmp_path / "config.yaml")
+    assert read_config(Config, tmp_path / "config.yaml") == config
+    assert load("dr_grpo", "algorithm.loss_scale_factor=12").algorithm.loss_scale_factor == 12.0
+    assert load("grpo").algorithm.loss_scale_factor is None
 
 
 # ------------------------------------------------------------------------------ keys of other sections

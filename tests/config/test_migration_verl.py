@@ -140,6 +140,8 @@ def status(migration: Migration, key: str) -> tuple[str, str]:
          {"actor.engine.shard_size": 0, "actor.engine.sequence_parallel": 2}),
         ([f"{R}.top_k=-1", f"{R}.val_kwargs.n=4", f"{R}.val_kwargs.temperature=0.6"],
          {"rollout.top_k": 0, "eval.samples_per_prompt": 4, "eval.temperature": 0.6}),
+        ([f"{R}.val_kwargs.temperature=0.6", f"{R}.val_kwargs.top_p=0.95", f"{R}.val_kwargs.top_k=-1"],
+         {"eval.temperature": 0.6, "eval.top_p": 0.95, "eval.top_k": 0}),
     ],
 )  # fmt: skip
 def test_what_settings_become(tmp_path: Path, settings: list[str], expected: dict[str, Any]) -> None:

@@ -253,7 +253,6 @@ def bad_settings(folder: Path) -> Iterator[str]:
         ["rollout.top_k=many"],
         ["rollout.samples_per_prompt=1"],
         ["data.max_response_tokens=20000"],
-        ["algorithm=dr_grpo"],
         ["reward.path=nowhere.py"],
         ["reward.name=score"],
     ):

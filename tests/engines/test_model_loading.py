@@ -267,13 +267,25 @@ def test_configuration_errors(make: Callable[[], object], sentence: str) -> None
         make()
 
 
-def test_the_precision_in_force_is_described_with_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_precision_is_named_where_it_is_measurably_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strop.engines.model.bfloat16_speedup", lambda: 2.5)
     assert describe_precision(ModelConfig(), "cpu") == (
-        "compute: float32 on cpu; products of bfloat16 would run 2.5 times as fast here "
+        "compute: float32 on cpu; products of bfloat16 run 2.5 times as fast here "
         "(model.dtype=bfloat16 uses them, at lower precision)"
     )
-    assert "2.5 times as fast as those of float32" in describe_precision(ModelConfig(dtype="bfloat16"), "cpu")
-    monkeypatch.setattr("strop.engines.model.bfloat16_speedup", lambda: 0.3)
-    assert describe_precision(ModelConfig(), "cpu").endswith("would run 0.3 times as fast here")
+    assert describe_precision(ModelConfig(dtype="bfloat16"), "cpu") == "compute: bfloat16 on cpu"
+    monkeypatch.setattr("strop.engines.model.bfloat16_speedup", lambda: 0.04)
+    assert describe_precision(ModelConfig(), "cpu") == "compute: float32 on cpu"
+    assert describe_precision(ModelConfig(dtype="bfloat16"), "cpu") == (
+        "compute: bfloat16 on cpu; products of float32 run 25.0 times as fast here (model.dtype=float32 uses them)"
+    )
     assert describe_precision(ModelConfig(dtype="float64"), "cpu") == "compute: float64 on cpu"
+
+
+def test_a_name_of_the_hub_is_answered_with_the_command_that_fetches_it(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"hf download Qwen/Qwen2\.5-0\.5B --local-dir models/Qwen2\.5-0\.5B, then"
+    ):
+        load_tokenizer(ModelConfig(path="Qwen/Qwen2.5-0.5B"))
+    with pytest.raises(ValueError, match=r"model folder on this machine$"):
+        load_tokenizer(ModelConfig(path=str(tmp_path / "none")))

@@ -23,7 +23,7 @@ from reward_cases import (
     write_reward,
 )
 
-from strop.rewards import Outcome, RewardConfig, RewardPool
+from strop.rewards import Outcome, RewardConfig, RewardError, RewardPool
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -90,6 +90,15 @@ def test_function_that_never_returns_is_a_timeout_that_names_the_line(tmp_path: 
     assert "did not finish in 0.3 s (reward.timeout_s) at my_reward.py:4 in compute_score" in outcome.error
     assert DEADLINE_S <= outcome.seconds < DEADLINE_S + 2
     assert time.monotonic() - started < 10
+
+
+def test_a_file_that_takes_too_much_memory_is_told_the_limit(tmp_path: Path) -> None:
+    config = RewardConfig(
+        path=write_reward(tmp_path, "kept = bytearray(1 << 30)\ndef compute_score(**_): return 1.0\n"),
+        num_workers=1, max_memory_gib=0.25,
+    )  # fmt: skip
+    with pytest.raises(RewardError, match=r"MemoryError at my_reward.py:1; a worker may allocate 0\.25 GiB"):
+        score_all(config, ["x"])
 
 
 def test_too_much_memory_is_an_error_and_the_next_sample_is_scored(tmp_path: Path) -> None:

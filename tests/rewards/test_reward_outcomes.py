@@ -20,8 +20,25 @@ def test_summary_counts_each_kind_and_names_the_most_frequent_error() -> None:
     )
     other = Outcome(kind="error", error="KeyError: 'x' at my_reward.py:3")
     assert summarize([CRASH, other, CRASH], timeout_s=0.5) == (
-        "reward: 0 ok, 3 error (ZeroDivisionError: division by zero at my_reward.py:41, "
-        "and 1 of 1 other kinds)"
+        "reward: 0 ok, 3 error (2 times ZeroDivisionError: division by zero at my_reward.py:41; 1 other error)"
+    )
+
+
+def test_an_exception_of_one_line_is_one_kind_whatever_value_it_repeats() -> None:
+    def failed(text: str) -> Outcome:
+        return Outcome(kind="error", error=f"compute_score in r.py raised {text}")
+
+    literals = [
+        failed(f"ValueError: invalid literal for int() with base 10: 'x{n}' at r.py:4") for n in range(5)
+    ]
+    assert summarize([OK, *literals], timeout_s=1.0) == (
+        "reward: 1 ok, 5 error (compute_score in r.py raised ValueError: invalid literal for int() with base 10: 'x0' "
+        "at r.py:4, and alike with other values)"
+    )
+    mixed = [*literals, failed("KeyError: 'a' at r.py:4"), failed("ValueError: 'x' at r.py:9")]
+    assert summarize(mixed, timeout_s=1.0) == (
+        "reward: 0 ok, 7 error (5 times compute_score in r.py raised ValueError: invalid literal for int() with base "
+        "10: 'x0' at r.py:4, and alike with other values; 2 other errors)"
     )
 
 

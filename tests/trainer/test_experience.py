@@ -114,6 +114,12 @@ def test_optimizer_batches_follow_the_order_and_count_their_own_tokens() -> None
     ]
 
 
+def test_a_remainder_is_shared_by_all_optimizer_steps() -> None:
+    many = experience([episode(f"p{number}", 0, sampled=(5,)) for number in range(21)])
+    assert [len(part) for part in optimizer_batches(many, samples_per_update=10, epochs=1)] == [7, 7, 7]
+    assert list(optimizer_batches(many.take([]), samples_per_update=10, epochs=2)) == []
+
+
 def test_rows_are_cut_so_that_a_prompt_stays_together() -> None:
     one = experience()
     assert one.cut(Mesh()) is one.rows

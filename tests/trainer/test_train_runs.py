@@ -76,7 +76,7 @@ def test_with_several_updates_the_first_one_starts_at_ratio_one(project: Project
     config = project.config("actor.samples_per_update=6", "actor.epochs=2", "trainer.max_steps=2")
     for record in train_in(tmp_path / "run", config).records:
         updates = [metric_values(one.metrics) for one in record.optimizer_steps]
-        assert len(updates) == 6, "16 samples in parts of 6, 6 and 4, twice"
+        assert len(updates) == 6, "16 samples in parts of 6, 5 and 5, twice"
         assert updates[0]["actor/ratio"] == pytest.approx(1.0, abs=1e-4)
         assert abs(updates[0]["actor/ppo_kl"]) <= 1e-4
         assert abs(updates[-1]["actor/ratio"] - 1) > 1e-4 or abs(updates[-1]["actor/ppo_kl"]) > 1e-4
@@ -309,7 +309,7 @@ def test_only_the_samples_of_the_poisoned_update_are_filtered(
     done = train_in(tmp_path / "run", config)
     with RunFolder.open(done.folder, read_only=True) as run:
         fates = [row["fate"] for row in run.samples.read(1)]
-    assert fates == ["trained"] * 6 + ["filtered"] * 6 + ["trained"] * 4
+    assert fates == ["trained"] * 6 + ["filtered"] * 5 + ["trained"] * 5
 
 
 def test_a_skipped_update_does_not_hide_why_other_samples_failed(

@@ -126,3 +126,9 @@ def test_misuse_is_refused() -> None:
         Series(name="r", steps=(1, 2), values=(1.0,))
     with pytest.raises(ValueError, match="a curve of 5 x 2 cannot be read"):
         text_curve([], width=5, height=2)
+
+
+def test_the_value_axis_ends_at_round_numbers() -> None:
+    series = Series(name="reward", steps=(0, 1), values=(0.229, 0.414))
+    labels = re.findall(r"(\S+) ┤", text_curve([series], width=10, height=5))
+    assert labels == ["0.45", "0.325", "0.2"]

@@ -90,7 +90,7 @@ def test_numbers_that_come_now_and_then_stay_on_the_line() -> None:
     tracker.close()
     assert output.getvalue().splitlines() == [
         "train step 0/9  pass 25.0%  eta -:--:--",
-        "train step 1/9  reward 0.500  pass 25.0%  eta 0:00:00",
+        "train step 1/9  reward 0.500  pass 25.0% (step 0)  eta 0:00:00",
     ]
 
 

@@ -14,9 +14,10 @@ from strop.run import Fingerprint, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.loading import load
-from strop.trainer.loop import Trainer, TrainResult
+from strop.trainer.loop import Trainer
 from strop.trainer.phases import Stages
 from strop.trainer.records import StepRecord
+from strop.trainer.results import TrainResult
 from strop.trainer.trackers import read_metrics
 
 REWARD = '''\

@@ -11,6 +11,7 @@ import math
 import random
 import resource
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -32,6 +33,8 @@ ADVERSARIAL = (
     "-1e309",
 )
 """Long text, control tokens, instructions to a judge, JSON, odd characters, huge numbers, programs, nesting."""
+_FAULT_CHARACTERS = 240
+"""Most characters of an error in a fault."""
 _NOISE = "abcdefghijklmnopqrstuvwxyz0123456789 .,-+*/=()[]{}<>\n"
 
 
@@ -186,6 +189,8 @@ class Inspection:
         self._num_seeds, self._num_at_once = num_seeds, num_at_once
         self._max_turns, self._timeout_s = max_turns, timeout_s
         self._faults: dict[str, None] = {}
+        self._failures: dict[object, list[str]] = {}
+        """What was told of episodes that failed, by cause."""
         self._played: list[Played] = []
 
     async def run(self) -> Certificate:
@@ -238,7 +243,7 @@ class Inspection:
             mean_episode_s=_mean([one.seconds for one in self._played]),
             max_call_s=max((one.max_call_s for one in self._played), default=0.0),
             memory_mib=round(max(0.0, _memory_mib() - before), 1),
-            faults=tuple(self._faults),
+            faults=(*self._failed(), *self._faults),
             notes=tuple(notes),
         )
 
@@ -252,13 +257,18 @@ class Inspection:
             )
         except EnvironmentFailed as error:
             what = f" to {text[:40]!r}" if kind == "adversarial" else ""
-            if not any(
-                known.endswith(f": {error}") for known in self._faults
-            ):  # said once, not by each player
-                self._faults[f"player {kind}{what}: {error}"] = None
+            told = self._failures.setdefault(_cause_of(error), [])  # said once, not by each player
+            told.append(f"player {kind}{what}: {_shortened(str(error))}")
             return None
         self._played.append(played)
         return played
+
+    def _failed(self) -> list[str]:
+        """One sentence per cause."""
+        return [
+            told[0] if len(told) == 1 else f"{told[0]} (and so in {len(told) - 1} more episodes)"
+            for told in self._failures.values()
+        ]
 
     async def _is_isolated(self, kinds: Sequence[str], alone: Mapping[str, Sequence[Played]]) -> bool:
         """Episodes at the same time go as they did alone."""
@@ -298,6 +308,23 @@ class Inspection:
                 faults[
                     f"the answer {one.actions[0][:40]!r} is rewarded like the best player ({one.score:g})"
                 ] = None
+
+
+def _cause_of(error: EnvironmentFailed) -> object:
+    """What failures of one cause have in common: the exception and its line, whatever value its text repeats."""
+    frames = traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ is not None else []
+    if not frames:
+        return str(error)
+    return type(error.__cause__), frames[-1].filename, frames[-1].lineno
+
+
+def _shortened(text: str) -> str:
+    """Beginning and end of an error, which may repeat a long answer; the end says where it is."""
+    return (
+        text
+        if len(text) <= _FAULT_CHARACTERS
+        else f"{text[: _FAULT_CHARACTERS // 2]}…{text[-_FAULT_CHARACTERS // 2 :]}"
+    )
 
 
 def _records(played: Sequence[Played | None]) -> list[Any]:

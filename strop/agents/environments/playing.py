@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -108,8 +111,14 @@ class PlayedEnvironment:
         except (EnvironmentFailed, ValueError) as error:
             if what == "its constructor" or isinstance(error, EnvironmentFailed):
                 raise
-            raise EnvironmentFailed(f"environment {self.name}: {what}: ValueError: {error}") from error
+            raise self._failed(what, error) from error
         except Exception as error:
-            raise EnvironmentFailed(
-                f"environment {self.name}: {what}: {type(error).__name__}: {error}"
-            ) from error
+            raise self._failed(what, error) from error
+
+    def _failed(self, what: str, error: Exception) -> EnvironmentFailed:
+        """With the last line of the environment's own file on the way to the error."""
+        file = getattr(sys.modules.get(type(self._made).__module__), "__file__", None)
+        frames = traceback.extract_tb(error.__traceback__)
+        at = next((frame for frame in reversed(frames) if frame.filename == file), None)
+        place = "" if at is None else f" at {Path(at.filename).name}:{at.lineno}"
+        return EnvironmentFailed(f"environment {self.name}: {what}: {type(error).__name__}: {error}{place}")

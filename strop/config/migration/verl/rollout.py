@@ -15,9 +15,6 @@ _ENGINE = NotNeeded(
 )
 _LOG_PROBS = NotNeeded("log-probs are computed within actor.engine.max_tokens_per_device")
 _NOTHING = NotNeeded("does nothing in verl either")
-_WHOLE = Unless(
-    (1, 1.0, -1, 0), "validation samples from the whole distribution: leave it out", "off there too"
-)
 _OWN_WEIGHTS = Unless((), "the rollout uses the trainer's own weights: leave it out", "off there too")
 _NO_REPLAY = Unless((False,), "rollouts are never replayed from files: leave it out", "off there too")
 
@@ -52,7 +49,8 @@ ENTRIES = under(
     ),
     Entry("val_kwargs.n", To("eval.samples_per_prompt", integer)),
     Entry("val_kwargs.temperature", To("eval.temperature", number)),
-    *same(_WHOLE, "val_kwargs.top_p val_kwargs.top_k"),
+    Entry("val_kwargs.top_p", To("eval.top_p", number)),
+    Entry("val_kwargs.top_k", To("eval.top_k", _off_at_zero, note="0: off")),
     *same(
         _NOTHING,
         "do_sample repetition_penalty over_sample_rate multi_stage_wake_up val_kwargs.do_sample multi_turn.enable "
