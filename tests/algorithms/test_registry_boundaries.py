@@ -307,11 +307,13 @@ def test_a_loss_of_the_field_gets_clean_columns_and_a_mask_of_numbers() -> None:
 
 def test_metrics_of_a_loss_of_the_field_are_numbers_of_any_kind() -> None:
     def loss(log_prob: Tensor, response_mask: Tensor) -> object:
-        return mean_of(log_prob, response_mask), {"a": 2.0, "b": torch.tensor([3.0]), "c": True, "d": 4}
+        metrics = {"a": 2.0, "b": torch.tensor([3.0]), "c": True, "d": 4, "e": (0 * log_prob).sum() + 5}
+        return mean_of(log_prob, response_mask), metrics
 
     metrics = called(loss).metrics
-    assert {name: value.item() for name, value in metrics.items()} == {"a": 2, "b": 3, "c": 1, "d": 4}
+    assert {name: value.item() for name, value in metrics.items()} == {"a": 2, "b": 3, "c": 1, "d": 4, "e": 5}
     assert {(value.dtype, value.dim()) for value in metrics.values()} == {(torch.float64, 0)}
+    assert not any(value.requires_grad for value in metrics.values())
 
     def older(log_prob: Tensor, response_mask: Tensor) -> object:
         return mean_of(log_prob, response_mask), torch.tensor(0.5), 0.25, 0
