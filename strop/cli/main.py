@@ -199,8 +199,11 @@ def _dispatch(words: list[str]) -> int:
     parser, module = command_parser(name)
     args = parser.parse_intermixed_args(rest)
     args.command_line = ["strop", *words]
+    from strop.cli.guests import join
     from strop.cli.libraries import quiet_models, share_cores, terminal_log
 
+    if hasattr(args, "overrides"):  # settings are read, and a key may be another library's
+        join()
     with terminal_log(debug=args.debug), trust.door():
         if COMMANDS[name].loads_models:
             share_cores()
