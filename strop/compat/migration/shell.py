@@ -25,10 +25,10 @@ _GRAMMAR = r"""(?(DEFINE)
 _FLAGS = regex.VERBOSE | regex.DOTALL
 _TOKEN = regex.compile(
     _GRAMMAR
-    + r"""(?P<blank> [ \t\r]++ | \\\n | \#[^\n]*+ )
-    | <<-?[ \t]*["']?(?P<document>\w+)["']?
-    | (?P<redirection> \d*(?:&>|[<>])[<>]*[&|]?-? )
-    | (?P<word> [A-Za-z_]\w*\+?=(?&array) | (?&piece)++ )
+    + r"""(?P<blank> [ \t\r]++ | \\\n | \#[^\n]*+ | \d*[<>]&\d+ )
+    | \d*<<-?[ \t]*["']?(?P<document>\w+)["']?
+    | (?P<redirection> (?:&>|\d*[<>])[<>]*[&|]?-? )
+    | (?P<word> [A-Za-z_]\w*\+?=(?&array) | (?![A-Za-z_]\w*\+?=\()(?&piece)(?:(?:\\\n)*+(?&piece))*+ )
     | (?P<end> [\n;&|()] )""",
     _FLAGS,
 )
