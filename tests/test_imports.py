@@ -30,7 +30,7 @@ RANKS = (
     {"user_files"},
     {"protocol"},
     {"config"},
-    {"algorithms"},
+    {"algorithms", "compat"},
     {"engines", "run", "controller"},
     {"rollout", "agents", "rewards", "data"},
     {"workers"},
@@ -39,6 +39,8 @@ RANKS = (
     {"cli"},
     {"__main__"},
 )
+GUESTS = ("compat",)
+"""Rooms that use the core and are never used by it; commands, at the top, let them join."""
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 SIDEWAYS = {("agents", "rollout")}
 # Commands import what they need when they run, so that --help is quick.
@@ -105,6 +107,19 @@ def _strop_imports(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
             package, _, rest = str(module).partition(".")
             if package == "strop":
                 yield node.lineno, rest.partition(".")[0] or "strop", is_late
+
+
+def test_the_core_never_imports_a_guest() -> None:
+    core = [path for path in sorted(PACKAGE.rglob("*.py")) if room_of(path) not in {*GUESTS, "cli"}]
+    found = {
+        str(path.relative_to(PACKAGE)): target
+        for path in core
+        for _, target, _ in _strop_imports(ast.parse(path.read_text(encoding="utf-8")))
+        if target in GUESTS
+    }
+    assert found == {}
+    assert len(core) > 100, "the walk must reach the rooms"
+    assert all((PACKAGE / guest).is_dir() for guest in GUESTS)
 
 
 def room_of(path: Path) -> str:
@@ -212,7 +227,15 @@ def test_what_an_import_loads_is_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["strop.border", "strop.config", "strop.run", "strop.rewards", "strop.trajectory"]
+    "module",
+    [
+        "strop.border",
+        "strop.compat.migration",
+        "strop.config",
+        "strop.run",
+        "strop.rewards",
+        "strop.trajectory",
+    ],
 )
 def test_what_small_processes_import_is_free_of_torch(module: str) -> None:
     assert import_facts(module)[1] & (HEAVY - {"datasets", "matplotlib"}) == set()

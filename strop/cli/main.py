@@ -196,8 +196,11 @@ def _dispatch(words: list[str]) -> int:
     parser, module = command_parser(name)
     args = parser.parse_intermixed_args(rest)
     args.command_line = ["strop", *words]
+    from strop.cli.guests import join
     from strop.cli.libraries import share_cores, terminal_log
 
+    if hasattr(args, "overrides"):  # settings are read, and a key may be another library's
+        join()
     with terminal_log(debug=args.debug), trust.door():
         share_cores()
         code = module.run(args)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
 
 if TYPE_CHECKING:
-    from strop.config.migration import Migration, Row
+    from strop.compat.migration import Migration, Row
 
 EPILOG = """\
 examples:
@@ -24,12 +24,14 @@ examples:
   strop migrate verl base.yaml run_grpo.sh -o grpo.yaml
   strop migrate trl train_grpo.py -o grpo.yaml --processes 8
 
-Scripts are read, never run. The table lists every setting that was found: translated, with our key and value; not
-needed, with the reason; refused, with the reason. `default` marks what the other library assumes where the script
-says nothing and strop would assume something else.
+Scripts are read, never run. The table lists every setting that was found: not there yet, where the run goes without
+it; translated, with our key and value; not needed, with the reason; refused, with the reason. `default` marks what
+the other library assumes where the script says nothing
+and strop would assume something else.
 """
 
 _HEADINGS = {
+    "not there": "not there yet: the run goes without",
     "translated": "translated",
     "not needed": "not needed",
     "refused": "refused: strop does something else, or nothing",
@@ -101,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
     """The migration, and the command that takes its result."""
-    from strop.config.migration import migrate_trl, migrate_verl, migrate_verl_sft, read_calls, read_verl
+    from strop.compat.migration import migrate_trl, migrate_verl, migrate_verl_sft, read_calls, read_verl
 
     if args.library == "trl":
         if len(args.files) > 1:
@@ -113,10 +115,15 @@ def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
             migrate_trl(script.found, script.kind, processes=args.processes),
             "sft" if script.kind == "SFT" else "train",
         )
-    source = read_verl(args.files, {"HOME": os.environ.get("HOME", "~"), **_variables(args.set)})
+    source = read_verl(args.files, {**_surroundings(), **_variables(args.set)})
     if source.is_sft:
         return migrate_verl_sft(source.found), "sft"
     return migrate_verl(source.found), "train"
+
+
+def _surroundings() -> dict[str, str]:
+    """What a script would find in its shell, started here."""
+    return {"HOME": os.environ.get("HOME", "~"), "PWD": str(Path.cwd())}
 
 
 def _variables(texts: list[str]) -> dict[str, str]:

@@ -13,9 +13,7 @@ from strop.config.deviations import deviations, preset_deviations
 from strop.config.errors import ConfigError
 from strop.config.explain import Explanation, explain
 from strop.config.load import load_config, load_with_origins, named_presets, read_config
-from strop.config.migration.names import name_here
 from strop.config.save import changed_keys, save_config, to_dict
-from strop.config.schema import other_names
 from strop.config.sources import preset_names, read_settings
 
 __all__ = [
@@ -36,5 +34,3 @@ __all__ = [
     "save_config",
     "to_dict",
 ]
-
-other_names.append(name_here)

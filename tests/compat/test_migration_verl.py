@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from strop.config.migration import Migration, migrate_verl, migrate_verl_sft, read_verl
+from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
+from strop.algorithms.losses import POLICY_LOSS_REGISTRY
+from strop.compat.migration import Migration, migrate_verl, migrate_verl_sft, read_verl
+from strop.compat.migration.verl_algorithm import _SAME_ESTIMATORS, _SAME_LOSSES
 
 A, R, M, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
 
@@ -56,7 +59,6 @@ def status(migration: Migration, key: str) -> tuple[str, str]:
                 "resources.runtime": "ray",
             },
         ),
-        (["trainer.n_gpus_per_node=1"], {"resources.ranks": 1}),
         # 10 steps of 1024 / 256 = 4 mini-batches, each visited twice.
         (
             [f"{A}.optim.lr_warmup_steps=10", f"{A}.ppo_epochs=2", f"{A}.optim.warmup_style=cosine"],
@@ -66,18 +68,14 @@ def status(migration: Migration, key: str) -> tuple[str, str]:
             [f"{A}.optim.lr_warmup_steps_ratio=0.1", "trainer.total_training_steps=50"],
             {"actor.optim.warmup_steps": 20, "trainer.max_steps": 50},
         ),
-        (["algorithm.adv_estimator=rloo_vectorized"], {"algorithm.adv_estimator": "rloo"}),
         (["algorithm.adv_estimator=grpo", "algorithm.norm_adv_by_std_in_grpo=False"],
          {"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std": False}),
-        ([f"{A}.policy_loss.loss_mode=geo_mean"], {"algorithm.policy_loss": "gmpo"}),
         (
             [f"{A}.policy_loss.loss_mode=clip_cov", f"{A}.policy_loss.clip_cov_ub=4.0"],
             {"algorithm.policy_loss": "clip_cov", "algorithm.loss_settings.clip_cov_ub": 4.0},
         ),
         ([f"{A}.policy_loss.loss_mode=dppo_tv"], {"algorithm.loss_settings.truncation": 3.0}),
         ([f"{A}.policy_loss.loss_mode=sapo", f"{A}.tau_neg=1.1"], {"algorithm.loss_settings.tau_neg": 1.1}),
-        ([f"{A}.clip_ratio_low=0.2", f"{A}.clip_ratio_high=0.28"],
-         {"algorithm.clip_ratio_low": 0.2, "algorithm.clip_ratio_high": 0.28}),
         (
             [f"{A}.loss_agg_mode=seq-mean-token-sum-norm", "data.max_response_length=700"],
             {"algorithm.loss_agg_mode": "seq-mean-token-sum-norm", "algorithm.loss_scale_factor": 700},
@@ -93,10 +91,6 @@ def status(migration: Migration, key: str) -> tuple[str, str]:
         (
             ["reward_model.enable=True", "reward_model.model.path=/m/rm", "reward_model.max_length=900"],
             {"reward_model.path": "/m/rm", "reward_model.max_tokens": 900, "reward.weight": 0.0},
-        ),
-        (
-            [f"{M}.lora_rank=32", f"{M}.lora_alpha=16", f"{M}.target_modules=all-linear"],
-            {"model.lora.rank": 32, "model.lora.alpha": 16, "model.lora.target_modules": ["all-linear"]},
         ),
         (["algorithm.adv_estimator=gae", "critic.model.path=/m/c", "critic.optim.lr=1e-5"],
          {"critic.path": "/m/c", "critic.optim.lr": 1e-5, "critic.samples_per_update": 256}),
@@ -121,14 +115,8 @@ def status(migration: Migration, key: str) -> tuple[str, str]:
         ),
         (["algorithm.use_pf_ppo=True", "algorithm.pf_ppo.weight_pow=3.0"],
          {"algorithm.resampling": "pow", "algorithm.resampling_power": 3.0}),
-        (["algorithm.use_pf_ppo=True", "algorithm.pf_ppo.reweight_method=max_min"],
-         {"algorithm.resampling": "max_min", "algorithm.resampling_power": None}),
         (["algorithm.use_pf_ppo=False", "algorithm.pf_ppo.weight_pow=2.0"],
          {"algorithm.resampling": None, "algorithm.resampling_power": None}),
-        (["data.custom_cls.path=rows.py", "data.custom_cls.name=Rows", "data.shuffle=False"],
-         {"data.dataset_class.path": "rows.py", "data.dataset_class.name": "Rows", "data.sampler": "in_order"}),
-        ([f"{A}.fsdp_config.use_no_sync_for_gradient_accumulation=False", f"{A}.optim.optimizer=AdamW8bit"],
-         {"actor.engine.gradient_sync": "each", "actor.optim.name": "adamw_8bit"}),
         (["algorithm.rollout_correction.bypass_mode=True",
           "algorithm.rollout_correction.loss_type=reinforce"],
          {"algorithm.old_log_probs": "rollout", "algorithm.policy_loss": "reinforce"}),
@@ -359,7 +347,8 @@ def test_fine_tuning_has_its_own_keys(tmp_path: Path) -> None:
     assert found["resources.ranks"] == 4
     # What fsdp_sft_trainer assumes.
     assert (found["sft.optim.betas"], found["sft.optim.schedule"]) == ([0.9, 0.95], "cosine")
-    assert (found["run.save_every"], found["eval.every"], found["trainer.seed"]) == (0, 0, 1)
+    assert (found["run.save_every"], found["trainer.seed"]) == (0, 1)
+    assert "eval.every" not in found, "strop sft does not read it"
 
 
 def test_todays_fine_tuning_has_other_defaults(tmp_path: Path) -> None:
@@ -373,78 +362,97 @@ def test_todays_fine_tuning_has_other_defaults(tmp_path: Path) -> None:
     assert "sft.data.prompt_key" not in found
 
 
-# Keys of COMPAT's sections 6 and 7, and those its other sections name.
-DO_NOTHING = [
-    f"{A}.grad_clip", f"{A}.freeze_vision_tower", f"{A}.use_rollout_log_probs", f"{A}.router_replay.record_file",
-    f"{A}.router_replay.replay_file", "actor_rollout_ref.nccl_timeout", f"{R}.over_sample_rate",
-    f"{R}.multi_stage_wake_up", f"{R}.do_sample", f"{R}.repetition_penalty", f"{R}.val_kwargs.do_sample",
-    f"{R}.multi_turn.enable", f"{R}.multi_turn.use_inference_chat_template",
-    f"{R}.multi_turn.tokenization_sanity_check_mode", f"{R}.multi_turn.num_repeat_rollouts", "data.truncation",
-    "data.return_raw_chat", "data.return_raw_input_ids", "data.return_full_prompt",
-    "data.return_multi_modal_inputs", "data.chat_template_func", "data.filter_prompts", "data.reward_fn_key",
-    "algorithm.filter_groups.max_num_gen_batches", "trainer.esi_redundant_time",
-]  # fmt: skip
+def test_keys_of_2025_that_strop_has_are_translated(tmp_path: Path) -> None:
+    migration = migrate(
+        tmp_path,
+        "data.filter_overlong_prompts=False",
+        "data.truncation=left",
+        f"{A}.freeze_vision_tower=True",
+        f"{R}.multi_turn.interaction_config_path=users.yaml",
+        f"{R}.multi_turn.max_user_turns=3",
+    )
+    found = ours(migration)
+    assert (found["data.filter_overlong_prompts"], found["data.truncation"]) == (False, "left")
+    assert found["model.freeze_vision_tower"] is True
+    assert (found["agent.interactions"], found["agent.default_agent"]) == ("users.yaml", "interaction_agent")
+    assert found["agent.max_user_turns"] == 3
 
 
-@pytest.mark.parametrize("key", DO_NOTHING)
-def test_a_key_that_does_nothing_is_said_to_do_nothing(tmp_path: Path, key: str) -> None:
-    kind, note = status(migrate(tmp_path, f"{key}=1"), key)
-    assert kind == "not needed"
-    assert "does nothing" in note
+def test_prompts_that_are_dropped_are_not_cut(tmp_path: Path) -> None:
+    migration = migrate(tmp_path, "data.filter_overlong_prompts=True", "data.truncation=left")
+    assert "data.truncation" not in ours(migration)
+    assert "are dropped before" in status(migration, "data.truncation")[1]
 
 
-@pytest.mark.parametrize("name", ["forward_micro_batch_size", "forward_max_token_len_per_gpu"])
-def test_a_critic_key_that_does_nothing_is_said_to_do_nothing(tmp_path: Path, name: str) -> None:
-    migration = migrate(tmp_path, "algorithm.adv_estimator=gae", f"critic.{name}=1")
-    assert status(migration, f"critic.{name}") == ("not needed", "does nothing in verl either")
+def test_interactions_take_the_place_of_the_tool_agent(tmp_path: Path) -> None:
+    file, agent = f"{R}.multi_turn.interaction_config_path=users.yaml", f"{R}.agent.default_agent_loop"
+    assert ours(migrate(tmp_path, file, f"{agent}=tool_agent"))["agent.default_agent"] == "interaction_agent"
+    assert ours(migrate(tmp_path, file, f"{agent}=mine"))["agent.default_agent"] == "mine"
 
 
-ESTIMATORS = [
-    "gae",
-    "grpo",
-    "grpo_vectorized",
-    "gdpo",
-    "grpo_passk",
-    "reinforce_plus_plus_baseline",
-    "rloo",
-    "rloo_vectorized",
-    "opo",
-    "reinforce_plus_plus",
-    "remax",
-    "gpg",
-    "optimal_token_baseline",
-    "tir_optimal_token_baseline",
-]
-LOSSES = [
-    "vanilla",
-    "dppo_tv",
-    "dppo_kl",
-    "gspo",
-    "sapo",
-    "gpg",
-    "clip_cov",
-    "kl_cov",
-    "geo_mean",
-    "dro",
-    "cispo",
-    "bypass_mode",
-]
-MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
-KL = ["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k3+"]
-NAMED = [
-    *(("algorithm.adv_estimator", name) for name in ESTIMATORS),
-    *((f"{A}.policy_loss.loss_mode", name) for name in LOSSES),
-    *((f"{A}.loss_agg_mode", name) for name in MODES),
-    *((f"{A}.kl_loss_type", name) for name in KL),
-    *(("algorithm.kl_penalty", name) for name in KL if not name.endswith("+")),
-]
+@pytest.mark.parametrize(
+    ("setting", "kind", "note"),
+    [
+        ("data.image_key=images", "not needed", "the same name here"),
+        ("data.image_key=pictures", "refused", "give the column that name"),
+        ("+data.mm_processor_kwargs.min_pixels=4", "refused", "preprocessor_config.json"),
+        ("trainer.esi_redundant_time=0", "not needed", "off there too"),
+        ("trainer.esi_redundant_time=60", "not there", "run.save_every bounds what is lost"),
+        (f"{A}.freeze_vision_tower=False", "not needed", "off there too"),
+        (f"{R}.name=vllm", "not there", "vLLM and SGLang are not connected yet"),
+        (f"{R}.tensor_model_parallel_size=2", "not there", "each rank samples with the whole model"),
+        (f"{A}.grad_clip=1.0", "not needed", "does nothing in verl either"),
+        ("algorithm.filter_groups.max_num_gen_batches=10", "not needed", "does nothing in verl"),
+        (f"{A}.policy_loss.loss_mode=bypass_mode", "not needed", "algorithm.correction say it"),
+    ],
+)
+def test_the_reason_is_the_right_one(tmp_path: Path, setting: str, kind: str, note: str) -> None:
+    found, reason = status(migrate(tmp_path, setting), setting.partition("=")[0].lstrip("+"))
+    assert found == kind
+    assert note in reason
 
 
-@pytest.mark.parametrize(("key", "name"), NAMED)
-def test_every_name_of_an_algorithm_is_translated(tmp_path: Path, key: str, name: str) -> None:
-    kind, note = status(migrate(tmp_path, f"{key}={name}"), key)
-    assert kind == ("not needed" if name == "bypass_mode" else "translated")
-    assert "must be registered" not in note
+def test_every_name_that_the_tables_give_an_algorithm_exists() -> None:
+    known = {
+        "algorithm.adv_estimator": (ADV_ESTIMATOR_REGISTRY, _SAME_ESTIMATORS),
+        "algorithm.policy_loss": (POLICY_LOSS_REGISTRY, _SAME_LOSSES),
+    }
+    for key, (registry, names) in known.items():
+        assert set(names) <= set(registry), key
+
+
+def test_a_command_in_a_value_matters_only_where_the_value_does(tmp_path: Path) -> None:
+    before = "name=run_$(date +%m%d_%H%M)\ndir=`mktemp -d`"
+    migration = migrate(
+        tmp_path, "trainer.experiment_name=$name", "trainer.default_local_dir=$dir", before=before
+    )
+    assert migration.open_rows == ()
+    assert status(migration, "trainer.experiment_name")[0] == "not needed"
+    needed = migrate(tmp_path, f"{M}.path=$name", before=before)
+    assert (
+        "so model.path is left out: give it with --set, for example --set name=VALUE"
+        in (status(needed, f"{M}.path")[1])
+    )
+    direct = migrate(tmp_path, f"{M}.path=$(make_model)")
+    assert "left out: write the value itself into the script" in status(direct, f"{M}.path")[1]
+
+
+def test_the_current_folder_is_known(tmp_path: Path) -> None:
+    before = 'PROJECT_DIR="$(pwd)"'
+    migration = migrate(tmp_path, f"{M}.path=$PROJECT_DIR/m", before=before, PWD="/work/p")
+    assert ours(migration)["model.path"] == "/work/p/m"
+
+
+def test_tool_settings_stay_where_the_tools_could_not_be_read(tmp_path: Path) -> None:
+    migration = migrate(
+        tmp_path,
+        f"{R}.multi_turn.tool_config_path=$TOOLS",
+        f"{R}.multi_turn.max_assistant_turns=5",
+        f"{R}.multi_turn.format=hermes",
+    )
+    found = ours(migration)
+    assert (found["agent.max_assistant_turns"], found["agent.tool_format"]) == (5, "hermes")
+    assert [row.key for row in migration.open_rows] == [f"{R}.multi_turn.tool_config_path"]
 
 
 EVERYTHING_ELSE = f"""

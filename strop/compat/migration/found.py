@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from strop.config.migration.shell import Command, Word, read_commands
+from strop.compat.migration.shell import Command, Word, read_commands
 from strop.config.overrides import parse_override
 from strop.config.yaml_text import parse
 
@@ -36,6 +36,8 @@ class Found:
     kind: Literal["set", "reset"] = "set"
     unresolved: tuple[str, ...] = ()
     """Names in the value that nothing says what they stand for."""
+    why: str = "is not set in what was given"
+    """What is the matter with them."""
     way_out: str = ""
     """What a user can do about them."""
     problem: str = ""
@@ -188,20 +190,14 @@ def _setting(word: Word, place: str) -> Found:
         return Found(key=key, value=rest[1:], place=place, kind="reset")
     text = rest[1:]
     if word.unresolved:
-        names = ", ".join(word.unresolved)
-        return Found(
-            key=key, value=text, place=place, unresolved=word.unresolved,
-            way_out=f"give it with --set, for example --set {_plain_name(names)}=VALUE",
-        )  # fmt: skip
+        give = "".join(f" --set {name}=VALUE" for name in dict.fromkeys(word.variables))
+        way_out = (
+            f"give it with --set, for example{give}" if give else "write the value itself into the script"
+        )
+        return Found(key=key, value=text, place=place, unresolved=word.unresolved, way_out=way_out)
     try:
         value = parse_override(f"key={text}").value
     except ValueError as error:
         return Found(key=key, value=text, place=place, problem=f"the value cannot be read: {error}")
     names_left = tuple(_INTERPOLATION.findall(text))
     return Found(key=key, value=value, place=place, unresolved=names_left, way_out="write the value itself")
-
-
-def _plain_name(text: str) -> str:
-    """The variable's name in an expression such as ${NAME}; NAME where there is none."""
-    read = re.match(r"^\$\{?([A-Za-z_]\w*)", text)
-    return read[1] if read else "NAME"

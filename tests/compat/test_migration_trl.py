@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from strop.config.migration import Migration, migrate_trl, read_calls
+from strop.compat.migration import Migration, migrate_trl, read_calls
 
 SCRIPT = """
 import torch
@@ -116,12 +116,28 @@ def test_a_dataset_that_is_changed_or_lies_on_a_hub_is_said(tmp_path: Path) -> N
         tmp_path, "", TRAINER.replace("train_dataset=dataset", "train_dataset=dataset.map(f).shuffle()")
     )
     assert "its rows go through map, shuffle there" in status(changed, "GRPOTrainer.train_dataset")[1]
-    hub = migrate(
-        tmp_path, "", TRAINER.replace("dataset=dataset", "dataset=load_dataset('a/b', split='train')")
-    )
-    assert status(hub, "GRPOTrainer.train_dataset") == (
-        "refused", "a/b, split train: write it to a file (.parquet) and set data.train_files",
+    hub = TRAINER.replace("dataset=dataset", "dataset=load_dataset('a/b', 'main', split='train')")
+    assert ours(migrate(tmp_path, "", hub))["data.train_files"] == ["hub:a/b:main@train"]
+    part = hub.replace("split='train'", "split='train[:9]'")
+    assert status(migrate(tmp_path, "", part), "GRPOTrainer.train_dataset") == (
+        "refused", "a/b, split train[:9]: write it to a file (.parquet) and set data.train_files",
     )  # fmt: skip
+
+
+def test_a_data_set_that_is_assigned_again_is_followed_to_where_it_is_loaded(tmp_path: Path) -> None:
+    lines = "ds = load_dataset('openai/gsm8k', 'main', split='train')\nds = ds.map(f)\n"
+    trainer = "GRPOTrainer(model='m', reward_funcs=accuracy, args=GRPOConfig(), train_dataset=ds)\n"
+    path = tmp_path / "train.py"
+    path.write_text(f"from my_rewards import accuracy\n{lines}{trainer}")
+    migration = migrate_trl(read_calls(path).found, "GRPO")
+    assert ours(migration)["data.train_files"] == ["hub:openai/gsm8k:main@train"]
+    assert "go through map there" in status(migration, "GRPOTrainer.train_dataset")[1]
+    path.write_text(f"from my_rewards import accuracy\nif small:\n    ds = f()\n{lines}{trainer}")
+    (row,) = migrate_trl(read_calls(path).found, "GRPO").open_rows
+    assert row.outcome.note == (
+        "ds is no literal value, so what it says is left out: write load_dataset(...) with the values themselves, "
+        "or set data.train_files"
+    )
 
 
 def test_what_is_no_literal_is_reported_as_it_is_written(tmp_path: Path) -> None:
@@ -141,13 +157,14 @@ def test_an_unknown_argument_names_the_nearest_one(tmp_path: Path) -> None:
 
 
 def test_a_reward_in_the_script_itself_is_taken_only_where_loading_it_trains_nothing(tmp_path: Path) -> None:
-    body = "from trl import GRPOConfig, GRPOTrainer\ndef score(completions, **kwargs):\n    return [1.0]\n"
+    body = "def score(completions, **kwargs):\n    return [1.0]\n"
     train = "GRPOTrainer(model='m', reward_funcs=[score], args=GRPOConfig()).train()"
     for text, expected in (
         (f"{body}{train}\n", "refused"),
         (f"{body}if __name__ == '__main__':\n    {train}\n", "translated"),
         (f"{body}def main():\n    {train}\nmain()\n", "refused"),
         (f"{body}def main():\n    {train}\nif __name__ == '__main__':\n    main()\n", "translated"),
+        (f"from trl import GRPOTrainer\n{body}if __name__ == '__main__':\n    {train}\n", "refused"),
     ):
         path = tmp_path / "own.py"
         path.write_text(text)
@@ -156,10 +173,10 @@ def test_a_reward_in_the_script_itself_is_taken_only_where_loading_it_trains_not
         assert status(migration, "GRPOTrainer.reward_funcs")[0] == expected, text
 
 
-def several_rewards(tmp_path: Path, config: str) -> Migration:
+def several_rewards(tmp_path: Path, config: str, before: str = "") -> Migration:
     path = tmp_path / "several.py"
     path.write_text(
-        "from trl import GRPOConfig, GRPOTrainer\n"
+        f"{before}"
         "def short(completions, **kwargs):\n    return [0.5]\n"
         "def right(completions, **kwargs):\n    return [1.0]\n"
         "if __name__ == '__main__':\n"
@@ -176,6 +193,18 @@ def test_several_rewards_keep_their_weights(tmp_path: Path) -> None:
             ("short", weights[0]), ("right", weights[1]),
         ]  # fmt: skip
         assert {Path(one["path"]).name for one in functions} == {"several.py"}
+
+
+def test_rewards_of_a_script_that_needs_trl_are_moved_out_of_it(tmp_path: Path) -> None:
+    before = "from trl import GRPOConfig, GRPOTrainer\n"
+    state, note = status(
+        several_rewards(tmp_path, "reward_weights=[0.5, 2]", before), "GRPOTrainer.reward_funcs"
+    )
+    assert state == "refused"
+    assert (
+        "several.py needs trl, which it imports: move short, right into another file and name them in" in note
+    )
+    assert "[{path: FILE, name: short, weight: 0.5}, {path: FILE, name: right, weight: 2}]" in note
 
 
 def test_weights_that_do_not_match_the_rewards_are_not_guessed(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Status = Literal["translated", "not needed", "refused", "unresolved", "unknown"]
+Status = Literal["translated", "not there", "not needed", "refused", "unresolved", "unknown"]
 
-ACCOUNTED: frozenset[Status] = frozenset({"translated", "not needed", "refused"})
+ACCOUNTED: frozenset[Status] = frozenset({"translated", "not there", "not needed", "refused"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,12 @@ class Facts:
         self._given, self._defaults, self._unread = given, defaults, unread
 
     def is_given(self, key: str) -> bool:
-        """The files set the key."""
-        return key in self._given
+        """The files set the key, whether or not its value could be read."""
+        return key in self._given or key in self._unread
+
+    def is_unread(self, key: str) -> bool:
+        """The files set the key to a value that could not be read."""
+        return key in self._unread
 
     def get(self, key: str) -> Any:
         """The value in force; None where neither the files nor the defaults have one.
@@ -56,13 +60,19 @@ class Facts:
             raise UnreadableError(f"{key} is {value!r} and would have to be a number")
         return value
 
+    def whole(self, key: str) -> int:
+        """The value in force, as a whole number.
+
+        Raises:
+            UnreadableError: it is none.
+        """
+        return integer(self.get(key))
+
 
 class UnreadableError(ValueError):
     """A value that a rule cannot read; the message says why."""
 
 
-Convert = Callable[[Any, Facts], Any]
-"""(value, all facts) -> our value, or an outcome in its place."""
 Rule = Callable[[str, Any, Facts], Outcome]
 """(their key, its value, all facts) -> what becomes of it."""
 
@@ -77,6 +87,33 @@ def skip(why: str) -> Outcome:
     return Outcome(status="not needed", note=why)
 
 
+def lack(why: str) -> Outcome:
+    """The outcome of a setting whose matter is not here yet, and the run goes without."""
+    return Outcome(status="not there", note=why)
+
+
 def refuse(why: str) -> Outcome:
     """The outcome of a setting that asks for what strop does not do."""
     return Outcome(status="refused", note=why)
+
+
+def number(value: Any) -> int | float:
+    """The value, a number.
+
+    Raises:
+        UnreadableError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnreadableError(f"{value!r} would have to be a number")
+    return value
+
+
+def integer(value: Any) -> int:
+    """The value as a whole number; 1e3 and 3.0 are whole.
+
+    Raises:
+        UnreadableError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise UnreadableError(f"{value!r} would have to be a whole number")
+    return int(value)

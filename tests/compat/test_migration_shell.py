@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from strop.config.migration.shell import read_commands
+from strop.compat.migration.shell import read_commands
 
 
 def words(text: str, **variables: str) -> list[list[str]]:
@@ -18,6 +18,7 @@ def last(text: str, **variables: str) -> list[str]:
     [
         ("run a b", ["run", "a", "b"]),
         ("run a \\\n    b \\\n    c", ["run", "a", "b", "c"]),
+        ('run a,\\\nb "c"\\\nd', ["run", "a,b", "cd"]),
         ("run a # not this\n", ["run", "a"]),
         ("run a#b", ["run", "a#b"]),
         ("run 'a b' \"c d\" e\\ f", ["run", "a b", "c d", "e f"]),
@@ -91,8 +92,20 @@ def test_words_know_their_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "line"), [("run 'a", 1), ('\nrun "a', 2), ("run $(a", 1), ("\n\nrun ${a", 3)]
+    ("script", "line"),
+    [("run 'a", 1), ('\nrun "a', 2), ("run $(a", 1), ("\n\nrun ${a", 3), ("\nA=(a\nrun", 2)],
 )
 def test_what_is_never_closed_is_an_error_with_its_line(script: str, line: int) -> None:
     with pytest.raises(ValueError, match=f"line {line}: .*never closed"):
         read_commands(script)
+
+
+def test_quotes_in_comments_and_documents_open_nothing() -> None:
+    assert last("A=(\n a=1 # it's one\n)\nrun \"${A[@]}\" # it's all") == ["run", "a=1"]
+    assert words("cat <<EOF > x\nit's\nEOF\nrun b # '")[-1] == ["run", "b"]
+
+
+def test_what_nobody_knows_is_one_word_and_names_the_variable_that_would_say_it() -> None:
+    (word,) = read_commands("X=$(date +%m %d)\nrun a_$X")[-1].words[1:]
+    assert (word.text, word.unresolved, word.variables) == ("a_$(date +%m %d)", ("$(date +%m %d)",), ("X",))
+    assert last("run $(pwd)/`pwd`", PWD="/w") == ["run", "/w//w"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.config.migration.found import Found
+from strop.compat.migration.found import Found
 
 CONFIGS = ("GRPOConfig", "RLOOConfig", "SFTConfig")
 TRAINERS = {
@@ -31,8 +31,10 @@ OTHER_TRAINERS = (
 )
 
 _LONGEST_CHAIN = 50
-"""Steps that are followed from a data set back to where it is loaded; a name may be defined by itself."""
-_WAY_OUT = "it is no literal value: write the number or text itself, or set our key afterwards"
+"""Steps that are followed from a data set back to where it is loaded."""
+_DATA = {"train_dataset": "train_files", "eval_dataset": "val_files"}
+_WHY, _WAY_OUT = "is no literal value", "write the number or text itself, or set our key afterwards"
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +81,30 @@ class _Reader:
     def __init__(self, tree: ast.Module, path: Path) -> None:
         self.tree, self.path = tree, path
         self.assigned: dict[str, list[ast.expr]] = {}
+        self.bodies = {
+            id(statement): id(node)
+            for node in (tree, *(node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)))
+            for statement in node.body
+        }
+        """For each statement that no condition or loop governs, the module or function it stands in."""
+        self.certain: dict[str, list[tuple[int, ast.expr]]] = {}
+        """Names that are assigned several times, but only by such statements of one body, with their lines."""
         self.imported: dict[str, tuple[str, str]] = {}
         self.functions = {
             node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         }
+        scopes: dict[str, set[int | None]] = {}
         for node in ast.walk(tree):
             self._note(node)
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id
+                scopes.setdefault(name, set()).add(self.bodies.get(id(node)))
+                self.certain.setdefault(name, []).append((node.lineno, node.value))
+        self.certain = {
+            name: values
+            for name, values in self.certain.items()
+            if len(scopes[name]) == 1 and None not in scopes[name]
+        }
         self.calls = [
             (_name(node.func), node)
             for node in ast.walk(tree)
@@ -129,7 +149,7 @@ class _Reader:
         node = self._followed(node)
         if argument in ("args", "peft_config") and isinstance(node, ast.Call | ast.Name):
             return Found(key=key, value=ast.unparse(node), place=place)
-        if argument in ("train_dataset", "eval_dataset"):
+        if argument in _DATA:
             dataset = self._dataset(node)
             if dataset is not None:
                 return Found(key=key, value=dataset, place=place)
@@ -143,15 +163,24 @@ class _Reader:
         try:
             return Found(key=key, value=ast.literal_eval(node), place=place)
         except (ValueError, TypeError, SyntaxError):
-            text = ast.unparse(node)
-            return Found(key=key, value=text, place=place, unresolved=(text,), way_out=_WAY_OUT)
+            text, way_out = ast.unparse(node), _WAY_OUT
+            if argument in _DATA:
+                ours = f"{'sft.data' if name.startswith('SFT') else 'data'}.{_DATA[argument]}"
+                way_out = f"write load_dataset(...) with the values themselves, or set {ours}"
+            return Found(key=key, value=text, place=place, unresolved=(text,), why=_WHY, way_out=way_out)
 
     def _followed(self, node: ast.expr) -> ast.expr:
-        """What a name stands for, where the script gives it one value."""
+        """What a name stands for: its one value, or of several, one after the other, the last one above."""
         for _ in range(5):
-            if not isinstance(node, ast.Name) or len(self.assigned.get(node.id, ())) != 1:
+            if not isinstance(node, ast.Name):
                 break
-            node = self.assigned[node.id][0]
+            values = self.assigned.get(node.id, [])
+            if len(values) > 1:
+                above = [value for line, value in self.certain.get(node.id, ()) if line < node.lineno]
+                values = above[-1:]
+            if len(values) != 1:
+                break
+            node = values[0]
         return node
 
     def _dataset(self, node: ast.expr) -> dict[str, Any] | None:
@@ -180,9 +209,11 @@ class _Reader:
             }
         except (ValueError, TypeError, SyntaxError):
             return None
-        path = named.get("path", arguments[0] if arguments else None)
+        positional = dict(zip(("path", "name"), arguments, strict=False))
+        named = {**positional, **named}
         return {
-            "path": path,
+            "path": named.get("path"),
+            "name": named.get("name"),
             "data_files": named.get("data_files"),
             "split": named.get("split"),
             "steps": steps,
@@ -204,25 +235,28 @@ class _Reader:
                 "from": "script",
                 "path": str(self.path),
                 "name": node.id,
-                "is_safe": self._trains_only_as_main(),
+                "why_not": self._why_not_loaded(),
             }
         followed = self._followed(node)
         if isinstance(followed, ast.Constant) and isinstance(followed.value, str):
             return {"from": "model", "path": followed.value}
         return {"from": "expression", "text": ast.unparse(node)}
 
-    def _trains_only_as_main(self) -> bool:
-        """Importing the script trains nothing: its trainers are under the main guard, or in functions not called."""
-        unguarded = [
+    def _why_not_loaded(self) -> str:
+        """Why the script cannot be loaded for a function in it: it would start the training, or needs TRL."""
+        run = [
             node
             for node in self.tree.body
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            and not _is_main_guard(node)
+            if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and not _is_main_guard(node)
         ]
-        called = {
-            _name(inner.func) for node in unguarded for inner in ast.walk(node) if isinstance(inner, ast.Call)
-        }
-        return not called & {*TRAINERS, *self.functions, "train"}
+        calls = {_name(inner.func) for node in run for inner in ast.walk(node) if isinstance(inner, ast.Call)}
+        if calls & {*TRAINERS, *self.functions, "train"}:
+            return "would start the training in it"
+        imports = [node for node in run if isinstance(node, ast.ImportFrom) and node.module]
+        modules = {str(node.module) for node in imports}
+        modules |= {alias.name for node in run if isinstance(node, ast.Import) for alias in node.names}
+        needs_trl = "trl" in {module.partition(".")[0] for module in modules}
+        return "needs trl, which it imports" if needs_trl else ""
 
     def _place(self, node: ast.AST) -> str:
         return f"{self.path.name}, line {getattr(node, 'lineno', 0)}"

@@ -1,0 +1,4 @@
+"""Guests from other libraries: what comes from verl or TRL finds its way here.
+
+migration/   their settings into ours, every one of them accounted for
+"""

@@ -1,0 +1,32 @@
+"""Settings of other libraries into ours, every one of them accounted for.
+
+    shell.py                   the commands of a launch script, with its variables filled in
+    python_calls.py            the keyword arguments of a Python script's calls, read and never executed
+    found.py                   one list of settings from either, or from YAML files
+    outcomes.py, rules.py      what can become of a setting, and the rules that say it
+    tables.py                  tables of rows, and how one is applied
+    verl.toml, verl_sft.toml, trl.toml           the rows
+    verl.py, verl_algorithm.py, trl.py           what follows from several settings
+    names.py                   the same tables, for a key that somebody types from habit
+
+Whether the keys that the tables produce exist, and the values fit, is for the command to check.
+"""
+
+from __future__ import annotations
+
+from strop.compat.migration.found import Found, read_verl
+from strop.compat.migration.python_calls import read_calls
+from strop.compat.migration.tables import Migration, Row
+from strop.compat.migration.trl import migrate_trl
+from strop.compat.migration.verl import migrate_verl, migrate_verl_sft
+
+__all__ = [
+    "Found",
+    "Migration",
+    "Row",
+    "migrate_trl",
+    "migrate_verl",
+    "migrate_verl_sft",
+    "read_calls",
+    "read_verl",
+]

@@ -1,0 +1,181 @@
+"""The rules that rows of a table may name: what becomes of a setting, from its value and all facts.
+
+A row is one of these, with the words it takes:
+
+    to = "our.key"        our key; `as` names a conversion, `choice` lists names, `instead` what to use for other ones
+    not_needed = "why"    nothing to set here, whatever the value
+    not_there = "why"     strop has nothing like it yet, and the run goes without
+    refused = "why"       strop does something else, whatever the value
+    unless = [values]     not needed for these and null, because of `else`; for others `refuse` or `lack` says why
+    when_true = {…}       our keys and values where theirs is true; `else` says why not
+    below = "our.section" every key below a section of theirs, under its own name
+    noted = "where"       translated together with another setting
+    by = "name"           a function of the library's module, for what follows from several settings
+
+Every row may have `note` (what to know about it), `optional` (null and empty text are not set), and `only_if`, a
+condition and what is said where it does not hold: a function of the module, or a key that is set and not false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from strop.compat.migration.outcomes import (
+    Facts,
+    Outcome,
+    Rule,
+    UnreadableError,
+    integer,
+    lack,
+    many,
+    number,
+    refuse,
+    skip,
+)
+
+Functions = Mapping[str, Callable[..., Any]]
+"""What `by`, `as` and `only_if` name beside the conversions here: rules, conversions (value, facts), conditions."""
+
+_KINDS = ("to", "not_needed", "not_there", "refused", "unless", "when_true", "below", "noted", "by")
+
+
+def rule_of(row: Mapping[str, Any], functions: Functions) -> Rule:
+    """The rule that a row stands for.
+
+    Raises:
+        ValueError: the row has no kind, or several.
+    """
+    kinds = [kind for kind in _KINDS if kind in row]
+    if len(kinds) != 1:
+        raise ValueError(f"the row {dict(row)} must have one of {', '.join(_KINDS)}")
+    rest = {name: value for name, value in row.items() if name not in (*kinds, "optional", "only_if")}
+    rule = _plain(kinds[0], row[kinds[0]], rest, functions)
+    if row.get("optional"):
+        rule = _if_set(rule)
+    if "only_if" in row:
+        condition, why_not = row["only_if"]
+        rule = _only_if(condition, why_not, rule, functions)
+    return rule
+
+
+def _plain(kind: str, what: Any, rest: Mapping[str, Any], functions: Functions) -> Rule:
+    match kind:
+        case "to":
+            return _to(what, rest, functions)
+        case "not_needed":
+            return lambda key, value, facts: skip(what)
+        case "not_there":
+            return lambda key, value, facts: lack(what)
+        case "refused":
+            return lambda key, value, facts: refuse(what)
+        case "noted":
+            return lambda key, value, facts: many({}, what)
+        case "unless":
+            return _unless(what, **rest)
+        case "when_true":
+            yes, no = many(what, rest.get("note", "")), skip(rest["else"])
+            return lambda key, value, facts: yes if value is True else no
+        case "below":
+            return lambda key, value, facts: many(
+                {f"{what}.{key.removeprefix(rest['section'] + '.')}": value}
+            )
+    function = functions[what]
+    return lambda key, value, facts: function(key, value, facts, **rest)
+
+
+def _to(ours: str, rest: Mapping[str, Any], functions: Functions) -> Rule:
+    convert = _choice(rest["choice"], rest["instead"]) if "choice" in rest else None
+    if "as" in rest:
+        convert = CONVERSIONS.get(rest["as"]) or functions[rest["as"]]
+
+    def rule(key: str, value: Any, facts: Facts) -> Outcome:
+        converted = value if convert is None else convert(value, facts)
+        return converted if isinstance(converted, Outcome) else many({ours: converted}, rest.get("note", ""))
+
+    return rule
+
+
+def _unless(harmless: list[Any], **words: str) -> Rule:
+    no = refuse(words["refuse"]) if "refuse" in words else lack(words["lack"])
+    yes = skip(words.get("else", "that is how strop works"))
+
+    def rule(key: str, value: Any, facts: Facts) -> Outcome:
+        return yes if value is None or any(_is_same(value, one) for one in harmless) else no
+
+    return rule
+
+
+def _if_set(rule: Rule) -> Rule:
+    def asked(key: str, value: Any, facts: Facts) -> Outcome:
+        return skip("not set") if value is None or value == "" else rule(key, value, facts)
+
+    return asked
+
+
+def _only_if(condition: str, why_not: str, rule: Rule, functions: Functions) -> Rule:
+    def holds(facts: Facts) -> bool:
+        if condition in functions:
+            return bool(functions[condition](facts))
+        return facts.get(condition) not in (None, False, "")
+
+    return lambda key, value, facts: rule(key, value, facts) if holds(facts) else skip(why_not)
+
+
+def _choice(ours: Mapping[str, Any] | list[str], instead: str) -> Callable[[Any, Facts], Any]:
+    """A value by its name, `true` and `false` too; other names are refused."""
+    names = ours if isinstance(ours, Mapping) else {name: name for name in ours}
+
+    def convert(value: Any, facts: Facts) -> Any:
+        if value is None:
+            return skip("not set")
+        if isinstance(value, int) and value in (0, 1):
+            value = "true" if value else "false"
+        known = names.get(value) if isinstance(value, str) else None
+        return refuse(f"strop does not have it; {instead}") if known is None else known
+
+    return convert
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Equal, and True is not 1."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
+def one_or_more(value: Any) -> list[Any] | Outcome:
+    """A list; a value alone becomes a list of one, nothing is left out."""
+    if value is None:
+        return skip("empty there too")
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _pair(value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise UnreadableError(f"{value!r} would have to be two numbers")
+    return list(value)
+
+
+CONVERSIONS: dict[str, Callable[[Any, Facts], Any]] = {
+    "integer": lambda value, facts: integer(value),
+    "number": lambda value, facts: number(value),
+    "never_below_zero": lambda value, facts: max(0, integer(value)),
+    "list": lambda value, facts: one_or_more(value),
+    "pair": lambda value, facts: _pair(value),
+    "unless_empty": lambda value, facts: value or skip("empty there too"),
+}
+"""Conversions that every library's rows may name. `never_below_zero` makes their -1 for off our 0."""
+
+
+def model_path(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """A model folder; a hub id is translated, with the word that it must be downloaded."""
+    if not isinstance(value, str) or not value:
+        return skip("not set")
+    is_local = value.startswith(("/", ".", "~"))
+    note = "" if is_local else "strop reads a folder: if this is the name of a model on a hub, download it"
+    return many({ours: value}, note)
+
+
+def tracker_names(value: Any, known: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """(our trackers, names that have none here) of one name or a list of names."""
+    names = [value] if isinstance(value, str) else list(value or [])
+    return [known[name] for name in names if name in known], [name for name in names if name not in known]

@@ -1,0 +1,384 @@
+"""verl: what follows from several of its keys. What becomes of each key stands in verl.toml and verl_sft.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from strop.compat.migration import verl_algorithm
+from strop.compat.migration.found import GIVEN, Found
+from strop.compat.migration.outcomes import (
+    Facts,
+    Outcome,
+    UnreadableError,
+    integer,
+    many,
+    refuse,
+    skip,
+)
+from strop.compat.migration.rules import model_path, tracker_names
+from strop.compat.migration.tables import Migration, Table, apply_table, read_table
+
+A, R, M, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
+
+_DYNAMIC = {
+    "actor": (f"{A}.use_dynamic_bsz",),
+    "reference": (f"{REF}.log_prob_use_dynamic_bsz", f"{A}.use_dynamic_bsz"),
+    "critic": ("critic.use_dynamic_bsz", f"{A}.use_dynamic_bsz"),
+}
+"""Keys that say whether batches of a role are cut by tokens; the first that is set counts."""
+_SECTION = {"actor": A, "critic": "critic"}
+_MANAGERS = ("naive", "batch", "prime", "dapo", "rate_limited", "function", "loop")
+_SCORERS = ("custom_reward_function.path", "reward.custom_reward_function.path")
+
+
+@cache
+def verl_table() -> Table:
+    """verl's keys of reinforcement learning."""
+    return read_table("verl", FUNCTIONS)
+
+
+@cache
+def verl_sft_table(name: str = "sft_trainer") -> Table:
+    """verl's keys of fine-tuning, with the defaults of fsdp_sft_trainer (2025) or sft_trainer (today)."""
+    return read_table("verl_sft", FUNCTIONS, kind=name)
+
+
+def migrate_verl(found: Sequence[Found]) -> Migration:
+    """What becomes of every setting of a verl script or YAML."""
+    table = verl_table()
+    given = {one.key: one.value for one in found if one.kind == "set" and not one.unresolved}
+    facts = Facts(given, table.defaults)
+    follows = {key: value for key, value in _inherited(facts, table.defaults) if not facts.is_given(key)}
+    defaults = {**table.defaults, **follows}
+    return apply_table(found, table, defaults=defaults, write_out=(*table.written_out, *follows))
+
+
+def migrate_verl_sft(found: Sequence[Found]) -> Migration:
+    """What becomes of every setting of a fine-tuning script."""
+    given = {one.key: one.value for one in found if one.kind == "set"}
+    of_2025 = ("model.partial_pretrain", "data.response_key", "data.prompt_key", "data.multiturn.enable")
+    table = verl_sft_table("fsdp_sft_trainer" if any(key in given for key in of_2025) else "sft_trainer")
+    without = {"data.max_length", "model.lora_rank"}  # ours are the same
+    if given.get("model.lora_rank") in (None, 0):
+        without.add("model.lora_alpha")
+    if given.get("data.multiturn.enable") is True:
+        without |= {"data.prompt_key", "data.response_key"}
+    write_out = [key for key in table.defaults if key not in without]
+    return apply_table(found, table, defaults=table.defaults, write_out=write_out)
+
+
+def _inherited(facts: Facts, defaults: Any) -> Iterator[tuple[str, Any]]:
+    """Defaults that differ from ours in the setting at hand, or that follow other keys."""
+    budget = f"{A}.ppo_max_token_len_per_gpu"
+    if facts.get(f"{A}.use_dynamic_bsz") is True and facts.is_given(budget) and uses_reference(facts):
+        yield f"{REF}.log_prob_max_token_len_per_gpu", facts.get(budget)
+    written = []
+    if uses_critic(facts):
+        yield "critic.ppo_mini_batch_size", facts.get(f"{A}.ppo_mini_batch_size")
+        yield "critic.ppo_epochs", facts.get(f"{A}.ppo_epochs")
+        written.append("critic.optim.lr")
+        if _is_dynamic(facts, "critic"):
+            written.append("critic.ppo_max_token_len_per_gpu")
+    for section in (M, "critic.model"):
+        if facts.get(f"{section}.lora_rank") not in (0, None) and (section == M or uses_critic(facts)):
+            written.append(f"{section}.lora_alpha")
+    loss = str(facts.get(f"{A}.policy_loss.loss_mode"))
+    if loss.startswith("dppo"):
+        written.append(f"{A}.clip_ratio_c")
+    if loss == "kl_cov":
+        written.append(f"{A}.policy_loss.ppo_kl_coef")
+    if facts.get("algorithm.filter_groups.enable") is True:
+        written.append("algorithm.filter_groups.metric")
+    yield from ((key, defaults[key]) for key in written)
+
+
+# Conditions.
+
+
+def uses_reference(facts: Facts) -> bool:
+    """A frozen reference model is loaded."""
+    return facts.get(f"{A}.use_kl_loss") is True or facts.get("algorithm.use_kl_in_reward") is True
+
+
+def uses_critic(facts: Facts) -> bool:
+    """A value model is loaded."""
+    return bool(facts.get("algorithm.adv_estimator") == "gae")
+
+
+def has_tools(facts: Facts) -> bool:
+    """Tools or agent loops are named, readable or not."""
+    keys = ("multi_turn.tool_config_path", "multi_turn.function_tool_path", "agent.agent_loop_config_path")
+    return any(_is_named(facts, f"{R}.{key}") for key in keys)
+
+
+def has_turns(facts: Facts) -> bool:
+    """Somebody answers the model: tools, agent loops or a user."""
+    return has_tools(facts) or _is_named(facts, f"{R}.multi_turn.interaction_config_path")
+
+
+def _is_named(facts: Facts, key: str) -> bool:
+    return facts.is_unread(key) or bool(facts.get(key))
+
+
+def _is_dynamic(facts: Facts, role: str) -> bool:
+    return next((facts.get(key) for key in _DYNAMIC[role] if facts.get(key) is not None), False) is True
+
+
+# Batches: mini-batches of prompts as samples, micro-batches of samples as tokens.
+
+
+def samples_per_update(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """A mini-batch of prompts as samples."""
+    prompts, n = integer(value), facts.whole(f"{R}.n")
+    return many({ours: prompts * n}, f"{prompts} prompts x {n} samples")
+
+
+def token_budget(key: str, value: Any, facts: Facts, *, role: str) -> Outcome:
+    """A token budget, which verl reads with dynamic batch sizes alone."""
+    if not _is_dynamic(facts, role):
+        return skip("verl reads it with use_dynamic_bsz=true alone")
+    return many({f"{role}.engine.max_tokens_per_device": integer(value)})
+
+
+def micro_batch(key: str, value: Any, facts: Facts, *, role: str, over_all_devices: bool = False) -> Outcome:
+    """A micro-batch of samples as the tokens it may have."""
+    if value is None or _is_dynamic(facts, role):
+        return skip("not set" if value is None else "use_dynamic_bsz=true bounds tokens instead")
+    samples = integer(value)
+    if over_all_devices:
+        samples = max(1, samples // _num_ranks(facts))
+    note = f"{samples} samples of at most {_longest(facts)} tokens; strop bounds tokens, not samples"
+    return many({f"{role}.engine.max_tokens_per_device": samples * _longest(facts)}, note)
+
+
+def reward_micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
+    """The same for a reward model."""
+    tokens = integer(value) * _longest(facts)
+    note = f"{value} samples of at most {_longest(facts)} tokens"
+    return many({"reward_model.engine.max_tokens_per_device": tokens}, note)
+
+
+def _updates(facts: Facts, role: str) -> int:
+    """Optimizer steps of one step of training; fine-tuning has one."""
+    if role not in _SECTION:
+        return 1
+    prompts = facts.whole("data.train_batch_size")
+    size = min(facts.whole(f"{_SECTION[role]}.ppo_mini_batch_size"), prompts)
+    return -(-prompts // size) * facts.whole(f"{_SECTION[role]}.ppo_epochs")
+
+
+def warmup(key: str, value: Any, facts: Facts, *, ours: str, role: str) -> Outcome:
+    """Steps of warm-up as optimizer steps."""
+    steps = integer(value)
+    if steps <= 0:
+        return skip("no warm-up there, none here")
+    per_step = _updates(facts, role)
+    note = f"{steps} steps of {per_step} optimizer steps, which strop counts" if per_step > 1 else ""
+    return many({f"{ours}.warmup_steps": steps * per_step}, note)
+
+
+def warmup_share(key: str, value: Any, facts: Facts, *, ours: str, role: str) -> Outcome:
+    """A share of all steps as optimizer steps."""
+    if not value:
+        return skip("no warm-up there, none here")
+    total = facts.get("trainer.total_training_steps")
+    if not isinstance(total, int):
+        return refuse(f"the number of steps is known only with the data: set {ours}.warmup_steps")
+    steps = int(float(value) * total) * _updates(facts, role)
+    return many({f"{ours}.warmup_steps": steps}, f"{value} of {total} steps")
+
+
+def _longest(facts: Facts) -> int:
+    return int(facts.number("data.max_prompt_length") + facts.number("data.max_response_length"))
+
+
+def _num_ranks(facts: Facts) -> int:
+    return int(facts.number("trainer.nnodes") * facts.number("trainer.n_gpus_per_node"))
+
+
+def ranks(key: str, value: Any, facts: Facts) -> Outcome:
+    """Devices in all."""
+    count = _num_ranks(facts)
+    if count == 1:
+        return many({"resources.ranks": 1})
+    note = f"{facts.get('trainer.nnodes')} nodes x {facts.get('trainer.n_gpus_per_node')} devices"
+    return many({"resources.ranks": count, "resources.runtime": "ray"}, note)
+
+
+def sft_ranks(key: str, value: Any, facts: Facts) -> Outcome:
+    """Processes that torchrun starts."""
+    if integer(value) == 1:
+        return skip("one process")
+    return many({"resources.ranks": integer(value), "resources.runtime": "ray"}, "processes")
+
+
+def sft_micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
+    """Conversations of a pass as tokens."""
+    tokens = integer(value) * facts.whole("data.max_length")
+    return many({"sft.engine.max_tokens_per_device": tokens}, "strop bounds tokens, not conversations")
+
+
+# Data, engine, command line.
+
+
+def filter_overlong(value: Any, facts: Facts) -> Any:
+    """Whether over-long prompts are dropped."""
+    note = "data.truncation says what becomes of a prompt over the limit" if value is False else ""
+    return many({"data.filter_overlong_prompts": value}, note)
+
+
+def truncation(key: str, value: Any, facts: Facts) -> Outcome:
+    """What becomes of over-long prompts where they are not dropped; read in 2025, and not any more in 2026."""
+    if facts.get("data.filter_overlong_prompts") is True:
+        return skip(
+            "read with filter_overlong_prompts=false alone: prompts over the limit are dropped before"
+        )
+    if value not in ("error", "left", "right", "middle"):
+        return refuse("use error, left, right or middle: data.truncation")
+    return many({"data.truncation": value}, "as in verl's versions of 2025; those of 2026 do not read it")
+
+
+def sample_limit(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """At most so many rows."""
+    if value is None or (isinstance(value, int) and value < 0):
+        return skip("no limit there, none here")
+    return many({ours: integer(value)}, "spread over the rows, not the first ones")
+
+
+def generated(key: str, value: Any, facts: Facts) -> Outcome:
+    """Prompts that are drawn for a batch."""
+    if value is None or value == facts.get("data.train_batch_size"):
+        return skip("equal to data.train_batch_size")
+    if facts.get("algorithm.filter_groups.enable") is True:
+        return skip("algorithm.filter_groups draws as many prompts as a full batch takes")
+    return refuse("more prompts are drawn than trained with dynamic sampling alone: algorithm.filter_groups")
+
+
+def precision(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """The precision of an engine; the policy's is that of every role."""
+    names = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
+    if value in ("float16", "fp16"):
+        return refuse("float16 needs loss scaling, which strop does not do: use bfloat16")
+    if not ours:
+        return skip("follows model.dtype")
+    return many({ours: names[value]}) if value in names else refuse("use bfloat16 or float32")
+
+
+def saved(key: str, value: Any, facts: Facts) -> Outcome:
+    """What a checkpoint holds."""
+    if isinstance(value, list) and "hf_model" in value:
+        return many({"run.hf_model": "always"})
+    return skip("a checkpoint always holds all that a resume needs")
+
+
+def value_aggregation(key: str, value: Any, facts: Facts) -> Outcome:
+    """How the value loss is aggregated."""
+    if value is None or value == facts.get(key.replace("critic.", f"{A}.")):
+        return skip("the value loss is aggregated like the policy's")
+    return refuse("the value loss is aggregated like the policy's: algorithm.loss_agg_mode")
+
+
+def trackers(value: Any, facts: Facts) -> Outcome:
+    """The trackers of a list of verl's loggers."""
+    known = {"console": "console", "tensorboard": "tensorboard", "file": "jsonl"}
+    ours, missing = tracker_names(value, known)
+    if missing:
+        ours += [name for name in ("jsonl", "tensorboard") if name not in ours]
+    note = f"no tracker for {', '.join(missing)}: metrics.jsonl and TensorBoard instead" if missing else ""
+    return many({"trainer.trackers": ours or ["jsonl"]}, note)
+
+
+def critic_warmup(value: Any, facts: Facts) -> Any:
+    """Steps in which the critic alone is trained."""
+    return value if uses_critic(facts) or not value else skip("there is no critic with this estimator")
+
+
+def config_name(key: str, value: Any, facts: Facts) -> Outcome:
+    """A configuration file that a script names."""
+    name = str(value)
+    if name.removesuffix(".yaml") in ("ppo_trainer", "sft_trainer", "sft_trainer_engine"):
+        return skip("its defaults are known here")
+    if name.endswith(GIVEN):
+        return skip("read with the other files")
+    raise UnreadableError(f"what {name} sets is not in this file: strop migrate verl {name}.yaml SCRIPT")
+
+
+# Sampling and agents.
+
+
+def interactions(key: str, value: Any, facts: Facts) -> Outcome:
+    """A file of users that answer the model."""
+    ours = {"agent.interactions": value}
+    if facts.get(f"{R}.agent.default_agent_loop") in (None, "tool_agent", "single_turn_agent"):
+        ours["agent.default_agent"] = "interaction_agent"
+    return many(ours, "its classes derive from strop.agents.interactions.BaseInteraction here")
+
+
+def default_agent(key: str, value: Any, facts: Facts) -> Outcome:
+    """Who plays the rows that name nobody."""
+    has_user = _is_named(facts, f"{R}.multi_turn.interaction_config_path")
+    if has_user and value in ("tool_agent", "single_turn_agent"):
+        return skip("with interactions it is interaction_agent, which carries out tools too")
+    return many({"agent.default_agent": value})
+
+
+# Scoring.
+
+
+def function_name(key: str, value: Any, facts: Facts, *, file: str) -> Outcome:
+    """The reward function in its file."""
+    return many({"reward.name": value}) if facts.get(file) and value else skip("no file, no name")
+
+
+def sandbox_server(key: str, value: Any, facts: Facts) -> Outcome:
+    """The address of a SandboxFusion server."""
+    return many({"reward.sandbox.backend": "sandbox_fusion", "reward.sandbox.url": value})
+
+
+def manager(key: str, value: Any, facts: Facts, *, file: str) -> Outcome:
+    """A manager by name: one of verl's own, or one of the user's file."""
+    if value is None or value in _MANAGERS:
+        return skip("functions for one sample and for batches are told apart by their parameters")
+    if facts.get(file):
+        return skip(f"read with {file}")
+    return refuse(f"in which file {value} is, is not said: set reward.path and reward.manager")
+
+
+def manager_file(key: str, value: Any, facts: Facts, *, names: Sequence[str]) -> Outcome:
+    """The file of a manager of the user's own."""
+    if not value:
+        return skip("not set")
+    name = next((found for found in map(facts.get, names) if found), None)
+    if name is None:
+        return refuse("which class of the file it is, is not said: set reward.path and reward.manager")
+    if any(facts.get(function) for function in _SCORERS):
+        return refuse("the function must be in the file of the manager: import it there, and set reward.name")
+    note = "import RewardManagerBase and register from strop.rewards.managers"
+    return many({"reward.path": value, "reward.manager": name}, note)
+
+
+def model_only(key: str, value: Any, facts: Facts, *, function: str) -> Outcome:
+    """A reward model is on: it alone, unless a function of the user's is there too."""
+    if value is not True:
+        return skip("no reward model there, none here")
+    if facts.get(function):
+        return refuse(
+            "a function that asks a model's server: here both scores are added, reward.weight is its share"
+        )
+    return many({"reward.weight": 0.0}, "the reward is the model's alone")
+
+
+FUNCTIONS = {
+    function.__name__: function
+    for function in (
+        *(uses_reference, uses_critic, has_tools, has_turns, samples_per_update, token_budget, micro_batch),
+        *(reward_micro_batch, warmup, warmup_share, ranks, sft_ranks, sft_micro_batch, filter_overlong),
+        *(truncation, sample_limit, generated, precision, saved, value_aggregation, trackers, critic_warmup),
+        *(config_name, interactions, default_agent, function_name, sandbox_server, manager),
+        *(manager_file, model_only, model_path),
+        *verl_algorithm.FUNCTIONS,
+    )
+}
+"""What the rows of verl's tables name."""

@@ -1,0 +1,286 @@
+"""verl's algorithm, policy loss, rollout correction and distillation: what follows from several keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strop.compat.migration.outcomes import Facts, Outcome, UnreadableError, many, number, refuse, skip
+
+_A = "actor_rollout_ref.actor"
+_LOSS = f"{_A}.policy_loss.loss_mode"
+_SAME_LOSSES = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "dro", "cispo")
+_SAME_ESTIMATORS = (
+    *("gae", "grpo", "grpo_passk", "gdpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+    *("remax", "opo", "gpg", "optimal_token_baseline", "tir_optimal_token_baseline"),
+)
+_CORRECTION, _OURS = "algorithm.rollout_correction", "algorithm.correction"
+_REJECTIONS_OF_2025 = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
+_DIVERGENCES = {
+    "k1": "k1+",
+    "kl": "k1+",
+    "abs": "abs",
+    "mse": "k2",
+    "k2": "k2",
+    "k3": "k3",
+    "low_var_kl": "k3",
+}
+"""verl's estimators of the reverse KL, and ours. The plain k1 has a gradient that averages to zero."""
+
+
+def estimator(value: Any, facts: Facts) -> Any:
+    """The advantage estimator; those of the user keep their names."""
+    if value in ("grpo_vectorized", "rloo_vectorized"):
+        return value.removesuffix("_vectorized")
+    if value in _SAME_ESTIMATORS:
+        return value
+    note = "not an estimator of verl's own: yours must be registered here too"
+    return many({"algorithm.adv_estimator": value}, note)
+
+
+def policy_loss(value: Any, facts: Facts) -> Any:
+    """The policy loss; those of the user keep their names."""
+    if value == "bypass_mode":
+        return skip(
+            "algorithm.old_log_probs and algorithm.correction say it, from algorithm.rollout_correction"
+        )
+    if value == "up":
+        return refuse("strop does not have UP-GRPO; use vanilla, or register a loss of your own")
+    if value in _SAME_LOSSES or value == "geo_mean":
+        return "gmpo" if value == "geo_mean" else value
+    return many(
+        {"algorithm.policy_loss": value}, "not a loss of verl's own: yours must be registered here too"
+    )
+
+
+def only_of(key: str, value: Any, facts: Facts, *, name: str, losses: Sequence[str]) -> Outcome:
+    """A number of some losses alone, under its own name in algorithm.loss_settings."""
+    if value is None or facts.get(_LOSS) not in losses:
+        return skip(f"read by {' and '.join(losses)} alone")
+    return many({f"algorithm.loss_settings.{name}": value})
+
+
+def dual_clip(key: str, value: Any, facts: Facts) -> Outcome:
+    """The dual clip, which DPPO reads as its truncation."""
+    if str(facts.get(_LOSS)).startswith("dppo"):
+        return many({"algorithm.loss_settings.truncation": value}, "what verl gives DPPO; the paper has 5")
+    return many({"algorithm.clip_ratio_c": value})
+
+
+def clip_ratio(value: Any, facts: Facts) -> Any:
+    """The clip range, which here also stands for a side that is not set."""
+    one_sided = [side for side in ("low", "high") if facts.get(f"{_A}.clip_ratio_{side}") is None]
+    if not one_sided or value == 0.2:
+        return value
+    note = f"here it also sets {' and '.join(one_sided)}; in verl 0.2 stays"
+    return many({"algorithm.clip_ratio": value}, note)
+
+
+def loss_aggregation(key: str, value: Any, facts: Facts) -> Outcome:
+    """How terms are aggregated; with a constant length, that length."""
+    loss = facts.get(_LOSS)
+    if loss in ("gspo", "sapo", "geo_mean"):
+        return skip(f"verl aggregates {loss} in its own way whatever is set; so does strop by default")
+    ours: dict[str, Any] = {"algorithm.loss_agg_mode": value}
+    if value == "seq-mean-token-sum-norm" and facts.get(f"{_A}.loss_scale_factor") is None:
+        ours["algorithm.loss_scale_factor"] = facts.number("data.max_response_length")
+        return many(ours, "verl divides by the width of a padded batch; strop by data.max_response_tokens")
+    return many(ours)
+
+
+def loss_scale(value: Any, facts: Facts) -> Any:
+    """The constant length of that aggregation."""
+    is_read = facts.get(f"{_A}.loss_agg_mode") == "seq-mean-token-sum-norm"
+    return value if is_read else skip("read by loss_agg_mode=seq-mean-token-sum-norm alone")
+
+
+def filter_metric(value: Any, facts: Facts) -> Any:
+    """What groups are filtered by."""
+    if facts.get("algorithm.filter_groups.enable") is not True:
+        return skip("read with filter_groups.enable=true alone")
+    if value == "acc" or value is None:
+        return value or skip("not set")
+    is_score = value in ("score", "reward", "seq_reward", "seq_final_reward")
+    return "score" if is_score else refuse("strop does not have it; use acc or score")
+
+
+def resampling(key: str, value: Any, facts: Facts) -> Outcome:
+    """PF-PPO."""
+    if value is not True:
+        return skip("off there too")
+    method = _method(facts)
+    if method not in ("pow", "max_min", "max_random"):
+        return refuse("strop does not have it; use pow, max_min or max_random")
+    return many({"algorithm.resampling": method})
+
+
+def resampling_detail(key: str, value: Any, facts: Facts) -> Outcome:
+    """Its method."""
+    is_on = facts.get("algorithm.use_pf_ppo") is True
+    return many({}, "in algorithm.resampling") if is_on else skip("read with use_pf_ppo=true alone")
+
+
+def power(key: str, value: Any, facts: Facts) -> Outcome:
+    """The power of its weights."""
+    if facts.get("algorithm.use_pf_ppo") is not True or _method(facts) != "pow":
+        return skip("read with use_pf_ppo=true and reweight_method=pow alone")
+    return many({"algorithm.resampling_power": number(value)})
+
+
+def _method(facts: Facts) -> Any:
+    given = facts.get("algorithm.pf_ppo.reweight_method")
+    return "pow" if given is None else given
+
+
+# Rollout correction: the section of today, its names of 2025, and the single number of mid-2025.
+
+
+def correction_weights(value: Any, facts: Facts) -> Any:
+    """Importance weights of tokens or samples."""
+    if value not in ("token", "sequence", "geometric"):
+        return refuse("strop's weights are token, sequence and geometric")
+    if (
+        facts.get(f"{_CORRECTION}.bypass_mode") is True
+        and facts.get(f"{_CORRECTION}.loss_type") != "reinforce"
+    ):
+        return skip("with bypass_mode and ppo_clip, the ratio of the loss holds the weights already")
+    return value
+
+
+def correction_threshold(key: str, value: Any, facts: Facts) -> Outcome:
+    """The bound of the weights: one number truncates, a range masks."""
+    if facts.get(f"{_CORRECTION}.rollout_is") is None:
+        return skip("read with rollout_is alone")
+    lower, upper = _read_range(value)
+    if lower is None:
+        return many({f"{_OURS}.upper": upper})
+    return many({f"{_OURS}.mode": "mask", f"{_OURS}.lower": lower, f"{_OURS}.upper": upper}, "a range masks")
+
+
+def correction_lower(key: str, value: Any, facts: Facts) -> Outcome:
+    """The lower bound by itself."""
+    return many({f"{_OURS}.mode": "mask", f"{_OURS}.lower": value})
+
+
+def correction_reject(key: str, value: Any, facts: Facts) -> Outcome:
+    """The statistics that reject, each with its bounds."""
+    if value is None or value == "":
+        return skip("not set")
+    options = [_REJECTIONS_OF_2025.get(name.strip(), name.strip()) for name in str(value).split(",")]
+    bounds: dict[str, Any] = {}
+    turned = []
+    for option, text in zip(options, _rejection_texts(len(options), facts), strict=True):
+        lower, upper = _read_range(text)
+        lower = facts.get(f"{_CORRECTION}.rollout_rs_threshold_lower") if lower is None else lower
+        if not option.endswith("_k1"):
+            bounds[option] = upper
+            continue
+        bounds[option] = upper if lower is None else [lower, upper]
+        if lower is not None and abs(lower * upper - 1) > 0.02:
+            turned.append(f"{option} [{1 / upper:.6g}, {1 / lower:.6g}]")
+    note = f"verl's bounds act on the inverse ratio; to reject what it did: {', '.join(turned)}"
+    return many({f"{_OURS}.reject": bounds}, note if turned else "")
+
+
+def _rejection_texts(count: int, facts: Facts) -> list[Any]:
+    """The threshold of each of `count` statistics."""
+    given = facts.get(f"{_CORRECTION}.rollout_rs_threshold")
+    if given is None:
+        raise UnreadableError(f"{_CORRECTION}.rollout_rs_threshold is not set, and verl refuses that too")
+    texts = given if isinstance(given, list) else given.split(",") if isinstance(given, str) else [given]
+    if len(texts) not in (1, count):
+        raise UnreadableError(f"{count} statistics and {len(texts)} thresholds: give one, or as many")
+    return list(texts) if len(texts) == count else list(texts) * count
+
+
+def correction_loss(key: str, value: Any, facts: Facts) -> Outcome:
+    """The loss of bypass mode."""
+    if facts.get(f"{_CORRECTION}.bypass_mode") is not True:
+        return skip("read with bypass_mode=true alone")
+    if value == "reinforce":
+        return many({"algorithm.policy_loss": "reinforce"})
+    return skip("the clipped loss is algorithm.policy_loss=vanilla")
+
+
+def correction_normalize(key: str, value: Any, facts: Facts) -> Outcome:
+    """Weights of mean one."""
+    is_on = value is True and facts.get(f"{_CORRECTION}.rollout_is") is not None
+    return many({f"{_OURS}.normalize": True}) if is_on else skip("off, or without weights")
+
+
+def rejection_threshold(key: str, value: Any, facts: Facts) -> Outcome:
+    """The bounds, which are read with the statistics."""
+    if value is None or facts.get(f"{_CORRECTION}.rollout_rs") is None:
+        return skip("not set" if value is None else "read with rollout_rs alone")
+    return many({}, f"in {_OURS}.reject")
+
+
+def old_cap(key: str, value: Any, facts: Facts) -> Outcome:
+    """The cap of mid-2025: truncated weights of tokens."""
+    if not isinstance(value, int | float) or value <= 0:
+        return skip("off there too")
+    return many({f"{_OURS}.weights": "token", f"{_OURS}.upper": value})
+
+
+def _read_range(value: Any) -> tuple[float | None, float]:
+    """(lower, upper) of a threshold: a number, its text, or `lower_upper`.
+
+    Raises:
+        UnreadableError: it is none of these.
+    """
+    try:
+        if isinstance(value, bool) or value is None:
+            raise ValueError
+        lower, _, upper = str(value).strip().rpartition("_")
+        return (float(lower) if lower else None), float(upper)
+    except ValueError as error:
+        raise UnreadableError(f"{value!r} would have to be a number, or two with _ between them") from error
+
+
+# Learning from a teacher.
+
+
+def is_forward(facts: Facts) -> bool:
+    """The forward KL is asked for."""
+    is_on = facts.get("distillation.enabled") is True
+    return is_on and facts.get("distillation.distillation_loss.loss_mode") == "forward_kl_topk"
+
+
+def divergence(key: str, value: Any, facts: Facts) -> Outcome:
+    """The divergence and its estimator, from two keys."""
+    if value == "forward_kl_topk":
+        return many({"algorithm.distillation.kind": "forward_kl"})
+    is_gradient = facts.get("distillation.distillation_loss.use_policy_gradient") is True
+    kind = _DIVERGENCES.get(str(value))
+    if kind is None or (kind == "k1+") != is_gradient:
+        return refuse(
+            "use forward_kl_topk, k1 with use_policy_gradient=true, or abs, k2, k3 without it: others are not here"
+        )
+    note = "the same gradient, where the samples are the policy's own" if kind == "k1+" else ""
+    return many({"algorithm.distillation.kind": "reverse_kl", "algorithm.distillation.kl_kind": kind}, note)
+
+
+def task_rewards(key: str, value: Any, facts: Facts) -> Outcome:
+    """The share of the rewards."""
+    if value is False:
+        return many({"algorithm.policy_coef": 0.0}, "the teacher alone")
+    coef = facts.get("distillation.distillation_loss.distillation_loss_coef")
+    return many({"algorithm.distillation.coef": 1.0 if coef is None else coef})
+
+
+def teacher_ranks(key: str, value: Any, facts: Facts) -> Outcome:
+    """Processes of the teacher's own."""
+    if value is not True:
+        return skip("the teacher shares the processes of the main pool")
+    section = "distillation.teacher_model"
+    ranks = (facts.get(f"{section}.n_gpus_per_node") or 1) * (facts.get(f"{section}.nnodes") or 1)
+    return many({"resources.apart.teacher": ranks})
+
+
+FUNCTIONS = (
+    *(estimator, policy_loss, only_of, dual_clip, clip_ratio, loss_aggregation, loss_scale, filter_metric),
+    *(resampling, resampling_detail, power, correction_weights, correction_threshold, correction_lower),
+    *(correction_reject, correction_loss, correction_normalize, rejection_threshold, old_cap, is_forward),
+    *(divergence, task_rewards, teacher_ranks),
+)
+"""What rows of verl.toml name."""
