@@ -34,7 +34,7 @@ def train(project: Project, tmp_path: Path, *words: str) -> Result:
             ["rollout.temperatur=1"],
             "unknown key rollout.temperatur; the nearest valid key is rollout.temperature",
         ),
-        (["rollout.top_k=many"], "rollout.top_k is 'many', but it needs int"),
+        (["rollout.top_k=many"], "rollout.top_k is 'many', but it needs a whole number"),
         (["trainer.trackers=[paper]"], "unknown tracker 'paper'; known: console"),
         (["reward.path=nowhere.py"], "reward.path is 'nowhere.py'"),
     ],
