@@ -118,7 +118,7 @@ class Trainer:
         learned = self.learner.learn(gathered.experience, step, stages) if len(gathered.experience) else None
         stages.run(
             "update_weights", "", self.roles.publish, step
-        )  # the version is the step, also without samples
+        )  # also without samples: the version is the step
         return StepRecord(step=step, gathered=gathered, learned=learned)
 
     # ------------------------------------------------------------------ around it

@@ -17,6 +17,7 @@ from strop.engines import fsdp
 from strop.engines.causal_lm import CausalLM
 from strop.engines.model import _Loading
 from strop.protocol import columns
+from strop.protocol.schema import COLUMNS
 from strop.run import RunFolder, compare
 from strop.trainer.roles import Roles
 from strop.workers.reports import StaleSamples
@@ -354,3 +355,15 @@ def test_roles_that_leave_the_device_between_their_turns_change_no_bit(
     assert [one.chain for one in leaves.chain] == [one.chain for one in stays.chain]
     # Both validations, and per step: generation, old log-probs, reference, values, critic, actor.
     assert moved == [True] * (2 + 3 * 6)
+
+
+def test_the_columns_of_a_step_are_those_of_the_table(on_policy: Done) -> None:
+    for record in on_policy.records:
+        assert record.batch is not None
+        tensors = record.batch.tensors()
+        assert {"prompts", "log_probs", "ref_log_prob", "advantages"} <= set(tensors)
+        for name, tensor in tensors.items():
+            declared = COLUMNS[name]
+            assert tensor.dtype == declared.dtype, name
+            assert columns.is_jagged(tensor) == ("~" in declared.axes), name
+        assert all(COLUMNS[name].dtype is None for name in record.batch.non_tensor_batch)
