@@ -36,10 +36,11 @@ RANKS = (
     {"workers"},
     {"health"},
     {"trainer"},
+    {"checks"},
     {"cli"},
     {"__main__"},
 )
-GUESTS = ("compat",)
+GUESTS = ("checks", "compat")
 """Rooms that use the core and are never used by it; commands, at the top, let them join."""
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 SIDEWAYS = {("agents", "rollout")}

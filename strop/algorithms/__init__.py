@@ -25,9 +25,6 @@
     measures.py          what is measured on the rows of a step
     reduce.py            metric values that know how they merge (torch-free)
 
-    findings.py          what a check of a function found (torch-free)
-    checking.py          check_policy_loss: the rules in loss_rules.py, on the batches of loss_probe.py
-    adv_checking.py      check_adv_estimator: the rules in adv_rules.py, on the batches of adv_batches.py
-
+Rules that functions keep, ours and a user's own, are checked by the guest `strop.checks`.
 Nothing is imported here, so that the torch-free modules stay free of torch.
 """

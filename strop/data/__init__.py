@@ -8,10 +8,10 @@
     prompts.py, streaming.py, sft.py     PromptDataset, StreamedPrompts and SftDataset
     mixing.py, sampler.py                how often, and in which order, rows are visited
     curriculum.py, field_samplers.py     orders by name, and those of a user's own: functions and classes
-    checking.py, prepare.py              what is wrong with files; well-known data sets in the field's schema
+    prepare.py                           well-known data sets in the field's schema
 
-`checking` and `prepare` are imported by their commands, not here; so are `strop.data.tiny`, which makes a small
-model folder, and `strop.data.tasks`, a small verifiable task.
+`prepare` is imported by its command, not here; so are `strop.data.tiny`, which makes a small model folder, and
+`strop.data.tasks`, a small verifiable task.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from chat_templates import CHATML, make_tokenizer
 
+from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, PromptSampler, RLHFDataset, collate_fn
 from strop.data.config import DatasetClassConfig
 from strop.data.custom import DatasetSettings, load_rows

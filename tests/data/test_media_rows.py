@@ -23,7 +23,7 @@ from references.tiny_vision import (
     png,
     save_tiny_vision,
 )
-from strop.data.checking import examine, overlap
+from strop.checks.data_files import examine, overlap
 from strop.data.config import DataConfig
 from strop.data.media import prompt_text
 from strop.data.prepare import prepare_rows, write_rows

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import CHATML, make_tokenizer
 
+from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, read_rows
 from strop.data.prepare import RECIPES, last_boxed, prepare_rows, write_rows
 

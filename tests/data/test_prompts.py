@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from chat_templates import CHATML, LLAMA3, LLAMA3_CONTROL, make_tokenizer
 
+from references.chat_templates import CHATML, LLAMA3, LLAMA3_CONTROL, make_tokenizer
 from strop.data import DataConfig, PromptDataset
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import batch_totals, token_weights
 from strop.algorithms.config import AGGREGATION_MODES
-from strop.algorithms.findings import Finding
-from strop.algorithms.loss_probe import (
+from strop.checks.functions.findings import Finding
+from strop.checks.functions.loss_probe import (
     ATOL,
     RTOL,
     LossBatch,

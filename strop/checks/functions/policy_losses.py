@@ -14,10 +14,13 @@ from collections.abc import Callable, Mapping
 import torch
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.findings import Finding
 from strop.algorithms.loss_declarations import SHARED_SETTINGS, policy_loss_declaration
-from strop.algorithms.loss_probe import COLUMNS, LossBatch, ProbedLoss, example_batch
-from strop.algorithms.loss_rules import (
+from strop.algorithms.losses.spec import shared_settings
+from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY, get_policy_loss_fn
+from strop.algorithms.registry import Declaration, check_settings, with_own_settings
+from strop.checks.functions.findings import Finding
+from strop.checks.functions.loss_probe import COLUMNS, LossBatch, ProbedLoss, example_batch
+from strop.checks.functions.loss_rules import (
     check_cut,
     check_detached,
     check_empty_row,
@@ -32,9 +35,6 @@ from strop.algorithms.loss_rules import (
     check_width,
     check_zero_advantage,
 )
-from strop.algorithms.losses.spec import shared_settings
-from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY, get_policy_loss_fn
-from strop.algorithms.registry import Declaration, check_settings, with_own_settings
 
 
 def check_policy_loss(

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.adv_batches import Batch, random_batch
-from strop.algorithms.adv_checking import check_adv_estimator
-from strop.algorithms.adv_rules import RULES, EstimatorTraits, Trial, _difference
 from strop.algorithms.advantages.groups import center_groups, spread
 from strop.algorithms.aggregation import agg_loss
-from strop.algorithms.checking import check_policy_loss
 from strop.algorithms.losses import PolicyLossTerms
 from strop.algorithms.registry import Declaration
+from strop.checks.functions.estimator_batches import Batch, random_batch
+from strop.checks.functions.estimator_rules import RULES, EstimatorTraits, Trial, _difference
+from strop.checks.functions.estimators import check_adv_estimator
+from strop.checks.functions.policy_losses import check_policy_loss
 
 CLAIMS = EstimatorTraits(compares_groups=True, is_shift_invariant=True, scaling="linear")
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strop.algorithms.aggregation import agg_loss
-from strop.algorithms.checking import check_policy_loss
 from strop.algorithms.config import AGGREGATION_MODES
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms
 from strop.algorithms.user_functions import FieldConfig
+from strop.checks.functions.policy_losses import check_policy_loss
 
 NAMES = sorted({function: name for name, function in reversed(POLICY_LOSS_REGISTRY.items())}.values())
 """One name per function; an alias would be checked twice."""
