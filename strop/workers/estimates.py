@@ -16,7 +16,7 @@ from strop.algorithms.sequence_credit import episode_speakers, spread_over_seque
 from strop.protocol import DataProto, columns
 
 OFFERED = frozenset({"reward_baselines", "old_log_probs", "sum_pi_squared", "rollout_is_weights"})
-"""Columns that an estimator in the field's convention gets, where there are any."""
+"""Columns that an estimator in verl's convention gets, where there are any."""
 
 
 def batch_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: float) -> DataProto:

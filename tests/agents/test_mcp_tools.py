@@ -184,7 +184,7 @@ def test_calls_start_no_faster_than_the_rate_limit() -> None:
     assert all(start - begun >= 0.1 * number - 1e-6 for number, start in enumerate(called[10:], start=1))
 
 
-def test_an_entry_of_the_field_is_read_with_its_rate_limit(script: Path, tmp_path: Path) -> None:
+def test_an_entry_of_verl_is_read_with_its_rate_limit(script: Path, tmp_path: Path) -> None:
     (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"s": stdio(script)}}), encoding="utf-8")
     entry: dict[str, Any] = {
         "class_name": "verl.tools.mcp_search_tool.MCPSearchTool",

@@ -23,7 +23,7 @@ from strop.rewards import Outcome, RewardConfig, RewardPool
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_function_gets_the_keywords_of_the_field(tmp_path: Path) -> None:
+def test_function_gets_the_keywords_of_verl(tmp_path: Path) -> None:
     source = """
         def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
             assert (data_source, solution_str) == ("strop/exact", "12")

@@ -191,7 +191,7 @@ rollout_corr/chi2_seq
 """Names that people chart, of all parts that exist."""
 
 
-def test_metrics_have_the_names_of_the_field(on_policy: Done) -> None:
+def test_metrics_have_the_names_of_verl(on_policy: Done) -> None:
     wanted = FIELD_METRICS.split()
     for numbers in on_policy.steps:
         assert [name for name in wanted if not math.isfinite(numbers.get(name, math.nan))] == []
@@ -205,7 +205,7 @@ def test_metrics_have_the_names_of_the_field(on_policy: Done) -> None:
     assert "val-core/strop/exact/acc/mean@1" in on_policy.metrics[0], "validation before the first step"
 
 
-def test_training_batches_have_the_columns_of_the_field(on_policy: Done) -> None:
+def test_training_batches_have_the_columns_of_verl(on_policy: Done) -> None:
     batch = on_policy.records[0].batch
     names = {
         "prompts", "responses", "response_mask", "rollout_log_probs", "token_level_scores", "token_level_rewards",

@@ -1,6 +1,6 @@
 """Search in a corpus of one's own, without any server.
 
-Results and arguments are those of retrieval servers of the field: a list of queries and topk in, numbered passages
+Results and arguments are those of the search tool that verl has: a list of queries and topk in, numbered passages
 out.
 """
 
