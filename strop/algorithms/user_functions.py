@@ -23,12 +23,13 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.loss_declarations import PG_CLIPFRAC, PG_CLIPFRAC_LOWER, PPO_KL
 from strop.algorithms.registry import dotted
 
 LOSS_COLUMNS = ("log_probs", "old_log_probs", "advantages", "rollout_is_weights", "rollout_log_probs")
 """Columns that a loss of verl's convention can get."""
 
-METRICS_OF_FOUR = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
+METRICS_OF_FOUR = (PG_CLIPFRAC, PPO_KL, PG_CLIPFRAC_LOWER)
 """What the last three of the four tensors of an older loss are."""
 
 
