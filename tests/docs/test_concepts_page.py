@@ -7,7 +7,7 @@ from typing import get_args
 
 from doc_pages import ROOT
 
-from strop.protocol.schema import Maker, made_by
+from strop.protocol.schema import STAGES, Maker, made_by
 from strop.trainer.producers import PRODUCERS
 
 PAGE = ROOT / "docs" / "concepts.md"
@@ -20,3 +20,9 @@ def test_the_table_of_columns_is_that_of_the_program() -> None:
     assert told == {maker: made_by(maker) for maker in get_args(Maker)}
     order = [stage for stage in told if stage not in ("rollout", "update_actor")]
     assert order == [producer.name for producer in PRODUCERS]
+
+
+def test_the_page_names_every_stage_of_the_hash_chain() -> None:
+    text = PAGE.read_text(encoding="utf-8").partition("The **fingerprints** are")[2].partition(").")[0]
+    told = set(re.findall(r"\w+", text))
+    assert {"data", *STAGES, "loss", "weights", "critic_weights"} <= told

@@ -194,6 +194,9 @@ def test_every_column_of_the_sample_store_is_explained() -> None:
 def test_every_event_of_a_run_is_explained(own_task: Session) -> None:
     with RunFolder.open(own_task.folder / "runs" / "try", read_only=True) as run:
         kinds = {event["kind"] for event in run.events.read()}
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "strop").rglob("*.py")]
+    kinds |= {kind for text in sources for kind in re.findall(r'events\.append\(\s*"(\w+)"', text)}
+    assert {"interrupted", "skipped_update"} < kinds, "those of runs that do not end well are told too"
     assert not kinds - set(code_spans(DOCS / "run-folder.md"))
 
 
