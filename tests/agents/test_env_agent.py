@@ -18,6 +18,7 @@ from strop.agents.environments import EnvironmentFailed, choose_environment, epi
 from strop.agents.environments.credit import with_turn_rewards
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
+from strop.agents.templates import ChatTemplate
 from strop.agents.tools import threads
 from strop.algorithms.config import AlgorithmConfig
 from strop.data.tiny import make_tiny_tokenizer
@@ -394,6 +395,19 @@ def test_a_model_that_makes_steps_hang_keeps_no_later_episode_from_being_played(
         (played,) = play(asked(), model, environment=world(file, "Hangs"), tool_timeout_s=0.1)
         assert (played.stop_reason, played.reward_score) == ("environment_failed", 0.0)
         assert sentence in played.extra["reward_parts"]["failure"]
+
+
+def test_an_observation_that_cannot_fit_is_not_encoded(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 million characters that takes seconds, in which no other episode goes on."""
+    encoded: list[int] = []
+    encode = ChatTemplate.encode
+    monkeypatch.setattr(
+        ChatTemplate, "encode", lambda self, text: encoded.append(len(text)) or encode(self, text)
+    )
+    environment = world(file, "Says", step=("x" * 100_000, 0.5, False, {}))
+    (played,) = play(asked(), ScriptedModel([answer("1")]), environment=environment)
+    assert (played.stop_reason, played.reward_score) == ("length", 0.5)
+    assert max(encoded, default=0) < 10_000
 
 
 def test_a_step_that_loops_for_ever_is_ended(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
