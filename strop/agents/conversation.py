@@ -112,8 +112,8 @@ class Conversation:
             TemplateRefused: the template has no place for them.
             ValueError: the template has places for another number of images.
         """
-        if sum(map(len, texts)) > self._max_row * MAX_CHARS_PER_TOKEN:  # to encode it would hold up all episodes
-            return False
+        if sum(map(len, texts)) > self._max_row * MAX_CHARS_PER_TOKEN:
+            return False  # to encode it would hold up all episodes
         texts = [encodable(text) for text in texts]
         names, ids = (self._call_names, self._call_ids) if role == "tool" else ([""], [""])
         results = list(zip(ids, names, texts, strict=True))
