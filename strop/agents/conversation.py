@@ -15,6 +15,7 @@ from strop.agents.context import AgentContext
 from strop.agents.formats import FunctionCall, ParsedTurn
 from strop.agents.formats.thinking import CLOSE, split_thinking
 from strop.agents.images import as_read
+from strop.agents.tools.session import MAX_CHARS_PER_TOKEN
 from strop.border import encodable, read_json
 from strop.chat_template import TemplateRefused
 from strop.rollout.types import TokenOutput
@@ -111,6 +112,8 @@ class Conversation:
             TemplateRefused: the template has no place for them.
             ValueError: the template has places for another number of images.
         """
+        if sum(map(len, texts)) > self._max_row * MAX_CHARS_PER_TOKEN:
+            return False  # to encode it would hold up all episodes
         texts = [encodable(text) for text in texts]
         names, ids = (self._call_names, self._call_ids) if role == "tool" else ([""], [""])
         results = list(zip(ids, names, texts, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from strop.agents import turns
 from strop.agents.config import AgentConfig, EnvironmentConfig
 from strop.agents.environments import EnvironmentFailed, choose_environment, episode_seed
 from strop.agents.environments.credit import with_turn_rewards
+from strop.agents.environments.playing import PlayedEnvironment
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
+from strop.agents.templates import ChatTemplate
 from strop.agents.tools import threads
 from strop.algorithms.config import AlgorithmConfig
 from strop.data.tiny import make_tiny_tokenizer
@@ -394,6 +397,30 @@ def test_a_model_that_makes_steps_hang_keeps_no_later_episode_from_being_played(
         (played,) = play(asked(), model, environment=world(file, "Hangs"), tool_timeout_s=0.1)
         assert (played.stop_reason, played.reward_score) == ("environment_failed", 0.0)
         assert sentence in played.extra["reward_parts"]["failure"]
+
+
+def test_an_observation_that_cannot_fit_is_not_encoded(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 million characters that takes seconds, in which no other episode goes on."""
+    encoded: list[int] = []
+    encode = ChatTemplate.encode
+    monkeypatch.setattr(
+        ChatTemplate, "encode", lambda self, text: encoded.append(len(text)) or encode(self, text)
+    )
+    environment = world(file, "Says", step=("x" * 100_000, 0.5, False, {}))
+    (played,) = play(asked(), ScriptedModel([answer("1")]), environment=environment)
+    assert (played.stop_reason, played.reward_score) == ("length", 0.5)
+    assert max(encoded, default=0) < 10_000
+
+
+def test_a_call_that_ended_in_time_counts_where_the_loop_was_held_up(file: str) -> None:
+    async def run() -> str:
+        choice = choose_environment({}, name=f"{file}:Guess", kwargs={"sleep": 0.1})
+        async with PlayedEnvironment(choice, timeout_s=0.2) as environment:
+            await environment.reset(seed_for(9), {})
+            asyncio.get_running_loop().call_later(0, time.sleep, 0.4)
+            return (await environment.step("1")).observation
+
+    assert asyncio.run(run()) == "higher"
 
 
 def test_a_step_that_loops_for_ever_is_ended(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
