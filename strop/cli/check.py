@@ -22,7 +22,7 @@ from strop.cli.settings import add_trust_argument, load_settings
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from strop.algorithms.findings import Finding
+    from strop.checks.functions.findings import Finding
 
 EPILOG = """\
 examples:
@@ -143,8 +143,8 @@ def _check_run(args: argparse.Namespace) -> int:
 
 
 def _check_loss(name: str, words: Sequence[str]) -> list[Finding]:
-    from strop.algorithms.checking import check_policy_loss
     from strop.algorithms.losses import POLICY_LOSS_REGISTRY
+    from strop.checks.functions.policy_losses import check_policy_loss
 
     subject = find_subject(name, POLICY_LOSS_REGISTRY)
     settings = settings_in(words)
@@ -152,8 +152,8 @@ def _check_loss(name: str, words: Sequence[str]) -> list[Finding]:
 
 
 def _check_estimator(name: str, words: Sequence[str]) -> list[Finding]:
-    from strop.algorithms.adv_checking import SHARED_DEFAULTS, check_adv_estimator
     from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY, check_adv_settings
+    from strop.checks.functions.estimators import SHARED_DEFAULTS, check_adv_estimator
 
     subject = find_subject(name, ADV_ESTIMATOR_REGISTRY)
     settings = settings_in(words)
@@ -179,7 +179,7 @@ def _check_parameters(subject: Subject, settings: Mapping[str, object]) -> None:
 
 def _findings(subject: Subject, check: Callable[[], list[Finding]]) -> list[Finding]:
     """What a check finds; an error that the user's own file raised is one of the findings."""
-    from strop.algorithms.findings import Finding
+    from strop.checks.functions.findings import Finding
 
     try:
         return check()

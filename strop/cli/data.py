@@ -18,7 +18,7 @@ from strop.cli.output import UsageError, plain, print_json, print_plain, say, sh
 from strop.cli.settings import add_trust_argument, load_settings
 
 if TYPE_CHECKING:
-    from strop.data.checking import DataReport
+    from strop.checks.data_files import DataReport
     from strop.trainer.config import Config
 
 EPILOG = """\
@@ -163,7 +163,7 @@ def _check(args: argparse.Namespace) -> int:
         raise UsageError("name the files to check, or a configuration with data.train_files (--config FILE)")
     from strop.agents.rows import with_agents
     from strop.agents.setup import AgentSetup
-    from strop.data.checking import examine, overlap
+    from strop.checks.data_files import examine, overlap
     from strop.data.custom import load_rows
     from strop.engines.model import load_tokenizer
 
@@ -233,7 +233,7 @@ def _scorer_finder(config: Config) -> Callable[[str], bool]:
 
 
 def _record(report: DataReport, has_scorer: Callable[[str], bool]) -> dict[str, Any]:
-    from strop.data.checking import histogram
+    from strop.checks.data_files import histogram
 
     return {
         "rows": report.num_rows,
@@ -278,7 +278,7 @@ def _lines(split: str, report: DataReport, has_scorer: Callable[[str], bool]) ->
 
 
 def _length_lines(report: DataReport) -> Iterator[str]:
-    from strop.data.checking import histogram
+    from strop.checks.data_files import histogram
 
     lengths = list(report.lengths.values())
     if not lengths:

@@ -18,7 +18,7 @@ from strop.cli.output import UsageError, plain, print_json, print_plain, say
 from strop.foreign_files import check_regular, lines_of, open_regular, parse_yaml
 
 if TYPE_CHECKING:
-    from strop.agents.environments.certificate import Certificate
+    from strop.checks.environments import Certificate
 
 EPILOG = """\
 examples:
@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    from strop.agents.environments.certificate import Inspection
     from strop.agents.environments.loading import EnvironmentChoice, find_environment
+    from strop.checks.environments import Inspection
     from strop.user_files import load_user_file
 
     for option in ("seeds", "at_once", "max_turns", "timeout"):

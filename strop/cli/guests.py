@@ -13,6 +13,15 @@ def join() -> None:
         other_names.append(_name_here)
 
 
+def join_run() -> None:
+    """Let a run's environments be inspected before its first step."""
+    from strop.checks.environments_of_run import certify_environments
+    from strop.trainer.preflight import before_first_steps
+
+    if certify_environments not in before_first_steps:
+        before_first_steps.append(certify_environments)
+
+
 def _name_here(key: str) -> tuple[Sequence[str], str]:
     from strop.compat.migration.names import name_here
 

@@ -12,6 +12,7 @@ from strop.cli.dropped import find_fates, table_of
 from strop.cli.models import find_model
 from strop.cli.output import UsageError, plain, print_json, say
 from strop.cli.run_folders import run_in
+from strop.cli.sample_choice import SORTS, in_order, matching
 from strop.cli.token_view import legend, response_tokens, summary, token_table, token_text
 from strop.cli.turn_view import short, training_sequences, turns_text
 from strop.run import RunError, RunFolder
@@ -23,12 +24,14 @@ EPILOG = """\
 examples:
   strop samples runs/arithmetic
   strop samples runs/arithmetic --step 40 --limit 20
+  strop samples runs/arithmetic --sort worst --cut
   strop samples runs/arithmetic --split val --id val-000007
   strop samples runs/arithmetic --id e0-000012/3 --tokens
   strop samples runs/arithmetic --id e0-000012/3 --json
   strop samples runs/arithmetic --why-dropped
 
-A sample's id is <visit of a row>/<number of the sample>; a visit alone (e0-000012) names all its samples.
+A sample's id is <visit of a row>/<number of the sample>; a visit alone (e0-000012) names all its samples. With a
+limit, answers to different prompts come first.
 """
 
 DEFAULT_LIMIT = 5
@@ -46,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split", choices=("train", "val"), default="train", help="training or validation (default train)"
     )
+    parser.add_argument("--source", metavar="NAME", help="only samples of this data source")
+    parser.add_argument("--cut", action="store_true", help="only answers that a limit of tokens cut")
+    parser.add_argument("--sort", choices=SORTS, help="lowest or highest score first; no score comes last")
     parser.add_argument(
         "--limit", type=int, metavar="N", help=f"show at most N (default {DEFAULT_LIMIT}; all with --json)"
     )
@@ -67,7 +73,10 @@ def run(args: argparse.Namespace) -> int:
         return _why_dropped(args)
     with RunFolder.open(args.run, read_only=True) as run_folder:
         rows = find_samples(run_folder, step=args.step, ids=args.ids, split=args.split)
+    rows = matching(rows, source=args.source, is_cut=args.cut)
     limit = args.limit if args.limit is not None else len(rows) if args.json else DEFAULT_LIMIT
+    if args.sort is not None or limit < len(rows):
+        rows = in_order(rows, sort=args.sort)
     shown = rows[:limit]
     if args.json:
         print_json({"run": str(args.run), "split": args.split, "num_found": len(rows), "samples": shown})
@@ -102,8 +111,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _why_dropped(args: argparse.Namespace) -> int:
     """Fates of all samples, from the ledger."""
-    if args.ids or args.tokens:
-        raise UsageError("--why-dropped counts all samples of the run; leave out --id and --tokens")
+    if args.ids or args.tokens or args.source or args.cut or args.sort:
+        raise UsageError(
+            "--why-dropped counts all samples of the run; leave out --id, --tokens, --source, --cut and --sort"
+        )
     with RunFolder.open(args.run, read_only=True) as run_folder:
         fates = find_fates(run_folder, step=args.step)
     total = sum(one.count for one in fates)

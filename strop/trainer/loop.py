@@ -26,13 +26,12 @@ from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
 from strop.trainer.checkpointing import Saver, is_due, restore_position
 from strop.trainer.config import Config
-from strop.trainer.environments import certify_environments
 from strop.trainer.gathering import Gatherer
 from strop.trainer.groups import row_results, sampler_batch
 from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
 from strop.trainer.phases import Phases, Stages
-from strop.trainer.preflight import RunRefused, try_out
+from strop.trainer.preflight import RunRefused, before_first_steps, try_out
 from strop.trainer.records import StepRecord
 from strop.trainer.reporting import episode_metrics, num_response_tokens, num_tokens
 from strop.trainer.results import TrainResult, result_of
@@ -95,7 +94,8 @@ class Trainer:
         with ExitStack() as stack:
             self._start_roles(stack)
             if self._start_step == 0 and self._wants_preflight():
-                certify_environments(self.config, self.data, self._run, self._say)
+                for look in before_first_steps:
+                    look(self.config, self.data, self._run, self._say)
                 self._preflight()
             self._watch = self._start_watch()
             setup = TrackerSetup(
@@ -122,7 +122,7 @@ class Trainer:
         learned = self.learner.learn(gathered.experience, step, stages) if len(gathered.experience) else None
         stages.run(
             "update_weights", "", self.roles.publish, step
-        )  # the version is the step, also without samples
+        )  # also without samples: the version is the step
         return StepRecord(step=step, gathered=gathered, learned=learned)
 
     # ------------------------------------------------------------------ around it

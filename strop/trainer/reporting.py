@@ -51,7 +51,7 @@ def episode_metrics(reports: Sequence[EpisodeReport], config: Config) -> dict[st
 
 
 def _seconds(report: EpisodeReport) -> dict[str, float]:
-    """Time of one sample per activity, under the names of the field."""
+    """Time of one sample per activity, under verl's names."""
     return {
         "generate_sequences": report.timings.get("generate_s", 0.0),
         "tool_calls": report.timings.get("tool_calls", 0.0),

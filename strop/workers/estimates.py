@@ -17,7 +17,7 @@ from strop.algorithms.sequence_credit import episode_speakers, spread_over_seque
 from strop.protocol import DataProto, columns
 
 OFFERED = frozenset({"reward_baselines", "old_log_probs", "sum_pi_squared", "rollout_is_weights"})
-"""Columns that an estimator in the field's convention gets, where there are any."""
+"""Columns that an estimator in verl's convention gets, where there are any."""
 
 REWARD_KL = Metric(
     "actor/reward_kl_penalty",

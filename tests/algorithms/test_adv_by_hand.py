@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.adv_checking import TRAITS
 from strop.algorithms.advantages import (
     adv_estimator_declaration,
     estimate_advantages,
@@ -18,6 +17,7 @@ from strop.algorithms.advantages import (
     maxrl_advantages,
     opo_advantages,
 )
+from strop.checks.functions.estimators import TRAITS
 
 EXACT = {"rtol": 0.0, "atol": 1e-12}
 GROUP_RELATIVE = sorted(name for name in TRAITS if TRAITS[name].compares_groups)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from references import advantages as reference
 from references import critics
-from strop.algorithms.adv_checking import TRAITS
 from strop.algorithms.advantages import estimate_advantages
+from strop.checks.functions.estimators import TRAITS
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 Rows = list[list[float]]

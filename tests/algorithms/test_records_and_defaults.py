@@ -11,10 +11,9 @@ from collections.abc import Callable
 import pytest
 
 import strop.algorithms
+import strop.checks
 from strop.algorithms import (
-    adv_checking,
     adv_declarations,
-    checking,
     evaluation,
     kl_control,
     masked,
@@ -25,10 +24,12 @@ from strop.algorithms.advantages import batch_whitened, group_relative, returns,
 from strop.algorithms.aggregation import agg_loss
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.losses import covariance, distillation, sequence, smooth, terms, weighted
+from strop.checks.functions import estimators, policy_losses
 
 MODULES = [
     importlib.import_module(found.name)
-    for found in pkgutil.walk_packages(strop.algorithms.__path__, "strop.algorithms.")
+    for package in (strop.algorithms, strop.checks)
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
 ]
 RECORDS = [
     record
@@ -36,8 +37,8 @@ RECORDS = [
     for record in vars(module).values()
     if dataclasses.is_dataclass(record) and isinstance(record, type) and record.__module__ == module.__name__
 ]
-BY_POSITION = {"Finding", "LossBatch", "Max", "Mean", "Min", "Seen", "_Split"}
-"""Records of one or two parts, which are made by position."""
+BY_POSITION = {"Finding", "LossBatch", "Max", "Mean", "Min", "Seen", "Turn", "_Split"}
+"""Records of a few parts, which are made by position."""
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
@@ -91,9 +92,9 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
         agg_loss,
         {"dp_size": 1, "batch_num_tokens": None, "global_batch_size": None, "loss_scale_factor": None},
     ),
-    (checking.check_policy_loss, {"settings": None, "loss_agg_mode": None, "seed": 0}),
+    (policy_losses.check_policy_loss, {"settings": None, "loss_agg_mode": None, "seed": 0}),
     (
-        adv_checking.check_adv_estimator,
+        estimators.check_adv_estimator,
         {"traits": None, "declaration": None, "settings": None, "seed": 0, "num_batches": 8},
     ),
 ]

@@ -134,6 +134,46 @@ def test_samples_by_id_and_step_as_json(trained: Path) -> None:
     assert [row["uid"] for row in val["samples"]] == [f"val-{index:06d}" for index in range(4)]
 
 
+def graded(tmp_path: Path) -> Path:
+    """Two prompts of two sources, three answers each; the second answers are cut, the last one has no score."""
+    scores = {"e0-000000": [0.5, 0.0, 1.0], "e0-000001": [0.25, 0.75, None]}
+    rows = [
+        {
+            "id": f"{uid}/{number}", "uid": uid, "sample_index": number, "score": score,
+            "prompt": "p", "response": "r", "response_ids": [1],
+            "data_source": f"source-{uid[-1]}", "stop_reason": "length" if number == 1 else "stop",
+        }
+        for uid, found in scores.items()
+        for number, score in enumerate(found)
+    ]  # fmt: skip
+    return make_run(tmp_path / "run", [{"data": "x"}], rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--limit 2", ["0/0", "1/0"]),
+        ("--limit 3", ["0/0", "1/0", "0/1"]),
+        ("", ["0/0", "0/1", "0/2", "1/0", "1/1", "1/2"]),
+        ("--sort worst", ["0/1", "1/0", "0/0", "1/1", "0/2", "1/2"]),
+        ("--sort best --limit 2", ["0/2", "1/1"]),
+        ("--cut", ["0/1", "1/1"]),
+        ("--source source-1 --sort best", ["1/1", "1/0", "1/2"]),
+    ],
+)
+def test_samples_are_chosen_and_ordered(tmp_path: Path, words: str, expected: list[str]) -> None:
+    record = cli("samples", graded(tmp_path), "--json", *words.split()).record
+    assert [row["id"].removeprefix("e0-00000") for row in record["samples"]] == expected
+
+
+def test_a_choice_that_leaves_no_sample(tmp_path: Path) -> None:
+    run = graded(tmp_path)
+    sentence = cli("samples", run, "--source", "mine").sentence
+    assert "no sample here is of the data source 'mine'; there are source-0, source-1" in sentence
+    assert "none of these 1 samples was cut" in cli("samples", run, "--id", "e0-000000/0", "--cut").sentence
+    assert "leave out --id, --tokens" in cli("samples", run, "--why-dropped", "--cut").sentence
+
+
 def test_text_of_the_model_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     row = {
         "id": "e0-000004/0", "prompt": "p", "response": "\x1b[2J[bold]hi[/bold]\x07", "error": "\x9b31m",

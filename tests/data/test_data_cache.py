@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from chat_templates import CHATML, make_tokenizer
 
+from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, encoding, read_rows
 from strop.data.cache import entries, prune, remove, use
 from strop.data.stored import open_rows

@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from chat_templates import CHATML, FORGETFUL, LLAMA3, LLAMA3_CONTROL, MARKED, make_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from references.chat_templates import CHATML, FORGETFUL, LLAMA3, LLAMA3_CONTROL, MARKED, make_tokenizer
 from strop.data import SftDataConfig, SftDataset
 
 

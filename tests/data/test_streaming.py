@@ -12,8 +12,8 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from chat_templates import CHATML, make_tokenizer
 
+from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, PromptSampler, read_rows
 from strop.data import stored as stored_rows
 from strop.data.stored import open_rows

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import CHATML, make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, encoding
 from strop.data.truncation import Side, cut
 

@@ -1,4 +1,4 @@
-"""Which test runs which line of strop.algorithms, and how long each test takes: one run of the tests, as JSON."""
+"""Which test runs which line of the mutated packages, and how long each test takes: one run of the tests, as JSON."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def main() -> None:
     out, *tests = sys.argv[1:]
     settle()
     cov = coverage.Coverage(
-        data_file=None, config_file=False, include=["*/strop/algorithms/*"], messages=False
+        data_file=None,
+        config_file=False,
+        include=["*/strop/algorithms/*", "*/strop/checks/functions/*"],
+        messages=False,
     )
     cov.start()
     cov.switch_context(AT_IMPORT)
@@ -49,8 +52,9 @@ def main() -> None:
     pytest.main([*PYTEST, *tests], plugins=[recorder])
     cov.stop()
     data = cov.get_data()
+    package = Path.cwd() / "strop"
     lines = {
-        ".".join(Path(file).with_suffix("").parts[Path(file).parts.index("algorithms") + 1 :]): {
+        ".".join(Path(file).with_suffix("").relative_to(package).parts): {
             str(line): sorted(context for context in contexts if context)
             for line, contexts in data.contexts_by_lineno(file).items()
         }

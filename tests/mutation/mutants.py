@@ -25,7 +25,7 @@ class Mutant:
     """One change to one module."""
 
     module: str
-    """Dotted, below strop.algorithms."""
+    """Dotted, below strop."""
     function: str
     """Dotted name of the innermost def or class around the change; empty at the top of the module."""
     operator: str
@@ -53,7 +53,7 @@ class Mutant:
 
 
 def module_name(path: Path, package: Path) -> str:
-    """Dotted name of a file below the package, e.g. losses.clipped."""
+    """Dotted name of a file below the package, e.g. algorithms.losses.clipped."""
     parts = path.relative_to(package).with_suffix("").parts
     return ".".join(parts)
 

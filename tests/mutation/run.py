@@ -1,7 +1,7 @@
-"""Mutation testing of strop/algorithms: which small mistakes in the formulas would the tests not see?
+"""Mutation testing of the formulas: which small mistakes in them, and in their checks, would the tests not see?
 
-    python tests/mutation/run.py                          all of strop/algorithms; continues where it stopped
-    python tests/mutation/run.py --module losses --sample 100 --seed 1
+    python tests/mutation/run.py                          algorithms, checks/functions; continues where it stopped
+    python tests/mutation/run.py --module algorithms.losses --sample 100 --seed 1
     python tests/mutation/run.py --report                 what the session holds, without a run
 
 The last line of the output is a JSON object: `score` is the share of mutants that a test saw, in percent, of those
@@ -36,8 +36,9 @@ WORK = ROOT / "build" / "mutation"
 TREE = WORK / "tree"
 SESSION = WORK / "session.jsonl"
 EQUIVALENT = HERE / "equivalent.txt"
+PACKAGES = ("algorithms", "checks/functions")
 TESTS = (
-    "tests/algorithms", "tests/cli/test_cli_check.py", "tests/trainer/test_metrics.py",
+    "tests/algorithms", "tests/checks/functions", "tests/cli/test_cli_check.py", "tests/trainer/test_metrics.py",
     "tests/workers/test_batch_estimates.py",
 )  # fmt: skip
 """Unit tests of the formulas; no training run takes part."""
@@ -200,7 +201,7 @@ class Runner:
         """The server, which has shown with the first mutant's module that code without a change survives."""
         if kind not in self._servers:
             self._servers[kind] = Server(kind)
-            path = TREE / "strop" / "algorithms" / Path(*mutant.module.split(".")).with_suffix(".py")
+            path = TREE / "strop" / Path(*mutant.module.split(".")).with_suffix(".py")
             unchanged = path.read_text(encoding="utf-8")
             result = self._servers[kind].run(mutant, unchanged, self.choice.of_module(mutant))
             if result["outcome"] not in ("survived", "unpatched"):
@@ -220,9 +221,10 @@ def digest(paths: Iterable[Path]) -> str:
 
 
 def module_paths() -> dict[str, Path]:
-    """Files of strop/algorithms in the copy, by dotted name below it."""
-    package = TREE / "strop" / "algorithms"
-    return {module_name(path, package): path for path in sorted(package.rglob("*.py"))}
+    """Files of the packages in the copy, by dotted name below strop."""
+    package = TREE / "strop"
+    paths = sorted(path for name in PACKAGES for path in (package / name).rglob("*.py"))
+    return {module_name(path, package): path for path in paths}
 
 
 def copy_tree() -> None:
@@ -286,7 +288,7 @@ def _of_file(recorded: dict[str, Any], file: str) -> dict[str, Any]:
 
 def listed_mutants(path: Path) -> list[tuple[Mutant, str]]:
     """The mutants of a file, from a cache while the file and the operators are the same."""
-    package = TREE / "strop" / "algorithms"
+    package = TREE / "strop"
     cache = WORK / f"mutants-{digest([path, HERE / 'operators.py', HERE / 'mutants.py'])}.jsonl"
     if not cache.exists():
         lines = [
@@ -427,7 +429,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Mutation testing of strop/algorithms.")
+    parser = argparse.ArgumentParser(description="Mutation testing of the formulas.")
     parser.add_argument(
         "--module", action="append", help="only this module, or those of this package; repeatable"
     )

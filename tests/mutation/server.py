@@ -7,7 +7,7 @@
 
 Reads requests as lines of JSON from one pipe and answers on another:
 
-    {"module": "losses.clipped", "function": "f", "is_default": false, "source": "...",
+    {"module": "algorithms.losses.clipped", "function": "f", "is_default": false, "source": "...",
      "tests": [[nodeid, seconds], ...]}
     {"outcome": "killed", "test": nodeid}    or survived, timeout, unpatched
 """
@@ -33,7 +33,8 @@ import hypothesis
 import pytest
 import torch
 
-PACKAGE = "strop.algorithms"
+PACKAGE = "strop"
+TESTED = ("strop.algorithms", "strop.checks.functions")
 HEAVY = (
     "numpy", "torch", "torch.distributed", "hypothesis.strategies", "tensordict", "datasets", "transformers",
     "transformers.models.qwen3.modeling_qwen3", "yaml", "hydra", "omegaconf", "rich", "jinja2", "safetensors",
@@ -167,7 +168,7 @@ def live_functions() -> dict[tuple[str, str], list[types.FunctionType]]:
         if type(thing) is types.FunctionType:  # isinstance would wake lazy objects
             code = thing.__code__
             found.setdefault((code.co_filename, code.co_qualname), []).append(thing)
-        elif type(thing).__name__ == "_lru_cache_wrapper" and str(thing.__module__).startswith(PACKAGE):
+        elif type(thing).__name__ == "_lru_cache_wrapper" and str(thing.__module__).startswith(TESTED):
             thing.cache_clear()
     return found
 

@@ -9,7 +9,6 @@ openenv_env.py        servers of OpenEnv
 reasoning_gym_env.py  tasks of reasoning-gym
 verifiers_env.py      tasks of verifiers 0.4
 verifiers_classic_env.py  environments of verifiers before 0.4
-certificate.py        what `strop env check` finds out
 
 The agent that plays them is env_agent.py, beside this folder.
 """

@@ -163,7 +163,7 @@ def kl_cov_loss(
     Args:
         log_probs: with gradient; any shape, that of all columns.
         cov_selected: bool, from `prepare_columns` (`select_kl_cov`).
-        ppo_kl_coef: weight of the penalty. The paper's value is 1; configs of the field carry 0.1.
+        ppo_kl_coef: weight of the penalty. The paper's value is 1; configs of verl carry 0.1.
 
     Returns:
         Terms, and the statistics kl_cov_frac (1 where penalised), ppo_kl and ratio. ppo_kl is signed, as in every

@@ -253,7 +253,7 @@ def _distance(
 
 
 def _user_loss(spec: LossSpec, here: Mapping[str, Tensor], trained: Tensor, tokens: PolicyTokens) -> UserLoss:
-    """A user's loss in the field's convention, on padded rows."""
+    """A user's loss in verl's convention, on padded rows."""
     lengths = tokens.batch.row_lengths
     starts = lengths.cumsum(0) - lengths
     rows, own = torch.unique(row_numbers(lengths)[tokens.index], return_inverse=True)

@@ -28,7 +28,7 @@ class PolicyLossTerms:
 
 PolicyLossFn = Callable[..., PolicyLossTerms]
 
-# A name taken by another function is replaced, as files of the field expect to do.
+# A name taken by another function is replaced, as files of verl expect to do.
 POLICY_LOSS_REGISTRY: Registry[PolicyLossFn] = Registry(
     LOSS_DECLARATIONS.kind, replaceable=True, declarations=LOSS_DECLARATIONS
 )
@@ -66,7 +66,7 @@ def policy_loss_terms(
         raise ValueError(
             f"policy loss {name!r} declares no columns: register it with "
             f"@register_policy_loss({name!r}, needs=[...]) so that strop knows what to pass, or call it in the "
-            f"field's convention through user_functions.call_policy_loss"
+            f"calling convention of verl through user_functions.call_policy_loss"
         )
     valid = mask.bool()
     clean = {

@@ -48,7 +48,7 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
+class Episode:
     """One episode of a scripted player."""
 
     first: str
@@ -104,7 +104,7 @@ class Certificate:
         return {**asdict(self), "kwargs": dict(self.kwargs), "mean_scores": dict(self.mean_scores)}
 
 
-class Player:
+class ScriptedPlayer:
     """Chooses actions; a pure function of its name, the seed and the number of the turn."""
 
     def __init__(self, kind: str, seed: int, text: str = "") -> None:
@@ -124,11 +124,11 @@ async def play(
     choice: EnvironmentChoice,
     seed: int,
     row: Mapping[str, Any],
-    player: Player,
+    player: ScriptedPlayer,
     *,
     max_turns: int,
     timeout_s: float,
-) -> Played:
+) -> Episode:
     """One episode.
 
     Raises:
@@ -154,7 +154,7 @@ async def play(
     if environment.not_closed:
         raise EnvironmentFailed(environment.not_closed)
     shown = first.text or repr(first.messages)
-    return Played(
+    return Episode(
         first=shown,
         turns=tuple(turns),
         score=math.fsum(turn.reward for turn in turns),
@@ -191,13 +191,13 @@ class Inspection:
         self._faults: dict[str, None] = {}
         self._failures: dict[object, list[str]] = {}
         """What was told of episodes that failed, by cause."""
-        self._played: list[Played] = []
+        self._played: list[Episode] = []
 
     async def run(self) -> Certificate:
         """Inspect it. What the environment does wrong becomes a fault; nothing is raised for it."""
         before = _memory_mib()
         seeds = range(self._num_seeds)
-        by_player: dict[str, list[Played]] = {}
+        by_player: dict[str, list[Episode]] = {}
         for kind in ("gold", "empty", "garbage"):
             episodes = [await self._one(seed, kind) for seed in seeds]
             by_player[kind] = [one for one in episodes if one is not None]
@@ -247,10 +247,10 @@ class Inspection:
             notes=tuple(notes),
         )
 
-    async def _one(self, seed: int, kind: str, text: str = "") -> Played | None:
+    async def _one(self, seed: int, kind: str, text: str = "") -> Episode | None:
         row = self._rows[seed % len(self._rows)]
         choice = choose_environment(row, name=self._choice.name, kwargs=self._choice.kwargs)
-        player = Player(kind, seed, text)
+        player = ScriptedPlayer(kind, seed, text)
         try:
             played = await play(
                 choice, seed, row, player, max_turns=self._max_turns, timeout_s=self._timeout_s
@@ -270,10 +270,10 @@ class Inspection:
             for told in self._failures.values()
         ]
 
-    async def _is_isolated(self, kinds: Sequence[str], alone: Mapping[str, Sequence[Played]]) -> bool:
+    async def _is_isolated(self, kinds: Sequence[str], alone: Mapping[str, Sequence[Episode]]) -> bool:
         """Episodes at the same time go as they did alone."""
         for kind in kinds:
-            together: list[Played | None] = []
+            together: list[Episode | None] = []
             for start in range(0, self._num_seeds, self._num_at_once):
                 seeds = range(start, min(start + self._num_at_once, self._num_seeds))
                 together += await asyncio.gather(*(self._one(seed, kind) for seed in seeds))
@@ -282,7 +282,7 @@ class Inspection:
         return True
 
     def _judge(
-        self, by_player: Mapping[str, Sequence[Played]], is_deterministic: bool, is_isolated: bool
+        self, by_player: Mapping[str, Sequence[Episode]], is_deterministic: bool, is_isolated: bool
     ) -> None:
         faults = self._faults
         if not is_deterministic:
@@ -327,7 +327,7 @@ def _shortened(text: str) -> str:
     )
 
 
-def _records(played: Sequence[Played | None]) -> list[Any]:
+def _records(played: Sequence[Episode | None]) -> list[Any]:
     return [one.record for one in played if one is not None]
 
 

@@ -3,7 +3,7 @@
 A loss is called on a small batch of known numbers, then on variations of that batch under which the loss of the
 batch and its gradient must stay what they are, or become something known. Every broken rule is a Finding with
 the numbers that were seen. Loss and gradient are those of the whole batch, so a loss that returns terms and one
-that returns a number (the field's convention) are judged alike.
+that returns a number (verl's convention) are judged alike.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from collections.abc import Callable, Mapping
 import torch
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.findings import Finding
 from strop.algorithms.loss_declarations import SHARED_SETTINGS, policy_loss_declaration
-from strop.algorithms.loss_probe import COLUMNS, LossBatch, ProbedLoss, example_batch
-from strop.algorithms.loss_rules import (
+from strop.algorithms.losses.spec import shared_settings
+from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY, get_policy_loss_fn
+from strop.algorithms.registry import Declaration, check_settings, with_own_settings
+from strop.checks.functions.findings import Finding
+from strop.checks.functions.loss_probe import COLUMNS, LossBatch, ProbedLoss, example_batch
+from strop.checks.functions.loss_rules import (
     check_cut,
     check_detached,
     check_empty_row,
@@ -32,9 +35,6 @@ from strop.algorithms.loss_rules import (
     check_width,
     check_zero_advantage,
 )
-from strop.algorithms.losses.spec import shared_settings
-from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY, get_policy_loss_fn
-from strop.algorithms.registry import Declaration, check_settings, with_own_settings
 
 
 def check_policy_loss(
@@ -47,7 +47,7 @@ def check_policy_loss(
     """What is wrong with a policy loss, one finding per broken rule; empty for a loss that keeps them all.
 
     Args:
-        loss: a registered name, or a function: registered, of the field's convention, or one whose parameters are
+        loss: a registered name, or a function: registered, of verl's convention, or one whose parameters are
             named like our columns (then those without a default are its columns).
         settings: those of the loss; clip ranges have the defaults of AlgorithmConfig.
         loss_agg_mode: default: the mode that the loss declares, else token-mean.
@@ -117,7 +117,7 @@ def _subject(
 
 
 def _inferred(function: Callable[..., object]) -> Declaration:
-    """A function with a parameter log_probs takes our columns; any other follows the field's convention."""
+    """A function with a parameter log_probs takes our columns; any other follows verl's convention."""
     parameters = inspect.signature(function).parameters.values()
     if "log_probs" not in {parameter.name for parameter in parameters}:
         return Declaration()

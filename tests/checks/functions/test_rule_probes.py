@@ -9,15 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.adv_batches import COLUMNS, Batch, random_batch
-from strop.algorithms.adv_checking import TRAITS, _inferred, _resolve, check_adv_estimator
-from strop.algorithms.adv_rules import RULES, EstimatorTraits, Trial, _difference
 from strop.algorithms.advantages import adv_estimator_declaration, get_adv_estimator_fn
 from strop.algorithms.aggregation import agg_loss, batch_totals
-from strop.algorithms.checking import _subject, check_policy_loss
-from strop.algorithms.loss_probe import ATOL, RTOL, LossBatch, ProbedLoss, Seen, example_batch, gap_between
 from strop.algorithms.losses import PolicyLossTerms, get_policy_loss_fn
 from strop.algorithms.registry import Declaration, Registry, settings_for
+from strop.checks.functions.estimator_batches import COLUMNS, Batch, random_batch
+from strop.checks.functions.estimator_rules import RULES, EstimatorTraits, Trial, _difference
+from strop.checks.functions.estimators import TRAITS, _inferred, _resolve, check_adv_estimator
+from strop.checks.functions.loss_probe import (
+    ATOL,
+    RTOL,
+    LossBatch,
+    ProbedLoss,
+    Seen,
+    example_batch,
+    gap_between,
+)
+from strop.checks.functions.policy_losses import _subject, check_policy_loss
 
 ALL_CLAIMED = EstimatorTraits(compares_groups=True, is_shift_invariant=True, scaling="linear")
 

@@ -1,4 +1,4 @@
-"""A policy loss on a small batch of known numbers: what `checking` asks its questions with."""
+"""A policy loss on a small batch of known numbers: what `policy_losses` asks its questions with."""
 
 from __future__ import annotations
 

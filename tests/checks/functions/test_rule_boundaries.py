@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.adv_batches import Batch, random_batch
-from strop.algorithms.adv_checking import check_adv_estimator
-from strop.algorithms.adv_rules import RULES, EstimatorTraits, Trial, _difference
 from strop.algorithms.advantages.groups import center_groups, spread
 from strop.algorithms.aggregation import agg_loss
-from strop.algorithms.checking import check_policy_loss
 from strop.algorithms.losses import PolicyLossTerms
 from strop.algorithms.registry import Declaration
+from strop.checks.functions.estimator_batches import Batch, random_batch
+from strop.checks.functions.estimator_rules import RULES, EstimatorTraits, Trial, _difference
+from strop.checks.functions.estimators import check_adv_estimator
+from strop.checks.functions.policy_losses import check_policy_loss
 
 CLAIMS = EstimatorTraits(compares_groups=True, is_shift_invariant=True, scaling="linear")
 
@@ -324,13 +324,11 @@ def test_what_a_function_raises_ends_its_check(error: type[Exception]) -> None:
 
 
 def test_a_function_is_ours_if_all_that_it_requires_is_ours() -> None:
-    def of_the_field(rewards: Tensor, response_mask: Tensor, config: object = None) -> tuple[Tensor, Tensor]:
+    def of_verl(rewards: Tensor, response_mask: Tensor, config: object = None) -> tuple[Tensor, Tensor]:
         return rewards, rewards
 
-    (finding,) = check_adv_estimator(of_the_field)
-    assert (
-        "of_the_field requires rewards, which nobody gives it: the field's convention has" in finding.sentence
-    )
+    (finding,) = check_adv_estimator(of_verl)
+    assert "of_verl requires rewards, which nobody gives it: verl's convention has" in finding.sentence
     declared = Declaration(needs=frozenset({"rewards", "response_mask", "group_ids"}))
     assert check_adv_estimator(right, declaration=declared) == []
     assert check_adv_estimator("grpo") == check_adv_estimator("rloo_vectorized") == []

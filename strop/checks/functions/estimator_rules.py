@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from strop.algorithms.adv_batches import Batch, random_batch
+from strop.checks.functions.estimator_batches import Batch, random_batch
 
 TOLERANCE = 1e-9
 """Largest difference between numbers that differ by rounding; whitening magnifies 1e-16 by up to 1e4."""

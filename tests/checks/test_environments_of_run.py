@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import Project, train_in
 
+from strop.checks import environments_of_run
+from strop.checks.environments_of_run import certify_environments
+from strop.cli.main import main
 from strop.run import RunFolder
-from strop.trainer import environments
 from strop.trainer.config import Config
-from strop.trainer.environments import certify_environments
 from strop.trainer.launch import start_run
+from strop.trainer.loading import load
 from strop.trainer.setup import load_training_data
 
 WORLDS = '''
@@ -42,16 +43,24 @@ def worlds(tmp_path: Path) -> str:
     return str(tmp_path / "worlds.py")
 
 
-def config_of(project: Project, tmp_path: Path, rows: Sequence[dict[str, Any]], *overrides: str) -> Config:
-    file = tmp_path / "rows.jsonl"
-    file.write_text(
+@pytest.fixture
+def settings(tmp_path: Path, tiny_model: Path) -> list[str]:
+    """What all runs have in common; their rows are written by `write_rows`."""
+    (tmp_path / "reward.py").write_text("def compute_score(**given):\n    return 0.0\n", encoding="utf-8")
+    return [
+        f"model.path='{tiny_model}'", f"data.train_files=['{tmp_path}/rows.jsonl']", "data.val_files=[]",
+        "data.ground_truth_key=null", "data.prompts_per_step=4", "data.max_prompt_tokens=24",
+        "data.max_response_tokens=24", "rollout.samples_per_prompt=4", f"reward.path='{tmp_path}/reward.py'",
+        "reward.num_workers=1", "trainer.num_epochs=4", "trainer.max_steps=1", "trainer.trackers=[]",
+        "resources.num_threads=1", "run.save_every=0",
+    ]  # fmt: skip
+
+
+def write_rows(tmp_path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"prompt": "1+1=", "data_source": "x", **row}) + "\n" for row in rows),
         encoding="utf-8",
     )
-    return project.config(
-        f"data.train_files=['{file}']", "data.val_files=[]", "data.ground_truth_key=null",
-        "data.max_response_tokens=24", "trainer.num_epochs=4", *overrides,
-    )  # fmt: skip
 
 
 def certify(tmp_path: Path, config: Config) -> tuple[list[dict[str, Any]], list[str]]:
@@ -63,7 +72,7 @@ def certify(tmp_path: Path, config: Config) -> tuple[list[dict[str, Any]], list[
 
 
 def test_each_environment_is_inspected_with_its_own_rows_and_kept(
-    project: Project, tmp_path: Path, worlds: str
+    tmp_path: Path, settings: list[str], worlds: str
 ) -> None:
     rows: list[dict[str, Any]] = [
         {"agent_name": "env_agent", "extra_info": {"word": "a", "env_kwargs": {"bonus": 2.0}}},
@@ -71,7 +80,8 @@ def test_each_environment_is_inspected_with_its_own_rows_and_kept(
         {"agent_name": "single_turn_agent"},
         {"agent_name": "env_agent", "extra_info": {"word": "b", "env_kwargs": {"bonus": 2.0}}},
     ]
-    config = config_of(project, tmp_path, rows, f"agent.environment.name='{worlds}:Letters'")
+    write_rows(tmp_path, rows)
+    config = load(overrides=[*settings, f"agent.environment.name='{worlds}:Letters'"])
     (good, bad), said = certify(tmp_path, config)
     assert good["environment"] == f"{worlds}:Letters"
     # Three seeds each of gold (that knows nothing to say), silence, noise, and noise again, alone and together; ten
@@ -90,12 +100,11 @@ def test_each_environment_is_inspected_with_its_own_rows_and_kept(
 
 
 def test_an_environment_that_cannot_be_made_is_one_fault(
-    project: Project, tmp_path: Path, worlds: str
+    tmp_path: Path, settings: list[str], worlds: str
 ) -> None:
-    rows = [{"extra_info": {"env_kwargs": {"colour": 1}}}]
-    config = config_of(
-        project, tmp_path, rows, "agent.default_agent=env_agent", f"agent.environment.name='{worlds}:Letters'"
-    )
+    write_rows(tmp_path, [{"extra_info": {"env_kwargs": {"colour": 1}}}])
+    chosen = ["agent.default_agent=env_agent", f"agent.environment.name='{worlds}:Letters'"]
+    config = load(overrides=[*settings, *chosen])
     (certificate,), said = certify(tmp_path, config)
     assert certificate["episodes"] == 0
     (fault,) = certificate["faults"]
@@ -104,40 +113,38 @@ def test_an_environment_that_cannot_be_made_is_one_fault(
 
 
 def test_an_inspection_that_takes_too_long_ends_with_a_note(
-    project: Project, tmp_path: Path, worlds: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, settings: list[str], worlds: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environments, "LIMIT_S", 0.3)
-    config = config_of(
-        project, tmp_path, [{}], "agent.default_agent=env_agent", f"agent.environment.name='{worlds}:Letters'",
-        "agent.environment.kwargs={sleep: 2.0}",
-    )  # fmt: skip
+    monkeypatch.setattr(environments_of_run, "LIMIT_S", 0.3)
+    write_rows(tmp_path, [{}])
+    chosen = ["agent.default_agent=env_agent", f"agent.environment.name='{worlds}:Letters'"]
+    config = load(overrides=[*settings, *chosen, "agent.environment.kwargs={sleep: 2.0}"])
     (certificate,), said = certify(tmp_path, config)
     assert certificate["notes"] == ["not inspected within 0.3 s"]
     assert len(said) == 1
 
 
 def test_more_environments_than_are_inspected_are_counted(
-    project: Project, tmp_path: Path, worlds: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, settings: list[str], worlds: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environments, "MAX_ENVIRONMENTS", 1)
+    monkeypatch.setattr(environments_of_run, "MAX_ENVIRONMENTS", 1)
     rows = [{"extra_info": {"env_name": f"{worlds}:{name}"}} for name in ("Letters", "Unseeded")]
-    config = config_of(project, tmp_path, rows, "agent.default_agent=env_agent", f"agent.files=['{worlds}']")
+    write_rows(tmp_path, rows)
+    config = load(overrides=[*settings, "agent.default_agent=env_agent", f"agent.files=['{worlds}']"])
     (certificate,), said = certify(tmp_path, config)
     assert certificate["environment"] == f"{worlds}:Letters"
     assert said[-1] == "environments that were not checked: 1 more among the first 64 prompts"
 
 
 def test_a_fault_is_told_before_the_first_step_and_does_not_end_the_run(
-    project: Project, tmp_path: Path, worlds: str
+    tmp_path: Path, settings: list[str], worlds: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = config_of(
-        project, tmp_path, [{}] * 4, "agent.default_agent=env_agent", f"agent.environment.name='{worlds}:Unseeded'",
-        "trainer.preflight=true", "trainer.max_steps=1",
-    )  # fmt: skip
-    done = train_in(tmp_path / "run", config)
-    assert done.result.steps == 1
-    assert any(line.startswith("  the same seed does not give the same episode twice") for line in done.said)
-    with RunFolder.open(done.folder, read_only=True) as run:
+    write_rows(tmp_path, [{}] * 4)
+    chosen = ["agent.default_agent=env_agent", f"agent.environment.name='{worlds}:Unseeded'"]
+    assert main(["train", "--out", str(tmp_path / "run"), *settings, *chosen]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert any("  the same seed does not give the same episode twice" in line for line in told)
+    with RunFolder.open(tmp_path / "run", read_only=True) as run:
         (event,) = run.events.read("environment")
         assert event["step"] == 0
         assert event["certificate"]["is_deterministic"] is False

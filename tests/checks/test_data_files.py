@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from chat_templates import CHATML, make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from references.chat_templates import CHATML, make_tokenizer
+from strop.checks.data_files import Bin, examine, histogram, overlap
 from strop.data import DataConfig
-from strop.data.checking import Bin, examine, histogram, overlap
 
 
 def row(text: str, **changes: Any) -> dict[str, Any]:

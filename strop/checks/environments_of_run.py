@@ -9,7 +9,7 @@ from typing import Any
 from strop.agents.config import ENV_AGENT
 from strop.agents.env_agent import row_of
 from strop.agents.environments import choose_environment
-from strop.agents.environments.certificate import Inspection
+from strop.checks.environments import Inspection
 from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import Say

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strop.algorithms.adv_batches import COLUMNS, random_batch
-from strop.algorithms.adv_checking import TRAITS, check_adv_estimator
-from strop.algorithms.adv_rules import RULES, EstimatorTraits
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn, grpo_advantages
 from strop.algorithms.advantages.groups import center_groups, spread
 from strop.algorithms.registry import Declaration
+from strop.checks.functions.estimator_batches import COLUMNS, random_batch
+from strop.checks.functions.estimator_rules import RULES, EstimatorTraits
+from strop.checks.functions.estimators import TRAITS, check_adv_estimator
 
 OUTCOME = Declaration(needs=frozenset({"rewards", "group_ids", "response_mask"}), is_group_relative=True)
 COMPARES = EstimatorTraits(compares_groups=True, is_shift_invariant=True, scaling="linear")
@@ -195,7 +195,7 @@ def test_every_rule_has_a_planted_bug() -> None:
     assert planted == {*RULES, "it runs"}
 
 
-def test_a_function_of_the_fields_convention_is_checked_too() -> None:
+def test_a_function_of_verls_convention_is_checked_too() -> None:
     def field_grpo(token_level_rewards, response_mask, config=None, index=None, **kwargs):  # type: ignore[no-untyped-def]
         groups = torch.tensor([int(i) for i in index])
         advantages = grpo_advantages(token_level_rewards.sum(-1), groups, response_mask)

@@ -1,6 +1,6 @@
 """The check that an advantage estimator goes through: ours in the tests, a user's own on the command line.
 
-`check_adv_estimator` makes small batches in float64 from a seed, tries every rule of adv_rules.py on each, and
+`check_adv_estimator` makes small batches in float64 from a seed, tries every rule of estimator_rules.py on each, and
 reports the rules that are broken, with the numbers that show it.
 """
 
@@ -14,8 +14,6 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from strop.algorithms.adv_batches import COLUMNS, Batch, random_batch
-from strop.algorithms.adv_rules import RULES, EstimatorTraits, Trial
 from strop.algorithms.advantages import (
     ADV_ESTIMATOR_REGISTRY,
     AdvantageFn,
@@ -23,8 +21,10 @@ from strop.algorithms.advantages import (
     call_estimator,
     get_adv_estimator_fn,
 )
-from strop.algorithms.findings import Finding
 from strop.algorithms.registry import Declaration, name_of
+from strop.checks.functions.estimator_batches import COLUMNS, Batch, random_batch
+from strop.checks.functions.estimator_rules import RULES, EstimatorTraits, Trial
+from strop.checks.functions.findings import Finding
 
 SHARED_DEFAULTS: Mapping[str, object] = {"norm_by_std": True, "gamma": 0.9, "lam": 0.8}
 """Shared settings unless others are given; below 1, so that a forgotten discount shows."""
@@ -78,7 +78,7 @@ def check_adv_estimator(
         estimator: a registered name, or a function (registered or not).
         traits: what is claimed of it; not given: `TRAITS` of its name, else of its declaration.
         declaration: columns and settings of a function that is not registered; not given: its signature says
-            whether it takes columns of ours by keyword, or follows the field's calling convention.
+            whether it takes columns of ours by keyword, or follows verl's calling convention.
         settings: by name, as in `estimate_advantages`; the shared ones default to `SHARED_DEFAULTS`.
         seed: of the batches.
         num_batches: how many to try; their shapes differ.
@@ -126,7 +126,7 @@ def _resolve(
 
 
 def _inferred(function: AdvantageFn) -> Declaration:
-    """A function whose required parameters are all columns of ours declares them; any other follows the field's
+    """A function whose required parameters are all columns of ours declares them; any other follows verl's
     convention."""
     parameters = inspect.signature(function).parameters
     required = {

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import batch_totals, token_weights
 from strop.algorithms.config import AGGREGATION_MODES
-from strop.algorithms.findings import Finding
-from strop.algorithms.loss_probe import (
+from strop.checks.functions.findings import Finding
+from strop.checks.functions.loss_probe import (
     ATOL,
     RTOL,
     LossBatch,
@@ -222,7 +222,7 @@ def check_extremes(loss: ProbedLoss) -> Finding | None:
 
 
 def check_importance_weights(loss: ProbedLoss, batch: LossBatch, base: Seen) -> Finding | None:
-    """A loss of the field's convention multiplies its terms by the weights of the rollout correction itself."""
+    """A loss of verl's convention multiplies its terms by the weights of the rollout correction itself."""
     if not loss.declaration.is_user_convention:
         return None
     if "rollout_is_weights" not in inspect.signature(loss.function).parameters:

@@ -7,8 +7,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from strop.algorithms.adv_batches import COLUMNS, Batch, random_batch
-from strop.algorithms.loss_probe import Seen, example_batch, gap_between
+from strop.checks.functions.estimator_batches import COLUMNS, Batch, random_batch
+from strop.checks.functions.loss_probe import Seen, example_batch, gap_between
 
 SEEDS = range(100)
 
