@@ -51,7 +51,9 @@ from strop.run import CheckpointError, RunFolder
 from strop.run.checkpoints import CheckpointStore
 from strop.run.samples import COLUMNS
 from strop.trainer.config import Config
+from strop.trainer.curve import _CURVES
 from strop.trainer.preflight import Preflight
+from strop.trainer.progress import HEADLINES
 from strop.trainer.stopping import Terminated
 from strop.trainer.trackers import TrackerGroup, TrackerSetup
 from strop.workers.reports import EpisodeReport, StaleSamples, check_versions
@@ -204,6 +206,12 @@ def test_every_metric_of_a_run_is_explained(own_task: Session) -> None:
     lines = (own_task.folder / "runs" / "try" / "metrics.jsonl").read_text().splitlines()
     names = {name for line in lines for name in json.loads(line)} - {"step"}
     assert not {name for name in names if not is_declared(name)}
+
+
+def test_what_the_terminal_and_the_curve_show_is_declared() -> None:
+    shown = [name for headline in HEADLINES for name in headline.patterns]
+    shown += [name for _, names, _ in _CURVES for name in names]
+    assert not {name for name in shown if not is_declared(name)}
 
 
 TABLE_ROW = "| `{name}` | {unit} | {over} |"
