@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -137,6 +138,24 @@ def test_no_module_imports_upwards_or_sideways() -> None:
     }
     assert found == {}
     assert {"protocol", "config"} <= {room_of(path) for path in modules}, "the walk must reach the rooms"
+
+
+def rooms() -> list[Path]:
+    """Every package below strop/."""
+    return sorted(path.parent for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE)
+
+
+@pytest.mark.parametrize("room", rooms(), ids=lambda room: str(room.relative_to(PACKAGE)))
+def test_the_map_of_a_room_names_modules_that_exist(room: Path) -> None:
+    text = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8"))) or ""
+    entries = re.findall(r"(?m)^ *(\w+(?:, \w+)*)  +\S", text)  # maps that leave the suffix out
+    names = {f"{name}.py" for entry in entries for name in entry.split(", ")}
+    names |= set(re.findall(r"[\w/]+\.(?:py|toml)\b", text))
+    places = (room, room.parent)
+    there = [name for name in names if any((at / name).is_file() for at in places)]
+    there += [name for name in names if (room / name.removesuffix(".py") / "__init__.py").is_file()]
+    assert text, "a room says what it is for"
+    assert names - set(there) == set()
 
 
 @pytest.mark.parametrize(

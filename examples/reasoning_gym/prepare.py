@@ -73,7 +73,7 @@ def keep_as_json(task: str, entry: dict[str, Any], score_answer: Any) -> dict[st
 def prompt_row(
     task: str, entry: Mapping[str, Any], *, instruction: str, split: str, index: int
 ) -> dict[str, Any]:
-    """One RL row in the field's schema; the scorer finds the entry in extra_info."""
+    """One RL row in verl's schema; the scorer finds the entry in extra_info."""
     return {
         "data_source": f"reasoning_gym/{task}",
         "prompt": [{"role": "user", "content": entry["question"] + instruction}],

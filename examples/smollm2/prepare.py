@@ -85,7 +85,7 @@ def prompt(words: str) -> list[dict[str, str]]:
 
 
 def rows(count: int, *, split: str, generator: random.Random) -> list[dict[str, Any]]:
-    """Rows in the field's schema; the lists of words do not repeat."""
+    """Rows in verl's schema; the lists of words do not repeat."""
     seen: dict[str, None] = {}
     while len(seen) < count:
         seen[" ".join(generator.sample(WORDS, 4))] = None

@@ -66,7 +66,7 @@ def question(a: int, b: int) -> list[dict[str, Any]]:
 
 
 def prompt_row(a: int, b: int, *, split: str, index: int) -> dict[str, Any]:
-    """One RL row in the field's schema."""
+    """One RL row in verl's schema."""
     return {
         "data_source": DATA_SOURCE,
         "prompt": question(a, b),

@@ -6,12 +6,13 @@ single_turn.py   one generation, no tools
 tool_agent.py    answers and tool calls in turns
 env_agent.py     plays an environment (environments/)
 interaction_agent.py  talks with a user (interactions/)
-loops.py         agent loops in the form of the field, through one adapter
+turns.py         what the last three share: answer and reply, until one of them ends it
+loops.py         agent loops in verl's form, through one adapter (loop_inputs.py, loop_output.py)
 conversation.py  the token record of several turns
-templates.py     which tokens a chat template puts between them
+templates.py     which tokens a chat template puts between them, by its template_profile.py
 formats/         how models write tool calls
 tools/           tools, and their life in an episode
-setup.py         everything a run names, loaded and checked
+setup.py         everything a run names, loaded and checked; rows.py: rows with their agent and tools
 episodes.py      plays an agent for one sample: its random stream, its token budget, its deadline
 """
 

@@ -48,7 +48,7 @@ class AgentConfig:
     tool_format: str = "auto"
     """How the model writes tool calls; auto: as its chat template writes them."""
     max_assistant_turns: int | None = None
-    """Most answers of the model in one episode; null: as many as fit."""
+    """Most answers of the model in one episode; null: as many as fit, in at most 256 training sequences."""
     max_user_turns: int | None = None
     """Most replies to the model, of tools or of a user; null: as many as fit."""
     max_parallel_calls: int = 1
@@ -58,8 +58,8 @@ class AgentConfig:
     tool_response_truncation: Literal["left", "right", "middle"] = "middle"
     """Where a long tool result is cut: left keeps its end, right its beginning, middle both."""
     timeout_s: float = 3600.0
-    """Wall-clock limit of one episode, in seconds. tool_agent ends with what it has then; an agent of your own
-    fails."""
+    """Wall-clock limit of one episode, in seconds. The built-in agents with turns end with what they have then; an
+    agent of your own fails."""
     tool_timeout_s: float = 60.0
     """Wall-clock limit of one call of a tool, an interaction or an environment, in seconds."""
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -58,6 +58,9 @@ class AgentContext:
     """How the run samples; its max_tokens is the budget of the whole response."""
     deadline: float
     """When the episode has to end, on the clock of the event loop, in seconds."""
+    keep_deadline: Callable[[], None] = lambda: None
+    """The agent itself ends what it plays at the deadline, and the episode counts: what it releases after that has the
+    time of agent.tool_timeout_s a call."""
     interactions: Mapping[str, BaseInteraction] = field(default_factory=dict)
     """Users that can answer the model, by name."""
     images: ImageEncoder | None = None

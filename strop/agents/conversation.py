@@ -52,6 +52,11 @@ class Conversation:
         return self._num_answers + self._num_replies + 1
 
     @property
+    def num_sequences(self) -> int:
+        """Training sequences so far."""
+        return len(self._done) + 1
+
+    @property
     def room(self) -> int:
         """Tokens that may still be appended."""
         used = sum(len(t.response_ids) for t in (*self._done, self._current))

@@ -76,7 +76,12 @@ async def play_episode(
         async with asyncio.timeout(limit) as deadline:
             when = deadline.when()
             assert when is not None, "the limit is a number"
-            context = setup.context(prompt, sampling, deadline=when)
+
+            def keep_deadline() -> None:  # a reward per tool, and three calls that release
+                calls = len(context.tools) + 3
+                deadline.reschedule(when + 1.0 + calls * setup.config.tool_timeout_s)
+
+            context = setup.context(prompt, sampling, deadline=when, keep_deadline=keep_deadline)
             played = await contained(play_agent(prompt.agent_name, prompt, empty, episode.generate, context))
     except TimeoutError:
         if not deadline.expired():

@@ -1,4 +1,4 @@
-"""What agent loops in the form of the field are given: settings of the run, and the row."""
+"""What agent loops in verl's form are given: settings of the run, and the row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from strop.agents.context import AgentContext
-from strop.algorithms.user_functions import FieldConfig
+from strop.algorithms.user_functions import VerlConfig
 from strop.trajectory import Media, Prompt
 
 IMAGE_PLACEHOLDER = "<image>"
@@ -21,8 +21,8 @@ def refuse(**given: Any) -> None:
             raise ValueError(f"agent loops cannot show {name} to the model; send text and images")
 
 
-def field_config(prompt: Prompt, context: AgentContext) -> FieldConfig:
-    """The settings of a run that loops of the field read, under its names."""
+def verl_config(prompt: Prompt, context: AgentContext) -> VerlConfig:
+    """The settings of a run that loops of verl read, under its names."""
     config = context.config
     rollout = {
         "response_length": context.sampling.max_tokens,
@@ -36,7 +36,7 @@ def field_config(prompt: Prompt, context: AgentContext) -> FieldConfig:
             "format": config.tool_format,
         },
     }
-    return FieldConfig({"agent": dataclasses.asdict(config), "actor_rollout_ref": {"rollout": rollout}})
+    return VerlConfig({"agent": dataclasses.asdict(config), "actor_rollout_ref": {"rollout": rollout}})
 
 
 def row_fields(prompt: Prompt, context: AgentContext) -> dict[str, Any]:
@@ -84,6 +84,6 @@ def _next(images: Iterator[Media], prompt: Prompt) -> bytes | str:
     if found is None:
         raise ValueError(
             f"prompt {prompt.uid} has more places for images in its messages than images ({len(prompt.media)}); agent "
-            f"loops of the field cannot play it"
+            f"loops of verl cannot play it"
         )
     return found.parts[0]

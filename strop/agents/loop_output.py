@@ -1,4 +1,4 @@
-"""What agent loops in the form of the field return, and the training sequence that it is."""
+"""What agent loops in verl's form return, and the training sequence that it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agent loops in the form of the field: classes with `async def run(self, sampling_params, **row)`.
+"""Agent loops in verl's form: classes with `async def run(self, sampling_params, **row)`.
 
 One adapter turns such a class into an agent. Which tokens were sampled, with which log-probs and by which policy
 version, comes from the record of its `generate` calls, not from what the loop returns: a token that its mask
@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 
 from strop.agents.context import AgentContext, Generate
-from strop.agents.loop_inputs import field_config, refuse, row_fields
+from strop.agents.loop_inputs import refuse, row_fields, verl_config
 from strop.agents.loop_output import Call, sequence_of
-from strop.algorithms.user_functions import FieldConfig
+from strop.algorithms.user_functions import VerlConfig
 from strop.foreign_files import read_yaml
 from strop.trajectory import Prompt, Trajectory
 from strop.user_files import load_class
@@ -118,14 +118,14 @@ class ServerManager:
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A value that loops of the field find under `.config` or `.tools`."""
+    """A value that loops of verl find under `.config` or `.tools`."""
 
     config: Any = None
     tools: Any = None
 
 
 class AgentLoopBase(ABC):
-    """Base class of loops in the form of the field; a new object per episode."""
+    """Base class of loops in verl's form; a new object per episode."""
 
     def __init__(
         self,
@@ -278,14 +278,14 @@ def loop_as_agent(loop: type, **settings: Any) -> Callable[..., Awaitable[list[T
     ) -> list[Trajectory] | None:
         sampling = context.sampling
         server = ServerManager(generate, context)
-        trainer_config = field_config(prompt, context)
+        trainer_config = verl_config(prompt, context)
         made = loop(
             trainer_config=Wrapped(config=trainer_config),
             server_manager=server,
             tokenizer=context.tokenizer,
             processor=None,
             dataset_cls=None,
-            data_config=Wrapped(config=FieldConfig({"apply_chat_template_kwargs": context.template.options})),
+            data_config=Wrapped(config=VerlConfig({"apply_chat_template_kwargs": context.template.options})),
             hf_model_type=None,
             tools=Wrapped(tools=dict(context.tools)),
             context=context,

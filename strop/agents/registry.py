@@ -28,7 +28,7 @@ AnyAgent = TypeVar("AnyAgent", bound=Callable[..., Any])
 
 
 class AgentRegistry(dict[str, Callable[..., Any]]):
-    """Agents by name: async functions (prompt, trajectory, generate[, context]), or loop classes of the field."""
+    """Agents by name: async functions (prompt, trajectory, generate[, context]), or loop classes of verl."""
 
     def register(self, name: str) -> Callable[[AnyAgent], AnyAgent]:
         """Decorator that makes an agent known under `name`.

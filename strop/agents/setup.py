@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from strop.agents import env_agent, interaction_agent, single_turn, tool_agent
@@ -176,7 +176,14 @@ class AgentSetup:
                 f"column, or choose tools with extra_info.tool_selection"
             )
 
-    def context(self, prompt: Prompt, sampling: Sampling, *, deadline: float) -> AgentContext:
+    def context(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        deadline: float,
+        keep_deadline: Callable[[], None] = lambda: None,
+    ) -> AgentContext:
         """What the agent of one episode gets."""
         row = {**prompt.columns, "extra_info": prompt.extra_info}
         tools = self.tools_of(row, prompt.agent_name)
@@ -191,6 +198,7 @@ class AgentSetup:
             tools_kwargs=tools_kwargs_of(row),
             sampling=sampling,
             deadline=deadline,
+            keep_deadline=keep_deadline,
             interactions=self.interactions,
             images=self._images,
         )

@@ -43,7 +43,7 @@ async def tool_agent(
 
 
 def _facts(session: ToolSession, rewards: Mapping[str, float]) -> dict[str, Any]:
-    """For the reward function, under the names of the field."""
+    """For the reward function, under verl's names."""
     return {
         "turn_scores": [],
         "tool_rewards": [result.reward for result in session.results],

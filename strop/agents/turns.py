@@ -19,9 +19,10 @@ from strop.agents.tools.session import CallResult
 from strop.rollout.types import TokenOutput
 from strop.trajectory import Media
 
-_RELEASE_S = 5.0
-"""Seconds before the deadline of an episode at which it ends by itself, so that tools, users and environments can be
-released; at most half of its time."""
+MAX_SEQUENCES = 256
+"""Training sequences of an episode for which agent.max_assistant_turns gives no limit. Each begins with all that was
+before it, so what an episode takes grows with the square of their number, and a model decides how short its answers
+are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +65,12 @@ async def take_turns(
 
     Returns:
         What `reply` said, the engine's own reason for an answer that was cut off (`length`, `aborted`),
-        `max_assistant_turns`, `max_user_turns`, `timeout` shortly before the deadline of the episode, or `length`
+        `max_assistant_turns`, `max_user_turns`, `timeout` at the deadline of the episode, or `length`
         where a reply would leave no room for another answer; it is not appended then.
     """
-    margin = min(_RELEASE_S, context.config.timeout_s / 2)
+    context.keep_deadline()
     try:
-        async with asyncio.timeout_at(context.deadline - margin) as deadline:
+        async with asyncio.timeout_at(context.deadline) as deadline:
             return await _turns(conversation, generate, context, reply)
     except TimeoutError:
         if not deadline.expired():
@@ -87,7 +88,7 @@ async def _turns(conversation: Conversation, generate: Generate, context: AgentC
         conversation.add_answer(output, turn)
         if output.stop_reason != "stop":
             return output.stop_reason
-        limit = _limit(context, num_answers)
+        limit = _limit(context, num_answers, conversation.num_sequences)
         said = await reply(turn, is_last=bool(limit))
         if isinstance(said, str):
             return said
@@ -97,9 +98,12 @@ async def _turns(conversation: Conversation, generate: Generate, context: AgentC
             return "length"
 
 
-def _limit(context: AgentContext, num_answers: int) -> str:
+def _limit(context: AgentContext, num_answers: int, num_sequences: int) -> str:
     """The limit that so many answers, each but the last with a reply, have reached; empty for none."""
     limits = context.config
+    made = num_answers if limits.credit == "turn" else num_sequences
+    if limits.max_assistant_turns is None and made >= MAX_SEQUENCES:
+        return "max_assistant_turns"
     if limits.max_assistant_turns is not None and num_answers >= limits.max_assistant_turns:
         return "max_assistant_turns"
     if limits.max_user_turns is not None and num_answers > limits.max_user_turns:

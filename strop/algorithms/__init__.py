@@ -8,12 +8,14 @@
     adv_declarations.py, loss_declarations.py   what the built-in ones need and what may be set (torch-free)
     extensions.py        files of the user's own that register functions (torch-free)
     stream_functions.py  filters and reward shaping of a user's own (torch-free); stream_calls.py calls them
-    user_functions.py    functions in the field's calling convention, called as they expect
+    user_functions.py    functions in verl's calling convention, called as they expect
 
     advantages/          credit per token: an estimator per paper, and their registry
     losses/              policy losses as per-token terms, and their registry
     correction.py        weights and rejections where rollout and trainer disagree
     shaping.py           penalties on long responses, and reweighting of samples
+    group_filter.py      which groups of samples can teach
+    sequence_credit.py   credit of episodes of several training sequences
     value_loss.py        the critic's loss as per-token terms, and the variance that values explain
     kl.py                per-token KL estimators
     kl_control.py        KL in the reward, and the controllers of its coefficient
@@ -23,6 +25,7 @@
     evaluation.py        pass@k, best@k, worst@k, maj@k and intervals of rates, in closed form
     balance.py           partitions of near-equal load; which rows each rank gets
     measures.py          what is measured on the rows of a step
+    tensor_metrics.py    what is measured while a loss runs, read once per optimizer step
     reduce.py            metric values that know how they merge (torch-free)
 
 Rules that functions keep, ours and a user's own, are checked by the guest `strop.checks`.

@@ -165,7 +165,7 @@ def agg_loss(
     global_batch_size: int | None = None,
     loss_scale_factor: float | None = None,
 ) -> Tensor:
-    """One number from per-token losses [B, R], in the calling convention of the field.
+    """One number from per-token losses [B, R], in verl's calling convention.
 
     For loss functions that reduce by themselves: summed over micro-batches and averaged over `dp_size`
     ranks, it equals the loss of the whole batch, given that batch's totals. Without totals it reduces the

@@ -25,11 +25,18 @@ from torch import Tensor
 from strop.algorithms import measures
 from strop.algorithms.correction_config import CorrectionConfig, RejectRule
 from strop.algorithms.masked import masked_mean, masked_sum
+from strop.algorithms.metric import Metric
 
 Metrics = dict[str, float]
 
 LOG_RATIO_BOUND = measures.LOG_RATIO_BOUND
-PREFIX = "rollout_corr"
+CORRECTION = Metric(
+    "rollout_corr/rollout_<is or rs>_{mean,max,min,std,fraction_high,fraction_low,ratio_fraction_high,"
+    "ratio_fraction_low,masked_fraction,eff_sample_size,oob_ratio,batch_norm_factor,seq_mean,seq_max,seq_min,seq_std,seq_max_deviation,"
+    "seq_fraction_high,seq_fraction_low,seq_masked_fraction}",
+    "1; shares",
+    "`is`: importance weights; `rs_...`: the statistic that rejects; over tokens, and with `seq_` over samples",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +87,7 @@ def correct(
         mask = mask & keep
         metrics |= found
     if config.reject:
-        metrics |= _masked_fractions("rollout_rs", valid, mask)
+        metrics |= _masked_fractions("rs", valid, mask)
     if config.weights == "none":
         return Correction(weights=None, mask=mask, metrics=metrics)
     weights, found = _weights(rho, valid, mask, config)
@@ -121,21 +128,21 @@ def _weights(rho: Tensor, valid: Tensor, mask: Tensor, config: CorrectionConfig)
         log_ratio = masked_mean(rho, valid, axis=1)[:, None].expand(rho.shape)
     raw = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
     lower = config.lower if config.mode == "mask" else 1 / config.upper
-    metrics = _spread("rollout_is", raw, valid, lower=lower, upper=config.upper, neutral=1.0)
+    metrics = _spread("is", raw, valid, lower=lower, upper=config.upper, neutral=1.0)
     extremes = log_ratio[valid].exp()
-    metrics[f"{PREFIX}/rollout_is_max"] = float(extremes.max())
-    metrics[f"{PREFIX}/rollout_is_min"] = float(extremes.min())
-    metrics[f"{PREFIX}/rollout_is_eff_sample_size"] = _effective_share(raw[valid])
+    metrics[CORRECTION.of("is", "max")] = float(extremes.max())
+    metrics[CORRECTION.of("is", "min")] = float(extremes.min())
+    metrics[CORRECTION.of("is", "eff_sample_size")] = _effective_share(raw[valid])
     if config.mode == "truncate":
         weights = raw.clamp(max=config.upper)
     else:
         inside = (raw >= lower) & (raw <= config.upper)
         weights = torch.where(inside, raw, 0.0)
-        metrics[f"{PREFIX}/rollout_is_oob_ratio"] = _share(~inside[valid])
+        metrics[CORRECTION.of("is", "oob_ratio")] = _share(~inside[valid])
     weights = torch.where(mask, weights, 0.0)
     if config.normalize and mask.any():
         factor = _batch_mean(weights, mask, per_token=config.weights == "token")
-        metrics[f"{PREFIX}/rollout_is_batch_norm_factor"] = float(factor)
+        metrics[CORRECTION.of("is", "batch_norm_factor")] = float(factor)
         weights = weights / factor if factor > 0 else weights  # 0 where mode=mask left no weight at all
     return weights, metrics
 
@@ -167,7 +174,7 @@ def _judge(rho: Tensor, valid: Tensor, name: str, rule: RejectRule) -> tuple[Ten
     if rule.kind == "k1":  # rho is the log of the ratio that the bounds are for
         lower, upper = math.log(lower), math.log(upper)
     keep = (values >= lower) & (values <= upper)
-    option = f"rollout_rs_{name}"
+    option = f"rs_{name}"
     metrics = _spread(option, values, valid, lower=lower, upper=upper, neutral=0.0)
     if rule.kind == "k1":
         metrics = _with_sign_of_k1(metrics, option)
@@ -185,12 +192,11 @@ def _of_row(per_token: Tensor, valid: Tensor, level: str) -> Tensor:
 
 def _with_sign_of_k1(metrics: Metrics, option: str) -> Metrics:
     """Statistics of rho as those of k1 = -rho; the fractions stay those of the ratio beyond its bounds."""
-    prefix = f"{PREFIX}/{option}_"
     turned = dict(metrics)
     for level in ("", "seq_"):
-        turned[f"{prefix}{level}mean"] = -metrics[f"{prefix}{level}mean"]
-        turned[f"{prefix}{level}max"] = -metrics[f"{prefix}{level}min"]
-        turned[f"{prefix}{level}min"] = -metrics[f"{prefix}{level}max"]
+        turned[CORRECTION.of(option, f"{level}mean")] = -metrics[CORRECTION.of(option, f"{level}mean")]
+        turned[CORRECTION.of(option, f"{level}max")] = -metrics[CORRECTION.of(option, f"{level}min")]
+        turned[CORRECTION.of(option, f"{level}min")] = -metrics[CORRECTION.of(option, f"{level}max")]
     return turned
 
 
@@ -199,8 +205,8 @@ def _masked_fractions(option: str, valid: Tensor, mask: Tensor) -> Metrics:
     rejected = valid & ~mask
     rows = valid.any(dim=1)
     return {
-        f"{PREFIX}/{option}_masked_fraction": _share(rejected[valid]),
-        f"{PREFIX}/{option}_seq_masked_fraction": _share(rejected.any(dim=1)[rows]),
+        CORRECTION.of(option, "masked_fraction"): _share(rejected[valid]),
+        CORRECTION.of(option, "seq_masked_fraction"): _share(rejected.any(dim=1)[rows]),
     }
 
 
@@ -219,7 +225,7 @@ def _spread(
     samples = masked_mean(values, valid, axis=1)[valid.any(dim=1)]
     high, low = (
         ("ratio_fraction_high", "ratio_fraction_low")
-        if option == "rollout_is"
+        if option == "is"
         else (
             "fraction_high",
             "fraction_low",
@@ -234,7 +240,7 @@ def _spread(
         "seq_fraction_high": _share(samples > upper),
         "seq_fraction_low": _share(samples < lower),
     }
-    return {f"{PREFIX}/{option}_{name}": value for name, value in metrics.items()}
+    return {CORRECTION.of(option, name): value for name, value in metrics.items()}
 
 
 def _moments(prefix: str, values: Tensor) -> Metrics:

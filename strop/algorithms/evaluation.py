@@ -4,7 +4,7 @@ Nothing is resampled, so there is no seed, no noise, and no random state is touc
 
 * pass@k asks what k fresh samples would reach: k of the n answers without replacement, unbiased.
 * best@k, worst@k and maj@k describe k draws *with* replacement from the n answers: the exact mean and
-  standard deviation of the bootstrap that the field charts. For the best of k this is biased low.
+  standard deviation of the bootstrap that verl charts. For the best of k this is biased low.
 
 All arithmetic is float64.
 """

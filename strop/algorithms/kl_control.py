@@ -73,7 +73,7 @@ def reward_kl(
     """KL per token [B, R] under the policy that sampled, and the one number that a controller steers by.
 
     The number is the mean over samples of each sample's mean over its sampled tokens; samples without any
-    are left out of the mean (the field counts them as a KL of 0). It is 0 for a batch without tokens.
+    are left out of the mean (verl counts them as a KL of 0). It is 0 for a batch without tokens.
     """
     kl = kl_penalty(old_log_probs, ref_log_probs, kind)
     per_sample = masked_mean(kl, response_mask, axis=-1)  # [B]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from strop.algorithms.metric import Metric
 from strop.algorithms.registry import Declaration, Declarations, check_settings
 
 SHARED_SETTINGS = {
@@ -12,6 +13,19 @@ SHARED_SETTINGS = {
     "clip_c": "algorithm.clip_ratio_c",
 }
 """Settings of losses that have a key of their own in the config."""
+
+RATIO = Metric(
+    "actor/ratio", "1", "current over old probability, mean over trained tokens; on-policy exactly 1"
+)
+PPO_KL = Metric(
+    "actor/ppo_kl", "nats", "old minus current log-prob, mean over trained tokens; on-policy exactly 0"
+)
+PG_CLIPFRAC = Metric(
+    "actor/pg_clipfrac", "share", "tokens held by the clipping, of trained ones; on-policy exactly 0"
+)
+PG_CLIPFRAC_LOWER = Metric(
+    "actor/pg_clipfrac_lower", "share", "tokens held by the lower bound, of trained ones"
+)
 
 _TOKENS = frozenset({"log_probs", "old_log_probs", "advantages"})
 _CLIP = frozenset({"clip_low", "clip_high"})

@@ -1,7 +1,7 @@
 """Sums, means, variances and whitening over the valid positions of a tensor.
 
 Values outside the mask never matter, also where they are NaN or infinite. Means divide by the exact
-count; the 1e-8 that the field adds to it would bias every short row.
+count; the 1e-8 that verl adds to it would bias every short row.
 """
 
 from __future__ import annotations

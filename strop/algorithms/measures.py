@@ -13,12 +13,48 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.aggregation import row_numbers
+from strop.algorithms.metric import Metric
 
 Numbers: TypeAlias = Tensor | Sequence[float] | Sequence[int] | Sequence[bool]
 Metrics: TypeAlias = dict[str, float]
 
 LOG_RATIO_BOUND = 20.0
 """Largest |log-ratio| that is exponentiated."""
+
+SCORE = Metric("critic/score/{mean,max,min}", "reward", "what the scorer gave, over trained samples")
+REWARDS = Metric("critic/rewards/{mean,max,min}", "reward", "the same after penalties, over trained samples")
+ADVANTAGES = Metric("critic/advantages/{mean,max,min}", "1", "over trained tokens")
+RETURNS = Metric("critic/returns/{mean,max,min}", "reward", "over trained tokens")
+VALUES = Metric(
+    "critic/values/{mean,max,min}", "reward", "of the critic, when there is one, over trained tokens"
+)
+GROUPS = Metric(
+    "rollout/groups_{all_max,all_min,mixed,all_equal,single}",
+    "share",
+    "of groups that all solve, none solves, can teach, have one other reward, and are of one sample; they add up to 1",
+)
+PROBS_DIFF = Metric(
+    "training/rollout_probs_diff_{valid,max,mean,std}",
+    "1",
+    "difference of rollout and trainer in a token's probability; `valid` is 1 where there were tokens to compare",
+)
+LOG_PROBS_DIFF_MAX = Metric(
+    "training/rollout_log_probs_diff_max", "nats", "largest difference of a token's log-prob"
+)
+PROBS_CORRELATION = Metric(
+    "training/rollout_actor_probs_pearson_corr", "1", "correlation of both probabilities, over tokens"
+)
+DIVERGENCE = Metric(
+    "rollout_corr/{kl,k3_kl,chi2_token,chi2_seq}",
+    "nats; 1",
+    "estimates of how far the trainer is from the rollout, mean over tokens; `chi2_seq` over samples",
+)
+PERPLEXITY = Metric(
+    "rollout_corr/{training_ppl,training_log_ppl,rollout_ppl,rollout_log_ppl,log_ppl_diff,log_ppl_abs_diff,"
+    "log_ppl_diff_max,log_ppl_diff_min,ppl_ratio}",
+    "1; log: nats",
+    "perplexity under the trainer and while sampling, and how they differ, over samples",
+)
 
 
 def critic_metrics(
@@ -30,7 +66,7 @@ def critic_metrics(
     response_mask: Tensor,
     values: Tensor | None = None,
 ) -> Metrics:
-    """critic/{score,rewards,advantages,returns}/{mean,max,min}, and critic/values/... where there is a critic.
+    """Scores, rewards, advantages and returns, and values where there is a critic.
 
     Args:
         scores: [B], raw scorer output of each sample.
@@ -39,18 +75,18 @@ def critic_metrics(
     """
     valid = response_mask.bool()
     return {
-        **spread("critic/score", scores),
-        **spread("critic/rewards", rewards),
-        **spread("critic/advantages", advantages[valid]),
-        **spread("critic/returns", returns[valid]),
-        **({} if values is None else spread("critic/values", values[valid])),
+        **spread(SCORE, scores),
+        **spread(REWARDS, rewards),
+        **spread(ADVANTAGES, advantages[valid]),
+        **spread(RETURNS, returns[valid]),
+        **({} if values is None else spread(VALUES, values[valid])),
     }
 
 
 def group_metrics(
     rewards: Tensor, group_ids: Tensor, *, lowest: float = 0.0, highest: float = 1.0
 ) -> Metrics:
-    """rollout/groups_{all_max,all_min,mixed,all_equal,single}: what share of the groups can teach.
+    """GROUPS: what share of the groups can teach.
 
     A group of several samples is mixed if its rewards differ; otherwise its one reward is at least `highest`
     (solved by all), at most `lowest` (by none), or between (all equal). A group of one is single. The five
@@ -78,7 +114,7 @@ def group_metrics(
         "all_equal": is_uniform & (largest > lowest) & (largest < highest),
         "single": is_single,
     }
-    return {f"rollout/groups_{kind}": float(chosen.double().mean()) for kind, chosen in kinds.items()}
+    return {GROUPS.of(kind): float(chosen.double().mean()) for kind, chosen in kinds.items()}
 
 
 def mismatch_metrics(
@@ -86,10 +122,8 @@ def mismatch_metrics(
 ) -> Metrics:
     """How far the trainer's probabilities are from those recorded while sampling.
 
-    training/rollout_probs_diff_{valid,max,mean,std} and training/rollout_actor_probs_pearson_corr compare
-    probabilities over tokens; training/rollout_log_probs_diff_max is the largest |difference| of logs.
-    The rollout_corr/ keys are those of `off_policy_metrics`. The correlation is left out where a side is
-    constant.
+    PROBS_DIFF and PROBS_CORRELATION compare probabilities over tokens; the correlation is left out where a side is
+    constant. DIVERGENCE and PERPLEXITY are those of `off_policy_metrics`.
 
     Args:
         log_probs, rollout_log_probs: trainer and rollout, one shape: [B, R] padded, or [N] flat.
@@ -99,19 +133,19 @@ def mismatch_metrics(
     valid = mask.bool()
     train, rollout = log_probs.detach()[valid].double(), rollout_log_probs.detach()[valid].double()
     if not train.numel():
-        return {"training/rollout_probs_diff_valid": 0.0}
+        return {PROBS_DIFF.of("valid"): 0.0}
     difference = (train.exp() - rollout.exp()).abs()
-    metrics = {
-        "training/rollout_probs_diff_valid": 1.0,
-        "training/rollout_probs_diff_max": float(difference.max()),
-        "training/rollout_probs_diff_mean": float(difference.mean()),
-        "training/rollout_log_probs_diff_max": float((train - rollout).abs().max()),
+    metrics: Metrics = {
+        PROBS_DIFF.of("valid"): 1.0,
+        PROBS_DIFF.of("max"): float(difference.max()),
+        PROBS_DIFF.of("mean"): float(difference.mean()),
+        LOG_PROBS_DIFF_MAX: float((train - rollout).abs().max()),
     }
     if train.numel() > 1:
-        metrics["training/rollout_probs_diff_std"] = float(difference.std())
+        metrics[PROBS_DIFF.of("std")] = float(difference.std())
     correlation = _pearson(train.exp(), rollout.exp())
     if correlation is not None:
-        metrics["training/rollout_actor_probs_pearson_corr"] = correlation
+        metrics[PROBS_CORRELATION] = correlation
     if row_lengths is None:
         rows = torch.arange(mask.shape[0], device=mask.device)[:, None].expand(mask.shape)[valid]
     else:
@@ -120,7 +154,7 @@ def mismatch_metrics(
 
 
 def off_policy_metrics(train: Tensor, rollout: Tensor, rows: Tensor) -> Metrics:
-    """rollout_corr/{kl,k3_kl,chi2_token} over tokens, and perplexities and chi2_seq over samples.
+    """DIVERGENCE over tokens (chi2_seq: over samples), and PERPLEXITY over samples.
 
     With rho = train - rollout per token: kl = mean(-rho), k3_kl = mean(e^rho - 1 - rho), chi2_token =
     mean(e^2rho) - 1, chi2_seq = mean over samples of e^(2 sum rho), - 1. Exponents are clamped to +-20 before
@@ -138,11 +172,13 @@ def off_policy_metrics(train: Tensor, rollout: Tensor, rows: Tensor) -> Metrics:
     difference = train_log_ppl - rollout_log_ppl  # [B]
     sample_rho = zeros.index_add(0, sample, rho)  # [B]
     bounded = rho.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    values = {
+    divergences = {
         "kl": (-rho).mean(),
         "k3_kl": (torch.expm1(bounded) - bounded).mean(),
         "chi2_token": torch.expm1(2 * bounded).mean(),
         "chi2_seq": torch.expm1(2 * sample_rho.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)).mean(),
+    }
+    perplexities = {
         "training_log_ppl": train_log_ppl.mean(),
         "training_ppl": train_log_ppl.exp().mean(),
         "rollout_log_ppl": rollout_log_ppl.mean(),
@@ -153,18 +189,20 @@ def off_policy_metrics(train: Tensor, rollout: Tensor, rows: Tensor) -> Metrics:
         "log_ppl_diff_min": difference.min(),
         "ppl_ratio": difference.exp().mean(),
     }
-    return {f"rollout_corr/{name}": float(value) for name, value in values.items()}
+    return {DIVERGENCE.of(name): float(value) for name, value in divergences.items()} | {
+        PERPLEXITY.of(name): float(value) for name, value in perplexities.items()
+    }
 
 
-def spread(prefix: str, values: Numbers) -> Metrics:
-    """{prefix}/{mean,max,min}; nothing without values."""
+def spread(family: Metric, values: Numbers, *words: str) -> Metrics:
+    """Mean, max and min, the last place of a family with `words` in those before it; nothing without values."""
     numbers = doubles(values)
     if not numbers.numel():
         return {}
     return {
-        f"{prefix}/mean": float(numbers.mean()),
-        f"{prefix}/max": float(numbers.max()),
-        f"{prefix}/min": float(numbers.min()),
+        family.of(*words, "mean"): float(numbers.mean()),
+        family.of(*words, "max"): float(numbers.max()),
+        family.of(*words, "min"): float(numbers.min()),
     }
 
 

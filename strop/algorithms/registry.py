@@ -21,9 +21,9 @@ class Declaration:
 
     needs: frozenset[str] = frozenset()
     """Columns passed by keyword, e.g. `group_ids` or `values`. Empty: the function declared nothing and
-    follows the field's own calling convention."""
-    follows_field: bool = False
-    """True if the function follows the field's calling convention and takes the columns that it needs beside it."""
+    follows verl's own calling convention."""
+    follows_verl: bool = False
+    """True if the function follows verl's calling convention and takes the columns that it needs beside it."""
     settings: frozenset[str] = frozenset()
     """Numbers and switches passed by keyword that have a key of their own in the config, e.g. `norm_by_std`."""
     own: Mapping[str, object] = field(default_factory=dict)
@@ -42,8 +42,8 @@ class Declaration:
 
     @property
     def is_user_convention(self) -> bool:
-        """True if the function follows the field's calling convention, not ours."""
-        return self.follows_field or not self.needs
+        """True if the function follows verl's calling convention, not ours."""
+        return self.follows_verl or not self.needs
 
     def aggregation_mode(self, asked: str | None) -> str:
         """The mode in force for a policy loss, and for the value loss beside it: what was asked for, else the mode
@@ -74,7 +74,7 @@ class Registry(dict[str, F], Generic[F]):
     Args:
         kind: what the functions are, for messages.
         replaceable: a name may be given to another function later.
-        field_parameters: a function with one of these parameters follows the field's calling convention, also where
+        verl_parameters: a function with one of these parameters follows verl's calling convention, also where
             it declares columns that it needs.
         optional_columns: what a function gets if it has a parameter of that name and the batch has the column; such
             a parameter is no setting.
@@ -86,14 +86,14 @@ class Registry(dict[str, F], Generic[F]):
         kind: str,
         *,
         replaceable: bool,
-        field_parameters: frozenset[str] = frozenset(),
+        verl_parameters: frozenset[str] = frozenset(),
         optional_columns: frozenset[str] = frozenset(),
         declarations: Declarations | None = None,
     ) -> None:
         super().__init__()
         self.kind = kind
         self.replaceable = replaceable
-        self.field_parameters = field_parameters
+        self.verl_parameters = verl_parameters
         self.optional_columns = optional_columns
         self.declarations = Declarations(kind) if declarations is None else declarations
 
@@ -134,7 +134,7 @@ class Registry(dict[str, F], Generic[F]):
             parameters = inspect.signature(function).parameters
             declared = replace(
                 declaration,
-                follows_field=not self.field_parameters.isdisjoint(parameters),
+                follows_verl=not self.verl_parameters.isdisjoint(parameters),
                 own=self._own(function, declaration),
             )
             for key in keys:
@@ -253,7 +253,7 @@ def check_settings(
 ) -> None:
     """Refuse settings that the function under `name` does not have, or values of another type than its own.
 
-    A function in the field's calling convention takes any: it reads them from its config object.
+    A function in verl's calling convention takes any: it reads them from its config object.
 
     Args:
         kind: what the function is, for the message: "policy loss".

@@ -1,4 +1,4 @@
-"""Advantage estimators and policy losses of a user's own, called in the calling convention of the field.
+"""Advantage estimators and policy losses of a user's own, called in verl's calling convention.
 
     loss:       (old_log_prob, log_prob, advantages, response_mask, loss_agg_mode=..., config=None,
                 rollout_is_weights=None) -> (loss, metrics), or the four tensors (pg_loss, pg_clipfrac, ppo_kl,
@@ -23,24 +23,25 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.loss_declarations import PG_CLIPFRAC, PG_CLIPFRAC_LOWER, PPO_KL
 from strop.algorithms.registry import dotted
 
 LOSS_COLUMNS = ("log_probs", "old_log_probs", "advantages", "rollout_is_weights", "rollout_log_probs")
-"""Columns that a loss of the field's convention can get."""
+"""Columns that a loss of verl's convention can get."""
 
-METRICS_OF_FOUR = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
+METRICS_OF_FOUR = (PG_CLIPFRAC, PPO_KL, PG_CLIPFRAC_LOWER)
 """What the last three of the four tensors of an older loss are."""
 
 
-class FieldConfig(Mapping[str, Any]):
-    """Settings as the field's functions read them: `config.clip_ratio`, `config["clip_ratio"]`, `config.get(...)`.
+class VerlConfig(Mapping[str, Any]):
+    """Settings as verl's functions read them: `config.clip_ratio`, `config["clip_ratio"]`, `config.get(...)`.
 
     Nested mappings are of this class too. It cannot be written to.
     """
 
     def __init__(self, values: Mapping[str, object]) -> None:
         wrapped = {
-            key: FieldConfig(value) if isinstance(value, Mapping) else value for key, value in values.items()
+            key: VerlConfig(value) if isinstance(value, Mapping) else value for key, value in values.items()
         }
         object.__setattr__(self, "_values", wrapped)
 
@@ -68,7 +69,7 @@ class FieldConfig(Mapping[str, Any]):
         return len(values)
 
     def __repr__(self) -> str:
-        return f"FieldConfig({dict(self)})"
+        return f"VerlConfig({dict(self)})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +89,8 @@ def loss_config(
     totals: BatchTotals,
     loss_agg_mode: str,
     settings: Mapping[str, object] | None = None,
-) -> FieldConfig:
-    """The config that a loss of the field's convention gets.
+) -> VerlConfig:
+    """The config that a loss of verl's convention gets.
 
     It holds the keys of AlgorithmConfig, with both clip ranges in force; `policy_loss`, with `loss_mode` (the
     name) and the user's own settings, which also stand at the top where no key has their name; and
@@ -115,7 +116,7 @@ def loss_config(
             "loss_scale_factor": algorithm.loss_scale_factor,
         },
     )
-    return FieldConfig(values)
+    return VerlConfig(values)
 
 
 def adv_config(
@@ -123,12 +124,12 @@ def adv_config(
     *,
     settings: Mapping[str, object] | None = None,
     extra: Mapping[str, object] | None = None,
-) -> FieldConfig:
-    """The config that an estimator of the field's convention gets: the keys of AlgorithmConfig, the field's name
+) -> VerlConfig:
+    """The config that an estimator of verl's convention gets: the keys of AlgorithmConfig, verl's name
     for the division by the standard deviation, the user's own settings (algorithm.adv_settings), and `extra`."""
     values: dict[str, object] = {**(settings or {}), **_fields(algorithm), **(extra or {})}
     values["norm_adv_by_std_in_grpo"] = algorithm.norm_adv_by_std
-    return FieldConfig(values)
+    return VerlConfig(values)
 
 
 def call_policy_loss(
@@ -137,9 +138,9 @@ def call_policy_loss(
     columns: Mapping[str, Tensor],
     mask: Tensor,
     loss_agg_mode: str,
-    config: FieldConfig,
+    config: VerlConfig,
 ) -> UserLoss:
-    """Call a loss of the field's convention on whole rows, padded.
+    """Call a loss of verl's convention on whole rows, padded.
 
     Args:
         columns: [B, R] each: log_probs (with gradient), old_log_probs, advantages; and, where there are any,
@@ -167,12 +168,12 @@ def call_loss_as_given(
     columns: Mapping[str, Tensor],
     mask: Tensor,
     loss_agg_mode: str,
-    config: FieldConfig,
+    config: VerlConfig,
 ) -> UserLoss:
     """`call_policy_loss` on columns as they are, also outside the mask."""
     if mask.dim() != 2:
         raise ValueError(
-            f"{dotted(function)} follows the field's convention and takes padded columns [B, R], but the mask has "
+            f"{dotted(function)} follows verl's convention and takes padded columns [B, R], but the mask has "
             f"shape {tuple(mask.shape)}"
         )
     parameters = _parameters(function)
@@ -212,15 +213,15 @@ def call_advantage_estimator(
     token_level_rewards: Tensor,
     response_mask: Tensor,
     index: object,
-    config: FieldConfig,
+    config: VerlConfig,
     extra: Mapping[str, object] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [B, R] of an estimator of the field's convention; 0 outside the mask.
+    """Advantages and returns [B, R] of an estimator of verl's convention; 0 outside the mask.
 
     Args:
         token_level_rewards: [B, R].
         response_mask: [B, R], true on tokens the policy sampled; the function gets it as 0 and 1.
-        index: [B], equal for the samples of a prompt (an object array of uids, as the field has it).
+        index: [B], equal for the samples of a prompt (an object array of uids, as verl has it).
         config: see `adv_config`.
         extra: further arguments by name: reward_baselines, old_log_probs, sum_pi_squared, rollout_is_weights,
             batch, non_tensor_batch.
@@ -289,7 +290,7 @@ def _call(
     ]
     if missing:
         raise ValueError(
-            f"{dotted(function)} requires {', '.join(missing)}, which nobody gives it: the field's convention has "
+            f"{dotted(function)} requires {', '.join(missing)}, which nobody gives it: verl's convention has "
             f"{', '.join(offered)}. Give the parameter a default, or declare columns with needs=[...]"
         )
     arguments = {

@@ -12,7 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strop.algorithms.metric import Metric
 from strop.algorithms.reduce import ExplainedVariance
+
+VALUE_STATISTIC = Metric(
+    "critic/{vf_clipfrac,vpred_mean}",
+    "share; reward",
+    "values held by the clipping; value; mean over trained tokens",
+)
+EXPLAINED_VARIANCE = Metric(
+    "critic/vf_explained_var",
+    "share",
+    "of the variance of returns that the values explain, over trained tokens",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

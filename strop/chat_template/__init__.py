@@ -14,6 +14,9 @@ import jinja2
 
 from strop.chat_template.budget import BoundedEnvironment, OutOfSteps
 
+MAX_CHARS = 1 << 17
+"""Of a chat template. Those of well-known models have up to 20,000; to compile one of this size takes up to 3 s."""
+
 
 class TemplateRefused(ValueError):
     """The chat template cannot render these messages."""
@@ -48,6 +51,8 @@ def apply_template(
             f"the chat template of {name} {cause}, and was stopped; correct it (chat_template.jinja or "
             f"tokenizer_config.json in the model folder), or use another model"
         ) from None
+    except TemplateTooCostly:
+        raise
     except RecursionError:
         raise TemplateRefused("the messages or tools are nested too deeply") from None
     except (
@@ -75,6 +80,11 @@ def _install() -> None:
     @functools.lru_cache
     def compile_bounded(chat_template: str) -> jinja2.Template:
         """An environment for each, as in transformers: an extension keeps what one rendering has found."""
+        if len(chat_template) > MAX_CHARS:
+            raise TemplateTooCostly(
+                f"the chat template has {len(chat_template)} characters, more than {MAX_CHARS}: correct it "
+                f"(chat_template.jinja or tokenizer_config.json in the model folder), or use another model"
+            )
         return BoundedEnvironment(compile_unbounded("").environment).from_string(chat_template)
 
     own._compile_jinja_template = compile_bounded

@@ -144,7 +144,7 @@ class WorkerGroup(ABC, Generic[W]):
         return [pending.result() for pending in self.execute_all_async(method_name, *args, **kwargs)]
 
     def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Pending[Any]]:
-        """The same as `execute_all_async`, under the field's short name."""
+        """The same as `execute_all_async`, under verl's short name."""
         return self.execute_all_async(method_name, *args, **kwargs)
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Pending[Any]:
@@ -156,7 +156,7 @@ class WorkerGroup(ABC, Generic[W]):
         return self.execute_rank_zero_async(method_name, *args, **kwargs).result()
 
     def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> Pending[Any]:
-        """The same as `execute_rank_zero_async`, under the field's short name."""
+        """The same as `execute_rank_zero_async`, under verl's short name."""
         return self.execute_rank_zero_async(method_name, *args, **kwargs)
 
     def bound(self, method_name: str) -> Callable[..., Any]:
@@ -241,7 +241,7 @@ class WorkerGroup(ABC, Generic[W]):
         return self.submit(rank, method_name, args, kwargs, materialize=True, returns=Returns.VALUE)
 
     if not TYPE_CHECKING:
-        # `group.method(...)` works too, as in the field; checked programs go through `call`.
+        # `group.method(...)` works too, as in verl; checked programs go through `call`.
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
                 raise AttributeError(name)

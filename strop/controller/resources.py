@@ -24,7 +24,7 @@ class ResourcePool:
             process_on_nodes: processes on each node, at least 1 each; with accelerators, one device per
                 process.
             max_colocate_count: worker groups that may share the places, each with processes of its own;
-                roles that are fused into one process count once. The default is that of the field.
+                roles that are fused into one process count once. The default is verl's.
             name: what configurations and messages call the pool.
 
         Raises:

@@ -3,12 +3,12 @@
     sources.py, folders.py, readers.py   rows from local files, folders, the hub and URLs, all in memory
     stored.py, custom.py, rlhf.py        rows by number: from their files, or of a class of the user's own
     cache.py                             what is kept for the next run, within a bound
-    rows.py, chat.py                     one row through the column mapping and the chat template
+    rows.py, chat.py, media.py           one row through the column mapping, the chat template, images and videos
     encoding.py, truncation.py           token ids of many prompts, kept for the next run; cutting to a limit
     prompts.py, streaming.py, sft.py     PromptDataset, StreamedPrompts and SftDataset
     mixing.py, sampler.py                how often, and in which order, rows are visited
-    curriculum.py, field_samplers.py     orders by name, and those of a user's own: functions and classes
-    prepare.py                           well-known data sets in the field's schema
+    curriculum.py, verl_samplers.py      orders by name, and those of a user's own: functions and classes
+    prepare.py                           well-known data sets in verl's schema
 
 `prepare` is imported by its command, not here; so are `strop.data.tiny`, which makes a small model folder, and
 `strop.data.tasks`, a small verifiable task.
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from strop.data.chat import Chat, render, require_chat_template
     from strop.data.config import DataConfig, SftDataConfig
     from strop.data.curriculum import RowResult, register_sampler
-    from strop.data.field_samplers import AbstractCurriculumSampler, AbstractSampler
     from strop.data.mixing import check_source_weights, visits_per_epoch
     from strop.data.prompts import PromptDataset
     from strop.data.readers import read_rows
     from strop.data.rlhf import RLHFDataset, collate_fn
     from strop.data.sampler import PromptSampler, parse_visit_uid, val_uid, visit_uid
     from strop.data.sft import SftDataset, SftExample, tokenize_chat
+    from strop.data.verl_samplers import AbstractCurriculumSampler, AbstractSampler
 
 __all__ = [
     "AbstractCurriculumSampler",
@@ -63,7 +63,7 @@ __getattr__, __dir__ = lazy_names(
         ".chat": "Chat render require_chat_template",
         ".config": "DataConfig SftDataConfig",
         ".curriculum": "RowResult register_sampler",
-        ".field_samplers": "AbstractCurriculumSampler AbstractSampler",
+        ".verl_samplers": "AbstractCurriculumSampler AbstractSampler",
         ".mixing": "check_source_weights visits_per_epoch",
         ".prompts": "PromptDataset",
         ".readers": "read_rows",

@@ -51,7 +51,7 @@ class RowResult:
 
 
 def register_sampler(name: str) -> Callable[[F], F]:
-    """A decorator that makes a function, or a class in the field's form (field_samplers.py), available as
+    """A decorator that makes a function, or a class in verl's form (verl_samplers.py), available as
     data.sampler=name.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Rows of a class of the user's own (data.dataset_class), in the calling convention of the field.
+"""Rows of a class of the user's own (data.dataset_class), in verl's calling convention.
 
     MyDataset(data_files, tokenizer, config, processor=None, max_samples=-1)
     len(dataset), dataset[i] -> a row as a dictionary
@@ -27,7 +27,7 @@ _BESIDE_EXTRA_INFO = ("index", "tools_kwargs", "interaction_kwargs")
 
 
 class DatasetSettings(Mapping[str, Any]):
-    """The `config` of a dataset class: data.* under the names of the field and under ours.
+    """The `config` of a dataset class: data.* under verl's names and under ours.
 
     Values are read as attributes, as items, or with `get(name, default)`.
     """

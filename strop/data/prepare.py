@@ -1,4 +1,4 @@
-"""Well-known data sets, from their raw rows to the field's schema.
+"""Well-known data sets, from their raw rows to verl's schema.
 
 A raw row is one of the data set as its authors publish it; COMPAT 3.1 describes what comes out. Answers are
 found in the text by searching and counting braces; nothing is evaluated.
@@ -47,7 +47,7 @@ class Raw:
         )
 
     def row(self, source: str, prompt: str, truth: Any, ability: str, **extra_info: Any) -> Row:
-        """The row of the field's schema."""
+        """The row of verl's schema."""
         return {
             "data_source": source,
             "prompt": [{"role": "user", "content": prompt}],
@@ -80,7 +80,7 @@ class Prepared:
 def prepare_rows(
     name: str, raw_rows: Sequence[Mapping[str, Any]], *, split: str, with_tool: bool = False
 ) -> Prepared:
-    """Rows of the field's schema from the raw rows of a known data set.
+    """Rows of verl's schema from the raw rows of a known data set.
 
     Args:
         name: one of RECIPES.

@@ -1,4 +1,4 @@
-"""`RLHFDataset` and `collate_fn` in the conventions of the field, to be subclassed for data.dataset_class.
+"""`RLHFDataset` and `collate_fn` in the conventions of verl, to be subclassed for data.dataset_class.
 
     from strop.data import RLHFDataset
 
@@ -9,7 +9,7 @@
             return row
 
 A subclass may also change `_read_files_and_tokenize`, which sets `self.dataframe` (a `datasets.Dataset`), or
-`_build_messages`. Of the field's class it differs in this: `data_files` may be every entry of data.train_files; the
+`_build_messages`. Of verl's class it differs in this: `data_files` may be every entry of data.train_files; the
 limit on lengths counts the schemas of a row's own tools, and a row that cannot be rendered is an error instead of
 being dropped; columns with media stay in the row, and are put in the place of their placeholders where the prompt is
 encoded.

@@ -12,7 +12,7 @@ from strop.data.media import has_media, take_media, without_contents
 
 MEDIA_KEYS = ("images", "videos", "audios")
 _OTHER_ANSWER_KEYS = ("answer", "solution", "ground_truth", "target", "label")
-"""Columns that data sets of the field use for the right answer; offered when the mapped one is missing."""
+"""Columns that well-known data sets use for the right answer; offered when the mapped one is missing."""
 
 
 def missing_values(source: Mapping[str, Any], config: DataConfig) -> dict[str, str]:

@@ -3,7 +3,7 @@
     user: reverse: stop
     assistant: pots
 
-The rows are in the field's schema. A person sees at a glance whether an answer is right, and so does an exact
+The rows are in verl's schema. A person sees at a glance whether an answer is right, and so does an exact
 match. Palindromes are left out: there, copying the word would be right.
 """
 

@@ -4,15 +4,16 @@ config.py           ModelConfig, LoraConfig, OptimizerConfig, EngineConfig
 
 The model
 causal_lm.py        CausalLM: one model object for training, scoring and native generation
-model.py            Hugging Face folders loaded for packed tokens: policies, value models, reward models
-probe.py            a loaded model compared with its own forward pass
+model.py            Hugging Face folders loaded for packed tokens; model_folder.py: checked before they are read
+probe.py            a loaded model compared with its own forward pass; vision_probe.py: on prompts with images
+vision.py           pixels and positions of vision-language models; vision_pixels.py: images into patches
 lora.py, liger.py   adapters; fused kernels
 
 The forward pass
 attention.py        attention over packed sequences, shared prompts counted once
 packing.py          rows into micro-batches under a hard token budget
-head.py             log-probs, entropy and values without a [tokens, vocab] tensor
-forward.py          the outputs of one micro-batch
+tokens.py           one pass over packed rows, with a function of their tokens
+head.py             log-probs and entropy without a [tokens, vocab] tensor
 ulysses.py          one packed row over several ranks
 
 Ranks
@@ -20,7 +21,7 @@ parallel.py         the processes that hold one model, and what they tell each o
 fsdp.py             shards, gathering for generation, host memory
 
 Training
-training.py         TrainEngine: log-probs or values of a batch, one optimizer step of a loss
+training.py         TrainEngine: what a model says of rows, the gradient of a loss, one optimizer step
 optimizer.py        AdamW and others, clipping, refusal of non-finite gradients
 gradients.py        global norm, clipping and non-finite gradients of shards
 schedules.py        learning rates; muon.py, adamw_8bit.py: other optimizers

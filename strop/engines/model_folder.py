@@ -16,7 +16,8 @@ from strop.foreign_files import TooLarge, check_regular, read_json
 from strop.trust import ask
 
 _MAX_TEXT_BYTES = 2**30
-"""Of a tokenizer, a configuration or a template."""
+"""Of a tokenizer or a configuration."""
+_MAX_TEMPLATE_BYTES = 2**20
 _MAX_SETTING = {"layer": 4096, "label": 2**17, "expert": 2**14, "": 2**40}
 """Largest integers in config.json, by what is in their names: so many things would be built one by one."""
 _WEIGHTS = ".safetensors"
@@ -62,8 +63,9 @@ def check_entries(folder: str | Path, complaint: str) -> None:
                         check_regular(path)
                     continue
                 size = check_regular(path)
-                if path.suffix != _WEIGHTS and path.suffix not in _PICKLES and size > _MAX_TEXT_BYTES:
-                    raise TooLarge(path, size, _MAX_TEXT_BYTES)
+                limit = _MAX_TEMPLATE_BYTES if path.suffix == ".jinja" else _MAX_TEXT_BYTES
+                if path.suffix != _WEIGHTS and path.suffix not in _PICKLES and size > limit:
+                    raise TooLarge(path, size, limit)
             except OSError as error:
                 raise ValueError(f"{complaint}: {path.name}: {error.strerror}") from error
 

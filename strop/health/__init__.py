@@ -2,7 +2,7 @@
 
 tokens       before anything is generated: template, tokenizer and vocabulary
 preflight    before a run: can it learn anything?
-rules        during and after a run, from its metrics
+rules        during and after a run, from its metrics (history)
 """
 
 from __future__ import annotations

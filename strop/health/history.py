@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from statistics import fmean
 
 FIRST = 5
@@ -33,9 +34,9 @@ class History:
         """Steps that had this metric."""
         return self._counts.get(name, 0)
 
-    def names(self, prefix: str) -> list[str]:
-        """Metrics that begin so."""
-        return [name for name in self._first if name.startswith(prefix)]
+    def names(self, pattern: str) -> list[str]:
+        """Metrics that a pattern fits, in which * is any text."""
+        return [name for name in self._first if fnmatchcase(name, pattern)]
 
     def first(self, name: str) -> float | None:
         """Mean of the first five values; None before there are as many."""

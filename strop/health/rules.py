@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
+from strop.algorithms.loss_declarations import PG_CLIPFRAC, PPO_KL
+from strop.algorithms.losses.policy import DISTILLATION_LOSS, ENTROPY, KL_LOSS
+from strop.algorithms.measures import ADVANTAGES, GROUPS, PROBS_DIFF, SCORE
+from strop.algorithms.value_loss import EXPLAINED_VARIANCE
 from strop.health.history import RECENT, History
+from strop.workers.estimates import REWARD_KL
+from strop.workers.metrics import LENGTH, OUTCOMES
+from strop.workers.rows import GRAD_NORM, LEARNING_RATE, SKIPPED_UPDATES
+from strop.workers.validation_metrics import VALIDATION
 
 IN_A_ROW = 3
 """Steps in a row after which something is no accident."""
@@ -45,14 +53,15 @@ EVALUATIONS = 3
 BAD_CRITIC_STEPS = 20
 """Steps in a row in which the critic explains less than a constant would."""
 
-MIXED, ALL_MIN, ALL_MAX = "rollout/groups_mixed", "rollout/groups_all_min", "rollout/groups_all_max"
-CUT, LENGTH, SCORE = "response_length/clip_ratio", "response_length/mean", "critic/score/mean"
-SCORE_MIN = "critic/score/min"
-ENTROPY, GRADIENT, SKIPPED = "actor/entropy", "actor/grad_norm", "actor/skipped_updates"
-PROBS = "training/rollout_probs_diff_mean"
-ADVANTAGE_MAX, ADVANTAGE_MIN = "critic/advantages/max", "critic/advantages/min"
-TEACHER = "distillation/loss"
-"""Where a teacher teaches, equal rewards are no sign of trouble."""
+MIXED, ALL_MIN, ALL_MAX, SINGLE = (GROUPS.of(kind) for kind in ("mixed", "all_min", "all_max", "single"))
+CUT, MEAN_LENGTH = LENGTH.of("response_length", "clip_ratio"), LENGTH.of("response_length", "mean")
+MEAN_SCORE, SCORE_MIN = SCORE.of("mean"), SCORE.of("min")
+ADVANTAGE_MAX, ADVANTAGE_MIN = ADVANTAGES.of("max"), ADVANTAGES.of("min")
+GRADIENT, SKIPPED, RATE = GRAD_NORM.of("actor"), SKIPPED_UPDATES.of("actor"), LEARNING_RATE.of("actor")
+PROBS = PROBS_DIFF.of("mean")
+OK, ERROR, TIMEOUT, SERVICES = (OUTCOMES.of(kind) for kind in ("ok", "error", "timeout", "infrastructure"))
+HELD_OUT = VALIDATION.of("val-core", "*", "acc", "mean@*")
+"""With any data source, and any number of samples per prompt."""
 NO_ADVANTAGE = 1e-6
 """An advantage below this is 0 but for rounding."""
 
@@ -70,7 +79,11 @@ class Diagnosis:
 def no_signal(history: History) -> str:
     """Every advantage of the first step, or of three steps in a row, is 0."""
     num_steps = 1 if history.count(ADVANTAGE_MAX) == 1 else IN_A_ROW
-    if not _all_without_advantage(history, num_steps) or history.count(TEACHER) or policy_lost(history):
+    if (
+        not _all_without_advantage(history, num_steps)
+        or history.count(DISTILLATION_LOSS)
+        or policy_lost(history)
+    ):
         return ""
     solved = history.mean(ALL_MAX, num_steps) or 0.0
     failed = history.mean(ALL_MIN, num_steps) or 0.0
@@ -90,8 +103,8 @@ def no_signal(history: History) -> str:
 def few_groups_teach(history: History) -> str:
     """Less than a fifth of the groups had different rewards over the last ten steps."""
     share = history.mean(MIXED, 10)
-    single = history.mean("rollout/groups_single", 10) or 0.0
-    if share is None or not 0 < share < FEW_GROUPS or single > 0 or history.count(TEACHER):
+    single = history.mean(SINGLE, 10) or 0.0
+    if share is None or not 0 < share < FEW_GROUPS or single > 0 or history.count(DISTILLATION_LOSS):
         return ""
     solved, failed = history.mean(ALL_MAX, 10) or 0.0, history.mean(ALL_MIN, 10) or 0.0
     kind = "harder" if solved > failed else "easier"
@@ -104,7 +117,7 @@ def few_groups_teach(history: History) -> str:
 def entropy_collapse(history: History) -> str:
     """Entropy below 0.05 nats for five steps, while rewards neither rise nor are at their end."""
     values = history.last(ENTROPY, 5)
-    if not values or max(values) >= LOW_ENTROPY or _rises(history, SCORE):
+    if not values or max(values) >= LOW_ENTROPY or _rises(history, MEAN_SCORE):
         return ""
     if (history.mean(ALL_MAX, 5) or 0.0) >= 0.5:  # little is left to explore
         return ""
@@ -117,7 +130,7 @@ def entropy_collapse(history: History) -> str:
 def entropy_growth(history: History) -> str:
     """Entropy twice that of the first five steps, while rewards do not rise."""
     start, now = history.first(ENTROPY), history.mean(ENTROPY, 5)
-    if start is None or now is None or history.count(ENTROPY) < 10 or _rises(history, SCORE):
+    if start is None or now is None or history.count(ENTROPY) < 10 or _rises(history, MEAN_SCORE):
         return ""
     if not now > max(ENTROPY_GROWTH * start, 0.5):
         return ""
@@ -133,8 +146,8 @@ def policy_lost(history: History) -> str:
     The measures of a step (KL, clipped tokens) are those before its update: where a step has one, they are 0 whatever
     the update did. What it did is in the samples of the next step.
     """
-    num_steps = min(RECENT, *(history.count(name) for name in (SCORE, SCORE_MIN, ENTROPY)))
-    scores, least, entropies = (history.last(name, num_steps) for name in (SCORE, SCORE_MIN, ENTROPY))
+    num_steps = min(RECENT, *(history.count(name) for name in (MEAN_SCORE, SCORE_MIN, ENTROPY)))
+    scores, least, entropies = (history.last(name, num_steps) for name in (MEAN_SCORE, SCORE_MIN, ENTROPY))
     for step in range(1, num_steps - 1):
         before, old, new = scores[step - 1], entropies[step - 1], entropies[step]
         bound = before - LOST_REWARD * (before - least[step - 1])
@@ -169,7 +182,7 @@ def truncation(history: History) -> str:
 
 def policy_jump(history: History) -> str:
     """In three steps, a KL between old and new policy above 0.2, or more than 30 % clipped tokens."""
-    kl, clipped = history.last("actor/ppo_kl", IN_A_ROW), history.last("actor/pg_clipfrac", IN_A_ROW)
+    kl, clipped = history.last(PPO_KL, IN_A_ROW), history.last(PG_CLIPFRAC, IN_A_ROW)
     if kl and min(map(abs, kl)) > LARGE_KL:
         seen = f"each step moves the policy by a KL of {fmean(map(abs, kl)):.2f} nats per token"
     elif clipped and min(clipped) > LARGE_CLIP_SHARE:
@@ -181,7 +194,7 @@ def policy_jump(history: History) -> str:
 
 def kl_explosion(history: History) -> str:
     """The KL to the reference is ten times that of the twenty steps before."""
-    for name in ("actor/kl_loss", "actor/reward_kl_penalty"):
+    for name in (KL_LOSS, REWARD_KL):
         now, before = history.mean(name, IN_A_ROW), history.mean(name, 20, before=IN_A_ROW)
         if now is None or before is None or now < 0.1 or now <= KL_GROWTH * max(before, 0.0):
             continue
@@ -239,7 +252,7 @@ def scorer_failures(history: History) -> str:
         f"{100 * now:.1f} % of the samples could not be scored, {100 * start:.1f} % at the start - read their errors "
         f"(strop samples)"
     )
-    if _rises(history, SCORE):
+    if _rises(history, MEAN_SCORE):
         text += "; the reward rises with them, so the model may have learned to escape the scorer"
     return text
 
@@ -258,9 +271,15 @@ def mismatch(history: History) -> str:
 
 def longer_but_worse(history: History) -> str:
     """Answers half as long again as in the first five steps, and a lower reward, after at least twenty steps."""
-    start, now = history.first(LENGTH), history.mean(LENGTH, 5)
-    first_score, score = history.first(SCORE), history.mean(SCORE, 5)
-    if start is None or now is None or first_score is None or score is None or history.count(LENGTH) < 20:
+    start, now = history.first(MEAN_LENGTH), history.mean(MEAN_LENGTH, 5)
+    first_score, score = history.first(MEAN_SCORE), history.mean(MEAN_SCORE, 5)
+    if (
+        start is None
+        or now is None
+        or first_score is None
+        or score is None
+        or history.count(MEAN_LENGTH) < 20
+    ):
         return ""
     if now < LONGER * start or score > first_score - WORSE:
         return ""
@@ -272,11 +291,11 @@ def longer_but_worse(history: History) -> str:
 
 def held_out_falls(history: History) -> str:
     """Three validations in a row are worse than the one before, while the training reward rises."""
-    if not _rises(history, SCORE, over_start=True):
+    if not _rises(history, MEAN_SCORE, over_start=True):
         return ""
-    for name in history.names("val-core/"):
+    for name in history.names(HELD_OUT):
         values = history.last(name, EVALUATIONS + 1)
-        if "/acc/mean@" in name and values and all(a > b for a, b in pairwise(values)):
+        if values and all(a > b for a, b in pairwise(values)):
             return (
                 f"the training reward rises while held-out accuracy fell from {values[0]:.2f} to {values[-1]:.2f} over "
                 f"{EVALUATIONS} validations - look at 20 answers with a high score (strop samples): the model may have "
@@ -287,7 +306,7 @@ def held_out_falls(history: History) -> str:
 
 def learning_rate_zero(history: History) -> str:
     """A learning rate of 0 for three steps."""
-    values = history.last("actor/lr", IN_A_ROW)
+    values = history.last(RATE, IN_A_ROW)
     if not values or any(values):
         return ""
     return f"the learning rate was 0 for {IN_A_ROW} steps, so nothing is learned - look at actor.optim and its schedule"
@@ -295,7 +314,7 @@ def learning_rate_zero(history: History) -> str:
 
 def useless_critic(history: History) -> str:
     """An explained variance below 0 for twenty steps."""
-    values = history.last("critic/vf_explained_var", BAD_CRITIC_STEPS)
+    values = history.last(EXPLAINED_VARIANCE, BAD_CRITIC_STEPS)
     if not values or max(values) >= 0:
         return ""
     return (
@@ -371,12 +390,10 @@ def _rises(history: History, name: str, *, over_start: bool = False) -> bool:
 
 
 def _failed_share(history: History, *, is_first: bool) -> float | None:
-    names = ("reward/ok", "reward/error", "reward/timeout")
-    means = [history.first(name) if is_first else history.mean(name, 5) for name in names]
+    means = [history.first(name) if is_first else history.mean(name, 5) for name in (OK, ERROR, TIMEOUT)]
     if any(mean is None for mean in means):
         return None
     ok, *failed = [mean or 0.0 for mean in means]
-    services = "reward/infrastructure"
-    failed.append((history.first(services) if is_first else history.mean(services, 5)) or 0.0)
+    failed.append((history.first(SERVICES) if is_first else history.mean(SERVICES, 5)) or 0.0)
     total = ok + sum(failed)
     return sum(failed) / total if total else None

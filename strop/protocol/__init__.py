@@ -1,10 +1,12 @@
 """The batch that flows between controller and workers.
 
+schema       the columns of a training batch: what each holds, who makes it and who takes it
 columns      dense and jagged tensor columns, and what is done to their rows
 batch        DataProto
 future       DataProtoFuture: a batch that workers still hold
 pieces       what a future is made of: pending batches, rows wanted of them, their order
 folding      rows regrouped along a second axis; rows added until a number divides them
+unfolding    wide columns cut into several narrower rows
 indices      row numbers, masks, equal ranges, mini-batch order
 merging      columns and facts of the same name that meet
 conversion   to and from a TensorDict that carries everything

@@ -33,7 +33,7 @@ class _Plan(NamedTuple):
 class BatchError(ValueError, AssertionError):
     """A batch, or an operation on it, breaks a rule of the protocol.
 
-    An AssertionError too, because programs written for the field's convention catch that.
+    An AssertionError too, because programs written for verl's convention catch that.
     """
 
 

@@ -106,8 +106,10 @@ STAGES = (
 
 
 def made_by(maker: Maker) -> frozenset[str]:
-    """The columns that a stage can make."""
-    return frozenset(name for name, column in COLUMNS.items() if column.made_by == maker)
+    """The tensor columns that a stage can make."""
+    return frozenset(
+        name for name, column in COLUMNS.items() if column.made_by == maker and column.dtype is not None
+    )
 
 
 def taken_by(taker: Taker, present: Collection[str]) -> list[str]:

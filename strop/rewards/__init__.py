@@ -5,11 +5,13 @@
     pool.py        RewardPool: what the trainer uses; policies for what could not be scored
     combining.py   several scores of one sample as one reward
     remote/        judges and reward models on servers
-    managers.py    reward managers of the field, in worker processes (not imported here: it needs torch)
+    sandbox/       programs that a model wrote, run where they can do no harm
+    managers.py    reward managers of verl, in worker processes (not imported here: it needs torch)
     supervisor.py  the thread that owns workers and deadlines
     worker.py      the parent's side of one worker process
     wire.py        the lines between them (JSON)
     child.py       the worker process; functions.py loads and calls the user's function there
+    printed.py     what reward functions print
     scorers/       the built-in scorers by data_source
 
 Nothing here imports torch: a worker process starts in a fraction of a second.

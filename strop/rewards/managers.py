@@ -1,4 +1,4 @@
-"""Reward managers of the field: classes that score a row of a batch instead of a text.
+"""Reward managers of verl: classes that score a row of a batch instead of a text.
 
     from strop.rewards.managers import RewardManagerBase, register
 

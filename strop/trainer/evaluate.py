@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strop.agents.setup import AgentSetup
 from strop.engines.model import load_model, load_tokenizer
 from strop.rewards import RewardPool
 from strop.rollout.native.engine import NativeEngine
@@ -66,7 +67,8 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
             "data.val_files is empty; name the files to evaluate on, for example data.val_files=[val.parquet]"
         )
     tokenizer = load_tokenizer(config.model)
-    prompts = load_val_prompts(config.data, tokenizer, config.agent)
+    setup = AgentSetup(config.agent, tokenizer, template_options=config.data.chat_template_kwargs)
+    prompts = load_val_prompts(config.data, tokenizer, setup)
     say(
         f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature {config.eval.temperature}"
     )

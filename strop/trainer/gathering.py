@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED
+from strop.algorithms.metric import Metric
 from strop.data.sampler import parse_visit_uid
 from strop.data.streaming import Drawn
 from strop.protocol import DataProto
@@ -34,6 +35,13 @@ from strop.workers.reports import EpisodeReport, check_failed_episodes, training
 
 _LOWEST_RATE = 0.1
 """Share of groups that is expected to teach at least, when the size of the next round is chosen."""
+
+OVERLONG_PROMPTS = Metric("training/overlong_prompts", "prompts", "passed over with `data.streaming`")
+FILTER = Metric(
+    "training/filter_groups/<what>",
+    "rounds; samples",
+    "with dynamic sampling: `rounds`, `evicted_samples`, `discarded_surplus_samples`, samples by cause",
+)
 
 
 class TooFewGroups(RuntimeError):
@@ -120,7 +128,7 @@ class Gatherer:
     def _gathered(
         self, rounds: Sequence[_Round], dropped: Mapping[str, str], metrics: Mapping[str, float]
     ) -> Gathered:
-        refused = {"training/overlong_prompts": float(sum(one.num_refused for one in rounds))}
+        refused: dict[str, float] = {OVERLONG_PROMPTS: float(sum(one.num_refused for one in rounds))}
         kept = [
             one.experience.take([i for i, r in enumerate(one.experience.reports) if r.uid not in dropped])
             if dropped
@@ -210,13 +218,12 @@ class Gatherer:
         uids = [report.uid for one in rounds for report in one.played.reports]
         causes = Counter(dropped[uid] for uid in uids if uid in dropped)
         surplus = causes.pop(SURPLUS, 0)
-        prefix = "training/filter_groups"
         counts = {
-            f"{prefix}/rounds": float(len(rounds)),
-            f"{prefix}/evicted_samples": float(causes.total()),
-            f"{prefix}/discarded_surplus_samples": float(surplus),
+            FILTER.of("rounds"): float(len(rounds)),
+            FILTER.of("evicted_samples"): float(causes.total()),
+            FILTER.of("discarded_surplus_samples"): float(surplus),
         }
         own = self._config.algorithm.filter_groups.filter
         for cause in [*CAUSES, *([f"filter {own}"] if own else []), *causes]:
-            counts[f"{prefix}/{re.sub(r'[^0-9A-Za-z]+', '_', cause)}"] = float(causes[cause])
+            counts[FILTER.of(re.sub(r"[^0-9A-Za-z]+", "_", cause))] = float(causes[cause])
         return counts

@@ -129,7 +129,7 @@ def row_results(reports: Sequence[EpisodeReport], *, step: int) -> dict[int, Row
 
 
 def sampler_batch(experience: Experience) -> DataProto:
-    """What a sampler in the field's form is shown of a step: per sample the scores, rewards and advantages, with uid
+    """What a sampler in verl's form is shown of a step: per sample the scores, rewards and advantages, with uid
     and the row's number (`index`), without the tokens."""
     rows = experience.taken_by("sampler").get()
     numbers = np.array([parse_visit_uid(report.uid)[1] for report in experience.reports], dtype=object)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from strop.algorithms.kl_control import KlController
+from strop.algorithms.metric import Metric
 from strop.algorithms.reduce import Reduction
 from strop.controller import as_batch, as_future, as_list
 from strop.protocol import DataProtoFuture
@@ -16,10 +17,14 @@ from strop.trainer.phases import Stages
 from strop.trainer.producers import Making, produced, rows, wanted_before_updates, wanted_by_the_update
 from strop.trainer.resampling import draw_metrics, drawn_rows, sample_scores
 from strop.trainer.roles import Roles
+from strop.workers.estimates import REWARD_KL
 from strop.workers.reports import check_versions
 from strop.workers.summary import BatchSummary
 from strop.workers.updates import Update, merged_update, updates_of
 
+REWARD_KL_COEF = Metric(
+    "actor/reward_kl_penalty_coeff", "1", "factor of the KL in the reward, when there is one"
+)
 REJECTED = "rollout correction rejected every token of it"
 
 
@@ -160,8 +165,8 @@ class Learner:
         """Move the coefficient of the KL penalty towards its target; what it was."""
         if not self._config.algorithm.use_kl_in_reward:
             return {}
-        used = {"actor/reward_kl_penalty_coeff": self.kl.value}
-        self.kl.update(summary.metrics["actor/reward_kl_penalty"], len(summary.advantages))
+        used: dict[str, float] = {REWARD_KL_COEF: self.kl.value}
+        self.kl.update(summary.metrics[REWARD_KL], len(summary.advantages))
         return used
 
 

@@ -18,12 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from strop.algorithms.kl_control import make_kl_controller
+from strop.algorithms.metric import Metric
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
 from strop.health import Watch
 from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
-from strop.trainer import metrics as measure
 from strop.trainer.checkpointing import Saver, is_due, restore_position
 from strop.trainer.config import Config
 from strop.trainer.gathering import Gatherer
@@ -48,7 +48,11 @@ from strop.trainer.stopping import StopRequest
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
 from strop.trainer.validation import Validation, summarize_validation
+from strop.workers import metrics as measure
 from strop.workers.reports import Decided, check_failed_episodes
+
+POSITION = Metric("training/{global_step,epoch}", "", "where the run is")
+GENERATION_SPEED = Metric("rollout/tokens_per_s", "tokens/s", "generated")
 
 
 class Trainer:
@@ -118,7 +122,7 @@ class Trainer:
         learned = self.learner.learn(gathered.experience, step, stages) if len(gathered.experience) else None
         stages.run(
             "update_weights", "", self.roles.publish, step
-        )  # the version is the step, also without samples
+        )  # also without samples: the version is the step
         return StepRecord(step=step, gathered=gathered, learned=learned)
 
     # ------------------------------------------------------------------ around it
@@ -252,7 +256,7 @@ class Trainer:
         if is_last or is_due(step, self.config.run.save_every):
             with phases.phase("save_checkpoint"):
                 self._save(step, score, is_last=is_last)
-            trackers.log(step, {"timing_s/save_checkpoint": phases.seconds["save_checkpoint"]})
+            trackers.log(step, {measure.TIMING.of("save_checkpoint"): phases.seconds["save_checkpoint"]})
         self._saver.poll()
 
     def _wants_first_validation(self) -> bool:
@@ -313,8 +317,8 @@ class Trainer:
     def _metrics(self, record: StepRecord, phases: Phases) -> dict[str, float]:
         """All numbers of a step that do not depend on what follows it."""
         numbers = {
-            "training/global_step": float(record.step),
-            "training/epoch": float(self.data.sampler.epoch),
+            POSITION.of("global_step"): float(record.step),
+            POSITION.of("epoch"): float(self.data.sampler.epoch),
             **episode_metrics(record.reports, self.config),
             **measure.throughput_metrics(
                 num_total_tokens=num_tokens(record.reports),
@@ -324,7 +328,7 @@ class Trainer:
         }
         generated, gen_s = num_response_tokens(record.reports), phases.seconds.get("gen", 0.0)
         if gen_s > 0:
-            numbers["rollout/tokens_per_s"] = generated / gen_s
+            numbers[GENERATION_SPEED] = generated / gen_s
         return numbers | record.metrics()
 
     def _warn(self, record: StepRecord) -> None:

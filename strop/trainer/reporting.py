@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strop.trainer import metrics as measure
+from strop.algorithms.metric import Metric
 from strop.trainer.config import Config
+from strop.workers import metrics as measure
 from strop.workers.reports import EpisodeReport
+
+FAILED = Metric("rollout/failed", "samples", "whose agent failed")
 
 
 def num_response_tokens(reports: Sequence[EpisodeReport]) -> int:
@@ -43,12 +46,12 @@ def episode_metrics(reports: Sequence[EpisodeReport], config: Config) -> dict[st
             [outcome.parts for _, outcome in outcomes if outcome.score is not None],
         ),
         **measure.reward_usage_metrics([outcome.usage for _, outcome in outcomes]),
-        "rollout/failed": float(len(reports) - len(played)),
+        FAILED: float(len(reports) - len(played)),
     }
 
 
 def _seconds(report: EpisodeReport) -> dict[str, float]:
-    """Time of one sample per activity, under the names of the field."""
+    """Time of one sample per activity, under verl's names."""
     return {
         "generate_sequences": report.timings.get("generate_s", 0.0),
         "tool_calls": report.timings.get("tool_calls", 0.0),

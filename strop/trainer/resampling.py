@@ -12,12 +12,18 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.metric import Metric
 from strop.algorithms.shaping import PfPpoMethod, pf_ppo_weights, resample_rows
 from strop.protocol import DataProto, columns
 from strop.randomness import random_key
 
 NOT_DRAWN = "not drawn"
 """Why a sample was filtered."""
+RESAMPLING = Metric(
+    "training/resampling/{not_drawn_samples,max_draws,score_mean}",
+    "samples; times; reward",
+    "with PF-PPO: samples not drawn, how often the most frequent one was, mean score of what is trained on",
+)
 
 
 def sample_scores(data: DataProto) -> Tensor:
@@ -58,11 +64,10 @@ def drawn_rows(
 
 
 def draw_metrics(scores: Tensor, drawn: Sequence[int]) -> dict[str, float]:
-    """training/resampling/*: samples that were not drawn, how often the most frequent one was, and the mean score of
-    what is trained on."""
+    """RESAMPLING of the rows that were drawn."""
     counts = torch.bincount(torch.tensor(drawn), minlength=len(scores))  # [B]
     return {
-        "training/resampling/not_drawn_samples": float((counts == 0).sum()),
-        "training/resampling/max_draws": float(counts.max()),
-        "training/resampling/score_mean": float((scores * counts).sum() / counts.sum()),
+        RESAMPLING.of("not_drawn_samples"): float((counts == 0).sum()),
+        RESAMPLING.of("max_draws"): float(counts.max()),
+        RESAMPLING.of("score_mean"): float((scores * counts).sum() / counts.sum()),
     }

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.agents.config import AgentConfig
 from strop.agents.registry import agents
 from strop.agents.rows import with_agents
 from strop.agents.setup import AgentSetup
 from strop.data.cache import cache_folder, prune
 from strop.data.config import DataConfig
 from strop.data.custom import load_rows
-from strop.data.field_samplers import field_sampler
 from strop.data.mixing import check_source_weights, weighted_epochs
 from strop.data.prompts import PromptDataset
 from strop.data.sampler import PromptSampler, val_uid
 from strop.data.streaming import Drawn, StreamedPrompts, TrainingPrompts, draw
+from strop.data.verl_samplers import verl_sampler
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.engines.model_folder import end_tokens
@@ -92,11 +91,11 @@ def load_training_data(config: Config) -> TrainingData:
         num_epochs=num_epochs,
         chosen=chosen,
         reorder_every=config.data.reorder_every,
-        instance=field_sampler(train.row_numbers, data),
+        instance=verl_sampler(train.row_numbers, data),
     )
     limits = [limit for limit in (sampler.num_steps, config.trainer.max_steps) if limit is not None]
     num_steps = min(limits)  # the configuration sees to it that there is one
-    val_prompts = load_val_prompts(data, tokenizer, config.agent) if data.val_files else []
+    val_prompts = load_val_prompts(data, tokenizer, setup) if data.val_files else []
     _check_media(config, has_media=train.has_media or any(prompt.media for prompt in val_prompts))
     prune(cache_folder(data.cache_dir), data.cache_max_bytes)
     return TrainingData(
@@ -137,9 +136,8 @@ def _check_media(config: Config, *, has_media: bool) -> None:
             )
 
 
-def load_val_prompts(data: DataConfig, tokenizer: Any, agent: AgentConfig) -> list[Prompt]:
-    """The validation prompts, in the order of the files."""
-    setup = AgentSetup(agent, tokenizer, template_options=data.chat_template_kwargs)
+def load_val_prompts(data: DataConfig, tokenizer: Any, setup: AgentSetup) -> list[Prompt]:
+    """The validation prompts, in the order of the files; `setup` knows what their agents and tools show."""
     rows = load_rows(data, "val", tokenizer)
     _check_agents(rows, "val")
     dataset = PromptDataset(with_agents(rows, setup, "val"), tokenizer, data, "val")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from strop.algorithms.aggregation import BatchTotals, batch_totals
+from strop.algorithms.metric import Metric
 from strop.algorithms.reduce import metric_values
 from strop.border import as_number
 from strop.controller import WorkerGroup, as_list, role
@@ -33,8 +34,14 @@ from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.stopping import StopRequest
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
-from strop.workers.supervised import SupervisedWorker
+from strop.workers.metrics import THROUGHPUT, TIMING
+from strop.workers.rows import GRAD_NORM
+from strop.workers.supervised import LOSS, SupervisedWorker
 from strop.workers.updates import merged_update
+
+VALIDATION_LOSS = Metric(
+    "val/loss", "nats", "of `strop sft` on held-out rows: -log p, mean over trained tokens"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,16 +212,16 @@ class SupervisedTrainer:
             prompt_tokens=digest(
                 columns.flat(tensors["prompts"]).numpy(), columns.flat(tensors["responses"]).numpy()
             ),
-            loss=digest([numbers["train/loss"].hex(), numbers["train/grad_norm"].hex()]),
+            loss=digest([numbers[LOSS].hex(), numbers[GRAD_NORM.of("train")].hex()]),
             weights=as_list(self._worker.call.checksum())[0],
         )
         num_tokens = int(
             columns.row_lengths(tensors["prompts"]).sum() + columns.row_lengths(tensors["responses"]).sum()
         )
-        numbers["timing_s/step"] = phases.total()
-        numbers["perf/throughput"] = num_tokens / phases.total()
+        numbers[TIMING.of("step")] = phases.total()
+        numbers[THROUGHPUT] = num_tokens / phases.total()
         self._run.events.append(
-            "step", step, seconds=phases.total(), phases=phases.seconds, loss=numbers["train/loss"]
+            "step", step, seconds=phases.total(), phases=phases.seconds, loss=numbers[LOSS]
         )
         return numbers
 
@@ -227,10 +234,10 @@ class SupervisedTrainer:
         return self._run.events.read("validation")
 
     def _validate(self, dataset: SftDataset, step: int) -> dict[str, float]:
-        """The metric val/loss, with its record."""
+        """The validation loss, with its record."""
         loss = self._mean_loss(dataset)
         self._run.events.append("validation", step, loss=loss)
-        return {"val/loss": loss}
+        return {VALIDATION_LOSS: loss}
 
     def _mean_loss(self, dataset: SftDataset) -> float:
         """Mean loss per trained token."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strop.algorithms.evaluation import clustered_interval
-from strop.trainer.validation_metrics import validation_metrics
 from strop.workers.reports import PASS_THRESHOLD, EpisodeReport
+from strop.workers.validation_metrics import validation_metrics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,14 @@ critic.py        CriticWorker: values and value updates
 reference.py     ReferenceWorker: the frozen model that KL terms compare with
 teacher.py       TeacherWorker: the frozen model that the policy learns from
 reward_model.py  RewardModelWorker: scores of whole answers
-rollout.py       RolloutWorker: plays prompts with agents, engine and scorers
+rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples of what was played
 supervised.py    SupervisedWorker: fine-tuning on given answers
 
 What they share: rows.py (rows of a batch), joining.py (the ranks of a role), saving.py (state of a role that
-learns), frozen.py (a model that does not), estimates.py (advantages), summary.py (what the controller keeps of a
-batch), episodes.py and reports.py (what was played).
+learns), frozen.py (a model that does not), updates.py (what an optimizer step came to), estimates.py (advantages),
+correcting.py (rollout correction), summary.py (what the controller keeps of a batch).
+
+Playing, for training, validation and every command alike: player.py (Player: engine, agents and scorers of one
+process), programs.py (the sandbox of its tools), episodes.py (what was played), reports.py (the same without tokens),
+played.py (Played: reports, and a reference to the episodes).
 """

@@ -23,6 +23,7 @@ from strop.algorithms.losses import (
     policy_batch,
     policy_loss,
 )
+from strop.algorithms.metric import Metric
 from strop.algorithms.reduce import Mean
 from strop.algorithms.tensor_metrics import TensorMetrics
 from strop.controller import Dispatch, Execute, register
@@ -50,6 +51,9 @@ from strop.workers.rows import (
 from strop.workers.saving import TrainedWorker
 from strop.workers.summary import BatchSummary, summarize
 from strop.workers.updates import Update, with_update
+
+LOSS = Metric("actor/loss", "reward", "the whole loss, as it is reduced")
+KL_COEF = Metric("actor/kl_coef", "1", "factor of the KL in the loss, when there is one")
 
 
 class ActorWorker(TrainedWorker):
@@ -139,9 +143,9 @@ class ActorWorker(TrainedWorker):
             self.engine.map_tokens(still, update.measure)
         report = self.engine.step()
         metrics = update.metrics.read()
-        metrics["actor/loss"] = Mean(value, share)
+        metrics[LOSS] = Mean(value, share)
         if self._loss.uses_kl_loss:
-            metrics["actor/kl_coef"] = Mean(self._loss.kl_loss_coef, 1)
+            metrics[KL_COEF] = Mean(self._loss.kl_loss_coef, 1)
         metrics |= step_metrics("actor", report)
         seen = response_columns(data, {name: column.cpu() for name, column in update.kept.items()})
         return with_update(seen, Update(metrics=metrics, skipped=report.skipped))

@@ -11,9 +11,15 @@ from strop.algorithms.aggregation import BatchTotals, weighted_sum
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.extensions import load_extensions
 from strop.algorithms.losses import aggregation_of
+from strop.algorithms.metric import Metric
 from strop.algorithms.reduce import Mean
 from strop.algorithms.tensor_metrics import TensorMetrics
-from strop.algorithms.value_loss import explained_variance, value_loss_terms
+from strop.algorithms.value_loss import (
+    EXPLAINED_VARIANCE,
+    VALUE_STATISTIC,
+    explained_variance,
+    value_loss_terms,
+)
 from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_value_model
@@ -25,6 +31,12 @@ from strop.workers.joining import join
 from strop.workers.rows import data_rows, flat, flat_mask, response_columns, step_metrics
 from strop.workers.saving import TrainedWorker
 from strop.workers.updates import Update
+
+LOSS = Metric(
+    "critic/{loss,vf_loss}",
+    "reward^2",
+    "of the critic, if there is one, as it is reduced; the same number",
+)
 
 
 class CriticWorker(TrainedWorker):
@@ -93,16 +105,16 @@ class CriticWorker(TrainedWorker):
             trained = here[2] != 0
             terms = value_loss_terms(values, *here[:2], mask=trained, clip_range=self._clip_range)
             for name, numbers in terms.statistics.items():
-                metrics.add_tokens(f"critic/{name}", numbers, trained, count=num_trained)
+                metrics.add_tokens(VALUE_STATISTIC.of(name), numbers, trained, count=num_trained)
             return weighted_sum(terms.terms, here[2])
 
         value = self.engine.accumulate(data_rows(data), loss)
         report = self.engine.step()
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
         seen = {
-            "critic/loss": Mean(value, share),
-            "critic/vf_loss": Mean(value, share),
-            "critic/vf_explained_var": explained_variance(old_values, returns, weights != 0),
+            LOSS.of("loss"): Mean(value, share),
+            LOSS.of("vf_loss"): Mean(value, share),
+            EXPLAINED_VARIANCE: explained_variance(old_values, returns, weights != 0),
             **metrics.read(),
             **step_metrics("critic", report),
         }

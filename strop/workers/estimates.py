@@ -12,11 +12,24 @@ from strop.algorithms.advantages import adv_estimator_columns, estimate_advantag
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.kl_control import reward_kl, token_level_rewards
 from strop.algorithms.measures import spread
+from strop.algorithms.metric import Metric
 from strop.algorithms.sequence_credit import episode_speakers, spread_over_sequences
 from strop.protocol import DataProto, columns
 
 OFFERED = frozenset({"reward_baselines", "old_log_probs", "sum_pi_squared", "rollout_is_weights"})
-"""Columns that an estimator in the field's convention gets, where there are any."""
+"""Columns that an estimator in verl's convention gets, where there are any."""
+
+REWARD_KL = Metric(
+    "actor/reward_kl_penalty",
+    "nats",
+    "KL in the reward, when there is one, mean over samples of their token means",
+)
+REWARD_MODEL_SCORE = Metric(
+    "reward_model/score/{mean,max,min}",
+    "reward",
+    "of the reward model, when there is one, over trained samples",
+)
+REWARD_MODEL_TRUNCATED = Metric("reward_model/truncated", "samples", "that it did not read to the end")
 
 
 def batch_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: float) -> DataProto:
@@ -94,21 +107,16 @@ def _estimated(
 
 
 def shaping_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, float]:
-    """What went into the rewards beside the scorer's; empty where nothing did. Arguments as `batch_advantages`.
-
-    actor/reward_kl_penalty: the KL that the penalty was made of, mean over samples of their token means.
-    reward_model/score/{mean,max,min} over samples; reward_model/truncated: samples that it did not read to the
-    end (column rm_cut_tokens [B]).
-    """
+    """What went into the rewards beside the scorer's; empty where nothing did. Arguments as `batch_advantages`."""
     tensors = data.tensors()
     metrics: dict[str, float] = {}
     if algorithm.use_kl_in_reward:
         _, mean = _kl(data, algorithm, _padded(data, "response_mask").bool())
-        metrics["actor/reward_kl_penalty"] = float(mean)
+        metrics[REWARD_KL] = float(mean)
     if "rm_scores" in tensors:
-        metrics |= spread("reward_model/score", tensors["rm_scores"])
+        metrics |= spread(REWARD_MODEL_SCORE, tensors["rm_scores"])
     if "rm_cut_tokens" in tensors:
-        metrics["reward_model/truncated"] = float((tensors["rm_cut_tokens"] > 0).sum())
+        metrics[REWARD_MODEL_TRUNCATED] = float((tensors["rm_cut_tokens"] > 0).sum())
     return metrics
 
 

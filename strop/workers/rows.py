@@ -6,11 +6,22 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from strop.algorithms.metric import Metric
 from strop.algorithms.reduce import Max, Mean, Reduction
 from strop.engines.optimizer import StepReport
 from strop.engines.packing import Row, make_rows
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.protocol import DataProto, columns
+
+GRAD_NORM = Metric(
+    "{actor,critic,train}/grad_norm", "1", "norm before clipping, mean over the optimizer steps"
+)
+LEARNING_RATE = Metric("{actor,critic,train}/lr", "1", "mean over the optimizer steps")
+SKIPPED_UPDATES = Metric(
+    "{actor,critic,train}/skipped_updates",
+    "0 or 1",
+    "1: a gradient was not finite, and its optimizer step not taken",
+)
 
 
 def data_rows(data: DataProto) -> list[Row]:
@@ -55,9 +66,9 @@ def flat_mask(data: DataProto) -> tuple[Tensor, Tensor]:
 
 
 def step_metrics(prefix: str, report: StepReport) -> dict[str, Reduction]:
-    """grad_norm, lr and skipped_updates of one optimizer step; every rank reports the same."""
+    """Of one optimizer step; every rank reports the same."""
     return {
-        f"{prefix}/grad_norm": Mean(report.grad_norm, 1),
-        f"{prefix}/lr": Mean(report.lr, 1),
-        f"{prefix}/skipped_updates": Max(1.0 if report.skipped else 0.0),
+        GRAD_NORM.of(prefix): Mean(report.grad_norm, 1),
+        LEARNING_RATE.of(prefix): Mean(report.lr, 1),
+        SKIPPED_UPDATES.of(prefix): Max(1.0 if report.skipped else 0.0),
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from strop.algorithms.aggregation import Aggregation, BatchTotals, weighted_sum
+from strop.algorithms.metric import Metric
 from strop.algorithms.reduce import Mean, Reduction
 from strop.controller import Dispatch, register
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
@@ -18,6 +19,8 @@ from strop.workers.joining import join
 from strop.workers.rows import data_rows, flat_mask, response_columns, step_metrics
 from strop.workers.saving import TrainedWorker
 from strop.workers.updates import Update
+
+LOSS = Metric("train/loss", "nats", "of `strop sft`: -log p, mean over trained tokens")
 
 
 class SupervisedWorker(TrainedWorker):
@@ -61,7 +64,7 @@ class SupervisedWorker(TrainedWorker):
         value = self.engine.accumulate(data_rows(data), loss)
         report = self.engine.step()
         metrics: dict[str, Reduction] = {
-            "train/loss": Mean(value, 1 if self.dp_rank == 0 else 0),  # losses of the ranks add up
+            LOSS: Mean(value, 1 if self.dp_rank == 0 else 0),  # losses of the ranks add up
             **step_metrics("train", report),
         }
         return Update(metrics=metrics, skipped=report.skipped)

@@ -1,4 +1,4 @@
-"""Agent loops in the form of the field, through the adapter."""
+"""Agent loops in the form of verl, through the adapter."""
 
 from __future__ import annotations
 

@@ -277,12 +277,18 @@ def test_an_episode_that_takes_too_long_ends_with_what_it_has() -> None:
             await asyncio.sleep(3600)
             return ToolResponse(text="late"), 0.0, {}
 
+        async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+            await asyncio.sleep(0.2)
+            return 0.5
+
         async def release(self, instance_id: str, **kwargs: Any) -> None:
+            await asyncio.sleep(0.2)
             Slow.released += 1
 
     tool = Slow({}, CalculatorTool().tool_schema)
     one, _ = episode(call("1+2"), tools=[tool], timeout_s=0.2)
     assert (one.stop_reason, one.response_ids) == ("timeout", tuple(call("1+2")))
+    assert one.extra["rollout_reward_scores"] == {"calculator": 0.5}, "its end has time of its own"
     assert Slow.released == 1
 
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from template_family import FAMILIES
+from template_family import FAMILIES, family_tokenizer
 from transformers.utils import chat_template_utils
 
 from strop.agents.templates import ChatTemplate
@@ -139,6 +139,14 @@ def test_long_conversations_need_a_small_part_of_the_budget(turns: int, words: i
     with patch.object(budget, "BASE_STEPS", 0), patch.object(budget, "STEPS_PER_PIECE", 50):
         text = apply_template(tokenizer, [answer] * turns, None)
     assert text.count("word") == turns * words
+
+
+def test_a_template_of_megabytes_is_not_compiled() -> None:
+    """Half a minute and two gigabytes, in the measure of tokens that Jinja makes of it."""
+    tokenizer = family_tokenizer("qwen25")
+    messages, template = [{"role": "user", "content": "x"}], "{{ a }}" * 150_000
+    with pytest.raises(TemplateTooCostly, match="has 1050000 characters, more than 131072"):
+        apply_template(tokenizer, messages, None, tokenize=False, chat_template=template)
 
 
 def test_messages_nested_too_deeply_are_a_fault_of_the_messages() -> None:

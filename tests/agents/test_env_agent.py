@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from agent_cases import ScriptedModel, sampling_of
 
+from strop.agents import turns
 from strop.agents.config import AgentConfig, EnvironmentConfig
 from strop.agents.environments import EnvironmentFailed, choose_environment, episode_seed
 from strop.agents.environments.credit import with_turn_rewards
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
+from strop.agents.tools import threads
 from strop.algorithms.config import AlgorithmConfig
 from strop.data.tiny import make_tiny_tokenizer
 from strop.protocol import columns
@@ -123,6 +125,21 @@ class Lingers(Guess):
         import asyncio
         await asyncio.sleep(0.1)
         Lingers.closed.append(self.number)
+
+
+class Hangs:
+    """What a model says makes it hang, for ever or in a loop."""
+
+    def reset(self, seed, row):
+        return None
+
+    def step(self, action):
+        while action == "1":
+            pass
+        time.sleep(30)
+
+    def close(self):
+        time.sleep(0.3)
 
 
 class Says:
@@ -367,6 +384,35 @@ def test_an_environment_that_cannot_begin_fails_the_episode_with_a_sentence(
         play(asked(), ScriptedModel([answer("1")]), environment=world(file, name, **kwargs))
 
 
+def test_a_model_that_makes_steps_hang_keeps_no_later_episode_from_being_played(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_stuck", set())
+    monkeypatch.setattr(threads, "MAX_STUCK", 1)
+    for sentence in ("step took longer than 0.1 s", "earlier calls still run after their deadline"):
+        model = ScriptedModel([answer("2")])
+        (played,) = play(asked(), model, environment=world(file, "Hangs"), tool_timeout_s=0.1)
+        assert (played.stop_reason, played.reward_score) == ("environment_failed", 0.0)
+        assert sentence in played.extra["reward_parts"]["failure"]
+
+
+def test_a_step_that_loops_for_ever_is_ended(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_stuck", set())
+    environment = world(file, "Hangs")
+    (played,) = play(asked(), ScriptedModel([answer("1")]), environment=environment, tool_timeout_s=0.1)
+    assert played.stop_reason == "environment_failed"
+    assert threads._stuck
+    for thread in threads._stuck:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_an_episode_that_its_deadline_ends_counts_however_long_closing_takes(file: str) -> None:
+    model = ScriptedModel([answer("1")])
+    (played,) = play(asked(), model, environment=world(file, "Hangs"), tool_timeout_s=0.6, timeout_s=0.3)
+    assert (played.stop_reason, played.reward_score) == ("timeout", 0.0)
+
+
 @pytest.mark.parametrize("name", ["Guess", "Lingers"])
 def test_the_environment_is_closed_also_when_the_episode_is_cancelled(file: str, name: str) -> None:
     async def never() -> list[int]:
@@ -425,6 +471,22 @@ def test_an_answer_without_tokens_is_no_sample_of_its_own() -> None:
     assert (one.response_ids, one.turn_rewards, one.stop_reason) == ((2, 3), ((1, 0.5),), "length")
 
 
+def test_short_answers_do_not_make_training_sequences_without_end(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer of one token after the other: each sequence would hold all before it."""
+    monkeypatch.setattr(turns, "MAX_SEQUENCES", 3)
+    model = ScriptedModel([answer("1")])
+    environment = world(file, "Guess", largest=9)
+    made = play(asked(seed=seed_for(9)), model, environment=environment, credit="turn", max_tokens=400)
+    assert (len(made), made[-1].stop_reason) == (3, "max_assistant_turns")
+    more = play(
+        asked(seed=seed_for(9)), model, environment=environment, credit="turn", max_tokens=400,
+        max_assistant_turns=5,
+    )  # fmt: skip
+    assert len(more) == 5, "what the settings say comes first"
+
+
 @pytest.mark.parametrize("name", ["subprocess.Popen", "{folder}/evil.py:World"])
 def test_a_row_brings_no_code(tmp_path: Path, name: str) -> None:
     mark = tmp_path / "mark"
@@ -439,10 +501,21 @@ def test_a_row_brings_no_code(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"imports": "evil"}, {"id": "evil:World-v0"}, {"taskset": "evil.py:Tasks"}]
+    ("name", "kwargs"),
+    [
+        ("gymnasium", {"imports": "evil"}),
+        ("gymnasium", {"id": "evil:World-v0"}),
+        ("verifiers", {"taskset": "evil.py:Tasks"}),
+        ("verifiers", {"taskset": "antigravity"}),
+        ("verifiers", {"taskset": "an.installed.Thing"}),
+        ("verifiers_classic", {"environment": "antigravity"}),
+    ],
 )
-def test_an_argument_of_a_row_names_no_code(kwargs: dict[str, str]) -> None:
+def test_an_argument_of_a_row_names_no_code(name: str, kwargs: dict[str, str]) -> None:
     row = {"extra_info": {"env_kwargs": kwargs}}
     with pytest.raises(ValueError, match="which names code, and rows are data"):
-        choose_environment(row, name="gymnasium", kwargs={})
-    assert choose_environment(row, name="gymnasium", kwargs=kwargs).kwargs == kwargs
+        choose_environment(row, name=name, kwargs={})
+    assert choose_environment(row, name=name, kwargs=kwargs).kwargs == kwargs
+    row["extra_info"]["env_name"] = name  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="which names code, and rows are data"):
+        choose_environment(row, name="mine", kwargs={})

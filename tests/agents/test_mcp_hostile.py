@@ -267,17 +267,52 @@ def test_a_result_of_megabytes_is_cut_before_it_is_encoded(script: Path, tmp_pat
     assert longest < 1 << 20
 
 
-def test_a_server_that_is_gone_for_good_ends_the_episode(script: Path, tmp_path: Path) -> None:
+def test_a_model_that_makes_a_server_die_is_told_so_however_often(script: Path, tmp_path: Path) -> None:
     tools = loaded(script, tmp_path, "dies")
+
+    async def run() -> list[str]:
+        async with make_session(tools) as session:
+            return [(await session.call("ask", {})).error for _ in range(4)]
+
+    assert asyncio.run(run()) == ["failed"] * 4, "with max_restarts=1"
+
+
+def test_a_server_that_cannot_be_started_at_all_ends_the_episode(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp, "RESTART_S", 0.0)
+    own = tmp_path / "server.py"
+    own.write_bytes(script.read_bytes())
+    tools = loaded(own, tmp_path, "dies")
+    own.write_text("raise SystemExit('no licence')", encoding="utf-8")
 
     async def run() -> None:
         async with make_session(tools) as session:
-            for _ in range(2):
-                assert (await session.call("ask", {})).error == "failed"
-            await session.call("ask", {})
+            first = await session.call("ask", {})
+            assert "could not be started: no licence" in first.text
+            with pytest.raises(ToolUnavailable, match="could not be started: no licence"):
+                await session.call("ask", {})
+            with pytest.raises(ToolUnavailable, match="2 times in a row and is not started again"):
+                await session.call("ask", {})
 
-    with pytest.raises(ToolUnavailable, match="ended 2 times and is not started again"):
-        asyncio.run(run())
+    asyncio.run(run())
+
+
+def test_a_call_that_is_given_up_while_the_server_starts_leaves_no_server(
+    script: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "server.py"
+    own.write_bytes(script.read_bytes())
+    tools = loaded(own, tmp_path, "")
+    own.write_text("import time\ntime.sleep(3600)", encoding="utf-8")
+
+    async def run() -> str:
+        async with make_session(tools, timeout_s=0.2) as session:
+            for _ in range(2):
+                given_up = (await session.call("ask", {})).text
+            return given_up
+
+    assert "no answer within 0.2 s" in asyncio.run(run())
 
 
 class _Web(BaseHTTPRequestHandler):

@@ -19,7 +19,6 @@ import pytest
 from agent_cases import make_session
 
 from references.tiny_vision import BLUE, RED, picture, png, save_tiny_vision
-from strop.agents.tools.base import ToolUnavailable
 from strop.agents.tools.loading import load_all_tools
 from strop.agents.tools.mcp import McpServer, McpTool, close_servers
 from strop.agents.tools.mcp_config import McpServerConfig
@@ -184,7 +183,7 @@ def test_calls_start_no_faster_than_the_rate_limit() -> None:
     assert all(start - begun >= 0.1 * number - 1e-6 for number, start in enumerate(called[10:], start=1))
 
 
-def test_an_entry_of_the_field_is_read_with_its_rate_limit(script: Path, tmp_path: Path) -> None:
+def test_an_entry_of_verl_is_read_with_its_rate_limit(script: Path, tmp_path: Path) -> None:
     (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"s": stdio(script)}}), encoding="utf-8")
     entry: dict[str, Any] = {
         "class_name": "verl.tools.mcp_search_tool.MCPSearchTool",
@@ -242,18 +241,17 @@ def test_a_server_that_crashes_is_an_error_for_the_model_and_starts_again(
         async with make_session(tools) as session:
             for name, arguments in [
                 ("remember", {"word": "one"}), ("crash", {}), ("remember", {"word": "two"}), ("crash", {}),
+                ("crash", {}),
             ]:  # fmt: skip
                 await session.call(name, arguments)
-            with pytest.raises(ToolUnavailable, match="ended 2 times and is not started again"):
-                await session.call("remember", {"word": "three"})
             return session.results
 
-    one, gone, two, again = asyncio.run(run())
+    one, gone, two, *again = asyncio.run(run())
     assert (one.text, one.error) == ("one", "")
     assert gone.error == "failed"
     assert "ended while it was called" in gone.text
     assert (two.text, two.error) == ("two", ""), "a fresh server, without the memory of the first"
-    assert again.error == "failed"
+    assert [one.error for one in again] == ["failed", "failed"], "however often: the arguments may be why"
     assert servers() == []
 
 

@@ -247,7 +247,7 @@ def test_a_parser_of_ones_own_is_found_by_its_name(monkeypatch: pytest.MonkeyPat
         ToolParser.get_tool_parser("whisper", family_tokenizer("qwen25"))
 
 
-def test_a_built_in_parser_has_the_calling_convention_of_the_field() -> None:
+def test_a_built_in_parser_has_the_calling_convention_of_verl() -> None:
     tokenizer = family_tokenizer("qwen25")
     ids = tokenizer('Hm <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call><|im_end|>')["input_ids"]
     content, calls = asyncio.run(ToolParser.get_tool_parser("hermes", tokenizer).extract_tool_calls(ids))

@@ -516,7 +516,7 @@ def test_a_user_hears_that_a_tool_gave_an_image(folder: Path) -> None:
 
 
 class Sees(AgentLoopBase):
-    """A loop of the field: shows the row's images, and after each answer another one."""
+    """A loop of verl: shows the row's images, and after each answer another one."""
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         images = (await self.process_multi_modal_info(kwargs["raw_prompt"])).get("images", [])
@@ -540,7 +540,7 @@ class Sees(AgentLoopBase):
 
 
 @pytest.mark.parametrize("content", ["a<image>b", "plain"])
-def test_a_loop_of_the_field_shows_images(
+def test_a_loop_of_verl_shows_images(
     content: str, models: Callable[[str], tuple[Path, CausalLM]], registered: None
 ) -> None:
     path, model = models("qwen2_vl")

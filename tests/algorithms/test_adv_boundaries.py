@@ -92,7 +92,7 @@ def test_two_tensors_in_a_list_will_do() -> None:
 
 
 @pytest.mark.usefixtures("scratch_registry")
-def test_a_function_of_the_field_reads_settings_that_nobody_set() -> None:
+def test_a_function_of_verl_reads_settings_that_nobody_set() -> None:
     seen: list[tuple[object, ...]] = []
 
     @register_adv_est("field")

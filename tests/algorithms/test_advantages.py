@@ -264,7 +264,7 @@ def test_registering_twice() -> None:
 
 
 @pytest.mark.usefixtures("scratch_registry")
-def test_an_estimator_without_a_declaration_is_called_in_the_convention_of_the_field() -> None:
+def test_an_estimator_without_a_declaration_is_called_in_the_convention_of_verl() -> None:
     seen: dict[str, object] = {}
 
     @register_adv_est("bare")

@@ -100,7 +100,7 @@ def test_weights_of_samples_by_hand() -> None:
 
 
 @pytest.mark.parametrize("mode", AGGREGATION_MODES)
-def test_the_mean_over_ranks_of_the_fields_losses_is_the_loss_of_the_batch(mode: str) -> None:
+def test_the_mean_over_ranks_of_verls_losses_is_the_loss_of_the_batch(mode: str) -> None:
     # Two ranks, one row each: 2 of 3 tokens, 1 of 3. Each multiplies by 2, and the framework takes the mean.
     terms, masks = double([[1.0, 2.0, 9.0], [5.0, 9.0, 9.0]]), torch.tensor([[1, 1, 0], [1, 0, 0]])
     scale = 4.0 if mode == NORM else None
@@ -132,7 +132,7 @@ def test_ranks_need_the_total_that_the_mode_divides_by_and_no_other() -> None:
             agg_loss(ones, ones, mode, dp_size=2)
         assert agg_loss(ones, ones, mode, dp_size=1).item() > 0
     assert agg_loss(ones, ones, "token-sum", dp_size=2).item() == 4.0
-    # A scale that the mode does not take is not an error here: the field passes it always.
+    # A scale that the mode does not take is not an error here: verl passes it always.
     assert agg_loss(ones, ones, "token-mean", loss_scale_factor=7.0).item() == 1.0
 
 

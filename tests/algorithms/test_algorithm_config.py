@@ -49,7 +49,7 @@ def test_values_that_cannot_work_are_refused(values: dict[str, Any], message: st
         AlgorithmConfig(**values)
 
 
-def test_the_defaults_are_those_of_the_field() -> None:
+def test_the_defaults_are_those_of_verl() -> None:
     config = AlgorithmConfig()
     assert (config.gamma, config.lam, config.cliprange_value) == (1.0, 1.0, 0.5)
     assert (config.use_kl_in_reward, config.kl_penalty) == (False, "kl")

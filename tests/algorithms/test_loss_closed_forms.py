@@ -359,7 +359,7 @@ def test_clip_cov_tells_equal_tokens_apart_by_their_order() -> None:
     assert 25 < int(chosen[:500].sum()) < 75  # 50 +- 5
 
 
-def test_names_of_the_field_lead_to_the_same_functions() -> None:
+def test_names_of_verl_lead_to_the_same_functions() -> None:
     assert POLICY_LOSS_REGISTRY["geo_mean"] is gmpo_loss is get_policy_loss_fn("gmpo")
     assert POLICY_LOSS_REGISTRY["gspo_token"] is gspo_loss is get_policy_loss_fn("gspo")
     assert POLICY_LOSS_REGISTRY["reinforce"] is policy_gradient_loss is get_policy_loss_fn("gpg")

@@ -95,10 +95,7 @@ def test_a_teacher_pulls_beside_the_policys_term(parts: list[list[int]]) -> None
     assert isinstance(metrics["distillation/loss_max"], Max)
 
 
-def test_a_loss_of_verls_convention_sees_padded_rows_and_no_empty_part(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(POLICY_LOSS_REGISTRY, "_declarations", dict(POLICY_LOSS_REGISTRY._declarations))
+def test_a_loss_of_verls_convention_sees_padded_rows_and_no_empty_part() -> None:
     shapes: list[tuple[int, ...]] = []
 
     def mine(log_prob: Tensor, advantages: Tensor, response_mask: Tensor, config: Any, **_: Any) -> Any:
@@ -111,7 +108,7 @@ def test_a_loss_of_verls_convention_sees_padded_rows_and_no_empty_part(
         algorithm = AlgorithmConfig(policy_loss="mine")
         loss, metrics, gradient = seen_of(algorithm, batch_of(algorithm), CUTS[1])
     finally:
-        del POLICY_LOSS_REGISTRY["mine"]
+        del POLICY_LOSS_REGISTRY["mine"], POLICY_LOSS_REGISTRY.declarations["mine"]
     assert shapes == [(1, 1), (1, 3), (1, 2)]
     weights = torch.where(MASK, ADVANTAGES, 0.0)
     torch.testing.assert_close(gradient, -weights / 5)

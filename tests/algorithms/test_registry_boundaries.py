@@ -25,8 +25,8 @@ from strop.algorithms.registry import (
 )
 from strop.algorithms.shaping import overlong_penalty, pf_ppo_weights, resample_rows
 from strop.algorithms.user_functions import (
-    FieldConfig,
     UserLoss,
+    VerlConfig,
     adv_config,
     call_advantage_estimator,
     call_policy_loss,
@@ -89,7 +89,7 @@ def test_a_name_that_nobody_has() -> None:
 
 
 def test_what_a_declaration_says() -> None:
-    registry: Registry[Any] = Registry("thing", replaceable=False, field_parameters=frozenset({"config"}))
+    registry: Registry[Any] = Registry("thing", replaceable=False, verl_parameters=frozenset({"config"}))
 
     def field(x: int, config: object) -> int:
         return x
@@ -102,13 +102,13 @@ def test_what_a_declaration_says() -> None:
         True,
         True,
     ]
-    assert [registry.declaration(name).follows_field for name in ("ours", "field", "bare")] == [
+    assert [registry.declaration(name).follows_verl for name in ("ours", "field", "bare")] == [
         False,
         True,
         False,
     ]
     plain = Declaration()
-    assert not any((plain.is_group_relative, plain.moves_without_advantage, plain.follows_field))
+    assert not any((plain.is_group_relative, plain.moves_without_advantage, plain.follows_verl))
     assert (plain.needs, plain.settings, plain.prepared) == (frozenset(),) * 3
     full = registry.register(
         "full",
@@ -214,18 +214,18 @@ def test_columns_that_a_function_has_no_parameter_for() -> None:
 # --------------------------------------------------------------------------------------- user functions
 
 
-def test_the_config_of_the_field_reads_like_an_object_and_like_a_mapping() -> None:
-    config = FieldConfig({"clip_ratio": 0.2, "inner": {"name": "x"}})
+def test_the_config_of_verl_reads_like_an_object_and_like_a_mapping() -> None:
+    config = VerlConfig({"clip_ratio": 0.2, "inner": {"name": "x"}})
     assert (config.clip_ratio, config["clip_ratio"], config.get("clip_ratio"), config.get("no", 7)) == (
         0.2,
         0.2,
         0.2,
         7,
     )
-    assert isinstance(config.inner, FieldConfig)
+    assert isinstance(config.inner, VerlConfig)
     assert config.inner.name == config["inner"]["name"] == "x"
     assert (list(config), len(config), "inner" in config) == (["clip_ratio", "inner"], 2, True)
-    assert repr(config) == "FieldConfig({'clip_ratio': 0.2, 'inner': FieldConfig({'name': 'x'})})"
+    assert repr(config) == "VerlConfig({'clip_ratio': 0.2, 'inner': VerlConfig({'name': 'x'})})"
     with pytest.raises(KeyError):
         config["no"]
     with pytest.raises(
@@ -239,7 +239,7 @@ def test_the_config_of_the_field_reads_like_an_object_and_like_a_mapping() -> No
         config.clip_ratio = 1
 
 
-def test_the_configs_that_functions_of_the_field_get() -> None:
+def test_the_configs_that_functions_of_verl_get() -> None:
     algorithm = AlgorithmConfig(clip_ratio=0.1, clip_ratio_high=0.3, norm_adv_by_std=False, gamma=0.5)
     config = loss_config(
         algorithm,
@@ -264,7 +264,7 @@ def test_the_configs_that_functions_of_the_field_get() -> None:
     assert not adv_config(algorithm).get("width")
 
 
-CONFIG = FieldConfig({})
+CONFIG = VerlConfig({})
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
 
 
@@ -284,7 +284,7 @@ def mean_of(log_prob: Tensor, response_mask: Tensor) -> Tensor:
     return agg_loss(log_prob, response_mask, "token-mean")
 
 
-def test_a_loss_of_the_field_gets_clean_columns_and_a_mask_of_numbers() -> None:
+def test_a_loss_of_verl_gets_clean_columns_and_a_mask_of_numbers() -> None:
     seen: dict[str, Any] = {}
 
     def loss(
@@ -305,7 +305,7 @@ def test_a_loss_of_the_field_gets_clean_columns_and_a_mask_of_numbers() -> None:
     assert seen["weights"].tolist() == [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
 
 
-def test_metrics_of_a_loss_of_the_field_are_numbers_of_any_kind() -> None:
+def test_metrics_of_a_loss_of_verl_are_numbers_of_any_kind() -> None:
     def loss(log_prob: Tensor, response_mask: Tensor) -> object:
         metrics = {"a": 2.0, "b": torch.tensor([3.0]), "c": True, "d": 4, "e": (0 * log_prob).sum() + 5}
         return mean_of(log_prob, response_mask), metrics
@@ -357,7 +357,7 @@ def test_parameters_that_nobody_fills_are_named() -> None:
         return log_prob.sum(), {}
 
     with pytest.raises(
-        ValueError, match="wants requires entropy, temperature, which nobody gives it: the field's"
+        ValueError, match="wants requires entropy, temperature, which nobody gives it: verl's"
     ):
         called(wants)
 
@@ -386,7 +386,7 @@ def estimated(function: Callable[..., object], **extra: Any) -> tuple[Tensor, Te
     )
 
 
-def test_an_estimator_of_the_field_gets_what_it_takes() -> None:
+def test_an_estimator_of_verl_gets_what_it_takes() -> None:
     seen: dict[str, Any] = {}
 
     def estimator(

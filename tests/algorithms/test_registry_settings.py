@@ -77,7 +77,7 @@ def test_valid_settings_pass() -> None:
     )
     # Without a key of its own, a declared setting is set here.
     check_settings("loss", "mine", with_own_settings(loss, DECLARED), {"clip_low": 0.1})
-    # The field's convention reads its config, so any setting may be meant.
+    # verl's convention reads its config, so any setting may be meant.
     check_settings("loss", "mine", with_own_settings(loss, Declaration()), {"anything": "goes"})
 
 

@@ -1,4 +1,4 @@
-"""Functions written for the field's calling convention run unchanged, and errors name them."""
+"""Functions written for verl's calling convention run unchanged, and errors name them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strop.algorithms.config import AGGREGATION_MODES, AlgorithmConfig
 from strop.algorithms.losses import clipped_policy_loss
 from strop.algorithms.masked import masked_mean
 from strop.algorithms.user_functions import (
-    FieldConfig,
+    VerlConfig,
     adv_config,
     call_advantage_estimator,
     call_policy_loss,
@@ -34,7 +34,7 @@ def columns() -> dict[str, Tensor]:
     return {key: torch.where(MASK, column, torch.nan) for key, column in filled.items()}
 
 
-def vanilla_of_the_field(
+def vanilla_of_verl(
     old_log_prob: Tensor,
     log_prob: Tensor,
     advantages: Tensor,
@@ -43,7 +43,7 @@ def vanilla_of_the_field(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """PPO's loss as a file of the field would have it: config by attribute and by key, own reduction."""
+    """PPO's loss as a file of verl would have it: config by attribute and by key, own reduction."""
     clip_low = config.clip_ratio_low if config.clip_ratio_low is not None else config.clip_ratio
     clip_high = config["clip_ratio_high"]
     clip_c = config.get("clip_ratio_c", 100.0)
@@ -77,7 +77,7 @@ def call(
 
 
 @pytest.mark.parametrize("mode", AGGREGATION_MODES)
-def test_a_loss_of_the_field_is_the_loss_of_the_whole_batch_in_any_cut(mode: str) -> None:
+def test_a_loss_of_verl_is_the_loss_of_the_whole_batch_in_any_cut(mode: str) -> None:
     scale = 7.0 if mode == "seq-mean-token-sum-norm" else None
     algorithm = AlgorithmConfig(
         clip_ratio=0.25,
@@ -102,9 +102,9 @@ def test_a_loss_of_the_field_is_the_loss_of_the_whole_batch_in_any_cut(mode: str
     )
     expected = weighted_sum(ours.terms, weights)
     (gradient,) = torch.autograd.grad(expected, log_probs)
-    whole = call(vanilla_of_the_field, given, MASK, algorithm, mode)
+    whole = call(vanilla_of_verl, given, MASK, algorithm, mode)
     parts = [
-        call(vanilla_of_the_field, {k: c[rows] for k, c in given.items()}, MASK[rows], algorithm, mode)
+        call(vanilla_of_verl, {k: c[rows] for k, c in given.items()}, MASK[rows], algorithm, mode)
         for rows in ([0], [1, 2], [3])
     ]
     torch.testing.assert_close(whole[0], expected.detach())
@@ -114,7 +114,7 @@ def test_a_loss_of_the_field_is_the_loss_of_the_whole_batch_in_any_cut(mode: str
 
 
 def test_metrics_are_means_over_the_tokens_of_the_part() -> None:
-    _, metrics, _ = call(vanilla_of_the_field, columns(), MASK, AlgorithmConfig(), "token-mean")
+    _, metrics, _ = call(vanilla_of_verl, columns(), MASK, AlgorithmConfig(), "token-mean")
     given = columns()
     expected = (given["old_log_probs"] - given["log_probs"])[MASK].mean()
     torch.testing.assert_close(metrics["actor/ppo_kl"], expected)
@@ -123,8 +123,8 @@ def test_metrics_are_means_over_the_tokens_of_the_part() -> None:
 
 def test_importance_weights_reach_a_loss_that_takes_them_and_are_never_lost() -> None:
     given = {**columns(), "rollout_is_weights": torch.where(MASK, 2.0, torch.nan).double()}
-    plain, _, _ = call(vanilla_of_the_field, columns(), MASK, AlgorithmConfig(), "token-mean")
-    weighted, _, _ = call(vanilla_of_the_field, given, MASK, AlgorithmConfig(), "token-mean")
+    plain, _, _ = call(vanilla_of_verl, columns(), MASK, AlgorithmConfig(), "token-mean")
+    weighted, _, _ = call(vanilla_of_verl, given, MASK, AlgorithmConfig(), "token-mean")
     torch.testing.assert_close(weighted, 2 * plain)
 
     def without(old_log_prob: Tensor, log_prob: Tensor, advantages: Tensor, response_mask: Tensor) -> object:
@@ -164,7 +164,7 @@ def test_the_older_form_with_four_results_is_taken() -> None:
     torch.testing.assert_close(gradient[MASK], -given["advantages"][MASK] / 8)
 
 
-def test_the_config_of_a_loss_has_what_the_field_reads() -> None:
+def test_the_config_of_a_loss_has_what_verl_reads() -> None:
     algorithm = AlgorithmConfig(clip_ratio=0.1, clip_ratio_high=0.4, entropy_coeff=0.01)
     config = loss_config(
         algorithm,
@@ -243,10 +243,10 @@ def test_a_parameter_that_nobody_fills_is_named() -> None:
 def test_flat_columns_are_refused() -> None:
     flat = {key: column.reshape(-1) for key, column in columns().items()}
     with pytest.raises(ValueError, match=r"takes padded columns \[B, R\], but the mask has shape \(16,\)"):
-        call(vanilla_of_the_field, flat, MASK.reshape(-1), AlgorithmConfig(), "token-mean")
+        call(vanilla_of_verl, flat, MASK.reshape(-1), AlgorithmConfig(), "token-mean")
 
 
-def group_mean_of_the_field(
+def group_mean_of_verl(
     token_level_rewards: Tensor,
     response_mask: Tensor,
     index: Any,
@@ -254,7 +254,7 @@ def group_mean_of_the_field(
     config: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """A group baseline as a file of the field would have it, with loops and a dictionary of uids."""
+    """A group baseline as a file of verl would have it, with loops and a dictionary of uids."""
     scores = token_level_rewards.sum(dim=-1)
     groups: dict[str, list[Tensor]] = defaultdict(list)
     for i in range(scores.shape[0]):
@@ -269,7 +269,7 @@ def group_mean_of_the_field(
     return scores, scores
 
 
-def test_an_estimator_of_the_field_runs_and_is_zero_outside_the_mask() -> None:
+def test_an_estimator_of_verl_runs_and_is_zero_outside_the_mask() -> None:
     # Rewards 1 and 0 in group a: -+1/2; 3 alone in group b: 0. A bonus of 10 reaches only sampled tokens.
     rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [3.0, 0.0]])
     mask = torch.tensor([[1, 1], [1, 0], [1, 1]], dtype=torch.bool)
@@ -277,7 +277,7 @@ def test_an_estimator_of_the_field_runs_and_is_zero_outside_the_mask() -> None:
     config = adv_config(AlgorithmConfig(norm_adv_by_std=False), settings={"mine": 1})
     assert config.mine == 1
     advantages, got_returns = call_advantage_estimator(
-        group_mean_of_the_field,
+        group_mean_of_verl,
         token_level_rewards=rewards,
         response_mask=mask,
         index=index,
@@ -314,5 +314,5 @@ def test_an_estimator_that_returns_another_form_is_described(result: object, mes
             token_level_rewards=torch.zeros(3, 2),
             response_mask=mask,
             index=None,
-            config=FieldConfig({}),
+            config=VerlConfig({}),
         )

@@ -413,6 +413,7 @@ for _name, _change in {  # type: ignore[assignment]
     add(f"tokenizer_config_{_name}", model_json("tokenizer_config.json", _change))
 add("tokenizer_config_deep", model_file("tokenizer_config.json", DEEP_JSON))
 add("chat_template_broken", model_file("chat_template.jinja", b"{% for x in"))
+add("chat_template_huge", model_file("chat_template.jinja", b"x" * (2 << 20)))
 add("chat_template_not_utf8", model_file("chat_template.jinja", b"\xff\xfe"))
 add("generation_config_garbage", model_file("generation_config.json", b"{{{"))
 add("generation_config_list", model_file("generation_config.json", b"[1]"))

@@ -17,7 +17,7 @@ from strop.algorithms.advantages import register_adv_est
 from strop.algorithms.aggregation import agg_loss
 from strop.algorithms.losses import PolicyLossTerms, register_policy_loss
 """
-# In the field's convention, with a place for a bug.
+# In verl's convention, with a place for a bug.
 LOSS = (
     HEAD
     + """

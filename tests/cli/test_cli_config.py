@@ -118,7 +118,7 @@ def test_keys_of_other_libraries_and_of_other_places_are_known(word: str, senten
         ("algorithm.filter_groups.max_rounds", "strop.trainer.gathering"),
         ("reward.overlong_buffer", "strop.workers.reports"),
         ("algorithm.extensions", "strop.trainer.config"),
-        ("algorithm.clip_ratio", "strop.workers.policy_loss"),  # through the property clip_low
+        ("algorithm.clip_ratio", "strop.algorithms.losses.spec"),  # through the property clip_low
     ],
 )
 def test_explain_finds_the_modules_that_read_a_key(key: str, module: str) -> None:

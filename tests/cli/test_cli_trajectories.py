@@ -179,7 +179,7 @@ def test_samples_by_id_shows_the_turns_of_an_episode(tmp_path: Path) -> None:
     assert 'calls calculator {"expression": "3*4"}' in shown
     assert "turn 2  assistant" in shown
     assert "agent     tool_agent tool_call_counts=2.0" in shown
-    assert "ended     stop after 5 tokens" in shown
+    assert "ended     stop, 5 tokens" in shown
 
 
 @pytest.fixture

@@ -219,7 +219,7 @@ def test_what_a_worker_does_not_have_is_said_without_asking_it(stage: Stage) -> 
         stage["actor"].bound("close")
 
 
-def test_groups_under_the_names_of_the_field(tmp_path: Path) -> None:
+def test_groups_under_the_names_of_verl(tmp_path: Path) -> None:
     shared_cluster()
     pool = RayResourcePool(
         [1], use_gpu=False, name_prefix="pool", max_colocate_count=2, cpus_per_process=CPUS

@@ -10,7 +10,7 @@ import pytest
 
 from strop.data import DataConfig, PromptSampler, RowResult, register_sampler, visit_uid
 from strop.data.curriculum import SAMPLERS, ordered_rows
-from strop.data.field_samplers import field_sampler
+from strop.data.verl_samplers import verl_sampler
 from strop.randomness import permutation, random_key
 
 ROWS = np.array([10, 11, 12, 13, 14], dtype=np.int64)
@@ -161,7 +161,7 @@ def test_a_function_that_nobody_can_call_is_refused_when_it_is_registered() -> N
 
 
 class Rotating:
-    """In the field's form, without its base class."""
+    """In verl's form, without its base class."""
 
     def __init__(self, data_source: Sequence[int], data_config: Mapping[str, object]) -> None:
         self.size, self.shift = len(data_source), 0
@@ -183,7 +183,7 @@ def test_a_class_in_the_fields_form_gives_positions_and_keeps_its_state() -> Non
     rows = [5, 6, 7]
 
     def make() -> PromptSampler:
-        own = field_sampler(rows, DataConfig(sampler="rotating"))
+        own = verl_sampler(rows, DataConfig(sampler="rotating"))
         return PromptSampler(rows, 2, 0, "rotating", instance=own)
 
     whole = make()
@@ -212,6 +212,6 @@ def test_a_class_without_a_state_is_refused() -> None:
             return {"rows": {1, 2}}
 
     register_sampler("odd")(Odd)
-    own = field_sampler([1], DataConfig(sampler="odd"))
+    own = verl_sampler([1], DataConfig(sampler="odd"))
     with pytest.raises(ValueError, match="Odd.state_dict returned what a checkpoint cannot hold"):
         PromptSampler([1], 1, 0, "odd", instance=own).progress()

@@ -1,4 +1,4 @@
-"""data.dataset_class, and the class and collate function that users of the field subclass."""
+"""data.dataset_class, and the class and collate function that users of verl subclass."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_class_of_ones_own_gives_the_prompts(files: Path, streaming: bool) -> 
     assert val["asked_with"] == [[str(files / "a.jsonl")], -1, 512]
 
 
-def test_a_subclass_of_the_fields_class_works_after_its_import_is_changed(files: Path) -> None:
+def test_a_subclass_of_verls_class_works_after_its_import_is_changed(files: Path) -> None:
     config = settings(
         files,
         """\
@@ -190,7 +190,7 @@ def test_columns_of_a_batch_keep_what_they_hold() -> None:
         assert column.tolist() == expected
 
 
-def test_settings_have_the_names_of_the_field_and_ours() -> None:
+def test_settings_have_the_names_of_verl_and_ours() -> None:
     config = DatasetSettings(DataConfig(max_prompt_tokens=9, truncation="error", prompt_key="q"), 5)
     assert (config.max_prompt_length, config["max_prompt_tokens"], config.get("prompt_key", "p")) == (
         9,

@@ -70,7 +70,7 @@ def prompt_of(tokenizer: PreTrainedTokenizerBase, source: dict[str, Any], **chan
 @pytest.mark.parametrize(
     "form", ["bytes", "dict", "path", "path in dict", "file address", "pillow", "image key"]
 )
-def test_an_image_may_be_given_in_every_form_of_the_field(
+def test_an_image_may_be_given_in_every_form_of_verl(
     form: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     (tmp_path / "a.png").write_bytes(png(WIDE))

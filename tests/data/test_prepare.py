@@ -1,4 +1,4 @@
-"""Raw rows of well-known data sets become rows of the field's schema."""
+"""Raw rows of well-known data sets become rows of verl's schema."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TRUTH = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_rows_have_the_schema_of_the_field(name: str, tmp_path: Path) -> None:
+def test_rows_have_the_schema_of_verl(name: str, tmp_path: Path) -> None:
     prepared = prepare_rows(name, [RAW[name]], split="test")
     write_rows(tmp_path / "out" / "test.parquet", prepared.rows)
     (row,) = read_rows([tmp_path / "out" / "test.parquet"])

@@ -23,7 +23,7 @@ def row(text: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_a_row_of_the_fields_schema_becomes_a_prompt() -> None:
+def test_a_row_of_verls_schema_becomes_a_prompt() -> None:
     tokenizer = make_tokenizer(CHATML)
     dataset = PromptDataset([row("ab"), row("cd", agent_name="tools")], tokenizer, config(), "train")
     prompt = dataset.prompt(1, "e3-000001")

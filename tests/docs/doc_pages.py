@@ -14,17 +14,22 @@ Every other bash block is carried out in the order of the page, and so is every 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
+from strop.algorithms.losses.policy import STATISTIC
+from strop.algorithms.metric import METRICS, Metric
 from strop.cli.main import main
+from strop.workers.metrics import AGENT_NUMBER
 
 ROOT = Path(__file__).parents[2]
 SKIPPED_FOLDERS = {".venv", "runs", "build", "node_modules"}
@@ -182,3 +187,26 @@ def _stand_in_order(parts: list[str], line: str) -> bool:
             return False
         place = found + len(part)
     return True
+
+
+def declared_metrics() -> Mapping[str, Metric]:
+    """All metrics, by name."""
+    for module in ("strop.trainer.loop", "strop.trainer.supervised"):
+        importlib.import_module(module)
+    return METRICS
+
+
+@cache
+def metric_patterns() -> tuple[re.Pattern[str], ...]:
+    """The declared metrics as regular expressions, without those that take any name."""
+    patterns = []
+    for name in declared_metrics().keys() - {AGENT_NUMBER, STATISTIC}:
+        text = re.sub(r"\\\{(.*?)\\\}", lambda match: f"({match[1].replace(',', '|')})", re.escape(name))
+        text = re.sub(r"<(?:data\\ source|statistic)>", ".+", text)
+        patterns.append(re.compile(re.sub(r"<[^>]*>", "[^/]+", text)))
+    return tuple(patterns)
+
+
+def is_declared(metric: str) -> bool:
+    """Whether a metric, or a family of them, has this name."""
+    return any(pattern.fullmatch(metric) for pattern in metric_patterns())

@@ -5,15 +5,13 @@ Every preset has a page in docs/algorithms/ with a curve; settings and metrics t
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from doc_pages import ROOT, Session, code_spans
+from doc_pages import ROOT, Session, code_spans, is_declared
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
@@ -43,8 +41,6 @@ WITHOUT_CURVE = {"on_policy_distillation"}
 """Presets that the quickstart cannot run: they need a model of the user's."""
 EXAMPLES = {"training/filter_groups/most_answers_were_cut"}
 """Metrics of functions that a page writes."""
-METRIC_ROOMS = ("algorithms", "workers", "trainer")
-"""Where metrics are named."""
 
 
 @pytest.fixture(autouse=True)
@@ -111,43 +107,11 @@ def test_named_metrics_are_emitted(page: Path) -> None:
     named = {
         span for span in code_spans(page) if re.fullmatch(rf"({'|'.join(FAMILIES)})(/[a-z0-9_]+)+", span)
     }
-    assert not {metric for metric in named - EXAMPLES if not is_emitted(metric)}
+    assert not {metric for metric in named - EXAMPLES if not is_declared(metric)}
 
 
 def test_a_metric_that_nobody_emits_is_found() -> None:
-    assert is_emitted("actor/pg_clipfrac")
-    assert is_emitted("training/filter_groups/solved_by_every_sample")
-    assert not is_emitted("actor/pg_clip_frac")
-    assert not is_emitted("rollout_corr/rollout_is_median")
-
-
-def is_emitted(metric: str) -> bool:
-    """Whether a string of strop's is this name, or becomes it when its holes are filled with strings of strop's."""
-    words, templates = strings()
-    return metric in words or any(_fills(template, metric, words) for template in templates)
-
-
-@cache
-def strings() -> tuple[frozenset[str], tuple[tuple[str | None, ...], ...]]:
-    """The strings in the source of those rooms, also with _ for what is no letter or digit, as causes become
-    names; and the parts of its f-strings with a slash, None for a hole."""
-    words: set[str] = set()
-    templates: set[tuple[str | None, ...]] = set()
-    for path in [path for room in METRIC_ROOMS for path in sorted((ROOT / "strop" / room).rglob("*.py"))]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.JoinedStr):
-                parts = [part.value if isinstance(part, ast.Constant) else None for part in node.values]
-                if any("/" in (part or "") for part in parts):
-                    templates.add(tuple(parts))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 60:
-                words |= {node.value, re.sub(r"[^0-9A-Za-z]+", "_", node.value)}
-    return frozenset(words - {""}), tuple(templates)
-
-
-def _fills(template: tuple[str | None, ...], text: str, words: frozenset[str]) -> bool:
-    if not template:
-        return not text
-    first, rest = template[0], template[1:]
-    if first is not None:
-        return text.startswith(first) and _fills(rest, text[len(first) :], words)
-    return any(text[:end] in words and _fills(rest, text[end:], words) for end in range(1, len(text) + 1))
+    assert is_declared("actor/pg_clipfrac")
+    assert is_declared("training/filter_groups/solved_by_every_sample")
+    assert not is_declared("actor/pg_clip_frac")
+    assert not is_declared("rollout_corr/rollout_is_median")

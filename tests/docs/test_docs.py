@@ -20,7 +20,18 @@ from unittest import mock
 
 import pytest
 import torch
-from doc_pages import ROOT, Session, blocks, code_spans, markdown_files, matches, prose, strop_calls
+from doc_pages import (
+    ROOT,
+    Session,
+    blocks,
+    code_spans,
+    declared_metrics,
+    is_declared,
+    markdown_files,
+    matches,
+    prose,
+    strop_calls,
+)
 
 from strop.cli.main import COMMANDS, command_parser, main
 from strop.cli.output import Interrupted
@@ -189,16 +200,20 @@ def test_every_event_of_a_run_is_explained(own_task: Session) -> None:
 def test_every_metric_of_a_run_is_explained(own_task: Session) -> None:
     lines = (own_task.folder / "runs" / "try" / "metrics.jsonl").read_text().splitlines()
     names = {name for line in lines for name in json.loads(line)} - {"step"}
-    patterns = [metric_pattern(span) for span in code_spans(DOCS / "run-folder.md") if "/" in span]
-    unexplained = {name for name in names if not any(pattern.fullmatch(name) for pattern in patterns)}
-    assert not unexplained
+    assert not {name for name in names if not is_declared(name)}
 
 
-def metric_pattern(span: str) -> re.Pattern[str]:
-    """`a/{b,c}/*` and `a/<part>/...` as regular expressions."""
-    text = re.escape(span).replace(re.escape("..."), ".*").replace(re.escape("*"), ".*")
-    text = re.sub(r"\\\{(.*?)\\\}", lambda match: f"({match[1].replace(',', '|')})", text)
-    return re.compile(re.sub(r"<[^>]*>", "[^/]+", text))
+TABLE_ROW = "| `{name}` | {unit} | {over} |"
+
+
+def test_the_table_of_metrics_is_that_of_their_declarations() -> None:
+    text = (DOCS / "run-folder.md").read_text()
+    table = text.split("| names | unit | meaning |\n|---|---|---|\n")[1].split("\n\n")[0].splitlines()
+    declared = {
+        TABLE_ROW.format(name=name, unit=one.unit, over=one.over) for name, one in declared_metrics().items()
+    }
+    missing, unknown = sorted(declared - set(table)), sorted(set(table) - declared)
+    assert not [*missing, *unknown], "\n".join(["to add:", *missing, "to take out:", *unknown])
 
 
 # ----------------------------------------------------------------------------------------- error sentences

@@ -1,4 +1,4 @@
-"""Reward managers of the field, both generations, in worker processes."""
+"""Reward managers of verl, both generations, in worker processes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_manager_of_the_older_form(load: Callable[..., RewardFunction]) -> None:
     assert wrong.score == 0.25
 
 
-def test_batch_of_a_manager_is_one_row_with_the_columns_of_the_field(
+def test_batch_of_a_manager_is_one_row_with_the_columns_of_verl(
     load: Callable[..., RewardFunction],
 ) -> None:
     tokenizer = load("Older").tokenizer  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from strop.rewards import Outcome, RewardConfig, RewardPool
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_function_gets_the_keywords_of_the_field(tmp_path: Path) -> None:
+def test_function_gets_the_keywords_of_verl(tmp_path: Path) -> None:
     source = """
         def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
             assert (data_source, solution_str) == ("strop/exact", "12")
@@ -135,7 +135,7 @@ def test_deadline_leaves_out_the_imports_of_a_built_in_scorer(
     package.mkdir()
     (package / "__init__.py").write_text("import time\ntime.sleep(0.8)")
     (package / "factory.py").write_text(
-        "import time\nDATASETS = {'slow': None}\n"
+        "import time\n\n\nclass Slow:\n    pass\n\n\nDATASETS = {'slow': (Slow, None)}\n"
         "def get_score_answer_fn(task):\n    return lambda answer, entry: time.sleep(0.05) or 0.25\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -10,8 +10,9 @@ import torch
 from rollout_cases import Ask, answers, generate_all, run, tokens
 
 from references.language_models import load_plain, plain_greedy
+from references.token_passes import log_probs_of
 from strop.engines.model import CausalLM
-from strop.engines.training import forward_log_probs, make_rows
+from strop.engines.packing import make_rows
 from strop.randomness import random_key
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling
@@ -40,7 +41,7 @@ def differences(model: CausalLM, *, temperature: float = 1.0) -> torch.Tensor:
     rows = make_rows(
         [torch.tensor(prompt) for prompt, _ in given], [torch.tensor(o.token_ids) for o in outputs]
     )
-    trained, _ = forward_log_probs(model, rows, temperature=temperature, max_tokens=60)
+    trained, _ = log_probs_of(model, rows, temperature=temperature, max_tokens=60)
     rolled = torch.tensor([value for output in outputs for value in output.log_probs])
     return rolled - trained.cpu()
 

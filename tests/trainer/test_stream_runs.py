@@ -196,7 +196,7 @@ def test_rewards_are_shaped_by_a_function_of_the_users_own(
         )
 
 
-def test_an_estimator_of_the_fields_convention_asks_for_columns(
+def test_an_estimator_of_verls_convention_asks_for_columns(
     project: Project, tmp_path: Path, own: str
 ) -> None:
     config = project.config(own, *SHORT, "algorithm.adv_estimator=own_ppo")

@@ -17,6 +17,7 @@ from strop.engines import fsdp
 from strop.engines.causal_lm import CausalLM
 from strop.engines.model import _Loading
 from strop.protocol import columns
+from strop.protocol.schema import COLUMNS
 from strop.run import RunFolder, compare
 from strop.trainer.roles import Roles
 from strop.workers.reports import StaleSamples
@@ -190,7 +191,7 @@ rollout_corr/chi2_seq
 """Names that people chart, of all parts that exist."""
 
 
-def test_metrics_have_the_names_of_the_field(on_policy: Done) -> None:
+def test_metrics_have_the_names_of_verl(on_policy: Done) -> None:
     wanted = FIELD_METRICS.split()
     for numbers in on_policy.steps:
         assert [name for name in wanted if not math.isfinite(numbers.get(name, math.nan))] == []
@@ -204,7 +205,7 @@ def test_metrics_have_the_names_of_the_field(on_policy: Done) -> None:
     assert "val-core/strop/exact/acc/mean@1" in on_policy.metrics[0], "validation before the first step"
 
 
-def test_training_batches_have_the_columns_of_the_field(on_policy: Done) -> None:
+def test_training_batches_have_the_columns_of_verl(on_policy: Done) -> None:
     batch = on_policy.records[0].batch
     names = {
         "prompts", "responses", "response_mask", "rollout_log_probs", "token_level_scores", "token_level_rewards",
@@ -354,3 +355,15 @@ def test_roles_that_leave_the_device_between_their_turns_change_no_bit(
     assert [one.chain for one in leaves.chain] == [one.chain for one in stays.chain]
     # Both validations, and per step: generation, old log-probs, reference, values, critic, actor.
     assert moved == [True] * (2 + 3 * 6)
+
+
+def test_the_columns_of_a_step_are_those_of_the_table(on_policy: Done) -> None:
+    for record in on_policy.records:
+        assert record.batch is not None
+        tensors = record.batch.tensors()
+        assert {"prompts", "log_probs", "ref_log_prob", "advantages"} <= set(tensors)
+        for name, tensor in tensors.items():
+            declared = COLUMNS[name]
+            assert tensor.dtype == declared.dtype, name
+            assert columns.is_jagged(tensor) == ("~" in declared.axes), name
+        assert all(COLUMNS[name].dtype is None for name in record.batch.non_tensor_batch)

@@ -104,7 +104,7 @@ def choose_environment(
     if own_kwargs is not None and not isinstance(own_kwargs, Mapping):
         raise ValueError(f"{where}: extra_info.env_kwargs is {own_kwargs!r:.60}, not a dictionary")
     given = {key: value for key, value in (own_kwargs or {}).items() if value is not None}
-    _check_arguments(given, kwargs, where)
+    _check_arguments(str(own or name), given, kwargs, where)
     if own and own != name:
         return EnvironmentChoice(name=str(own), kwargs=given, is_of_row=True)
     if not name:
@@ -115,7 +115,11 @@ def choose_environment(
     return EnvironmentChoice(name=name, kwargs={**kwargs, **given})
 
 
-def _check_arguments(given: Mapping[str, Any], own: Mapping[str, Any], where: str) -> None:
+_CODE = {"verifiers": "taskset", "verifiers_classic": "environment"}
+"""Arguments that name code, whatever they look like: the id of one that is installed is the name of its module."""
+
+
+def _check_arguments(name: str, given: Mapping[str, Any], own: Mapping[str, Any], where: str) -> None:
     """Refuse arguments of a row that would import code, unless the settings have the same.
 
     Raises:
@@ -123,11 +127,13 @@ def _check_arguments(given: Mapping[str, Any], own: Mapping[str, Any], where: st
     """
     for key, value in given.items():
         names_file = isinstance(value, str) and value.partition(":")[0].endswith(".py")
-        names_module = key == "imports" or (key == "id" and isinstance(value, str) and ":" in value)
+        names_module = key in ("imports", _CODE.get(name)) or (
+            key == "id" and isinstance(value, str) and ":" in value
+        )
         if (names_file or names_module) and own.get(key) != value:
             raise ValueError(
                 f"{where}: extra_info.env_kwargs has {key}={value!r:.80}, which names code, and rows are data: write "
-                f"it into agent.environment.kwargs"
+                f"it into agent.environment.kwargs, or register an environment of its own in agent.files"
             )
 
 

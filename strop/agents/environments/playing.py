@@ -20,7 +20,7 @@ from strop.agents.environments.base import (
     read_step,
 )
 from strop.agents.environments.loading import EnvironmentChoice
-from strop.agents.tools.threads import call_in_thread
+from strop.agents.tools.threads import answer_in_thread, call_in_thread
 from strop.agents.user_code import contained
 from strop.randomness import random_key
 
@@ -96,7 +96,8 @@ class PlayedEnvironment:
     async def _called(self, what: str, method: Callable[..., Any], *args: Any) -> Any:
         if inspect.iscoroutinefunction(method):
             return await self._timed(what, method(*args))
-        return await self._timed(what, call_in_thread(method, *args))
+        in_thread = answer_in_thread if what == "step" else call_in_thread
+        return await self._timed(what, in_thread(method, *args))
 
     async def _timed(self, what: str, work: Awaitable[Any]) -> Any:
         try:

@@ -3,6 +3,7 @@
 calls.py      what is read: calls, malformed calls, an answer in its parts
 parser.py     ToolParser: finds a format by name or by the chat template; users register their own
 thinking.py   thinking before the answer proper
+scanning.py   marks found in linear time
 tagged.py     JSON or parameters between tags: hermes (Qwen), qwen3_coder, glm
 sections.py   control tokens around names and arguments: deepseek, kimi, mistral, gpt_oss
 bare.py       calls without tags: llama3_json, pythonic

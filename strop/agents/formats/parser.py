@@ -1,4 +1,4 @@
-"""Formats of tool calls by name, and the parser class that users of the field know."""
+"""Formats of tool calls by name, and the parser class that users of verl know."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ functions.py   @function_tool: plain functions as tools
 loading.py     tools of a run, from YAML, files and the registry
 session.py     the tools of one episode: create, execute, rewards, release
 threads.py     functions that may hang, with a deadline
-mcp.py         tools of MCP servers
+mcp.py         tools of MCP servers (mcp_config.py, mcp_transport.py)
 search.py      a corpus of one's own, and its index (search_index.py)
 python_sandbox.py  programs of the model
 calculator.py  arithmetic

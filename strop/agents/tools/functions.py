@@ -10,7 +10,7 @@ from typing import Any
 from strop.agents.tools.arguments import wrong_arguments
 from strop.agents.tools.base import BaseTool, ToolResponse
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
-from strop.agents.tools.threads import call_in_thread
+from strop.agents.tools.threads import answer_in_thread
 from strop.border import storable
 from strop.user_files import load_user_file
 
@@ -40,7 +40,7 @@ class FunctionTool(BaseTool):
         if inspect.iscoroutinefunction(self.function):
             returned = await self.function(**parameters)
         else:
-            returned = await call_in_thread(self.function, **parameters)
+            returned = await answer_in_thread(self.function, **parameters)
         return read_returned(returned, self.name)
 
 

@@ -2,9 +2,10 @@
 
 Concurrency: the connections of a process live on an event loop in a thread of their own, because they outlive the
 loop of any one caller. A call is handed over to that loop and waited for with a deadline; when the waiting ends, the
-call is cancelled there too. A server that died is an error for the one who called it, and is started again for the
-next call, at most max_restarts times; after that its tools are unavailable, which ends the episodes that call them.
-Servers end when the process ends or `close_servers` is called.
+call is cancelled there too. A server that died is an error for the one who called it, whose arguments may be why, and
+is started again for the next call, however often. One that cannot be started max_restarts + 1 times in a row has been
+given nothing that could be why: its tools are unavailable, which ends the episodes that call them. Servers end when
+the process ends or `close_servers` is called.
 """
 
 from __future__ import annotations
@@ -32,16 +33,18 @@ CONNECT_S = 30.0
 """Longest wait for a server to start and list its tools, in seconds."""
 PROBE_S = 2.0
 """Longest wait for a sign of life after a call that failed."""
+RESTART_S = 2.0
+"""Wait before a start after one that failed, times those that failed in a row."""
 CLOSE_S = 10.0
 """Longest wait for a server to end; it is killed after four of them."""
 
 
 class McpServerGone(RuntimeError):
-    """A server died in a call; the message names it."""
+    """A server died in a call, or does not start this time; the message names it."""
 
 
 class McpServerUnavailable(ToolUnavailable):
-    """A server cannot be reached or started again; the message names it."""
+    """A server cannot be reached or started; the message names it."""
 
 
 class McpServer:
@@ -51,7 +54,8 @@ class McpServer:
         self.config = config
         self.num_failures = 0
         """Calls that found the server dead."""
-        self.num_starts = 0
+        self.num_failed_starts = 0
+        """In a row."""
         self._client: Any = None
         self._life: asyncio.Task[None] | None = None
         self._end = asyncio.Event()
@@ -86,13 +90,18 @@ class McpServer:
         """The result of one call, which waits for its turn under the rate limit; the wait is no part of timeout_s.
 
         Raises:
-            McpServerGone: the server died on it.
-            McpServerUnavailable: it cannot be reached.
+            McpServerGone: the server died on it, or could not be started for it.
+            McpServerUnavailable: it could not be started max_restarts + 1 times in a row.
             TimeoutError: there was no answer in time.
             RuntimeError: the server refused the call.
         """
         await self._bucket.take()
-        client = await self._connected()
+        try:
+            client = await self._connected()
+        except McpServerUnavailable as error:
+            if self.num_failed_starts > self.config.max_restarts:
+                raise
+            raise McpServerGone(str(error)) from error  # an earlier call may be why
         try:
             async with asyncio.timeout(self.config.timeout_s):
                 return await client.call_tool(name, dict(arguments))
@@ -115,30 +124,48 @@ class McpServer:
             self._end.set()
             done, _ = await asyncio.wait([life], timeout=CLOSE_S if was_ready else 0)
             if not done:
-                life.cancel()
+                if not life.cancelling():  # a second time would break off the ending of the process
+                    life.cancel()
                 await asyncio.wait([life], timeout=CLOSE_S)
 
     async def _connected(self) -> Any:
+        """A connection, started if need be.
+
+        Raises:
+            McpServerUnavailable: it cannot be.
+        """
         async with self._lock:
             if self._life is not None and not self._life.done() and self._client is not None:
                 return self._client
-            if self.num_starts > self.config.max_restarts:
+            if self.num_failed_starts > self.config.max_restarts:
                 raise McpServerUnavailable(
-                    f"the server {self.config.name!r} ended {self.num_starts} times and is not started again"
+                    f"the server {self.config.name!r} could not be started {self.num_failed_starts} times in a row "
+                    f"and is not started again"
                 )
-            self.num_starts += 1
-            self._end = asyncio.Event()
-            ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            self._life = asyncio.create_task(self._live(ready))
+            await asyncio.sleep(self.num_failed_starts * RESTART_S)
             try:
-                async with asyncio.timeout(CONNECT_S):
-                    self._client = await asyncio.shield(ready)
-            except TimeoutError:
-                await self.close()
+                self._client = await self._started()
+            except McpServerUnavailable:
+                self.num_failed_starts += 1
+                raise
+            self.num_failed_starts = 0
+            return self._client
+
+    async def _started(self) -> Any:
+        self._end = asyncio.Event()
+        ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        life = self._life = asyncio.create_task(self._live(ready))
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                return await asyncio.shield(ready)
+        except BaseException as error:  # also of a caller who waits no longer
+            life.cancel()
+            await asyncio.wait([life], timeout=CLOSE_S)
+            if isinstance(error, TimeoutError):
                 raise McpServerUnavailable(
                     f"the server {self.config.name!r} did not answer within {CONNECT_S:g} s"
                 ) from None
-            return self._client
+            raise
 
     async def _live(self, ready: asyncio.Future[Any]) -> None:
         """Hold the connection open, in one task from its beginning to its end."""
@@ -246,8 +273,8 @@ class McpTool(BaseTool):
         """As of BaseTool. What the tool itself calls an error is shown to the model as its result.
 
         Raises:
-            McpServerGone: the server died in this call, which the model is told.
-            McpServerUnavailable: it cannot be reached, which ends the episode.
+            McpServerGone: as of McpServer.call, which the model is told.
+            McpServerUnavailable: as there, which ends the episode.
         """
 
         async def call() -> Any:

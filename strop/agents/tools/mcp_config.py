@@ -39,7 +39,7 @@ class McpServerConfig:
     timeout_s: float = 30.0
     """Longest wait for the answer to a call, in seconds."""
     max_restarts: int = 3
-    """How often a server that died is started again, or connected to again."""
+    """How often in a row a start, or a connection, that failed is tried again."""
     rate_limit: float | None = None
     """Calls that start per second, in this process, after a burst of a second's worth; None: no limit."""
 

@@ -1,6 +1,6 @@
 """Search in a corpus of one's own, without any server.
 
-Results and arguments are those of retrieval servers of the field: a list of queries and topk in, numbered passages
+Results and arguments are those of the search tool that verl has: a list of queries and topk in, numbered passages
 out.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from strop.agents.tools.base import BaseTool, ToolResponse
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
 from strop.agents.tools.search_index import Passage, SearchIndex, build_index
-from strop.agents.tools.threads import call_in_thread
+from strop.agents.tools.threads import answer_in_thread
 
 MAX_QUERIES, MAX_TOPK = 8, 50
 """Per call: queries, and passages of each."""
@@ -78,7 +78,7 @@ class SearchTool(BaseTool):
             return ToolResponse(text='Error: give "query_list", a list of texts.'), 0.0, {"num_passages": 0}
         topk = parameters.get("topk", self._topk)
         topk = min(max(topk, 1), MAX_TOPK) if isinstance(topk, int) else self._topk
-        found = [await call_in_thread(self._index.search, query, topk) for query in queries[:MAX_QUERIES]]
+        found = [await answer_in_thread(self._index.search, query, topk) for query in queries[:MAX_QUERIES]]
         text = "\n---\n".join(shown(passages) for passages in found)
         if len(queries) > MAX_QUERIES:
             text += f"\n(only the first {MAX_QUERIES} queries were searched for)"

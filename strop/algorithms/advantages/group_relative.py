@@ -123,7 +123,7 @@ def rloo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -
 
     Source: Ahmadian et al. 2024, arXiv:2402.14740.
 
-    Deviations: of the field's two implementations, one gives a group of one its raw reward and the other 0;
+    Deviations: of verl's two implementations, one gives a group of one its raw reward and the other 0;
         here it is 0 under both names.
     """
     centered, group, count = center_groups(rewards, group_ids)

@@ -24,14 +24,14 @@ OPTIONAL_COLUMNS = frozenset({"rollout_is_weights"})
 ADV_ESTIMATOR_REGISTRY: Registry[AdvantageFn] = Registry(
     ADV_DECLARATIONS.kind,
     replaceable=False,
-    field_parameters=frozenset({"config", "index"}),
+    verl_parameters=frozenset({"config", "index"}),
     optional_columns=OPTIONAL_COLUMNS,
     declarations=ADV_DECLARATIONS,
 )
 register_adv_est = ADV_ESTIMATOR_REGISTRY.register
 """Decorator: `@register_adv_est(name, needs=[...], settings=[...], group_relative=True)`.
 
-A function with a parameter `config` or `index` follows the field's convention; `needs` then names what it takes beside
+A function with a parameter `config` or `index` follows verl's convention; `needs` then names what it takes beside
 the rewards and the mask: values (which brings a critic), reward_baselines (a greedy answer per prompt), ref_log_prob,
 old_log_probs, sum_pi_squared, reward_parts."""
 
@@ -70,7 +70,7 @@ def estimate_advantages(
         settings: numbers and switches by name, shared ones and those of algorithm.adv_settings; those the
             estimator does not have are not passed.
         columns: further columns by name (values, ref_log_prob, reward_baselines, ...).
-        algorithm: the config that a function of the field's convention reads; not given: the shared settings in
+        algorithm: the config that a function of verl's convention reads; not given: the shared settings in
             an otherwise default config.
         uids: what such a function gets as `index`; not given: the group ids.
 

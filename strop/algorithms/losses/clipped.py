@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from strop.algorithms.loss_declarations import PG_CLIPFRAC, PG_CLIPFRAC_LOWER
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
     implements,
@@ -53,8 +54,8 @@ def clipped_policy_loss(
     terms = torch.where(is_negative, torch.minimum(surrogate, cap), surrogate)
     with torch.no_grad():
         statistics = {
-            "pg_clipfrac": (bounded > unclipped).to(ratio.dtype),
-            "pg_clipfrac_lower": (is_negative & (surrogate > cap)).to(ratio.dtype),
+            PG_CLIPFRAC.last: (bounded > unclipped).to(ratio.dtype),
+            PG_CLIPFRAC_LOWER.last: (is_negative & (surrogate > cap)).to(ratio.dtype),
             **ratio_statistics(log_ratio, ratio),
         }
     return PolicyLossTerms(terms=terms, statistics=statistics)

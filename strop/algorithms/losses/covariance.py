@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from strop.algorithms.loss_declarations import PG_CLIPFRAC
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
     implements,
@@ -19,7 +20,11 @@ from strop.algorithms.losses.terms import (
     ratio_statistics,
 )
 from strop.algorithms.masked import masked_mean
+from strop.algorithms.metric import Metric
 from strop.randomness import random_key, uniforms
+
+COV_CLIPFRAC = Metric("actor/cov_clipfrac", "share", "tokens that clip_cov drew, of trained ones")
+KL_COV_FRAC = Metric("actor/kl_cov_frac", "share", "tokens that kl_cov penalises, of trained ones")
 
 _ODD_1 = np.uint64(0xFF51AFD7ED558CCD)
 _ODD_2 = np.uint64(0xC4CEB9FE1A85EC53)
@@ -131,8 +136,8 @@ def clip_cov_loss(
     surrogate = torch.maximum(unclipped, bounded)
     with torch.no_grad():
         statistics = {
-            "pg_clipfrac": (bounded > unclipped).to(ratio.dtype),
-            "cov_clipfrac": cov_selected.to(ratio.dtype),
+            PG_CLIPFRAC.last: (bounded > unclipped).to(ratio.dtype),
+            COV_CLIPFRAC.last: cov_selected.to(ratio.dtype),
             **ratio_statistics(log_ratio, ratio),
         }
     terms = torch.where(cov_selected, torch.zeros_like(surrogate), surrogate)
@@ -158,7 +163,7 @@ def kl_cov_loss(
     Args:
         log_probs: with gradient; any shape, that of all columns.
         cov_selected: bool, from `prepare_columns` (`select_kl_cov`).
-        ppo_kl_coef: weight of the penalty. The paper's value is 1; configs of the field carry 0.1.
+        ppo_kl_coef: weight of the penalty. The paper's value is 1; configs of verl carry 0.1.
 
     Returns:
         Terms, and the statistics kl_cov_frac (1 where penalised), ppo_kl and ratio. ppo_kl is signed, as in every
@@ -170,7 +175,7 @@ def kl_cov_loss(
     log_ratio = log_probs - old_log_probs
     ratio = probability_ratio(log_ratio)
     penalty = torch.where(cov_selected, log_ratio.abs(), torch.zeros_like(log_ratio))
-    statistics = {"kl_cov_frac": cov_selected.to(ratio.dtype), **ratio_statistics(log_ratio, ratio)}
+    statistics = {KL_COV_FRAC.last: cov_selected.to(ratio.dtype), **ratio_statistics(log_ratio, ratio)}
     return PolicyLossTerms(terms=-advantages * ratio + ppo_kl_coef * penalty, statistics=statistics)
 
 

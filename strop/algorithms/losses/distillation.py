@@ -11,6 +11,13 @@ from torch import Tensor
 
 from strop.algorithms.kl import kl_penalty
 from strop.algorithms.losses.terms import PolicyLossTerms
+from strop.algorithms.metric import Metric
+
+DISTILLATION_STATISTIC = Metric(
+    "distillation/{reverse_kl,student_mass,teacher_mass,overlap_ratio,overlap_token_advantage}",
+    "nats; shares; nats",
+    "difference of log-probs; probability inside the teacher's top k; what both have in it; mean over trained tokens",
+)
 
 TAIL_EPS = 1e-8
 """Smallest probability of all tokens outside the top k, so that its logarithm is finite."""

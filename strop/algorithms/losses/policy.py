@@ -14,7 +14,7 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals, row_numbers, valid_tokens_per_row, weighted_sum
 from strop.algorithms.kl import kl_penalty
-from strop.algorithms.losses.distillation import reverse_kl_terms, topk_forward_kl
+from strop.algorithms.losses.distillation import DISTILLATION_STATISTIC, reverse_kl_terms, topk_forward_kl
 from strop.algorithms.losses.spec import LossSpec
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
@@ -22,8 +22,23 @@ from strop.algorithms.losses.terms import (
     policy_loss_terms,
     prepare_columns,
 )
+from strop.algorithms.metric import Metric
 from strop.algorithms.tensor_metrics import TensorMetrics
 from strop.algorithms.user_functions import UserLoss, call_policy_loss, loss_config
+
+PG_LOSS = Metric("actor/pg_loss", "reward", "the policy's term of the loss, as it is reduced")
+ENTROPY = Metric("actor/entropy", "nats", "of the policy, mean over trained tokens")
+KL_LOSS = Metric(
+    "actor/kl_loss", "nats", "KL to the reference in the loss, if there is one, mean over trained tokens"
+)
+STATISTIC = Metric("actor/<statistic>", "", "what a policy loss of your own notes, mean over trained tokens")
+DISTILLATION_LOSS = Metric(
+    "distillation/loss", "nats", "distance to the teacher, when there is one, as it is reduced"
+)
+DISTILLATION_ABS_LOSS = Metric("distillation/abs_loss", "nats", "its size, mean over trained tokens")
+DISTILLATION_EXTREME = Metric(
+    "distillation/loss_{min,max}", "nats", "smallest and largest of a trained token"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +174,7 @@ def policy_loss(
     here["log_probs"] = log_probs
     here.setdefault("old_log_probs", log_probs.detach())
     trained = weights != 0
-    seen: dict[str, Tensor] = {"entropy": entropies}
+    seen: dict[str, Tensor] = {ENTROPY.last: entropies}
     own_means: Mapping[str, Tensor] = {}
     if not len(log_probs):  # of a rank without rows; a user's loss need not expect that
         loss = 0.0 * log_probs.sum()
@@ -170,7 +185,7 @@ def policy_loss(
         policy = policy_loss_terms(spec.name, mask=trained, columns=here, settings=spec.settings)
         seen |= policy.statistics
         loss = weighted_sum(policy.terms, weights * here.get("rollout_is_weights", 1.0))
-    shares = {"actor/pg_loss": loss.detach()}
+    shares: dict[str, Tensor] = {PG_LOSS: loss.detach()}
     if spec.policy_coef != 1:
         loss = spec.policy_coef * loss if spec.policy_coef else loss.new_zeros(())
     if spec.entropy_coeff != 0:
@@ -178,16 +193,18 @@ def policy_loss(
     if spec.uses_kl_loss:
         kl = kl_penalty(log_probs, here["ref_log_prob"], spec.kl_loss_type)
         loss = loss + spec.kl_loss_coef * weighted_sum(kl, weights)
-        seen["kl_loss"] = kl
-    means = {f"actor/{name}": values.detach() for name, values in seen.items()}
+        seen[KL_LOSS.last] = kl
+    means = {STATISTIC.of(name): values.detach() for name, values in seen.items()}
     distances: Tensor | None = None
     if spec.distillation.is_on:
         taught = _distance(spec, log_probs, here, chosen_log_probs, is_likely)
         distance = weighted_sum(taught.terms, weights)
         loss = loss + spec.distillation.coef * distance
-        shares["distillation/loss"], distances = distance.detach(), taught.terms.detach()
-        means["distillation/abs_loss"] = distances.abs()
-        means |= {f"distillation/{name}": values.detach() for name, values in taught.statistics.items()}
+        shares[DISTILLATION_LOSS], distances = distance.detach(), taught.terms.detach()
+        means[DISTILLATION_ABS_LOSS] = distances.abs()
+        means |= {
+            DISTILLATION_STATISTIC.of(name): values.detach() for name, values in taught.statistics.items()
+        }
     return PolicyLoss(
         loss=loss, trained=trained, shares=shares, tokens=means, distances=distances, own_means=own_means
     )
@@ -207,7 +224,9 @@ def note_policy_loss(metrics: TensorMetrics, seen: PolicyLoss, batch: PolicyBatc
     for name, values in seen.tokens.items():
         metrics.add_tokens(name, values, seen.trained, count=batch.num_trained)
     if seen.distances is not None:
-        metrics.add_extremes("distillation/loss_min", "distillation/loss_max", seen.distances, seen.trained)
+        metrics.add_extremes(
+            DISTILLATION_EXTREME.of("min"), DISTILLATION_EXTREME.of("max"), seen.distances, seen.trained
+        )
     count = seen.trained.sum()
     for name, mean in seen.own_means.items():
         metrics.add_mean(name, mean.to(count.device) * count, count)
@@ -234,7 +253,7 @@ def _distance(
 
 
 def _user_loss(spec: LossSpec, here: Mapping[str, Tensor], trained: Tensor, tokens: PolicyTokens) -> UserLoss:
-    """A user's loss in the field's convention, on padded rows."""
+    """A user's loss in verl's convention, on padded rows."""
     lengths = tokens.batch.row_lengths
     starts = lengths.cumsum(0) - lengths
     rows, own = torch.unique(row_numbers(lengths)[tokens.index], return_inverse=True)

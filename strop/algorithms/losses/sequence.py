@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from strop.algorithms.loss_declarations import PG_CLIPFRAC
 from strop.algorithms.losses.terms import (
     LOG_RATIO_BOUND,
     PolicyLossTerms,
@@ -87,7 +88,7 @@ def gspo_loss(
     bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     with torch.no_grad():
         statistics = {
-            "pg_clipfrac": (bounded > unclipped).to(ratio.dtype),
+            PG_CLIPFRAC.last: (bounded > unclipped).to(ratio.dtype),
             **ratio_statistics(log_ratio, ratio),
         }
     return PolicyLossTerms(terms=torch.maximum(unclipped, bounded), statistics=statistics)
@@ -134,7 +135,7 @@ def gmpo_loss(
     values = -row_means(advantages, response_mask, row_ids) * ratio
     with torch.no_grad():
         statistics = {
-            "pg_clipfrac": ((clipped != bounded) & (advantages != 0)).to(ratio.dtype),
+            PG_CLIPFRAC.last: ((clipped != bounded) & (advantages != 0)).to(ratio.dtype),
             **ratio_statistics(log_ratio, ratio),
         }
     return PolicyLossTerms(

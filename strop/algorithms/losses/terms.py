@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strop.algorithms.loss_declarations import LOSS_DECLARATIONS, policy_loss_declaration
+from strop.algorithms.loss_declarations import LOSS_DECLARATIONS, PPO_KL, RATIO, policy_loss_declaration
 from strop.algorithms.registry import Declaration, Registry, settings_for
 
 LOG_RATIO_BOUND = 20.0
@@ -28,7 +28,7 @@ class PolicyLossTerms:
 
 PolicyLossFn = Callable[..., PolicyLossTerms]
 
-# A name taken by another function is replaced, as files of the field expect to do.
+# A name taken by another function is replaced, as files of verl expect to do.
 POLICY_LOSS_REGISTRY: Registry[PolicyLossFn] = Registry(
     LOSS_DECLARATIONS.kind, replaceable=True, declarations=LOSS_DECLARATIONS
 )
@@ -66,7 +66,7 @@ def policy_loss_terms(
         raise ValueError(
             f"policy loss {name!r} declares no columns: register it with "
             f"@register_policy_loss({name!r}, needs=[...]) so that strop knows what to pass, or call it in the "
-            f"field's convention through user_functions.call_policy_loss"
+            f"calling convention of verl through user_functions.call_policy_loss"
         )
     valid = mask.bool()
     clean = {
@@ -167,7 +167,7 @@ def probability_ratio(log_ratio: Tensor) -> Tensor:
 
 def ratio_statistics(log_ratio: Tensor, ratio: Tensor) -> dict[str, Tensor]:
     """The statistics that every loss has: ppo_kl (minus the log-ratio, not clamped) and ratio."""
-    return {"ppo_kl": -log_ratio.detach(), "ratio": ratio.detach()}
+    return {PPO_KL.last: -log_ratio.detach(), RATIO.last: ratio.detach()}
 
 
 def _require_columns(name: str, declaration: Declaration, available: Mapping[str, Tensor]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from strop.algorithms.loss_declarations import PG_CLIPFRAC, PG_CLIPFRAC_LOWER
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
     implements,
@@ -44,7 +45,7 @@ def cispo_loss(
         ratio = probability_ratio(log_ratio)
         weight = ratio.clamp(1 - clip_low, 1 + clip_high)
         statistics = {
-            "pg_clipfrac": (weight != ratio).to(ratio.dtype),
+            PG_CLIPFRAC.last: (weight != ratio).to(ratio.dtype),
             **ratio_statistics(log_ratio, ratio),
         }
     return PolicyLossTerms(terms=-weight * advantages * log_probs, statistics=statistics)
@@ -131,8 +132,8 @@ def _trust_region_terms(
         ratio = probability_ratio(log_ratio)
         weight = ratio.clamp(max=truncation) * inside
         statistics = {
-            "pg_clipfrac": (~inside).to(ratio.dtype),
-            "pg_clipfrac_lower": (inside & (ratio > truncation)).to(ratio.dtype),
+            PG_CLIPFRAC.last: (~inside).to(ratio.dtype),
+            PG_CLIPFRAC_LOWER.last: (inside & (ratio > truncation)).to(ratio.dtype),
             **ratio_statistics(log_ratio, ratio),
         }
     return PolicyLossTerms(terms=-weight * advantages * log_probs, statistics=statistics)

@@ -78,7 +78,7 @@ def check_adv_estimator(
         estimator: a registered name, or a function (registered or not).
         traits: what is claimed of it; not given: `TRAITS` of its name, else of its declaration.
         declaration: columns and settings of a function that is not registered; not given: its signature says
-            whether it takes columns of ours by keyword, or follows the field's calling convention.
+            whether it takes columns of ours by keyword, or follows verl's calling convention.
         settings: by name, as in `estimate_advantages`; the shared ones default to `SHARED_DEFAULTS`.
         seed: of the batches.
         num_batches: how many to try; their shapes differ.
@@ -126,7 +126,7 @@ def _resolve(
 
 
 def _inferred(function: AdvantageFn) -> Declaration:
-    """A function whose required parameters are all columns of ours declares them; any other follows the field's
+    """A function whose required parameters are all columns of ours declares them; any other follows verl's
     convention."""
     parameters = inspect.signature(function).parameters
     required = {

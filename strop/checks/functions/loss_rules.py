@@ -222,7 +222,7 @@ def check_extremes(loss: ProbedLoss) -> Finding | None:
 
 
 def check_importance_weights(loss: ProbedLoss, batch: LossBatch, base: Seen) -> Finding | None:
-    """A loss of the field's convention multiplies its terms by the weights of the rollout correction itself."""
+    """A loss of verl's convention multiplies its terms by the weights of the rollout correction itself."""
     if not loss.declaration.is_user_convention:
         return None
     if "rollout_is_weights" not in inspect.signature(loss.function).parameters:

@@ -3,7 +3,7 @@
 A loss is called on a small batch of known numbers, then on variations of that batch under which the loss of the
 batch and its gradient must stay what they are, or become something known. Every broken rule is a Finding with
 the numbers that were seen. Loss and gradient are those of the whole batch, so a loss that returns terms and one
-that returns a number (the field's convention) are judged alike.
+that returns a number (verl's convention) are judged alike.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_policy_loss(
     """What is wrong with a policy loss, one finding per broken rule; empty for a loss that keeps them all.
 
     Args:
-        loss: a registered name, or a function: registered, of the field's convention, or one whose parameters are
+        loss: a registered name, or a function: registered, of verl's convention, or one whose parameters are
             named like our columns (then those without a default are its columns).
         settings: those of the loss; clip ranges have the defaults of AlgorithmConfig.
         loss_agg_mode: default: the mode that the loss declares, else token-mean.
@@ -117,7 +117,7 @@ def _subject(
 
 
 def _inferred(function: Callable[..., object]) -> Declaration:
-    """A function with a parameter log_probs takes our columns; any other follows the field's convention."""
+    """A function with a parameter log_probs takes our columns; any other follows verl's convention."""
     parameters = inspect.signature(function).parameters.values()
     if "log_probs" not in {parameter.name for parameter in parameters}:
         return Declaration()

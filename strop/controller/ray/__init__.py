@@ -16,7 +16,7 @@ pending     results that workers hold
 group       the workers of a role as a worker group
 runtime     RayRuntime: pools and their groups
 assembly    the processes of a group of its own, made or found
-standalone  RayWorkerGroup and its company, under the field's names
+standalone  RayWorkerGroup and its company, under verl's names
 survey      what the machines of a cluster are like
 """
 

@@ -74,7 +74,7 @@ class RayResourcePool(ResourcePool):
         return self._group
 
     def get_placement_groups(self) -> list[PlacementGroup]:
-        """The placement group, under the field's name for it."""
+        """The placement group, under verl's name for it."""
         return [self.placement_group]
 
     def take(

@@ -1,4 +1,4 @@
-"""Worker groups with processes of their own, under the field's names; also detached ones."""
+"""Worker groups with processes of their own, under verl's names; also detached ones."""
 
 from __future__ import annotations
 

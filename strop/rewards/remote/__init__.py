@@ -4,5 +4,6 @@ config.py  JudgeConfig, ServerConfig, and what both share
 http.py    one POST with a deadline
 cache.py   answers on disk, by request
 client.py  RemoteClient: the thread that asks, repeats and counts
+purse.py   what asking a judge may cost
 judge.py   a language model that grades; server.py a reward model on a server
 """

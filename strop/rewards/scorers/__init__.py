@@ -8,6 +8,9 @@ exact.py          the whole answer, stripped, equals the ground truth
 reasoning_gym.py  the task's own score_answer of the reasoning-gym package
 choice.py         the letter of a multiple-choice question
 search_qa.py      <answer> tags, by exact match or F1
+geometry.py       the last `\\boxed{...}` of a question with a picture
+code.py           programs with hidden tests, run in the sandbox with code_harness.py
+budget.py         what grading one answer may cost; tags.py: <answer> tags found in one pass
 dispatch.py       which data source belongs to which of them
 """
 

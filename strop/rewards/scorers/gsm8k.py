@@ -1,7 +1,7 @@
 """Grade-school maths: the final number after `####`, or the last number of the text.
 
 Only the last 300 characters are read. Numbers are compared as numbers, after commas, dollar signs and a
-closing full stop are removed: `#### 72.`, `#### $72` and `#### 72.0` are all 72. The reference of the field
+closing full stop are removed: `#### 72.`, `#### $72` and `#### 72.0` are all 72. The scorer of verl
 compares text and scores these 0.
 """
 

@@ -195,7 +195,7 @@ def test_every_rule_has_a_planted_bug() -> None:
     assert planted == {*RULES, "it runs"}
 
 
-def test_a_function_of_the_fields_convention_is_checked_too() -> None:
+def test_a_function_of_verls_convention_is_checked_too() -> None:
     def field_grpo(token_level_rewards, response_mask, config=None, index=None, **kwargs):  # type: ignore[no-untyped-def]
         groups = torch.tensor([int(i) for i in index])
         advantages = grpo_advantages(token_level_rewards.sum(-1), groups, response_mask)

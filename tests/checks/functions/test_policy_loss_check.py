@@ -13,7 +13,7 @@ from torch import Tensor
 from strop.algorithms.aggregation import agg_loss
 from strop.algorithms.config import AGGREGATION_MODES
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms
-from strop.algorithms.user_functions import FieldConfig
+from strop.algorithms.user_functions import VerlConfig
 from strop.checks.functions.policy_losses import check_policy_loss
 
 NAMES = sorted({function: name for name, function in reversed(POLICY_LOSS_REGISTRY.items())}.values())
@@ -183,13 +183,13 @@ def test_findings_carry_the_numbers() -> None:
     assert "away from rewarded answers" in on_policy
 
 
-def field_plain(
+def verl_plain(
     old_log_prob: Tensor,
     log_prob: Tensor,
     advantages: Tensor,
     response_mask: Tensor,
     loss_agg_mode: str = "token-mean",
-    config: FieldConfig | None = None,
+    config: VerlConfig | None = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     assert config is not None
@@ -210,7 +210,7 @@ def field_local_mean(
     advantages: Tensor,
     response_mask: Tensor,
     loss_agg_mode: str = "token-mean",
-    config: FieldConfig | None = None,
+    config: VerlConfig | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     return agg_loss(-ratio(log_prob, old_log_prob) * advantages, response_mask, loss_agg_mode), {}
 
@@ -227,29 +227,29 @@ def field_weights_ignored(
     advantages: Tensor,
     response_mask: Tensor,
     loss_agg_mode: str = "token-mean",
-    config: FieldConfig | None = None,
+    config: VerlConfig | None = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    return field_plain(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config)
+    return verl_plain(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config)
 
 
-def field_unreduced(
+def verl_unreduced(
     old_log_prob: Tensor, log_prob: Tensor, advantages: Tensor, response_mask: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
     return -ratio(log_prob, old_log_prob) * advantages, {}
 
 
-def test_a_sound_loss_of_the_fields_convention_has_no_findings() -> None:
-    assert rules(field_plain) == set()
+def test_a_sound_loss_of_verls_convention_has_no_findings() -> None:
+    assert rules(verl_plain) == set()
 
 
-def test_bugs_in_losses_of_the_fields_convention_are_found() -> None:
+def test_bugs_in_losses_of_verls_convention_are_found() -> None:
     assert rules(field_local_mean) == {"cut of the batch"}
     assert {"padding width", "cut of the batch"} <= rules(field_padded_mean)
     assert rules(field_weights_ignored) == {"importance weights"}
-    (finding,) = check_policy_loss(field_unreduced)
+    (finding,) = check_policy_loss(verl_unreduced)
     assert finding.rule == "form"
-    assert "field_unreduced returned a loss of shape (5, 6), but a loss is one number" in finding.sentence
+    assert "verl_unreduced returned a loss of shape (5, 6), but a loss is one number" in finding.sentence
 
 
 def test_what_the_check_cannot_supply_is_refused() -> None:

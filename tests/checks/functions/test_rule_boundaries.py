@@ -324,13 +324,11 @@ def test_what_a_function_raises_ends_its_check(error: type[Exception]) -> None:
 
 
 def test_a_function_is_ours_if_all_that_it_requires_is_ours() -> None:
-    def of_the_field(rewards: Tensor, response_mask: Tensor, config: object = None) -> tuple[Tensor, Tensor]:
+    def of_verl(rewards: Tensor, response_mask: Tensor, config: object = None) -> tuple[Tensor, Tensor]:
         return rewards, rewards
 
-    (finding,) = check_adv_estimator(of_the_field)
-    assert (
-        "of_the_field requires rewards, which nobody gives it: the field's convention has" in finding.sentence
-    )
+    (finding,) = check_adv_estimator(of_verl)
+    assert "of_verl requires rewards, which nobody gives it: verl's convention has" in finding.sentence
     declared = Declaration(needs=frozenset({"rewards", "response_mask", "group_ids"}))
     assert check_adv_estimator(right, declaration=declared) == []
     assert check_adv_estimator("grpo") == check_adv_estimator("rloo_vectorized") == []

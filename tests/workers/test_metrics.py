@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.algorithms.measures import critic_metrics, group_metrics, mismatch_metrics
-from strop.trainer.metrics import (
+from strop.workers.metrics import (
     length_metrics,
     reward_outcome_metrics,
     throughput_metrics,
@@ -96,11 +96,11 @@ def test_statistics_over_nothing_are_left_out() -> None:
 
 
 def test_times_per_token() -> None:
-    seconds = {"gen": 2.0, "update_actor": 3.0, "reward": 0.5}
+    seconds = {"gen": 2.0, "update_actor": 3.0, "reward_model": 0.5}
     assert timing_metrics(seconds, num_response_tokens=100, num_total_tokens=600) == {
         "timing_s/gen": 2.0,
         "timing_s/update_actor": 3.0,
-        "timing_s/reward": 0.5,
+        "timing_s/reward_model": 0.5,
         "timing_per_token_ms/gen": 20.0,
         "timing_per_token_ms/update_actor": 5.0,
     }

@@ -16,8 +16,17 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from strop.algorithms.evaluation import Moments, best_at_k, maj_at_k, pass_at_k, worst_at_k
+from strop.algorithms.metric import Metric
 
 Value: TypeAlias = float | int | bool | str | None
+
+VALIDATION = Metric(
+    "{val-core,val-aux}/<data source>/<variable>/<statistic>",
+    "",
+    "mean over prompts of `mean@N`, `std@N`, `best@k/mean`, `worst@k/mean`, `maj@k/mean`, `pass@k/mean`, ... of N "
+    "samples; `val-core`: of `acc`, else `reward`, at k = N",
+)
+VALIDATION_TURNS = Metric("val-aux/num_turns/{min,max,mean}", "turns", "over the samples of a validation")
 
 CORE_STATISTICS = ("mean", "maj", "best")
 """Statistics that are val-core, for the core variable at k = N."""
@@ -70,11 +79,11 @@ def validation_metrics(
             )
             for statistic, value in statistics.items():
                 is_core = name == core_variable and _is_core(statistic, num_samples)
-                metrics[f"{'val-core' if is_core else 'val-aux'}/{source}/{name}/{statistic}"] = value
+                metrics[VALIDATION.of("val-core" if is_core else "val-aux", source, name, statistic)] = value
     if num_turns:
-        metrics["val-aux/num_turns/min"] = float(min(num_turns))
-        metrics["val-aux/num_turns/max"] = float(max(num_turns))
-        metrics["val-aux/num_turns/mean"] = math.fsum(num_turns) / len(num_turns)
+        metrics[VALIDATION_TURNS.of("min")] = float(min(num_turns))
+        metrics[VALIDATION_TURNS.of("max")] = float(max(num_turns))
+        metrics[VALIDATION_TURNS.of("mean")] = math.fsum(num_turns) / len(num_turns)
     return metrics
 
 

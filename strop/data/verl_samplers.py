@@ -1,4 +1,4 @@
-"""Samplers as classes, in the field's form: made once per run, asked for an order at each epoch's start.
+"""Samplers as classes, in verl's form: made once per run, asked for an order at each epoch's start.
 
     class Mine(AbstractCurriculumSampler):
         def __init__(self, data_source, data_config): ...
@@ -18,14 +18,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
-from strop.algorithms.user_functions import FieldConfig
+from strop.algorithms.user_functions import VerlConfig
 from strop.data.config import DataConfig
 from strop.data.curriculum import SAMPLERS
 from strop.protocol import DataProto
 
 
 class AbstractSampler(ABC):
-    """What a sampler class of the field derives from."""
+    """What a sampler class of verl derives from."""
 
     @abstractmethod
     def __init__(self, data_source: Sized, data_config: Mapping[str, Any]) -> None:
@@ -45,12 +45,12 @@ class AbstractCurriculumSampler(AbstractSampler):
         """The samples of a step that were trained on or could have been, without their tokens."""
 
 
-class FieldSampler:
+class VerlSampler:
     """One sampler object of a run, with what goes wrong told by its class's name."""
 
     def __init__(self, name: str, data_source: Sized, data: DataConfig) -> None:
         self._name = f"sampler {name!r}: {SAMPLERS[name].__qualname__}"
-        self._object: Any = SAMPLERS[name](data_source, FieldConfig(dataclasses.asdict(data)))
+        self._object: Any = SAMPLERS[name](data_source, VerlConfig(dataclasses.asdict(data)))
 
     @property
     def learns(self) -> bool:
@@ -91,6 +91,6 @@ class FieldSampler:
         self._object.load_state_dict(dict(state))
 
 
-def field_sampler(data_source: Sized, data: DataConfig) -> FieldSampler | None:
+def verl_sampler(data_source: Sized, data: DataConfig) -> VerlSampler | None:
     """The object of data.sampler, where that is a class."""
-    return FieldSampler(data.sampler, data_source, data) if isinstance(SAMPLERS[data.sampler], type) else None
+    return VerlSampler(data.sampler, data_source, data) if isinstance(SAMPLERS[data.sampler], type) else None

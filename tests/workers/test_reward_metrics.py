@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from strop.trainer.metrics import reward_outcome_metrics, reward_part_metrics, reward_usage_metrics
+from strop.workers.metrics import reward_outcome_metrics, reward_part_metrics, reward_usage_metrics
 
 
 def test_parts_are_averaged_over_the_samples_that_have_them() -> None:

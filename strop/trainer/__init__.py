@@ -1,0 +1,33 @@
+"""The training loop, and everything around it that a run needs from its first line to its last.
+
+The algorithm of a step
+loop.py             Trainer: sample and score, learn, publish; records, validation and checkpoints around it
+gathering.py        the samples of a step, in one round or, with a group filter, in several; groups.py: groups judged
+experience.py       the rows that are trained on, as references, cut into optimizer batches
+producers.py        who makes each column of protocol/schema.py, in the order of a step
+learning.py         from scored samples to new weights; resampling.py: which samples are drawn
+phases.py           stages from outside: their time, and whose turn the device is
+records.py          what a step leaves in the run folder: fates and a fingerprint
+
+Its configuration
+config.py           Config, the root; sections.py: sections of the loop itself
+loading.py          a configuration with the user's own files, checked; code_named.py: what it would run or contact
+
+Before the first step
+launch.py           a run is begun or continued; continuing.py: from where, with which settings anew
+setup.py            data, sampling and what is checked with them; scorers.py: the reward function tried
+roles.py            the roles of a configuration: which there are, in which processes
+threads.py          threads of a CPU, and who decided their number
+preflight.py        can the run learn? with token_facts.py; environments.py: certificates of environments
+
+Numbers
+metrics.py          from plain tensors; reporting.py: from reports of samples
+validation.py       answers on held-out prompts; validation_metrics.py: by data source; evaluate.py: without a run
+trackers.py         where numbers go; progress.py, tensorboard.py, curve.py: the terminal, TensorBoard, pictures
+results.py          how a run ended; spending.py: what judges have cost
+
+checkpointing.py    what a checkpoint holds, for every kind of training
+stopping.py         signals that ask a run to end
+supervised.py       fine-tuning: the same folder and promises, a simpler step
+replay.py           saved answers scored again
+"""

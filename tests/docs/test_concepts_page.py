@@ -1,0 +1,22 @@
+"""docs/concepts.md: its table of columns is that of the program."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+from doc_pages import ROOT
+
+from strop.protocol.schema import Maker, made_by
+from strop.trainer.producers import PRODUCERS
+
+PAGE = ROOT / "docs" / "concepts.md"
+
+
+def test_the_table_of_columns_is_that_of_the_program() -> None:
+    lines = PAGE.read_text(encoding="utf-8").partition("| stage | who works | columns |")[2].splitlines()[2:]
+    rows = [line.strip("|").split("|") for line in lines[: lines.index("")]]
+    told = {row[0].strip(" `"): set(re.findall(r"`(\w+)`", row[2])) for row in rows}
+    assert told == {maker: made_by(maker) for maker in get_args(Maker)}
+    order = [stage for stage in told if stage not in ("rollout", "update_actor")]
+    assert order == [producer.name for producer in PRODUCERS]

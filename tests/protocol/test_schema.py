@@ -1,0 +1,26 @@
+"""The table of columns: it agrees with itself, and with what a step really makes."""
+
+from __future__ import annotations
+
+import pytest
+
+from strop.protocol.schema import COLUMNS, STAGES, labels_for, made_by, stage_columns, taken_by
+from strop.trainer.producers import PRODUCERS
+
+
+def test_every_stage_of_the_hash_chain_has_columns_and_every_column_a_stage_that_is_known() -> None:
+    assert all(stage_columns(stage) for stage in STAGES)
+    assert {column.stage for column in COLUMNS.values()} - {""} == set(STAGES)
+    assert stage_columns("log_probs") == ["rollout_log_probs", "log_probs"]
+
+
+def test_whoever_takes_columns_gets_those_that_are_there_in_the_order_of_the_table() -> None:
+    present = {"rm_scores", "token_level_scores", "prompts", "advantages"}
+    assert taken_by("resampling", present) == ["token_level_scores", "rm_scores"]
+    assert taken_by("sampler", present) == ["token_level_scores", "advantages"]
+    assert labels_for("sampler") == ["uid", "id"]
+
+
+@pytest.mark.parametrize("producer", PRODUCERS, ids=lambda producer: producer.name)
+def test_every_producer_makes_something(producer: object) -> None:
+    assert made_by(producer.name)  # type: ignore[attr-defined]
