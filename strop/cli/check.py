@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 examples:
-  strop check config.yaml
-  strop check config.yaml rollout.samples_per_prompt=16 --prompts 40
+  strop check --config config.yaml
+  strop check --config config.yaml rollout.samples_per_prompt=16 --prompts 40
   strop check loss mine.py:my_loss
   strop check loss mine.py:my_loss delta=0.3
   strop check estimator mine.py:my_advantages
@@ -61,7 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
     parser.add_argument(
-        "what", metavar="CONFIG.yaml|loss|estimator", help="a run's configuration, or what the function is"
+        "what",
+        nargs="?",
+        metavar="loss|estimator",
+        help="what the function is; CONFIG.yaml is the same as --config CONFIG.yaml",
     )
     parser.add_argument(
         "words",
@@ -69,24 +72,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.py:NAME|key=value",
         help="the function: in a file, or a name that comes with strop; then settings, of the function or the run",
     )
+    parser.add_argument("--config", metavar="FILE", help="a run's configuration, or the name of a preset")
     parser.add_argument(
         "--prompts", type=int, default=24, metavar="N", help="prompts to try of a run (default: 24)"
     )
     add_trust_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.set_defaults(overrides=[])
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    # The first word is a kind or, for what else there may be to check, what is checked itself.
+    words = [args.what, *args.words] if args.what is not None else []
+    if args.config is not None:
+        return _check_run(args, words)
+    if args.what is None:
+        raise UsageError(
+            f"name what to check: --config FILE, {' or '.join(f'{k} FILE.py:NAME' for k in KINDS)}"
+        )
     if args.what not in KINDS and Path(args.what).suffix in (".yaml", ".yml"):
-        return _check_run(args)
+        args.config = args.what
+        return _check_run(args, args.words)
     if args.what not in KINDS:
         near = difflib.get_close_matches(args.what, KINDS, n=1)
         hint = (
             f"did you mean {near[0]}?"
             if near
-            else f"there are {' and '.join(KINDS)}, and files that end in .yaml"
+            else f"there are {' and '.join(KINDS)}, and --config FILE for a run"
         )
         raise UsageError(f"`strop check` does not know {args.what!r}; {hint}")
     if not args.words:
@@ -113,11 +125,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if findings else 0
 
 
-def _check_run(args: argparse.Namespace) -> int:
+def _check_run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Samples of a run's first prompts."""
     if args.prompts < 1:
         raise UsageError(f"--prompts is {args.prompts}; at least 1 must be tried")
-    args.config, args.overrides = args.what, args.words
+    args.overrides = list(overrides)
     config = load_settings(args)
     quiet_models()
     from strop.trainer.preflight import run_preflight
@@ -127,7 +139,7 @@ def _check_run(args: argparse.Namespace) -> int:
         print_json(
             {
                 "kind": "run",
-                "name": args.what,
+                "name": args.config,
                 "passed": not found.obstacles,
                 "seconds": found.seconds,
                 "num_prompts": found.num_prompts,

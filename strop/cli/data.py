@@ -26,17 +26,17 @@ examples:
   strop data check train.parquet --model models/smollm2
   strop data check train.jsonl --val val.jsonl --model models/smollm2 data.ground_truth_key=answer
   strop data check --config examples/arithmetic/config.yaml
-  strop data prepare gsm8k hub:openai/gsm8k:main@train data/gsm8k/train.parquet
-  strop data prepare math downloads/MATH@test data/math/test.parquet
+  strop data prepare gsm8k hub:openai/gsm8k:main@train --out data/gsm8k/train.parquet
+  strop data prepare math downloads/MATH@test --out data/math/test.parquet
   strop data cache
   strop data cache --clear data.cache_dir=/scratch/cache
 
 check reads all rows the way `strop train` would, and lists everything that is wrong with them, not only the first
 thing. Without FILE it takes data.train_files and data.val_files of the configuration.
 
-prepare NAME SRC OUT turns the raw rows of a well-known data set into rows for training. NAME is gsm8k, math, geo3k,
-dapo_math or countdown; SRC is a file, a folder (FOLDER@split), a data set of the hub or a URL; OUT ends in .parquet or
-.jsonl, and its name without that is the split.
+prepare NAME SRC --out OUT turns the raw rows of a well-known data set into rows for training. NAME is gsm8k, math,
+geo3k, dapo_math or countdown; SRC is a file, a folder (FOLDER@split), a data set of the hub or a URL; OUT ends in
+.parquet or .jsonl, and its name without that is the split.
 
 cache lists what data.cache_dir keeps, last used first: fetched files, token ids of large sets, and indexes of streamed
 files. --clear removes all of it; a run that is about to start may need it made again.
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="FILE",
-        help="check: files, and settings as key=value; prepare: NAME SRC OUT; cache: settings; index: CORPUS",
+        help="check: files, and settings as key=value; prepare: NAME SRC; cache: settings; index: CORPUS",
     )
     parser.add_argument("--model", metavar="MODEL", help="check: whose tokenizer and chat template count")
     parser.add_argument(
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--clear", action="store_true", help="cache: remove what is kept")
     parser.add_argument(
-        "-o", "--index", metavar="FILE", help="index: the search index to write, for the tool search"
+        "-o", "--out", metavar="FILE", help="prepare: the rows to write; index: the search index to write"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -78,21 +78,23 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     if args.clear and args.action != "cache":
         raise UsageError("--clear belongs to cache")
-    if args.index and args.action != "index":
-        raise UsageError("--index belongs to index")
+    if args.out and args.action not in ("prepare", "index"):
+        raise UsageError("--out belongs to prepare and index")
     return {"prepare": _prepare, "check": _check, "cache": _cache, "index": _index}[args.action](args)
 
 
 def _index(args: argparse.Namespace) -> int:
-    if len(args.words) != 1 or not args.index or args.model or args.val or args.with_tool or args.config:
-        raise UsageError("index takes one corpus and -o FILE: strop data index corpus.jsonl -o index.sqlite")
+    if len(args.words) != 1 or not args.out or args.model or args.val or args.with_tool or args.config:
+        raise UsageError(
+            "index takes one corpus and --out FILE: strop data index corpus.jsonl --out index.sqlite"
+        )
     from strop.agents.tools.search_index import build_index
 
-    count = build_index(Path(args.words[0]), Path(args.index))
+    count = build_index(Path(args.words[0]), Path(args.out))
     if args.json:
-        print_json({"index": args.index, "passages": count})
+        print_json({"index": args.out, "passages": count})
     else:
-        print_plain(f"{plain(args.index)}: {count} passages")
+        print_plain(f"{plain(args.out)}: {count} passages")
     return 0
 
 
@@ -132,13 +134,14 @@ def _count_entries(number: int) -> str:
 
 def _prepare(args: argparse.Namespace) -> int:
     if args.model or args.val or args.config:
-        raise UsageError("prepare takes NAME SRC OUT; --model, --val and --config belong to check")
-    if len(args.words) != 3:
-        raise UsageError(f"prepare takes NAME SRC OUT, got {len(args.words)} words; see `strop data --help`")
+        raise UsageError("prepare takes NAME SRC --out OUT; --model, --val and --config belong to check")
+    words = [*args.words, args.out] if args.out else args.words  # OUT may also be the third word
+    if len(words) != 3:
+        raise UsageError(f"prepare takes NAME SRC --out OUT, got {' '.join(words)}; see `strop data --help`")
     from strop.data.prepare import RECIPES, prepare_rows, write_rows
     from strop.data.readers import read_rows
 
-    name, source, out = args.words[0], args.words[1], Path(args.words[2]).expanduser()
+    name, source, out = words[0], words[1], Path(words[2]).expanduser()
     if name not in RECIPES:
         raise UsageError(f"there is no recipe for {name!r}; known: {', '.join(RECIPES)}")
     prepared = prepare_rows(name, read_rows([source]), split=out.stem, with_tool=args.with_tool)

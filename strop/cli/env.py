@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from strop.cli.output import UsageError, plain, print_json, print_plain, say
+from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain, say
 from strop.foreign_files import check_regular, lines_of, open_regular, parse_yaml
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     for option in ("seeds", "at_once", "max_turns", "timeout"):
         if getattr(args, option) <= 0:
             raise UsageError(f"--{option.replace('_', '-')} is {getattr(args, option)}; use more than 0")
+    if args.out:
+        check_writable(args.out)
     for name in args.files:
         load_user_file(name, setting="--files")
     find_environment(args.name)

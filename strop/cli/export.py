@@ -15,11 +15,11 @@ from strop.run import Checkpoint, RunError, RunFolder, is_run
 
 EPILOG = """\
 examples:
-  strop export runs/arithmetic models/arithmetic
-  strop export runs/arithmetic models/arithmetic-200 --step 200 --dtype bfloat16
-  strop export runs/arithmetic models/best --step best
-  strop export runs/ppo models/critic --role critic
-  strop export runs/lora models/adapter --adapter
+  strop export runs/arithmetic --out models/arithmetic
+  strop export runs/arithmetic --out models/arithmetic-200 --step 200 --dtype bfloat16
+  strop export runs/arithmetic --out models/best --step best
+  strop export runs/ppo --out models/critic --role critic
+  strop export runs/lora --out models/adapter --adapter
 
 The folder is loaded again with plain transformers, and its log-probs on a few sequences are compared with those of
 the checkpoint's own weights; it appears only when they agree. Any number of ranks may have written the checkpoint;
@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="a run folder")
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder of the model, absent or empty")
+    parser.add_argument("out_word", nargs="?", metavar="OUT", type=Path, help="the same as --out OUT")
+    parser.add_argument("--out", metavar="OUT", type=Path, help="folder of the model, absent or empty")
     add_step_argument(parser)
     parser.add_argument(
         "--dtype",
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     if args.adapter and args.dtype is not None:
         raise UsageError("--dtype has no place beside --adapter: an adapter stays as it was trained")
     folder = run_in(args.run_folder)
+    _check_run(folder)
+    out = _out(args)
     checkpoint = _checkpoint(folder, args.step)
     config = load_settings(args, source=folder / "config.yaml", needs=())
     quiet_models()
@@ -66,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         model = dataclasses.replace(model, path=config.critic.path or model.path, lora=config.critic.lora)
     result = export_role(
         checkpoint.path,
-        args.out,
+        out,
         model,
         role=args.role,
         dtype=None if args.dtype is None else getattr(torch, args.dtype),
@@ -88,11 +91,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _checkpoint(folder: Path, step: int | str | None) -> Checkpoint:
-    """The checkpoint to export, every byte of it verified."""
+def _check_run(folder: Path) -> None:
     if not is_run(folder):
         what = "is no run folder" if folder.exists() else "does not exist"
         raise ValueError(f"{folder} {what}; give the folder that --out named when the run started")
+
+
+def _out(args: argparse.Namespace) -> Path:
+    """Where the model goes; told before a checkpoint is read that it cannot be written."""
+    named = [one for one in (args.out_word, args.out) if one is not None]
+    if len(named) != 1:
+        raise UsageError("name one folder for the model: strop export RUN --out OUT")
+    out: Path = named[0]
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if not out.exists():
+            out.mkdir()
+            out.rmdir()  # it appears when it is whole
+    except OSError as error:
+        raise UsageError(f"cannot write --out {out}: {error.strerror}; choose another folder") from error
+    return out
+
+
+def _checkpoint(folder: Path, step: int | str | None) -> Checkpoint:
+    """The checkpoint to export, every byte of it verified."""
     with RunFolder.open(folder, read_only=True) as run:
         checkpoint, lines = choose_checkpoint(run, step)
     for line in lines:

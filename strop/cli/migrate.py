@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 EPILOG = """\
 examples:
   strop migrate verl run_grpo.sh
-  strop migrate verl run_grpo.sh -o grpo.yaml --set MODEL=models/qwen
-  strop migrate verl base.yaml run_grpo.sh -o grpo.yaml
-  strop migrate trl train_grpo.py -o grpo.yaml --processes 8
+  strop migrate verl run_grpo.sh --out grpo.yaml --set MODEL=models/qwen
+  strop migrate verl base.yaml run_grpo.sh --out grpo.yaml
+  strop migrate trl train_grpo.py --out grpo.yaml --processes 8
 
 Scripts are read, never run. The table lists every setting that was found: not there yet, where the run goes without
 it; translated, with our key and value; not needed, with the reason; refused, with the reason. `default` marks what
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.out is not None:
         say(f"{args.out} is not written; --keep-going writes it all the same")
     else:
-        print_plain("\nnothing is written; -o OUT writes the configuration")
+        print_plain("\nnothing is written; --out OUT writes the configuration")
     if args.json:
         counts = {status: sum(row.outcome.status == status for row in migration.rows) for status in _HEADINGS}
         out = str(args.out) if is_written else None

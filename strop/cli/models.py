@@ -134,7 +134,8 @@ def _model_of(checkpoint: Path) -> Path:
     if not folder.is_dir():
         run = checkpoint.resolve().parent.parent
         raise ValueError(
-            f"{checkpoint} has no model folder (run.hf_model): write one with `strop export {run} OUT`, and give OUT"
+            f"{checkpoint} has no model folder (run.hf_model): write one with `strop export {run} --out OUT`, "
+            f"and give OUT"
         )
     return folder
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from strop.cli.libraries import quiet_models
 from strop.cli.output import Interrupted
+from strop.run import RunError
 
 EPILOG = """\
 examples:
@@ -29,13 +31,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
+    folder: Path = args.out or Path("runs") / f"quickstart-seed{args.seed}"
+    _claim(folder, args.seed)  # before anything is imported that takes seconds
     quiet_models()
     from strop.cli.quickstart_stages import carry_out
 
-    folder: Path = args.out or Path("runs") / f"quickstart-seed{args.seed}"
     try:
         carry_out(folder, seed=args.seed, overrides=args.overrides, wants_json=args.json)
     except KeyboardInterrupt as error:
         hint = f"continue with `strop quickstart --seed {args.seed} --out {folder}`"
         raise Interrupted(hint, cause=error) from error.__cause__
     return 0
+
+
+def _claim(folder: Path, seed: int) -> None:
+    """Make the folder, or check that it is a quickstart of this seed."""
+    marker = folder / "quickstart.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not marker.exists():
+            if any(folder.iterdir()):
+                raise RunError(f"{folder} is not empty and no quickstart; choose another folder with --out")
+            marker.write_text(json.dumps({"seed": seed}))
+    except OSError as error:
+        raise RunError(
+            f"cannot write {folder}: {error.strerror}; choose another folder with --out"
+        ) from error
+    found = json.loads(marker.read_text())["seed"]
+    if found != seed:
+        raise RunError(f"{folder} is the quickstart of seed {found}; give --seed {found}, or another --out")

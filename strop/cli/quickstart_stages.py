@@ -6,7 +6,6 @@ Every stage is found finished, continued or started, so the command can be inter
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -41,14 +40,13 @@ def carry_out(folder: Path, *, seed: int, overrides: Sequence[str], wants_json: 
     """All stages, and the report of what was learned.
 
     Args:
-        folder: of this quickstart; made when it does not exist.
+        folder: of this quickstart, which exists.
         seed: of model, task and sampling.
         overrides: settings on top of the preset.
         wants_json: end with one line of JSON.
     """
     console = Console()
     start = time.perf_counter()
-    _claim(folder, seed)
     model, data = folder / "model", folder / "data"
     console.print(
         f"[bold]1/4[/] a tiny Qwen3 model and a task: write a word of {NUM_LETTERS} letters backwards"
@@ -74,24 +72,6 @@ def carry_out(folder: Path, *, seed: int, overrides: Sequence[str], wants_json: 
                 "run": str(report.run),
             }
         )
-
-
-def _claim(folder: Path, seed: int) -> None:
-    """Make the folder, or check that it is a quickstart of this seed."""
-    marker = folder / "quickstart.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not marker.exists():
-            if any(folder.iterdir()):
-                raise RunError(f"{folder} is not empty and no quickstart; choose another folder with --out")
-            marker.write_text(json.dumps({"seed": seed}))
-    except OSError as error:
-        raise RunError(
-            f"cannot write {folder}: {error.strerror}; choose another folder with --out"
-        ) from error
-    found = json.loads(marker.read_text())["seed"]
-    if found != seed:
-        raise RunError(f"{folder} is the quickstart of seed {found}; give --seed {found}, or another --out")
 
 
 def _make_once(folder: Path, make: Callable[[Path], object]) -> None:

@@ -18,10 +18,10 @@ launch.py           a run is begun or continued; continuing.py: from where, with
 setup.py            data, sampling and what is checked with them; scorers.py: the reward function tried
 roles.py            the roles of a configuration: which there are, in which processes
 threads.py          threads of a CPU, and who decided their number
-preflight.py        can the run learn? with token_facts.py
+preflight.py        can the run learn? with token_facts.py; what guests look at before it
 
 Numbers
-reporting.py        of a step, from reports of samples
+reporting.py        metrics from reports of samples
 validation.py       answers on held-out prompts; evaluate.py: without a run
 trackers.py         where numbers go; progress.py, tensorboard.py, curve.py: the terminal, TensorBoard, pictures
 results.py          how a run ended; spending.py: what judges have cost

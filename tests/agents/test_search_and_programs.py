@@ -45,7 +45,7 @@ def test_the_command_builds_an_index_that_the_tool_reads(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     index = tmp_path / "index.sqlite"
-    assert main(["data", "index", str(corpus), "-o", str(index)]) == 0
+    assert main(["data", "index", str(corpus), "--out", str(index)]) == 0
     assert "3 passages" in capsys.readouterr().out
     index.chmod(stat.S_IRUSR)
     tool = SearchTool({"index": str(index), "topk": 1})

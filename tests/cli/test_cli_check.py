@@ -172,3 +172,13 @@ def test_what_cannot_be_checked_is_one_sentence(tmp_path: Path) -> None:
     assert "unknown policy loss 'vanila'; known: cispo" in cli("check", "loss", "vanila").sentence
     assert "does not know 'los'; did you mean loss?" in cli("check", "los", "vanilla").sentence
     assert "`strop check loss` needs a function" in cli("check", "loss").sentence
+    assert "name what to check: --config FILE, loss FILE.py:NAME" in cli("check").sentence
+
+
+def test_a_run_is_named_as_for_every_other_command(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: {path: here}\n")
+    named, first = (cli("check", *words, "actor.lrr=1").sentence for words in (("--config", file), (file,)))
+    assert named == first
+    assert "unknown key actor.lrr" in named
+    assert "unknown key actor.ppo_epochs" in cli("check", "--config", file, "actor.ppo_epochs=1").sentence

@@ -131,10 +131,11 @@ def test_text_of_the_data_cannot_act_on_the_terminal(tmp_path: Path, model: Path
         (["check", "x.jsonl"], "name it with --model MODEL"),
         (["check", "x.jsonl", "--with-tool"], "--with-tool belongs to prepare gsm8k"),
         (["check", "x.jsonl", "data.promt_key=q"], "unknown key data.promt_key"),
-        (["prepare", "gsm8k"], "prepare takes NAME SRC OUT, got 1 words"),
+        (["prepare", "gsm8k"], "prepare takes NAME SRC --out OUT, got gsm8k"),
         (["prepare", "gsm9k", "a", "b.parquet"], "there is no recipe for 'gsm9k'; known: gsm8k, math"),
         (["prepare", "gsm8k", "nowhere.jsonl", "b.parquet"], "data file nowhere.jsonl does not exist"),
         (["prepare", "gsm8k", "a", "b", "--model", "m"], "--model, --val and --config belong to check"),
+        (["check", "x.jsonl", "--out", "y"], "--out belongs to prepare and index"),
         (["mend", "x"], "invalid choice: 'mend'"),
     ],
 )
@@ -149,7 +150,7 @@ def test_a_prepared_file_passes_the_check(tmp_path: Path, model: Path) -> None:
         {"question": "1?", "answer": "#### 1"},
     )
     out = tmp_path / "gsm8k" / "train.parquet"
-    result = cli("data", "prepare", "gsm8k", raw, out)
+    result = cli("data", "prepare", "gsm8k", raw, "--out", out)
     assert (result.code, result.out) == (0, f"2 rows written to {out}\n")
     assert read_rows([out])[1]["extra_info"]["split"] == "train"
     checked = cli("data", "check", out, "--model", model)

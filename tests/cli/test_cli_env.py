@@ -74,6 +74,13 @@ def worlds(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_a_certificate_that_cannot_be_written_is_told_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["env", "check", f"{tmp_path}/none.py:Good", "--out", "/proc/strop/c.json"]) == 2
+    assert "cannot write --out /proc/strop/c.json: No such file" in capsys.readouterr().err
+
+
 def test_a_good_environment_gets_a_certificate(
     worlds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

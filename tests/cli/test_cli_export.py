@@ -76,7 +76,7 @@ def test_export_says_what_it_wrote_and_json_repeats_it(
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "last")
     assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(project.model).get_vocab()
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(project.model).chat_template
-    first = cli("export", run_with_critic, tmp_path / "first", "--step", 1, "--dtype", "bfloat16")
+    first = cli("export", run_with_critic, "--out", tmp_path / "first", "--step", 1, "--dtype", "bfloat16")
     assert "(rounding moves them by 0." in first.out
     assert weight(tmp_path / "first").dtype == torch.bfloat16
     assert not weight(tmp_path / "first").float().equal(weight(tmp_path / "last").bfloat16().float())
@@ -123,6 +123,9 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(run_with_critic: Path, tm
         ((run_with_critic, run_with_critic), "is not empty .it holds checkpoints, config.yaml, events.jsonl.; give"),
         ((run_with_critic, out, "--adapter"), "was trained without adapters .model.lora.rank is 0."),
         ((run_with_critic, out, "--adapter", "--dtype", "float32"), "--dtype has no place beside --adapter"),
+        ((run_with_critic, out, "--out", out), "name one folder for the model: strop export RUN --out OUT"),
+        ((run_with_critic,), "name one folder for the model: strop export RUN --out OUT"),
+        ((run_with_critic, "--out", "/proc/strop/model"), "cannot write --out /proc/strop/model: No such file"),
         ((run_with_critic, out, "--role", "reference"), "invalid choice: 'reference'"),
     ):  # fmt: skip
         assert re.search(sentence, cli("export", *words).sentence)

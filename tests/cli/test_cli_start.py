@@ -53,6 +53,9 @@ COMMANDS = (
     (["train", "--resume", "FOLDER/a", "trainer.seed=9"], 2),
     (["train", "--resume", "FOLDER"], 2),
     (["eval", "FOLDER/a"], 2),
+    (["check", "--config", "FOLDER/a/config.yaml", "trainer.stepps=1"], 2),
+    (["quickstart", "--out", "/proc/strop/run"], 2),
+    (["train", "--out", "/proc/strop/run", "model.path=x", "data.train_files=[x]"], 2),
 )
 """Commands that only read settings, or refuse them, and their exit codes."""
 
