@@ -141,7 +141,8 @@ def test_every_tracker_takes_any_name_and_number(tmp_path: Path) -> None:
 def test_a_run_folder_takes_any_configuration(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", config={"a": HOSTILE, LONE: LONE}, command=[LONE]):
         pass
-    RunFolder.open(tmp_path / "run", read_only=True).close()
+    with RunFolder.open(tmp_path / "run", read_only=True) as run:
+        assert [event["kind"] for event in run.events.read()] == ["created"]
 
 
 # ------------------------------------------------------------------ rewards

@@ -186,6 +186,7 @@ def test_a_connection_that_is_lost_in_the_queue_is_tried_again(monkeypatch: pyte
         where = listener.getsockname()
         knock(*where, secret, purpose=PURPOSE, timeout_s=DEADLINE_S).close()
         thread.join(DEADLINE_S)
+        assert not thread.is_alive(), "the second connection was the one that was heard"
 
 
 def test_a_connection_that_proves_nothing_in_time_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
