@@ -23,12 +23,12 @@ import torch
 from machine import machine
 from transformers import AutoModelForCausalLM
 
+from strop.base.randomness import random_key
 from strop.data.tiny import make_tiny_model
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import CausalLM, load_model
 from strop.engines.packing import make_rows
 from strop.engines.training import TrainEngine
-from strop.randomness import random_key
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling, TokenOutput
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from machine import machine
 
-from strop.rewards.sandbox import LocalSandbox, Program, SandboxConfig
-from strop.rewards.sandbox.view import host_view
+from strop.sandbox import LocalSandbox, Program, SandboxConfig
+from strop.sandbox.view import host_view
 
 PROGRAM = "print('fine')"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.lazy_names import lazy_names
+from strop.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from strop.protocol import DataProto, DataProtoFuture

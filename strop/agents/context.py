@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from strop.agents.config import AgentConfig
-from strop.agents.formats import ToolParser
 from strop.agents.images import ImageEncoder
-from strop.agents.interactions.base import BaseInteraction
 from strop.agents.templates import ChatTemplate
-from strop.agents.tools.base import BaseTool
-from strop.agents.tools.session import ToolLimits, ToolSession
+from strop.interactions.base import BaseInteraction
 from strop.rollout.types import Sampling, TokenOutput
+from strop.tools.base import BaseTool
+from strop.tools.formats import ToolParser
+from strop.tools.session import ToolLimits, ToolSession
 from strop.trajectory import Media, Prompt
 
 

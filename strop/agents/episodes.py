@@ -13,8 +13,8 @@ from strop.agents.config import AgentConfig
 from strop.agents.registry import play_agent
 from strop.agents.setup import AgentSetup
 from strop.agents.user_code import contained
+from strop.base.randomness import random_key
 from strop.border import storable_text, usable
-from strop.randomness import random_key
 from strop.rollout.client import GenerateClient
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trajectory import Prompt, Trajectory

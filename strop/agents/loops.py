@@ -19,9 +19,9 @@ from strop.agents.context import AgentContext, Generate
 from strop.agents.loop_inputs import refuse, row_fields, verl_config
 from strop.agents.loop_output import Call, sequence_of
 from strop.algorithms.user_functions import VerlConfig
-from strop.foreign_files import read_yaml
+from strop.base.foreign_files import read_yaml
+from strop.base.user_files import load_class
 from strop.trajectory import Prompt, Trajectory
-from strop.user_files import load_class
 
 
 @dataclass

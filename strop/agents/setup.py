@@ -6,23 +6,26 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from strop.agents import env_agent, interaction_agent, single_turn, tool_agent
+from strop.agents import single_turn
 from strop.agents.config import BUILT_IN, ENV_AGENT, INTERACTION_AGENT, SINGLE_TURN, TOOL_AGENT, AgentConfig
 from strop.agents.context import AgentContext
-from strop.agents.environments.loading import choose_environment, find_environment
-from strop.agents.formats import ToolParser, parser_for_template
 from strop.agents.images import ImageEncoder
-from strop.agents.interactions.loading import interaction_of_row, load_interactions
 from strop.agents.loops import loops_from_yaml
 from strop.agents.registry import agents
 from strop.agents.templates import ChatTemplate
-from strop.agents.tools.base import BaseTool
-from strop.agents.tools.functions import FUNCTION_TOOL_REGISTRY
-from strop.agents.tools.loading import add_tool, load_all_tools
-from strop.agents.tools.mcp import McpTool
+from strop.base.user_files import load_user_file
+from strop.environments import agent as env_agent
+from strop.environments.loading import choose_environment, find_environment
+from strop.interactions import agent as interaction_agent
+from strop.interactions.loading import interaction_of_row, load_interactions
 from strop.rollout.types import Sampling
+from strop.tools import agent as tool_agent
+from strop.tools.base import BaseTool
+from strop.tools.formats import ToolParser, parser_for_template
+from strop.tools.functions import FUNCTION_TOOL_REGISTRY
+from strop.tools.loading import add_tool, load_all_tools
+from strop.tools.mcp import McpTool
 from strop.trajectory import Prompt
-from strop.user_files import load_user_file
 
 __all__ = ["AgentSetup", "env_agent", "interaction_agent", "load_agents", "single_turn", "tool_agent"]
 

@@ -31,9 +31,9 @@ from strop.agents.template_profile import (
     find_profile,
     made_up_answers,
 )
-from strop.agents.tools.schemas import OpenAIFunctionToolSchema
 from strop.border import ControlText, any_of
 from strop.chat_template import TemplateRefused, apply_template
+from strop.tools.schemas import OpenAIFunctionToolSchema
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 from strop.agents.context import AgentContext
 from strop.agents.conversation import Conversation
-from strop.agents.formats.calls import ParsedTurn
-from strop.agents.formats.thinking import split_thinking
 from strop.agents.registry import Generate
-from strop.agents.tools.session import CallResult
 from strop.rollout.types import TokenOutput
+from strop.tools.formats.calls import ParsedTurn
+from strop.tools.formats.thinking import split_thinking
+from strop.tools.session import CallResult
 from strop.trajectory import Media
 
 MAX_SEQUENCES = 256

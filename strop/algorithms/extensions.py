@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from strop.user_files import load_user_file
+from strop.base.user_files import load_user_file
 
 
 def load_extensions(files: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.advantages.groups import require_finite
-from strop.randomness import uniforms
+from strop.base.randomness import uniforms
 
 PfPpoMethod = Literal["pow", "max_min", "max_random"]
 PF_PPO_METHODS: tuple[str, ...] = get_args(PfPpoMethod)
@@ -131,7 +131,7 @@ def resample_rows(weights: Tensor, *, key: int, num_rows: int | None = None) -> 
 
     Args:
         weights: [B], finite, at least 0, not all 0; a row of weight 0 is never drawn.
-        key: from `strop.randomness.random_key(seed, "pf_ppo", step)` or the like.
+        key: from `strop.base.randomness.random_key(seed, "pf_ppo", step)` or the like.
         num_rows: how many to draw; not given: B.
 
     Raises:

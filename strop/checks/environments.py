@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from strop.agents.environments.base import EnvironmentFailed
-from strop.agents.environments.loading import EnvironmentChoice, choose_environment
-from strop.agents.environments.playing import PlayedEnvironment
+from strop.environments.base import EnvironmentFailed
+from strop.environments.loading import EnvironmentChoice, choose_environment
+from strop.environments.playing import PlayedEnvironment
 
 ADVERSARIAL = (
     "x" * 100_000,

@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 from strop.agents.config import ENV_AGENT
-from strop.agents.env_agent import row_of
-from strop.agents.environments import choose_environment
 from strop.checks.environments import Inspection
+from strop.environments import choose_environment
+from strop.environments.agent import row_of
 from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import Say

@@ -8,10 +8,9 @@ launching.py  what `strop train` and `strop sft` share: a run folder, its resume
 models.py     MODEL_OR_RUN: from a run, a checkpoint or a Hugging Face folder to a model and its settings
 answering.py  answers of a model to chats, for `strop generate`
 run_folders.py, unread.py  which run a folder stands for; settings that a command has no use for
-guests.py     where guests (compat/) join the core
 standard_error.py  standard error that cannot end a run
 
-One module per command, by its name: train.py is `strop train`. Each has `add_arguments(parser)` and `run(args) -> int`,
+One module per command, by its name: train.py is `strop train`; commands of guests are with the guests. Each has `add_arguments(parser)` and `run(args) -> int`,
 and imports what is heavy when it runs. quickstart_stages.py, explaining.py, sockets.py, dropped.py, token_view.py and
 turn_view.py are parts of quickstart, config, doctor and samples.
 """

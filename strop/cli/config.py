@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop import trust
+from strop.base import trust
 from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import add_config_arguments
 

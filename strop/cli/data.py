@@ -88,7 +88,7 @@ def _index(args: argparse.Namespace) -> int:
         raise UsageError(
             "index takes one corpus and --out FILE: strop data index corpus.jsonl --out index.sqlite"
         )
-    from strop.agents.tools.search_index import build_index
+    from strop.tools.search_index import build_index
 
     count = build_index(Path(args.words[0]), Path(args.out))
     if args.json:

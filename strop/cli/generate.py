@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.base.foreign_files import read_text
 from strop.cli.eval import progress_bar
 from strop.cli.libraries import quiet_models
 from strop.cli.models import HELP, add_step_argument, find_model
@@ -22,7 +23,6 @@ from strop.cli.settings import (
     refuse_overrides_of,
 )
 from strop.cli.unread import refuse_unread
-from strop.foreign_files import read_text
 
 if TYPE_CHECKING:
     from strop.cli.answering import Answer, Answerer

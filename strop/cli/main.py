@@ -22,7 +22,8 @@ from types import ModuleType
 from typing import NoReturn
 
 import strop
-from strop import trust
+from strop.base import trust
+from strop.base.guests import targets
 from strop.border import encodable, redacted, remember_named
 from strop.cli.output import UsageError, plain, print_plain
 from strop.cli.standard_error import unfailing
@@ -36,10 +37,14 @@ SIGNALLED = 128
 class Command:
     """A command and where it lives."""
 
-    summary: str
-    """One line for `strop --help`."""
     module: str
     """Has `add_arguments(parser)` and `run(args) -> int`."""
+    summary: str = ""
+    """One line for `strop --help`; empty for that of a guest, whose module has it as SUMMARY."""
+
+    def line(self) -> str:
+        """Its summary."""
+        return self.summary or str(importlib.import_module(self.module).SUMMARY)
 
 
 COMMANDS = {
@@ -62,30 +67,22 @@ COMMANDS = {
         summary="data files: what is wrong with them; well-known data sets made ready",
         module="strop.cli.data",
     ),
-    "migrate": Command(
-        summary="the settings of a verl or TRL training as a configuration of strop",
-        module="strop.cli.migrate",
-    ),
     "export": Command(
         summary="the model of a checkpoint as a Hugging Face folder, proved by its log-probs",
         module="strop.cli.export",
     ),
     "samples": Command(summary="what the model wrote during a run, with rewards", module="strop.cli.samples"),
     "score": Command(
-        summary="a reward over saved answers, without a model: what would change", module="strop.cli.score"
+        summary="a reward over saved answers, without a model: what would change",
+        module="strop.cli.score",
     ),
     "diff": Command(summary="where two runs part: first step and stage", module="strop.cli.diff"),
     "doctor": Command(
         summary="whether the machines of a cluster fit together; and of a run, what its numbers say",
         module="strop.cli.doctor",
     ),
-    "sandbox": Command(
-        summary="whether programs that a model writes can be isolated here", module="strop.cli.sandbox"
-    ),
-    "env": Command(
-        summary="whether an environment is fit for training, without a model", module="strop.cli.env"
-    ),
     "config": Command(summary="the settings of a run, with their meaning", module="strop.cli.config"),
+    **{word: Command(module=module) for word, module in targets("command").items()},
 }
 
 _EPILOG = """\
@@ -176,7 +173,7 @@ def command_parser(name: str) -> tuple[Parser, ModuleType]:
     module = importlib.import_module(command.module)
     parser = Parser(
         prog=f"strop {name}",
-        description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+        description=f"{command.line()[0].upper()}{command.line()[1:]}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
@@ -196,11 +193,8 @@ def _dispatch(words: list[str]) -> int:
     parser, module = command_parser(name)
     args = parser.parse_intermixed_args(rest)
     args.command_line = ["strop", *words]
-    from strop.cli.guests import join
     from strop.cli.libraries import share_cores, terminal_log
 
-    if hasattr(args, "overrides"):  # settings are read, and a key may be another library's
-        join()
     with terminal_log(debug=args.debug), trust.door():
         share_cores()
         code = module.run(args)
@@ -210,7 +204,7 @@ def _dispatch(words: list[str]) -> int:
 
 def _top_parser() -> Parser:
     width = max(map(len, COMMANDS))
-    listed = "\n".join(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    listed = "\n".join(f"  {name:<{width}}  {command.line()}" for name, command in COMMANDS.items())
     parser = Parser(
         prog="strop",
         description=f"Reinforcement-learning post-training for language models.\n\ncommands:\n{listed}",

@@ -1,7 +1,7 @@
 """Settings on the command line: a file and key=value, the same for every command.
 
 Settings that lie in a run folder may be somebody else's. What they name is run only when strop wrote them for this user
-on this machine, or with --trust-code (strop.trust); a command that needs nothing of it goes on without.
+on this machine, or with --trust-code (strop.base.trust); a command that needs nothing of it goes on without.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strop import trust
+from strop.base import trust
 from strop.cli.output import UsageError, say
 
 if TYPE_CHECKING:

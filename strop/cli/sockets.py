@@ -29,7 +29,7 @@ _RAY_SERVERS = ("/ray/core/src/ray/gcs/gcs_server", "/ray/core/src/ray/raylet/ra
 """How the names of Ray's servers end. A process can call itself whatever it likes, so its name alone says nothing."""
 _KNOWN = {
     "strop.rewards.child": "reward worker",
-    "strop.rewards.sandbox": "sandbox",
+    "strop.sandbox": "sandbox",
     "controller/ray/launcher.py": "launcher",
     "controller/ray/guard.py": "guard",
     "ray.util.client.server": "client server of Ray",

@@ -47,10 +47,8 @@ def run(args: argparse.Namespace) -> int:
             result = result_of(start.run)
         else:
             quiet_models()
-            from strop.cli.guests import join_run
             from strop.trainer.loop import train
 
-            join_run()
             result = train(start.config, start.run, checkpoint=start.checkpoint, say=say, force=args.force)
     if args.json:
         print_json(

@@ -69,8 +69,12 @@ def _plain(value: Any) -> Any:
 
 @cache
 def field_texts(cls: type) -> dict[str, str]:
-    """The string under each field of a dataclass, also of inherited fields."""
-    texts: dict[str, str] = {}
+    """The string under each field of a dataclass, also of inherited fields; of a section of a guest, its docstring."""
+    texts = {
+        spec.name: " ".join((inspect.getdoc(spec.section) or "").partition("\n\n")[0].split())
+        for spec in field_specs(cls).values()
+        if spec.section is not None
+    }
     for owner in reversed(cls.__mro__[:-1]):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
         assert isinstance(definition, ast.ClassDef), "the source of a class is a class definition"

@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from strop.base.guests import all_joined
 
 SCALARS = (bool, int, float, str)
 
@@ -225,19 +227,13 @@ def nearest(key: str, keys: Iterable[str]) -> str | None:
     return best
 
 
-OtherNames = Callable[[str], tuple[Sequence[str], str]]
-"""Our full keys for a key of another library, and the sentence about it; no keys where it knows none."""
-other_names: list[OtherNames] = []
-"""Those who know keys of other libraries."""
-
-
 def unknown_key(root: type, key: str, origin: str) -> str:
     """The message for a key that the tree does not have."""
     keys = list(all_keys(root))
     of_this_name = [full for full in keys if full.rpartition(".")[2] == key.rpartition(".")[2]]
     if len(of_this_name) != 1:
-        for known in other_names:
-            ours, sentence = known(key)
+        for translate in all_joined("key translation").values():
+            ours, sentence = translate(key)
             if ours and set(ours) <= set(keys):
                 return f"unknown key {key}{origin}; {sentence}"
     if len(of_this_name) > 1 and "." not in key:

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.base.foreign_files import MAX_YAML_BYTES, read_text
 from strop.config.errors import ConfigError
 from strop.config.schema import join, nearest
 from strop.config.yaml_text import parse
-from strop.foreign_files import MAX_YAML_BYTES, read_text
 
 PRESETS = Path(__file__).parent / "presets"
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strop.algorithms.registry import Registry, dotted
-from strop.randomness import permutation, random_key
+from strop.base.randomness import permutation, random_key
 
 Rows = Sequence[int] | NDArray[np.int64]
 """Row numbers."""

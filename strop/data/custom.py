@@ -16,11 +16,11 @@ from typing import Any, Literal, overload
 
 import torch
 
+from strop.base.user_files import load_user_file
 from strop.border import encodable_value
 from strop.data.config import DataConfig
 from strop.data.readers import read_rows
 from strop.data.stored import open_rows
-from strop.user_files import load_user_file
 
 RAW_PROMPT = "raw_prompt"
 _BESIDE_EXTRA_INFO = ("index", "tools_kwargs", "interaction_kwargs")

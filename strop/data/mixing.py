@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from strop.randomness import permutation, random_key, uniforms
+from strop.base.randomness import permutation, random_key, uniforms
 
 
 def visits_per_epoch(

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from strop.base.foreign_files import check_regular, parse_json, read_text
 from strop.border import encodable_value
 from strop.data.folders import folder_files, split_entry
 from strop.data.sources import HUB_PREFIX, fetch, is_url, load_hub
-from strop.foreign_files import check_regular, parse_json, read_text
 
 MAX_FILE_BYTES = 2**36
 """Of a file of JSON that is held in memory: more than machines have."""

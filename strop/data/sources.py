@@ -24,8 +24,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from strop.base.trust import ask, may_run
 from strop.data.cache import cache_folder, size_of, use
-from strop.trust import ask, may_run
 
 SILENCE_S = 60.0
 """How long a store may send nothing before a fetch ends, in seconds."""

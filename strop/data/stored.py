@@ -28,10 +28,10 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
+from strop.base.foreign_files import MAX_LINE_BYTES, check_regular, lines_of, open_regular
 from strop.data.cache import cache_folder, use
 from strop.data.readers import check_entries, fetched, leaves, open_saved, parquet_refused, parse_object
 from strop.data.sources import HUB_PREFIX, open_hub
-from strop.foreign_files import MAX_LINE_BYTES, check_regular, lines_of, open_regular
 
 MAX_GROUP_BYTES = 4 * 2**20
 """Size of a group of rows, uncompressed, up to which a parquet file is read in place: a visit reads a whole one."""

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from strop.randomness import random_key, uniforms
+from strop.base.randomness import random_key, uniforms
 
 DATA_SOURCE = "strop/exact"
 """Scored 1 when the stripped answer equals the ground truth, else 0."""

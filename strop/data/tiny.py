@@ -13,7 +13,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from strop.randomness import random_key
+from strop.base.randomness import random_key
 
 CHARACTERS = "\n" + "".join(chr(code) for code in range(0x20, 0x7F))
 """New line and printable ASCII: the text that the tokenizer knows."""

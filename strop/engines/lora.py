@@ -22,11 +22,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from strop.base.randomness import random_key
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig
 from strop.engines.gradients import full
 from strop.engines.weights import inventory, named_weights
-from strop.randomness import random_key
 
 ADAPTER = "default"
 """PEFT's name of the one adapter; part of its parameters' names."""

@@ -22,7 +22,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from strop.device import device_name
+from strop.base.device import device_name
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.liger import use_liger_kernels

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from strop.base.foreign_files import TooLarge, check_regular, read_json
+from strop.base.trust import ask
 from strop.engines.config import ModelConfig
-from strop.foreign_files import TooLarge, check_regular, read_json
-from strop.trust import ask
 
 _MAX_TEXT_BYTES = 2**30
 """Of a tokenizer or a configuration."""

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from strop.device import collective_backend, device_name, num_devices
+from strop.base.device import collective_backend, device_name, num_devices
 from strop.net.interfaces import keep_to_interface
 from strop.net.rendezvous import Meeting, MeetingStore, next_group
 

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from strop.base.foreign_files import check_regular, parse_json, read_json
 from strop.engines.tensor_files import TensorInfo, dtype_named
-from strop.foreign_files import check_regular, parse_json, read_json
 
 STATE_FILE = "state.json"
 """Numbers of a checkpoint, and the name, type and shape of every tensor."""

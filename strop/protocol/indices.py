@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from strop.base.randomness import permutation, random_key
 from strop.protocol.columns import BatchError
-from strop.randomness import permutation, random_key
 
 Rows = Sequence[int] | Sequence[bool] | NDArray[Any] | Tensor
 """Row numbers (negative ones count from the end), or one bool per row."""

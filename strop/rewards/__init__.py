@@ -4,25 +4,26 @@
     outcome.py     Outcome (score / error / timeout / infrastructure), RewardError, RewardUnavailable, the summary line
     pool.py        RewardPool: what the trainer uses; policies for what could not be scored
     combining.py   several scores of one sample as one reward
-    remote/        judges and reward models on servers
-    sandbox/       programs that a model wrote, run where they can do no harm
     managers.py    reward managers of verl, in worker processes (not imported here: it needs torch)
     supervisor.py  the thread that owns workers and deadlines
     worker.py      the parent's side of one worker process
     wire.py        the lines between them (JSON)
     child.py       the worker process; functions.py loads and calls the user's function there
     printed.py     what reward functions print
-    scorers/       the built-in scorers by data_source
 
 Nothing here imports torch: a worker process starts in a fraction of a second.
 """
 
 from __future__ import annotations
 
-from strop.rewards.config import RewardConfig
-from strop.rewards.outcome import Outcome, RewardError, RewardUnavailable, check_failed_share, summarize
-from strop.rewards.pool import RewardPool
-from strop.rewards.scorers import default_compute_score, known_data_sources
+from typing import TYPE_CHECKING
+
+from strop.base.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from strop.rewards.config import RewardConfig
+    from strop.rewards.outcome import Outcome, RewardError, RewardUnavailable, check_failed_share, summarize
+    from strop.rewards.pool import RewardPool
 
 __all__ = [
     "Outcome",
@@ -31,7 +32,14 @@ __all__ = [
     "RewardPool",
     "RewardUnavailable",
     "check_failed_share",
-    "default_compute_score",
-    "known_data_sources",
     "summarize",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".config": "RewardConfig",
+        ".outcome": "Outcome RewardError RewardUnavailable check_failed_share summarize",
+        ".pool": "RewardPool",
+    },
+)

@@ -29,10 +29,10 @@ from strop.border.values import MAX_NUMBER
 from strop.rewards.combining import Part, combine
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe, load_functions
 from strop.rewards.outcome import OutcomeKind, RewardUnavailable, Value
-from strop.rewards.sandbox import SandboxFailed, SandboxUnavailable, waiting
-from strop.rewards.sandbox.opening import config_from_data, shared
-from strop.rewards.scorers import budget
 from strop.rewards.wire import MAX_PARTS_BYTES, decode, encode
+from strop.sandbox import SandboxFailed, SandboxUnavailable, waiting
+from strop.sandbox.opening import config_from_data, shared
+from strop.scorers import budget
 
 _READ_BYTES = 1 << 16
 MAX_ERROR_CHARACTERS = 2000

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from strop.rewards.remote.config import JudgeConfig, ServerConfig
-from strop.rewards.sandbox.config import SandboxConfig
+from strop.base.sections import guest_sections, section
 
 Policy = Literal["exclude", "fixed", "retry"]
 MAX_WORKERS = 1024
@@ -66,7 +65,7 @@ class PoliciesConfig:
     """A service that scoring needs failed, which says nothing about the answer."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("reward")
 class RewardConfig:
     path: str = ""
     """Python file with the reward function, relative to the current directory. Empty: the scorer that
@@ -95,15 +94,9 @@ class RewardConfig:
     max_memory_gib: float | None = 4.0
     """Memory one worker may allocate, in GiB; a function that asks for more gets a MemoryError. null: no
     limit."""
-    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
-    """Where programs in the answers run: for the scorer of code, and for functions that ask for it."""
     functions: tuple[FunctionConfig, ...] = ()
     """Several functions, whose weighted scores are added, in place of path, name and kwargs. Each score is a part of
     its own in metrics and samples."""
-    judge: JudgeConfig = field(default_factory=JudgeConfig)
-    """A language model that grades the answers. Its score is added to that of functions; alone, it is the reward."""
-    server: ServerConfig = field(default_factory=ServerConfig)
-    """A reward model on a server. Its score is added to that of functions; alone, it is the reward."""
     policies: PoliciesConfig = field(default_factory=PoliciesConfig)
     """What becomes of a sample that could not be scored."""
     failed_score: float = 0.0
@@ -174,13 +167,8 @@ class RewardConfig:
                 "for the scorer of the data source"
             )
         keys = [function.part for function in self.functions]
-        keys += (
-            [self.part]
-            if self.uses_functions and not self.functions and (self.judge.base_url or self.server.url)
-            else []
-        )
-        keys += ["judge"] if self.judge.base_url else []
-        keys += ["server"] if self.server.url else []
+        keys += [self.part] if self.uses_functions and not self.functions and self.services else []
+        keys += self.services
         for key in keys:
             if keys.count(key) > 1:
                 raise ValueError(
@@ -215,7 +203,13 @@ class RewardConfig:
     @property
     def uses_functions(self) -> bool:
         """False where a judge or a server alone scores."""
-        return bool(self.path or self.functions) or not (self.judge.base_url or self.server.url)
+        return bool(self.path or self.functions) or not self.services
+
+    @property
+    def services(self) -> list[str]:
+        """Sections of guests that score as well: names of the sections, which are those of their parts too."""
+        below = guest_sections(self, "reward")
+        return [key.rpartition(".")[2] for key, given in below.items() if getattr(given, "scores", False)]
 
 
 def _check_function(section: str, path: str, name: str) -> None:

@@ -28,7 +28,7 @@ from strop.border.text import describe_object
 from strop.border.values import MAX_NUMBER
 from strop.rewards.combining import Part
 from strop.rewards.outcome import Value, usable_part
-from strop.rewards.scorers import default_compute_score, prepare
+from strop.scorers import default_compute_score, prepare
 
 Style = Literal["default", "verl", "trl", "batch", "manager"]
 MODULE_NAME = "strop_user_reward"

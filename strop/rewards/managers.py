@@ -37,7 +37,7 @@ from strop.protocol import DataProto
 from strop.rewards import child
 from strop.rewards.combining import Part
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, load_module
-from strop.rewards.scorers import default_compute_score
+from strop.scorers import default_compute_score
 
 C = TypeVar("C", bound=type)
 registered: dict[str, type] = {}

@@ -18,21 +18,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from strop.base.foreign_files import read_text
+from strop.base.trust import ask
 from strop.border import encodable, storable, usable
 from strop.border.values import MAX_NUMBER
-from strop.foreign_files import read_text
+from strop.judges.client import CallFailed
+from strop.judges.judge import Judge
+from strop.judges.server import RewardServer
 from strop.rewards.combining import Part, combine
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome, RewardError
-from strop.rewards.remote.client import CallFailed
-from strop.rewards.remote.judge import Judge
-from strop.rewards.remote.server import RewardServer
-from strop.rewards.sandbox.opening import config_as_data
 from strop.rewards.supervisor import Call, Supervisor
 from strop.rewards.wire import encode, plain
 from strop.rewards.worker import Launch
+from strop.sandbox.opening import config_as_data
 from strop.trajectory import Prompt, Trajectory
-from strop.trust import ask
 
 _CLOSE_S = 10.0
 MAX_SOURCE_BYTES = 2**24

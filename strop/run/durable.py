@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from strop.foreign_files import open_regular
+from strop.base.foreign_files import open_regular
 
 
 def fsync_path(path: Path) -> None:

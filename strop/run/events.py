@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from strop.base.foreign_files import lines_of, open_regular, parse_json
 from strop.border import storable
-from strop.foreign_files import lines_of, open_regular, parse_json
 from strop.run.errors import RunError
 from strop.run.records import is_record
 

@@ -25,8 +25,8 @@ from types import TracebackType
 from typing import Any
 
 import strop
+from strop.base.foreign_files import read_json
 from strop.border import storable, storable_text
-from strop.foreign_files import read_json
 from strop.run.checkpoints import CheckpointStore
 from strop.run.config import RunConfig
 from strop.run.durable import replace_text

@@ -16,7 +16,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from strop.foreign_files import NotAFile, parse_json
+from strop.base.foreign_files import NotAFile, parse_json
 from strop.run.errors import RunError
 
 _UNSUPPORTED = {errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL}

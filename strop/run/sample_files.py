@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.base.foreign_files import check_regular, parse_json
 from strop.border import as_number
-from strop.foreign_files import check_regular, parse_json
 from strop.run.errors import RunError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.agents.environments.loading import environments
 from strop.data.sources import HUB_PREFIX, is_url
+from strop.environments.loading import environments
 from strop.trainer.config import Config
 
 

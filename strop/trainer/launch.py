@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop import trust
+from strop.base import trust
 from strop.config import read_settings, to_dict
 from strop.config.yaml_text import dump
 from strop.run import Checkpoint, RunError, RunFolder, is_run

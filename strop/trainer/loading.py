@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from strop.algorithms.extensions import load_extensions
+from strop.base.trust import may_run
 from strop.config import ConfigError, load_with_origins, read_config
 from strop.trainer.config import Config
-from strop.trust import may_run
 
 
 def load(
@@ -42,7 +42,7 @@ def read(path: str | Path, *, text: str | None = None) -> Config:
 def with_extensions(config: Config) -> Config:
     """The same configuration once its extensions are imported, and its names checked against what they register.
 
-    Settings that are only looked at (strop.trust) stay as they are: what they name is not imported.
+    Settings that are only looked at (strop.base.trust) stay as they are: what they name is not imported.
 
     Raises:
         ConfigError: a file cannot be imported, or the settings do not go together.

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from strop.algorithms.kl_control import make_kl_controller
 from strop.algorithms.metric import Metric
+from strop.base.guests import all_joined
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
 from strop.health import Watch
@@ -31,7 +32,7 @@ from strop.trainer.groups import row_results, sampler_batch
 from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
 from strop.trainer.phases import Phases, Stages
-from strop.trainer.preflight import RunRefused, before_first_steps, try_out
+from strop.trainer.preflight import RunRefused, try_out
 from strop.trainer.records import StepRecord
 from strop.trainer.reporting import episode_metrics, num_response_tokens, num_tokens
 from strop.trainer.results import TrainResult, result_of
@@ -94,7 +95,7 @@ class Trainer:
         with ExitStack() as stack:
             self._start_roles(stack)
             if self._start_step == 0 and self._wants_preflight():
-                for look in before_first_steps:
+                for look in all_joined("before the first steps").values():
                     look(self.config, self.data, self._run, self._say)
                 self._preflight()
             self._watch = self._start_watch()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,13 +17,11 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.advantages import adv_estimator_declaration
-from strop.device import device_name
+from strop.base.device import device_name
 from strop.health import Agreement, Check, Probe, TokenFacts, can_teach, examine, examine_tokens
 from strop.protocol import columns
-from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.gathering import training_rows
-from strop.trainer.launch import Say
 from strop.trainer.phases import Stages
 from strop.trainer.producers import Making, produced
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
@@ -38,12 +36,6 @@ ROUND_SAMPLES, ROUND_PROMPTS, MAX_ROUNDS = 48, 4, 4
 SHOWN = 10
 """Answers that are shown."""
 _SHOWN_CHARACTERS = 120
-
-
-Look = Callable[[Config, TrainingData, RunFolder, Say], None]
-"""Looks at what a fresh run will use, before its preflight: keeps what it finds in the event log, and says it."""
-before_first_steps: list[Look] = []
-"""Those of guests."""
 
 
 class RunRefused(ValueError):

@@ -14,8 +14,8 @@ from torch import Tensor
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.metric import Metric
 from strop.algorithms.shaping import PfPpoMethod, pf_ppo_weights, resample_rows
+from strop.base.randomness import random_key
 from strop.protocol import DataProto, columns
-from strop.randomness import random_key
 
 NOT_DRAWN = "not drawn"
 """Why a sample was filtered."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from strop.base.device import device_name
 from strop.controller import (
     InlineRuntime,
     Mesh,
@@ -28,7 +29,6 @@ from strop.controller import (
     as_list,
     role,
 )
-from strop.device import device_name
 from strop.engines.config import EngineConfig
 from strop.engines.model import read_shape
 from strop.engines.ulysses import check_sequence_parallel

@@ -12,9 +12,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.base.foreign_files import read_json
 from strop.controller import as_list
-from strop.foreign_files import read_json
-from strop.rewards.remote.config import JudgeConfig
+from strop.judges.config import JudgeConfig
 from strop.run import RunError
 from strop.run.durable import replace_text
 

@@ -15,13 +15,13 @@ import torch
 from strop.algorithms.aggregation import BatchTotals, batch_totals
 from strop.algorithms.metric import Metric
 from strop.algorithms.reduce import metric_values
+from strop.base.device import device_name
 from strop.border import as_number
 from strop.controller import WorkerGroup, as_list, role
 from strop.data.config import SftDataConfig
 from strop.data.readers import read_rows
 from strop.data.sampler import PromptSampler, visit_uid
 from strop.data.sft import SftDataset, SftExample
-from strop.device import device_name
 from strop.engines.model import load_tokenizer, read_shape
 from strop.engines.ulysses import check_sequence_parallel
 from strop.protocol import DataProto, columns

@@ -17,10 +17,10 @@ from statistics import median
 
 import torch
 
-from strop.cores import usable_cores
-from strop.device import device_name
+from strop.base.cores import usable_cores
+from strop.base.device import device_name
+from strop.base.foreign_files import read_json
 from strop.engines.config import ModelConfig
-from strop.foreign_files import read_json
 from strop.run import RunFolder
 from strop.trainer.sections import MAX_THREADS, ResourcesConfig
 

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from strop.algorithms.registry import Registry
+from strop.base.foreign_files import lines_of, open_regular, parse_json
 from strop.border import as_number, storable, storable_text
-from strop.foreign_files import lines_of, open_regular, parse_json
 from strop.run.durable import replace_text
 from strop.run.errors import RunError
 from strop.run.records import MAX_STEP

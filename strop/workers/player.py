@@ -19,7 +19,6 @@ from typing import Any
 from strop.agents.config import AgentConfig
 from strop.agents.episodes import default_setup, play_episode
 from strop.agents.setup import AgentSetup
-from strop.agents.tools.mcp import close_servers
 from strop.border import described, encodable, storable_text, usable
 from strop.border.values import MAX_NUMBER
 from strop.data.media import tool_images
@@ -28,6 +27,7 @@ from strop.rewards.outcome import Outcome
 from strop.rewards.pool import RewardPool
 from strop.rollout.client import GenerateClient, RolloutClient
 from strop.rollout.types import RolloutEngine, Sampling, TokenOutput
+from strop.tools.mcp import close_servers
 from strop.trajectory import Media, MediaTokens, Prompt, Trajectory, media_of
 from strop.workers.episodes import Episode
 from strop.workers.programs import ToolSandbox

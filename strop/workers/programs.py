@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from strop.agents.setup import AgentSetup
-from strop.agents.tools.python_sandbox import PythonSandboxTool, Ran, use_sandbox
-from strop.rewards.sandbox import Program, SandboxConfig, make_sandbox
+from strop.sandbox import Program, SandboxConfig, make_sandbox
+from strop.tools.python_sandbox import PythonSandboxTool, Ran, use_sandbox
 
 
 class ToolSandbox:

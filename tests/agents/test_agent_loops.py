@@ -13,7 +13,7 @@ from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with
 from template_family import family_tokenizer
 
 from strop.agents import AgentConfig, AgentLoopBase, AgentLoopOutput, AgentSetup, agents, register
-from strop.agents.tools.calculator import CalculatorTool
+from strop.tools.calculator import CalculatorTool
 from strop.trajectory import Trajectory
 
 TOKENIZER = family_tokenizer("qwen25")

@@ -13,9 +13,9 @@ from template_family import family_tokenizer
 from strop.agents import AgentConfig, AgentSetup, agents
 from strop.agents.config import EnvironmentConfig
 from strop.agents.rows import with_agents
-from strop.agents.tools import FUNCTION_TOOL_REGISTRY, BaseTool, ToolResponse
-from strop.agents.tools.calculator import CalculatorTool
-from strop.agents.tools.gsm8k import Gsm8kTool
+from strop.tools import FUNCTION_TOOL_REGISTRY, BaseTool, ToolResponse
+from strop.tools.calculator import CalculatorTool
+from strop.tools.gsm8k import Gsm8kTool
 
 TOKENIZER = family_tokenizer("qwen25")
 END = TOKENIZER.eos_token_id

@@ -13,9 +13,9 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from strop.agents.templates import ChatTemplate
-from strop.agents.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
-from strop.agents.tools.session import EMPTY_RESULT
 from strop.border import ControlText
+from strop.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
+from strop.tools.session import EMPTY_RESULT
 
 NAMES = [family.name for family in FAMILIES]
 

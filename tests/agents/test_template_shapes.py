@@ -10,9 +10,9 @@ from template_family import BY_NAME, CHATML, family_tokenizer, tokenizer_of
 from test_exact_tokens import Echo
 
 from strop.agents.conversation import Conversation
-from strop.agents.formats import FunctionCall, ParsedTurn, parser_for_template
 from strop.agents.templates import ChatTemplate
 from strop.rollout.types import TokenOutput
+from strop.tools.formats import FunctionCall, ParsedTurn, parser_for_template
 from strop.trajectory import Prompt, Trajectory
 
 REST = """{%- else %}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{%- endif %}

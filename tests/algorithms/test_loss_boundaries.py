@@ -32,7 +32,7 @@ from strop.algorithms.losses import (
 from strop.algorithms.losses.sequence import row_means
 from strop.algorithms.losses.terms import call_loss, call_prepare
 from strop.algorithms.registry import Declaration
-from strop.randomness import random_key, uniforms
+from strop.base.randomness import random_key, uniforms
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 

@@ -32,7 +32,7 @@ from strop.algorithms.user_functions import (
     call_policy_loss,
     loss_config,
 )
-from strop.randomness import random_key, uniforms
+from strop.base.randomness import random_key, uniforms
 
 
 class Names(Enum):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strop.algorithms.shaping import overlong_penalty, pf_ppo_weights, resample_rows
-from strop.randomness import random_key
+from strop.base.randomness import random_key
 
 
 def double(values: object) -> Tensor:

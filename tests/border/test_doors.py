@@ -21,20 +21,20 @@ from rewards.reward_cases import make_prompt, score_all, write_reward
 from transformers import AutoTokenizer
 
 import strop.cli
-from strop.agents.environments.base import EnvironmentFailed, read_observation, read_step
-from strop.agents.formats import FunctionCall
-from strop.agents.formats.calls import MalformedCall, call_from_json, typed_value
-from strop.agents.tools import BaseTool, OpenAIFunctionToolSchema, ToolLimits, ToolResponse, ToolSession
 from strop.border import usable
 from strop.border.values import MAX_ITEMS
 from strop.data.config import DataConfig
 from strop.data.prompts import PromptDataset
 from strop.data.readers import read_rows
+from strop.environments.base import EnvironmentFailed, read_observation, read_step
+from strop.judges.config import JudgeConfig, ServerConfig
 from strop.rewards import Outcome, RewardConfig
-from strop.rewards.remote.config import JudgeConfig, ServerConfig
 from strop.run import CheckpointStore, EventLog, Fate, Ledger, RunFolder, digest
 from strop.run.manifest import read_manifest
 from strop.run.samples import COLUMNS, SampleStore
+from strop.tools import BaseTool, OpenAIFunctionToolSchema, ToolLimits, ToolResponse, ToolSession
+from strop.tools.formats import FunctionCall
+from strop.tools.formats.calls import MalformedCall, call_from_json, typed_value
 from strop.trainer.trackers import TrackerGroup, TrackerSetup, read_metrics
 
 quick = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -69,7 +69,7 @@ def test_eval_gives_the_pass_rate_and_its_interval_per_source(project: Project, 
 WRITES_A_PROGRAM = '''
 """An agent whose model calls python, and then repeats what it reads."""
 from strop.agents.registry import agents
-from strop.agents.tool_agent import tool_agent
+from strop.tools.agent import tool_agent
 from strop.rollout.types import TokenOutput
 
 CALL = """<tool_call>
@@ -93,7 +93,7 @@ async def writes_a_program(prompt, trajectory, generate, context):
 
 def test_eval_runs_the_programs_of_its_agents_in_the_sandbox(project: Project, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(WRITES_A_PROGRAM)
-    entry = {"class_name": "strop.agents.tools.python_sandbox.PythonSandboxTool"}
+    entry = {"class_name": "strop.tools.python_sandbox.PythonSandboxTool"}
     (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [entry]}))
     (tmp_path / "reward.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from cli_calls import Project, Result, cli
 
-from strop import foreign_files, trust
+from strop.base import foreign_files, trust
 from strop.config import describe, load_config
 from strop.run import RunError, RunFolder
 from strop.trainer.code_named import code_named
@@ -124,7 +124,7 @@ def test_code_of_a_received_run_is_named_and_not_run(
 @pytest.mark.parametrize("name", ["eval", "generate", "score", "train"])
 def test_trust_code_runs_it(received: Received, project: Project, tmp_path: Path, name: str) -> None:
     received.with_settings({"reward.path": "CODE", **EXTENSION})
-    from strop.user_files import _LOADED
+    from strop.base.user_files import _LOADED
 
     _LOADED.pop(received.code.resolve(), None)
     result = cli(*commands(received, project, tmp_path)[name], "--trust-code")

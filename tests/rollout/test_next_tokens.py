@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strop.randomness import random_key, uniforms
+from strop.base.randomness import random_key, uniforms
 from strop.rollout.native.sampling import SamplingRows, next_tokens
 
 LOGITS = torch.log(torch.tensor([0.30, 0.05, 0.25, 0.20, 0.15, 0.05], dtype=torch.float64))

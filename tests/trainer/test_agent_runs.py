@@ -21,7 +21,7 @@ TOOLS = '''
 import json
 
 from strop.agents import FunctionCall, ToolParser, function_tool
-from strop.agents.formats import ParsedTurn
+from strop.tools.formats import ParsedTurn
 
 
 @function_tool

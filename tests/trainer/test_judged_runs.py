@@ -14,9 +14,9 @@ import pytest
 from tiny_runs import Project, resume_in, train_in, with_reward
 
 from strop.config import ConfigError
+from strop.judges.config import JudgeConfig
 from strop.rewards import RewardError
 from strop.rewards.config import FunctionConfig, PoliciesConfig
-from strop.rewards.remote.config import JudgeConfig
 from strop.run import RunError, RunFolder
 from strop.trainer.spending import Spending
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from strop import trust
 from strop.algorithms.config import AlgorithmConfig
+from strop.base import trust
 from strop.config import ConfigError, load_config, save_config
 from strop.data.config import DataConfig
 from strop.data.curriculum import SAMPLERS

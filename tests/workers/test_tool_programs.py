@@ -16,17 +16,17 @@ import pytest
 from strop.agents.config import AgentConfig
 from strop.agents.context import AgentContext
 from strop.agents.registry import Generate, agents
-from strop.agents.tool_agent import tool_agent
-from strop.agents.tools.python_sandbox import PythonSandboxTool, SandboxFailed
 from strop.data.tiny import make_tiny_model
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.protocol import DataProto
 from strop.rewards import RewardConfig
-from strop.rewards.sandbox import Limits, SandboxConfig, SandboxUnavailable
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling, TokenOutput
 from strop.run import SampleStore
+from strop.sandbox import Limits, SandboxConfig, SandboxUnavailable
+from strop.tools.agent import tool_agent
+from strop.tools.python_sandbox import PythonSandboxTool, SandboxFailed
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.played import as_column, prompts_as_rows
 from strop.workers.reports import Decided, EpisodeReport
@@ -88,7 +88,7 @@ class Programs:
 
     def __init__(self, model: ModelConfig, folder: Path, *, sandbox: SandboxConfig | None = None) -> None:
         entry = {
-            "class_name": "strop.agents.tools.python_sandbox.PythonSandboxTool",
+            "class_name": "strop.tools.python_sandbox.PythonSandboxTool",
             "config": {"type": "native"},
         }
         (folder / "tools.yaml").write_text(json.dumps({"tools": [entry]}))

@@ -21,7 +21,7 @@ from strop.algorithms.losses.terms import (
 )
 from strop.algorithms.masked import masked_mean
 from strop.algorithms.metric import Metric
-from strop.randomness import random_key, uniforms
+from strop.base.randomness import random_key, uniforms
 
 COV_CLIPFRAC = Metric("actor/cov_clipfrac", "share", "tokens that clip_cov drew, of trained ones")
 KL_COV_FRAC = Metric("actor/kl_cov_frac", "share", "tokens that kl_cov penalises, of trained ones")

@@ -313,7 +313,7 @@ def interactions(key: str, value: Any, facts: Facts) -> Outcome:
     ours = {"agent.interactions": value}
     if facts.get(f"{R}.agent.default_agent_loop") in (None, "tool_agent", "single_turn_agent"):
         ours["agent.default_agent"] = "interaction_agent"
-    return many(ours, "its classes derive from strop.agents.interactions.BaseInteraction here")
+    return many(ours, "its classes derive from strop.interactions.BaseInteraction here")
 
 
 def default_agent(key: str, value: Any, facts: Facts) -> Outcome:

@@ -26,6 +26,8 @@ from ray._private import worker as ray_worker
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import RayError
 
+from strop.base.device import visibility_variable
+from strop.base.trust import ask
 from strop.controller.ray.guard import MARK, Guard, new_mark
 from strop.controller.ray.private import (
     PrivateFolder,
@@ -34,8 +36,6 @@ from strop.controller.ray.private import (
     remember_token,
 )
 from strop.controller.ray.transport import register_serializers
-from strop.device import visibility_variable
-from strop.trust import ask
 
 log = logging.getLogger(__name__)
 

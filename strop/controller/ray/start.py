@@ -20,6 +20,7 @@ import ray
 from ray.exceptions import GetTimeoutError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from strop.base.cores import usable_cores
 from strop.controller.mesh import Mesh
 from strop.controller.ray import launcher
 from strop.controller.ray.cluster import Node, visibility_variables
@@ -29,7 +30,6 @@ from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.process import WorkerProcess
 from strop.controller.roles import RoleSpec
 from strop.controller.worker import Placement
-from strop.cores import usable_cores
 from strop.net.rendezvous import Meeting
 
 

@@ -20,8 +20,8 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from strop.base.device import device_name, num_devices
 from strop.controller.ray.cluster import Cluster, Node
-from strop.device import device_name, num_devices
 
 PACKAGES = ("strop", "ray", "torch", "transformers", "tensordict", "numpy")
 """What must be the same on every machine: tensors and classes travel between them."""

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from strop.randomness import uniforms
+from strop.base.randomness import uniforms
 
 
 class SamplingRows:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from strop.device import collective_backend
+from strop.base.device import collective_backend
 from strop.net.interfaces import keep_to_interface
 from strop.net.rendezvous import Meeting, MeetingPoint, MeetingStore
 from strop.rollout.sync.line import ReceiverLine, SenderLine

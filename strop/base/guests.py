@@ -1,0 +1,70 @@
+"""Guests: rooms that use the core, and that the core finds by what they declare.
+
+A guest is a package below strop/ with a file guest.toml, a table for each place where it joins the core:
+
+    [section]
+    "reward.sandbox" = "strop.sandbox.config:SandboxConfig"
+
+Each entry is a name, and where the object behind it is: `module:attribute`, or a module. Nothing is imported before the
+core asks for it, so a command that only reads settings stays quick; and where the folder of a guest is taken away, the
+core works without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).parent.parent
+
+PLACES = {
+    "section": "full key of a section of the configuration: its dataclass (strop.base.sections)",
+    "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args)",
+    "public name": "a dotted name that users import from the core: what it stands for",
+    "key translation": "a library: a function from a key of it to our full keys and a sentence",
+    "before the first steps": "a function (config, data, run, say) that looks at what a fresh run will use, keeps what "
+    "it finds in the event log, and says it",
+}
+"""Where a guest can join: what the names are, and what is behind them."""
+
+
+@cache
+def guests() -> tuple[str, ...]:
+    """The guests that are there, by name, in alphabetical order."""
+    return tuple(sorted(path.parent.name for path in PACKAGE.glob("*/guest.toml")))
+
+
+@cache
+def targets(place: str) -> Mapping[str, str]:
+    """What joins at a place, in the order of the guests: each name and where its object is; nothing is imported.
+
+    Raises:
+        ValueError: a guest joins at a place that there is not, or two give the same name.
+    """
+    assert place in PLACES, f"{place} is no place where guests join"
+    found: dict[str, str] = {}
+    for guest in guests():
+        joins = tomllib.loads((PACKAGE / guest / "guest.toml").read_text(encoding="utf-8"))
+        for unknown in joins.keys() - PLACES.keys():
+            raise ValueError(f"the guest {guest} joins at {unknown!r}; a guest joins at {', '.join(PLACES)}")
+        for name, target in joins.get(place, {}).items():
+            if name in found:
+                raise ValueError(f"two guests join at {place!r} as {name!r}: {found[name]} and {target}")
+            found[name] = target
+    return found
+
+
+def joined(place: str, name: str) -> Any:
+    """The object that joins at a place under a name; KeyError where there is none."""
+    module, _, attribute = targets(place)[name].partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+def all_joined(place: str) -> dict[str, Any]:
+    """Everything that joins at a place, by name."""
+    return {name: joined(place, name) for name in targets(place)}

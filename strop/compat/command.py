@@ -1,0 +1,190 @@
+"""`strop migrate`: the settings of a verl or TRL training as a configuration of strop, each of them accounted for.
+
+Exit codes: 0 every setting is translated, not needed or refused, and the configuration loads; 2 a setting is unknown
+or could not be read, or the configuration does not load. Nothing is written then, unless --keep-going says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
+
+if TYPE_CHECKING:
+    from strop.compat.migration import Migration, Row
+
+SUMMARY = "the settings of a verl or TRL training as a configuration of strop"
+EPILOG = """\
+examples:
+  strop migrate verl run_grpo.sh
+  strop migrate verl run_grpo.sh --out grpo.yaml --set MODEL=models/qwen
+  strop migrate verl base.yaml run_grpo.sh --out grpo.yaml
+  strop migrate trl train_grpo.py --out grpo.yaml --processes 8
+
+Scripts are read, never run. The table lists every setting that was found: not there yet, where the run goes without
+it; translated, with our key and value; not needed, with the reason; refused, with the reason. `default` marks what
+the other library assumes where the script says nothing
+and strop would assume something else.
+"""
+
+_HEADINGS = {
+    "not there": "not there yet: the run goes without",
+    "translated": "translated",
+    "not needed": "not needed",
+    "refused": "refused: strop does something else, or nothing",
+    "unresolved": "not read: decide about these yourself",
+    "unknown": "unknown",
+}
+_WIDTH = 58
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EPILOG
+    parser.add_argument("library", choices=("verl", "trl"), help="whose settings they are")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="verl: launch script, or YAML file (.yaml), or several, later ones winning; trl: one Python script",
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="OUT", help="write the configuration to this YAML file"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="verl: value of a shell variable, whatever the script says",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="trl: how many processes the script was started with (default: 1)",
+    )
+    parser.add_argument(
+        "--keep-going", action="store_true", help="write what there is, although something is open"
+    )
+    parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command."""
+    migration, command = _migrate(args)
+    values = migration.values
+    for line in _table(migration):
+        print_plain(plain(line))
+    problems = [*_open_sentences(migration), *_load_problems(values)]
+    for problem in problems:
+        say(problem)
+    is_written = args.out is not None and (not problems or args.keep_going)
+    if is_written:
+        _write(args.out, values, [path.name for path in args.files])
+        print_plain(
+            f"\nwritten to {args.out}; train with: strop {command} --config {args.out} --out runs/NAME"
+        )
+    elif args.out is not None:
+        say(f"{args.out} is not written; --keep-going writes it all the same")
+    else:
+        print_plain("\nnothing is written; --out OUT writes the configuration")
+    if args.json:
+        counts = {status: sum(row.outcome.status == status for row in migration.rows) for status in _HEADINGS}
+        out = str(args.out) if is_written else None
+        print_json({**counts, "problems": problems, "written": out, "config": values})
+    return 2 if problems and not args.keep_going else 0
+
+
+def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
+    """The migration, and the command that takes its result."""
+    from strop.compat.migration import migrate_trl, migrate_verl, migrate_verl_sft, read_calls, read_verl
+
+    if args.library == "trl":
+        if len(args.files) > 1:
+            raise UsageError(f"a TRL training is one script; {len(args.files)} files were given")
+        if args.processes < 1:
+            raise UsageError(f"--processes is {args.processes}; use at least 1")
+        script = read_calls(args.files[0])
+        return (
+            migrate_trl(script.found, script.kind, processes=args.processes),
+            "sft" if script.kind == "SFT" else "train",
+        )
+    source = read_verl(args.files, {**_surroundings(), **_variables(args.set)})
+    if source.is_sft:
+        return migrate_verl_sft(source.found), "sft"
+    return migrate_verl(source.found), "train"
+
+
+def _surroundings() -> dict[str, str]:
+    """What a script would find in its shell, started here."""
+    return {"HOME": os.environ.get("HOME", "~"), "PWD": str(Path.cwd())}
+
+
+def _variables(texts: list[str]) -> dict[str, str]:
+    variables = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set {text!r} is no NAME=VALUE")
+        variables[name] = value
+    return variables
+
+
+def _table(migration: Migration) -> list[str]:
+    """The rows by what became of them, one line each."""
+    lines = []
+    for status, heading in _HEADINGS.items():
+        rows = [row for row in migration.rows if row.outcome.status == status]
+        if rows:
+            lines += ["", f"{heading} ({len(rows)})", *map(_line, rows)]
+    return lines[1:]
+
+
+def _line(row: Row) -> str:
+    mark = " (default)" if row.place == "default" else ""
+    theirs = f"{row.key}={_shown(row.value)}{mark}"
+    ours = ", ".join(f"{key}={_shown(value)}" for key, value in row.outcome.ours.items())
+    arrow = f"-> {ours}" if ours else ""
+    note = f"({row.outcome.note})" if ours and row.outcome.note else row.outcome.note
+    return f"  {theirs:<{_WIDTH}} {' '.join(part for part in (arrow, note) if part)}".rstrip()
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return shorten(text, 60)
+
+
+def _open_sentences(migration: Migration) -> list[str]:
+    """What nothing accounts for."""
+    sentences = [f"{row.place}: {row.key}: {row.outcome.note}" for row in migration.open_rows]
+    for key, rows in migration.clashes().items():
+        settings = ", ".join(f"{row.key}={_shown(row.value)}" for row in rows)
+        say(f"{key} is set by several settings, of which the last one counts: {settings}")
+    return sentences
+
+
+def _load_problems(values: dict[str, Any]) -> list[str]:
+    """Why the configuration does not load; nothing where it does."""
+    from strop.config import ConfigError
+    from strop.config.build import build_config
+    from strop.trainer.config import Config
+
+    try:
+        build_config(Config, values, origin=lambda key: "", problems=[])
+    except ConfigError as error:
+        return [f"the configuration does not load yet: {error}"]
+    return []
+
+
+def _write(path: Path, values: dict[str, Any], names: list[str]) -> None:
+    from strop.config.yaml_text import dump
+
+    header = f"# Made by `strop migrate` from {', '.join(names)}. Paths start at the current directory.\n"
+    path.write_text(header + dump(values), encoding="utf-8")

@@ -1,0 +1,31 @@
+"""Interactions: users that answer the model.
+
+base.py     BaseInteraction
+loading.py  interactions of a run, from a YAML file
+gsm8k.py    a teacher who says whether the answer is right
+agent.py    the agent that talks with them
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strop.base.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from strop.interactions.base import BaseInteraction
+    from strop.interactions.loading import interaction_of_row, load_interactions
+
+__all__ = [
+    "BaseInteraction",
+    "interaction_of_row",
+    "load_interactions",
+]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".base": "BaseInteraction",
+        ".loading": "interaction_of_row load_interactions",
+    },
+)

@@ -1,0 +1,213 @@
+"""Programs on a SandboxFusion server: its HTTP call `POST /run_code`.
+
+What isolates them is that server's business. Protocol (github.com/bytedance/SandboxFusion, sandbox/server): the
+request holds code, language, stdin, compile_timeout and run_timeout in seconds, memory_limit_MB, files and fetch_files
+(contents in base64); the response holds status (Success, Failed, SandboxError), message, files, compile_result and
+run_result, each with status (Finished, TimeLimitExceeded, Error), return_code, execution_time, stdout and stderr.
+
+The whole answer has a deadline, from the connection to its last byte. Exit codes and signals are the program's own
+choice and are told as they are; only the server can say that a limit ended it.
+
+The limits cpu_s, max_processes, max_open_files, file_mib and disk_mib have no counterpart there; output_kib is applied
+to what comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import concurrent.futures
+import json
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from strop.judges.http import AnswerTooLargeError, Exchange
+from strop.sandbox.config import Limits, SandboxConfig
+from strop.sandbox.program import Program, SandboxOutcome, SandboxResult, SandboxUnavailable
+from strop.sandbox.waiting import away
+
+_COMPILE_S = 30.0
+_GRACE_S = 30.0
+"""How long the server may take beyond the limits it was given, in seconds."""
+_OK = 200
+_HELLO = "sandbox ready"
+
+
+class FusionSandbox:
+    """Runs programs on a SandboxFusion server; use as `async with FusionSandbox(config) as sandbox:`."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self.config = config
+        self._address = config.url.rstrip("/") + "/run_code"
+        self._places = threading.BoundedSemaphore(config.max_concurrent)
+        self._threads: concurrent.futures.ThreadPoolExecutor | None = None
+
+    def start(self) -> None:
+        """Run one program there.
+
+        Raises:
+            SandboxUnavailable: the server cannot be reached, or does not run it.
+        """
+        if self._threads is not None:
+            return
+        result = self.run_blocking(Program(code=f"print({_HELLO!r})", limits=Limits(wall_s=20.0)))
+        if result.text.strip() != _HELLO:
+            raise SandboxUnavailable(
+                f"the SandboxFusion server at {self.config.url} did not run a program: "
+                f"{result.error or 'its output was lost'}. Check sandbox.url and the server"
+            )
+        self._threads = concurrent.futures.ThreadPoolExecutor(
+            self.config.max_concurrent, thread_name_prefix="sandbox-fusion"
+        )
+
+    def close(self) -> None:
+        """Wait for calls under way; each has its deadline."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=True, cancel_futures=True)
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    async def run(self, program: Program) -> SandboxResult:
+        """Run one program; see Sandbox.run."""
+        if self._threads is None:
+            raise RuntimeError(
+                "the sandbox is not running; use `async with FusionSandbox(config) as sandbox:`"
+            )
+        with away(self._longest_s(program)):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, program)
+
+    def run_blocking(self, program: Program) -> SandboxResult:
+        """Run one program from a thread that may wait."""
+        with away(self._longest_s(program)):
+            return self._run(program)
+
+    def _longest_s(self, program: Program) -> float:
+        return self.config.queue_s + _deadline_s(program.limits or self.config.limits)
+
+    def _run(self, program: Program) -> SandboxResult:
+        limits = program.limits or self.config.limits
+        body = json.dumps(_request(program, limits)).encode("utf-8")
+        if not self._places.acquire(timeout=self.config.queue_s):
+            return _failed(f"no place became free within {self.config.queue_s:g} s (sandbox.queue_s)")
+        try:
+            started = time.monotonic()
+            answer = self._post(body, limits)
+            return _result(answer, program, limits, time.monotonic() - started)
+        except AnswerTooLargeError:  # only what the program has written can be so long
+            return SandboxResult(outcome="output", is_truncated=True, error=_output_sentence(limits))
+        except (OSError, ValueError) as error:
+            return _failed(f"the SandboxFusion server at {self.config.url} did not answer: {error}")
+        finally:
+            self._places.release()
+
+    def _post(self, body: bytes, limits: Limits) -> Mapping[str, Any]:
+        limit_s = _deadline_s(limits)
+        exchange = Exchange(self._address, body, {}, timeout_s=limit_s)
+        timer = threading.Timer(limit_s, exchange.abort)
+        timer.daemon = True
+        timer.start()
+        try:
+            reply = exchange.run()
+        except OSError as error:
+            if exchange.is_aborted:
+                raise TimeoutError(f"no whole answer within {limit_s:g} s") from error
+            raise
+        finally:
+            timer.cancel()
+        if exchange.is_aborted:  # an answer that does not say its length ends with its connection
+            raise TimeoutError(f"no whole answer within {limit_s:g} s")
+        if reply.status != _OK:
+            raise ValueError(f"HTTP {reply.status}")
+        data = reply.body
+        try:
+            answer = json.loads(data)
+        except RecursionError as error:
+            raise ValueError("the answer is nested too deeply") from error
+        if not isinstance(answer, dict) or "status" not in answer:
+            raise ValueError("the answer has no status; is this the address of a SandboxFusion server?")
+        return answer
+
+
+def _deadline_s(limits: Limits) -> float:
+    """How long the server may take for one answer, with all its bytes."""
+    return limits.wall_s + _COMPILE_S + _GRACE_S
+
+
+def _request(program: Program, limits: Limits) -> dict[str, Any]:
+    if program.command:
+        raise ValueError(
+            "a SandboxFusion server runs code in a language, not a command; set code and language"
+        )
+    return {
+        "code": program.code, "language": program.language,
+        "stdin": program.stdin.decode("utf-8", errors="replace"),
+        "compile_timeout": _COMPILE_S, "run_timeout": limits.wall_s, "memory_limit_MB": limits.memory_mib,
+        "files": {name: base64.b64encode(data).decode("ascii") for name, data in program.files.items()},
+        "fetch_files": list(program.fetch),
+    }  # fmt: skip
+
+
+def _result(answer: Mapping[str, Any], program: Program, limits: Limits, elapsed_s: float) -> SandboxResult:
+    compiled, ran = (_stage(answer.get(name)) for name in ("compile_result", "run_result"))
+    if answer["status"] == "SandboxError" or (not compiled and not ran):
+        return _failed(f"the SandboxFusion server failed: {str(answer.get('message', ''))[:300]}")
+    stage = ran or compiled
+    cap = limits.output_kib << 10
+    stdout, stderr = (
+        str(stage.get(name) or "").encode("utf-8", errors="replace") for name in ("stdout", "stderr")
+    )
+    is_truncated = len(stdout) > cap or len(stderr) > cap
+    code = stage.get("return_code")
+    outcome, sentence = _verdict(stage, code, stderr, limits, is_truncated=is_truncated)
+    seconds = stage.get("execution_time")
+    wall_s = float(seconds) if isinstance(seconds, float | int) and 0 <= seconds < 1e9 else 0.0
+    files = answer.get("files")
+    return SandboxResult(
+        outcome=outcome, error=sentence,
+        exit_code=code if isinstance(code, int) and code >= 0 else None,
+        signal=-code if isinstance(code, int) and code < 0 else None,
+        stdout=stdout[:cap], stderr=stderr[:cap], is_truncated=is_truncated,
+        wall_s=wall_s, start_s=max(0.0, elapsed_s - wall_s),
+        files={} if not isinstance(files, dict) else {
+            str(name): base64.b64decode(str(data)) for name, data in files.items() if name in program.fetch
+        },
+    )  # fmt: skip
+
+
+def _stage(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _verdict(
+    stage: Mapping[str, Any], code: object, stderr: bytes, limits: Limits, *, is_truncated: bool
+) -> tuple[SandboxOutcome, str]:
+    if stage.get("status") == "TimeLimitExceeded":
+        return "timeout", f"the program did not finish in {limits.wall_s:g} s (limits.wall_s)"
+    if stage.get("status") == "Error":
+        return "infrastructure", f"the SandboxFusion server failed: {stderr[:300].decode(errors='replace')}"
+    if is_truncated:
+        return "output", _output_sentence(limits)
+    if code == 0:
+        return "ok", ""
+    if isinstance(code, int) and code < 0:
+        return "killed", f"the program died with signal {-code}"
+    return "error", f"the program exited with code {code}"
+
+
+def _output_sentence(limits: Limits) -> str:
+    return f"the program wrote more than {limits.output_kib} KiB (limits.output_kib)"
+
+
+def _failed(sentence: str) -> SandboxResult:
+    return SandboxResult(outcome="infrastructure", error=sentence)

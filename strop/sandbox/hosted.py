@@ -1,0 +1,155 @@
+"""Programs in sandboxes of the hosted service e2b, through its own package (the extra `e2b`).
+
+Needs E2B_API_KEY in the environment of this process; the package reads it. Each program has a virtual machine of its
+own, which is ended afterwards. Not run against the service by the tests, which have no account: written from the
+package's documentation (AsyncSandbox.create, files.write, commands.run, files.read, kill), and tested with a stand-in.
+
+Of the limits, wall_s ends the command and the machine, and output_kib cuts what comes back; the machine's own template
+sets memory, processor and disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import shlex
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from strop.sandbox.config import SandboxConfig
+from strop.sandbox.program import Program, SandboxResult, SandboxUnavailable
+from strop.sandbox.waiting import away
+
+_FOLDER = "/home/user/box"
+_COMMANDS = {"python": ("python3", "-B", "__program__.py"), "bash": ("bash", "__program__.sh")}
+_START_S = 60.0
+
+
+class HostedSandbox:
+    """Runs programs at e2b; use as `async with HostedSandbox(config) as sandbox:`."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self.config = config
+        try:
+            self._e2b: Any = importlib.import_module("e2b")
+        except ImportError as error:
+            raise SandboxUnavailable(
+                "sandbox.backend is e2b, but its package is not installed: pip install 'strop[e2b]'"
+            ) from error
+        self._places: asyncio.Semaphore | None = None
+
+    async def __aenter__(self) -> Self:
+        self._places = asyncio.Semaphore(self.config.max_concurrent)
+        result = await self.run(Program(code="print('ready')"))
+        if result.text.strip() != "ready":
+            raise SandboxUnavailable(
+                f"e2b did not run a program: {result.error}. Check E2B_API_KEY and the network"
+            )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is kept between programs."""
+        self._places = None
+
+    def start(self) -> None:
+        """Run one program there; SandboxUnavailable where that fails."""
+        asyncio.run(self._try_once())
+
+    async def _try_once(self) -> None:
+        async with self:
+            pass
+
+    def run_blocking(self, program: Program) -> SandboxResult:
+        """Run one program from a thread without an event loop."""
+        with away(self._longest_s(program)):
+            return asyncio.run(self._run(program))
+
+    def _longest_s(self, program: Program) -> float:
+        return self.config.queue_s + _START_S + (program.limits or self.config.limits).wall_s
+
+    async def run(self, program: Program) -> SandboxResult:
+        """Run one program; see Sandbox.run."""
+        with away(self._longest_s(program)):
+            return await self._run_in_place(program)
+
+    async def _run_in_place(self, program: Program) -> SandboxResult:
+        if self._places is None:
+            raise RuntimeError(
+                "the sandbox is not running; use `async with HostedSandbox(config) as sandbox:`"
+            )
+        try:
+            async with asyncio.timeout(self.config.queue_s):
+                await self._places.acquire()
+        except TimeoutError:
+            return _failed(f"no place became free within {self.config.queue_s:g} s (sandbox.queue_s)")
+        try:
+            return await self._run(program)
+        finally:
+            self._places.release()
+
+    async def _run(self, program: Program) -> SandboxResult:
+        limits = program.limits or self.config.limits
+        files, command = dict(program.files), program.command
+        if program.code:
+            if program.language not in _COMMANDS:
+                raise ValueError(f"e2b runs code in python or bash, not {program.language!r}; give a command")
+            command = _COMMANDS[program.language]
+            files[command[-1]] = program.code.encode("utf-8", errors="replace")
+        files["__stdin__"] = program.stdin
+        since = time.monotonic()
+        try:
+            async with asyncio.timeout(_START_S + limits.wall_s):
+                machine = await self._e2b.AsyncSandbox.create(timeout=int(_START_S + limits.wall_s))
+                try:
+                    for name, content in files.items():
+                        await machine.files.write(f"{_FOLDER}/{name}", content)
+                    return await self._command(machine, command, program, since)
+                finally:
+                    await machine.kill()
+        except TimeoutError:
+            return _failed(f"e2b did not answer within {_START_S + limits.wall_s:g} s")
+        except Exception as error:  # noqa: BLE001 (the package's errors share no base; all of them mean: not run)
+            return _failed(f"e2b failed: {type(error).__name__}: {error}")
+
+    async def _command(
+        self, machine: Any, command: tuple[str, ...], program: Program, since: float
+    ) -> SandboxResult:
+        limits = program.limits or self.config.limits
+        line = f"{shlex.join(command)} < __stdin__"
+        started = time.monotonic()
+        try:
+            ran = await machine.commands.run(line, cwd=_FOLDER, timeout=limits.wall_s)
+        except self._e2b.TimeoutException:
+            return SandboxResult(
+                outcome="timeout", start_s=started - since, wall_s=time.monotonic() - started,
+                error=f"the program did not finish in {limits.wall_s:g} s (limits.wall_s)",
+            )  # fmt: skip
+        except self._e2b.CommandExitException as error:
+            ran = error
+        wall_s = time.monotonic() - started
+        cap = limits.output_kib << 10
+        stdout, stderr = (
+            str(text or "").encode("utf-8", errors="replace") for text in (ran.stdout, ran.stderr)
+        )
+        is_truncated = len(stdout) > cap or len(stderr) > cap
+        code = int(ran.exit_code)
+        fetched: dict[str, bytes] = {}
+        for name in program.fetch:
+            if await machine.files.exists(f"{_FOLDER}/{name}"):
+                fetched[name] = bytes(await machine.files.read(f"{_FOLDER}/{name}", format="bytes"))
+        return SandboxResult(
+            outcome="output" if is_truncated else "ok" if code == 0 else "error", exit_code=code,
+            stdout=stdout[:cap], stderr=stderr[:cap], is_truncated=is_truncated, wall_s=wall_s,
+            start_s=started - since, files=fetched,
+            error="" if code == 0 and not is_truncated else f"the program exited with code {code}",
+        )  # fmt: skip
+
+
+def _failed(sentence: str) -> SandboxResult:
+    return SandboxResult(outcome="infrastructure", error=sentence)

@@ -1,0 +1,75 @@
+"""Tools: what an agent can do beside writing.
+
+schemas.py     schemas and calls in the function form of OpenAI
+base.py        BaseTool and ToolResponse
+arguments.py   arguments of a call against the tool's schema
+functions.py   @function_tool: plain functions as tools
+loading.py     tools of a run, from YAML, files and the registry
+session.py     the tools of one episode: create, execute, rewards, release
+threads.py     functions that may hang, with a deadline
+mcp.py         tools of MCP servers (mcp_config.py, mcp_transport.py)
+search.py      a corpus of one's own, and its index (search_index.py)
+python_sandbox.py  programs of the model
+calculator.py  arithmetic
+gsm8k.py       checks an answer, and rewards it
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strop.base.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from strop.tools.base import BaseTool, ToolResponse, ToolUnavailable
+    from strop.tools.functions import (
+        FUNCTION_TOOL_REGISTRY,
+        FunctionTool,
+        function_tool,
+        load_function_tools_from_path,
+    )
+    from strop.tools.loading import load_all_tools
+    from strop.tools.schemas import (
+        OpenAIFunctionCallSchema,
+        OpenAIFunctionParametersSchema,
+        OpenAIFunctionParsedSchema,
+        OpenAIFunctionPropertySchema,
+        OpenAIFunctionSchema,
+        OpenAIFunctionToolCall,
+        OpenAIFunctionToolSchema,
+    )
+    from strop.tools.session import CallResult, ToolLimits, ToolSession
+
+__all__ = [
+    "FUNCTION_TOOL_REGISTRY",
+    "BaseTool",
+    "CallResult",
+    "FunctionTool",
+    "OpenAIFunctionCallSchema",
+    "OpenAIFunctionParametersSchema",
+    "OpenAIFunctionParsedSchema",
+    "OpenAIFunctionPropertySchema",
+    "OpenAIFunctionSchema",
+    "OpenAIFunctionToolCall",
+    "OpenAIFunctionToolSchema",
+    "ToolLimits",
+    "ToolResponse",
+    "ToolSession",
+    "ToolUnavailable",
+    "function_tool",
+    "load_all_tools",
+    "load_function_tools_from_path",
+]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".base": "BaseTool ToolResponse ToolUnavailable",
+        ".functions": "FUNCTION_TOOL_REGISTRY FunctionTool function_tool load_function_tools_from_path",
+        ".loading": "load_all_tools",
+        ".schemas": "OpenAIFunctionCallSchema OpenAIFunctionParametersSchema OpenAIFunctionParsedSchema "
+        "OpenAIFunctionPropertySchema OpenAIFunctionSchema OpenAIFunctionToolCall "
+        "OpenAIFunctionToolSchema",
+        ".session": "CallResult ToolLimits ToolSession",
+    },
+)

@@ -1,0 +1,61 @@
+"""The agent with tools: the model answers, its calls are carried out, it reads the results and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strop.agents.config import TOOL_AGENT
+from strop.agents.context import AgentContext
+from strop.agents.conversation import Conversation
+from strop.agents.registry import Generate, agents
+from strop.agents.turns import Replies, take_turns, tool_replies
+from strop.tools.formats.calls import ParsedTurn
+from strop.tools.session import ToolSession
+from strop.trajectory import Prompt, Trajectory
+
+
+@agents.register(TOOL_AGENT)
+async def tool_agent(
+    prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
+) -> Sequence[Trajectory]:
+    """Alternate answers and tool calls until an answer calls no tool, or a limit is reached.
+
+    Stop reasons are those of `take_turns`; an answer without calls is a `stop`. Calls of the answer at which a limit
+    is reached are not carried out.
+    """
+    conversation = Conversation(prompt, trajectory, context)
+    async with context.tool_session(prompt, trajectory.id) as session:
+
+        async def reply(turn: ParsedTurn, *, is_last: bool) -> Replies | str:
+            if not turn.calls:
+                return "stop"
+            return Replies() if is_last else tool_replies(await session.call_all(turn.calls))
+
+        reason = await take_turns(conversation, generate, context, reply)
+        rewards = await session.calc_rewards()
+    return conversation.finish(
+        reason,
+        extra=_facts(session, rewards),
+        numbers=_numbers(session),
+        timings={"tool_calls": session.seconds},
+    )
+
+
+def _facts(session: ToolSession, rewards: Mapping[str, float]) -> dict[str, Any]:
+    """For the reward function, under verl's names."""
+    return {
+        "turn_scores": [],
+        "tool_rewards": [result.reward for result in session.results],
+        "rollout_reward_scores": dict(rewards),
+    }
+
+
+def _numbers(session: ToolSession) -> dict[str, float]:
+    """For the metrics of the step."""
+    results = session.results
+    return {
+        "tool_call_counts": float(len(results)),
+        "tool_rewards": float(sum(result.reward for result in results)),
+        "tool_errors": float(sum(bool(result.error) for result in results)),
+    }

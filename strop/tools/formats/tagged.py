@@ -1,0 +1,142 @@
+"""Calls between tags: hermes (Qwen2.5, Qwen3), qwen3_coder, glm."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+
+from strop.tools.formats.calls import (
+    FunctionCall,
+    MalformedCall,
+    Read,
+    ToolSchemas,
+    call_from_json,
+    parameter_types,
+    typed_value,
+)
+from strop.tools.formats.parser import ToolFormat, formats
+from strop.tools.formats.scanning import Marks, without_end
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+_NAME = re.compile(r"[\w.:-]+")
+
+
+def _read_blocks(text: str, read: Callable[[str], FunctionCall | MalformedCall]) -> Read:
+    """Every block between the tags; the text outside of them is the content."""
+    content: list[str] = []
+    calls: list[FunctionCall | MalformedCall] = []
+    position = 0
+    while (start := text.find(OPEN, position)) >= 0:
+        content.append(text[position:start])
+        end = text.find(CLOSE, start)
+        if end < 0:
+            calls.append(
+                MalformedCall(
+                    text[start:], f"A tool call was opened with {OPEN} but not closed with {CLOSE}."
+                )
+            )
+            position = len(text)
+            break
+        calls.append(read(text[start + len(OPEN) : end]))
+        position = end + len(CLOSE)
+    content.append(text[position:])
+    return "".join(content).strip(), calls
+
+
+def read_hermes(text: str, tools: ToolSchemas) -> Read:
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+    return _read_blocks(text, call_from_json)
+
+
+def read_qwen3_coder(text: str, tools: ToolSchemas) -> Read:
+    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
+
+    def read(block: str) -> FunctionCall | MalformedCall:
+        written, closed, body = block.lstrip().removeprefix(_FUNCTION).partition(">")
+        if not (block.lstrip().startswith(_FUNCTION) and written and closed) or "\n" in written:
+            return MalformedCall(block, "A tool call must be <function=NAME> ... </function>.")
+        name = written.strip()
+        types = parameter_types(tools, name)
+        arguments = {
+            key.strip(): typed_value(_without_edges(value), types.get(key.strip()))
+            for key, value in _parameters(without_end(body, _FUNCTION_END))
+        }
+        return FunctionCall(name, json.dumps(arguments, ensure_ascii=False))
+
+    return _read_blocks(text, read)
+
+
+def _parameters(body: str) -> Iterator[tuple[str, str]]:
+    """Key and value of every <parameter=KEY>, as written; a value ends at its tag, the next parameter or the end."""
+    marks = Marks(body)
+    start = marks.find(_PARAMETER, 0)
+    while start >= 0:
+        key = start + len(_PARAMETER)
+        close, line_end = marks.find(">", key), marks.find("\n", key)
+        if close < 0:
+            return
+        if close == key or 0 <= line_end < close:  # no key on one line
+            start = marks.find(_PARAMETER, key)
+            continue
+        end, following = marks.find(_PARAMETER_END, close), marks.find(_PARAMETER, close)
+        stop = min((place for place in (end, following) if place >= 0), default=len(body))
+        yield body[key:close], body[close + 1 : stop]
+        start = following if stop == following else marks.find(_PARAMETER, stop)
+
+
+def read_glm(text: str, tools: ToolSchemas) -> Read:
+    """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
+
+    def read(block: str) -> FunctionCall | MalformedCall:
+        name = block.partition(_KEY)[0].strip()
+        if not _NAME.fullmatch(name):
+            return MalformedCall(block, "A tool call must begin with the name of a tool.")
+        found = _glm_arguments(block)
+        if found is None:
+            return MalformedCall(block, "Each <arg_key> needs an <arg_value> after it.", name)
+        types = parameter_types(tools, name)
+        arguments = {key.strip(): typed_value(value, types.get(key.strip())) for key, value in found}
+        return FunctionCall(name, json.dumps(arguments, ensure_ascii=False))
+
+    return _read_blocks(text, read)
+
+
+def _glm_arguments(block: str) -> list[tuple[str, str]] | None:
+    """Key and value of every argument, as written; None where a key lacks its value."""
+    marks = Marks(block)
+    found: list[tuple[str, str]] = []
+    start = marks.find(_KEY, 0)
+    while start >= 0:
+        key = start + len(_KEY)
+        following, close = marks.find(_KEY, key), marks.find(_KEY_END, key)
+        value = marks.skip_blanks(close + len(_KEY_END))
+        while close >= 0 and not block.startswith(_VALUE, value):  # the tag is a part of the key
+            close = marks.find(_KEY_END, value)
+            value = marks.skip_blanks(close + len(_KEY_END))
+        end = marks.find(_VALUE_END, value)
+        if close < 0 or end < 0 or 0 <= following < end:
+            return None
+        found.append((block[key:close], block[value + len(_VALUE) : end]))
+        start = following
+    return found
+
+
+def _without_edges(text: str) -> str:
+    """Without the line breaks that the format puts around a value."""
+    return text.removeprefix("\n").removesuffix("\n")
+
+
+formats.add(
+    ToolFormat(name="qwen3_coder", read=read_qwen3_coder),
+    ToolFormat(
+        name="glm",
+        read=read_glm,
+        stop_tokens=("<|observation|>", "<|user|>"),
+    ),
+    ToolFormat(name="hermes", read=read_hermes),
+)

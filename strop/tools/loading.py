@@ -1,0 +1,100 @@
+"""The tools of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from strop.base.foreign_files import read_yaml
+from strop.base.user_files import load_class
+from strop.tools.base import BaseTool
+from strop.tools.functions import load_function_tools_from_path
+from strop.tools.mcp import mcp_tools
+from strop.tools.schemas import OpenAIFunctionToolSchema
+
+
+def load_all_tools(
+    tool_config_path: str | None = None, function_tool_path: str | None = None
+) -> dict[str, BaseTool]:
+    """Tools of a YAML file and of a file with function tools, by name.
+
+    Raises:
+        ValueError: a file cannot be read, or two tools have one name.
+    """
+    tools: dict[str, BaseTool] = {}
+    if tool_config_path:
+        for tool in load_tool_classes(tool_config_path):
+            add_tool(tools, tool)
+    if function_tool_path:
+        for tool in load_function_tools_from_path(function_tool_path).values():
+            add_tool(tools, tool)
+    return tools
+
+
+def add_tool(tools: dict[str, BaseTool], tool: BaseTool) -> None:
+    """Add one tool.
+
+    Raises:
+        ValueError: another one has its name.
+    """
+    if tools.setdefault(tool.name, tool) is not tool:
+        raise ValueError(f"two tools are named {tool.name!r}; rename one of them")
+
+
+def load_tool_classes(path: str) -> list[BaseTool]:
+    """The tools of a YAML file with the key `tools`: entries of class_name, config and tool_schema, or of config
+    with `type: mcp` and mcp, which may give several tools.
+
+    Raises:
+        ValueError: the sentence names the entry.
+    """
+    entries = _read_entries(path)
+    return [
+        tool
+        for number, entry in enumerate(entries, start=1)
+        for tool in _make_all(entry, f"agent.tools: entry {number} of {path}")
+    ]
+
+
+def _read_entries(path: str) -> list[Mapping[str, Any]]:
+    file = Path(path).expanduser()
+    try:
+        read = read_yaml(file)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"agent.tools names {path!r}, which cannot be read: {error}") from error
+    entries = read.get("tools") if isinstance(read, Mapping) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ValueError(f"agent.tools: {path} must have the key `tools` with a list of tools")
+    return entries
+
+
+def _make_all(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
+    config = entry.get("config") or {}
+    if config.get("type") == "mcp" or config.get("use_mcp"):
+        return mcp_tools(entry, where)
+    return [_make(entry, where)]
+
+
+def _make(entry: Mapping[str, Any], where: str) -> BaseTool:
+    unknown = set(entry) - {"class_name", "config", "tool_schema"}
+    if unknown or "class_name" not in entry:
+        wrong = f"has the unknown key {sorted(unknown)[0]!r}" if unknown else "has no class_name"
+        raise ValueError(f"{where} {wrong}; a tool has class_name, config and tool_schema")
+    found = load_class(entry["class_name"], setting=where)
+    if not issubclass(found, BaseTool):
+        raise ValueError(f"{where}: {entry['class_name']} is no subclass of BaseTool")
+    config = dict(entry.get("config") or {})
+    kind = config.get("type", "native")
+    if kind != "native":
+        raise ValueError(f"{where} has config.type {kind!r}; known: native, mcp")
+    try:
+        schema = entry.get("tool_schema")
+        tool = found(config, None if schema is None else OpenAIFunctionToolSchema.model_validate(schema))
+    except Exception as error:
+        raise ValueError(
+            f"{where}: {entry['class_name']} cannot be made: {type(error).__name__}: {error}"
+        ) from error
+    return tool
