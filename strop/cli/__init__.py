@@ -10,7 +10,8 @@ answering.py  answers of a model to chats, for `strop generate`
 run_folders.py, unread.py  which run a folder stands for; settings that a command has no use for
 standard_error.py  standard error that cannot end a run
 
-One module per command, by its name: train.py is `strop train`; those of guests are with the guests (command.py). Each
-has `add_arguments(parser)` and `run(args) -> int`, and imports what is heavy when it runs. quickstart_stages.py,
-explaining.py, sockets.py, dropped.py, token_view.py and turn_view.py are parts of quickstart, config, doctor and samples.
+One module per command, by its name: train.py is `strop train`; those of guests are with the guests. Each has
+`add_arguments(parser)` and `run(args) -> int`, and imports what is heavy when it runs. quickstart_stages.py,
+explaining.py, sockets.py, dropped.py, token_view.py and turn_view.py are parts of quickstart, config, doctor and
+samples.
 """
