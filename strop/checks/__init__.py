@@ -1,6 +1,6 @@
 """What a person wants checked before a run: functions of their own, environments, files of data.
 
-A guest: it uses the core and is never used by it (`strop.cli.guests` lets it join).
+A guest: it uses the core and is never used by it (guest.toml says where it joins).
 
     functions/               the rules that policy losses and advantage estimators keep: `strop check`
     environments.py          an environment and scripted players: `strop env check`
