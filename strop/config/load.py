@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from strop.config.build import build_config
 from strop.config.errors import ConfigError
 from strop.config.layers import Layers
 from strop.config.overrides import Override, parse_override
-from strop.config.sources import mapping_in, preset_layers, read_mapping, source_layers
+from strop.config.schema import tree
+from strop.config.sources import Layer, mapping_in, preset_layers, read_mapping, source_layers
 
 T = TypeVar("T")
 
@@ -52,9 +53,7 @@ def load_with_origins(
 ) -> tuple[T, Callable[[str], str]]:
     """As `load_config`, with a function from a full key to where its value comes from: `default`, `preset
     algorithm/dapo`, `file my.yaml` or `command line`."""
-    layers = Layers(root)
-    for layer in source_layers(source, text) if source is not None else ():
-        layers.add(layer)
+    layers = Layers(root, source_layers(source, text) if source is not None else ())
     presets, others = _parse(overrides, layers)
     for override in presets:
         try:
@@ -63,8 +62,18 @@ def load_with_origins(
             layers.problems.append(str(error))
     for override in others:
         layers.apply(override)
+    layers.problems += _interpolations(layers)
     config = build_config(root, layers.values, origin=layers.origin, problems=layers.problems)
     return config, layers.source_of
+
+
+def _interpolations(layers: Layers) -> Iterator[str]:
+    for key, value in layers.values.items():
+        texts = value if isinstance(value, list) else [value]
+        is_meant = tree(layers.root)[key].is_free
+        if not is_meant and any(isinstance(text, str) and "${" in text for text in texts):
+            where = layers.origin(key)
+            yield f"{key} is {value!r}{where}, but ${{...}} is not resolved: write the value itself"
 
 
 def named_presets(
@@ -93,7 +102,22 @@ def read_config(root: type[T], path: str | Path, *, text: str | None = None) -> 
         ConfigError: the file cannot be read, or is not one of `root`.
     """
     values = read_mapping(Path(path), str(path)) if text is None else mapping_in(text, str(path))
-    return build_config(root, values, origin=lambda _: f" (in {path})", problems=[])
+    return config_of(root, values, str(path))
+
+
+def config_of(root: type[T], values: dict[str, Any], place: str = "") -> T:
+    """The configuration of nested plain values.
+
+    Args:
+        root: its type.
+        values: nested, as `to_dict` gives them.
+        place: where they were found, for errors.
+
+    Raises:
+        ConfigError: they are not those of a `root`.
+    """
+    layers = Layers(root, [Layer(section="", values=values, origin=place)])
+    return build_config(root, layers.values, origin=layers.origin, problems=layers.problems)
 
 
 def _parse(overrides: Sequence[str], layers: Layers) -> tuple[list[Override], list[Override]]:

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.base.field_types import nearest
 from strop.base.foreign_files import MAX_YAML_BYTES, read_text
 from strop.config.errors import ConfigError
-from strop.config.schema import join, nearest
+from strop.config.schema import join
 from strop.config.yaml_text import parse
 
 PRESETS = Path(__file__).parent / "presets"
