@@ -14,7 +14,7 @@ import operator
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
@@ -22,17 +22,18 @@ FiniteFloat = Annotated[float, Gt(-math.inf), Lt(math.inf)]
 NonNegativeFloat = Annotated[float, Ge(0), Lt(math.inf)]
 PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
 Share = Annotated[float, Ge(0), Le(1)]
+PositiveShare = Annotated[float, Gt(0), Le(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
 PositiveInt = Annotated[int, Ge(1)]
 NonEmptyText = Annotated[str, MinLen(1)]
 
 IN_WORDS: Mapping[Any, str] = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text",
-    Ge: "of at least", Gt: "above", Le: "of at most", Lt: "below",
+    Ge: "of at least", Gt: "above", Le: "of at most", Lt: "below", MinLen: "that is not empty",
 }  # fmt: skip
 """Types and bounds as an error calls them."""
 _IN_CODE: Mapping[Any, str] = {
-    bool: "bool", int: "int", float: "float", str: "str", Ge: ">=", Gt: ">", Le: "<=", Lt: "<",
+    bool: "bool", int: "int", float: "float", str: "str", Ge: ">=", Gt: ">", Le: "<=", Lt: "<", MinLen: "not empty",
 }  # fmt: skip
 _HOLDS = {Ge: operator.ge, Gt: operator.gt, Le: operator.le, Lt: operator.lt}
 SCALARS = (bool, int, float, str)
@@ -78,7 +79,7 @@ def without_bounds(hint: Any) -> Any:
     return hint.__origin__ if get_origin(hint) is Annotated else hint
 
 
-def is_section(hint: Any) -> bool:
+def is_section(hint: Any) -> TypeGuard[type]:
     """True for a dataclass type."""
     return isinstance(hint, type) and dataclasses.is_dataclass(hint)
 
@@ -160,7 +161,7 @@ def _bounded_name(hint: Any, words: Mapping[Any, str]) -> str:
     """`float > 0, <= 1`, or `a number above 0 and at most 1`; a bound at infinity is called finite."""
     name, bounds = words[hint.__origin__], [one for one in hint.__metadata__ if type(one) in _HOLDS]
     numbers = [f"{words[type(one)]} {_limit(one)}" for one in bounds if not math.isinf(_limit(one))]
-    numbers += ["not empty" for one in hint.__metadata__ if isinstance(one, MinLen)]
+    numbers += [words[MinLen] for one in hint.__metadata__ if isinstance(one, MinLen)]
     if words is _IN_CODE:
         name = f"finite {name}" if any(math.isinf(_limit(one)) for one in bounds) else name
         return f"{name} {', '.join(numbers)}".strip()

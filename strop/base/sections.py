@@ -54,7 +54,8 @@ def check_fields(config: Any, key: str) -> None:
     Raises:
         ValueError: the sentence says which, and what the field needs.
     """
-    for name, hint in field_hints(type(config)).items():
+    cls: type = type(config)
+    for name, hint in field_hints(cls).items():
         if not fits(hint, getattr(config, name)):
             raise ValueError(mismatch(f"{key}.{name}".lstrip("."), hint, getattr(config, name)))
 

@@ -56,9 +56,10 @@ class _Builder:
     def section(self, default: Any, prefix: str) -> Any:
         """A section with what was given for the keys below `prefix`, and the values of `default` for the others; None
         where something in it was wrong."""
+        cls: type = type(default)
         found_before = len(self.problems)
         fields = {}
-        for name, hint in field_hints(type(default)).items():
+        for name, hint in field_hints(cls).items():
             key, value = join(prefix, name), getattr(default, name)
             if is_section(hint):
                 fields[name] = self.section(value, key)
@@ -67,7 +68,7 @@ class _Builder:
         if len(self.problems) > found_before:
             return None
         try:
-            return type(default)(**fields)
+            return cls(**fields)
         except ValueError as error:  # a rule of the dataclass itself: its sentence is the user's answer
             self.problems.append(str(error))
             return None

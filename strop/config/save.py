@@ -22,8 +22,9 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def to_flat_dict(config: Any) -> dict[str, Any]:
     """The plain values of a configuration by their full keys; a free dict is one value."""
-    keys = tree(type(config)).values()
-    return {key.key: _plain(attrgetter(key.key)(config), key.key) for key in keys if not key.is_section}
+    root: type = type(config)
+    keys = [key.key for key in tree(root).values() if not key.is_section]
+    return {key: _plain(attrgetter(key)(config), key) for key in keys}
 
 
 def save_config(config: Any, path: str | Path) -> None:

@@ -46,8 +46,9 @@ def tree(root: type) -> Mapping[str, Key]:
 
 
 def _below(config: Any, prefix: str) -> Iterator[Key]:
-    for name, hint in field_hints(type(config)).items():
-        key = Key(key=join(prefix, name), owner=type(config), hint=hint, default=getattr(config, name))
+    cls: type = type(config)
+    for name, hint in field_hints(cls).items():
+        key = Key(key=join(prefix, name), owner=cls, hint=hint, default=getattr(config, name))
         yield key
         if key.is_section:
             yield from _below(key.default, key.key)
