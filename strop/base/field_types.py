@@ -27,46 +27,18 @@ NonNegativeInt = Annotated[int, Ge(0)]
 PositiveInt = Annotated[int, Ge(1)]
 NonEmptyText = Annotated[str, MinLen(1)]
 
-IN_WORDS: Mapping[Any, str] = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "text",
-    Ge: "of at least", Gt: "above", Le: "of at most", Lt: "below", MinLen: "that is not empty",
-}  # fmt: skip
-"""Types and bounds as an error calls them."""
-_IN_CODE: Mapping[Any, str] = {
-    bool: "bool", int: "int", float: "float", str: "str", Ge: ">=", Gt: ">", Le: "<=", Lt: "<", MinLen: "not empty",
+_WORDS: Mapping[Any, str] = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text", Any: "any value",
+    type(None): "null", Ge: "of at least", Gt: "above", Le: "of at most", Lt: "below", MinLen: "that is not empty",
 }  # fmt: skip
 _HOLDS = {Ge: operator.ge, Gt: operator.gt, Le: operator.le, Lt: operator.lt}
-SCALARS = (bool, int, float, str)
 
 
 @cache
 def field_hints(cls: type) -> dict[str, Any]:
-    """The fields of a configuration dataclass in their order, each with its annotation, resolved.
-
-    Raises:
-        TypeError: an annotation is not one that a configuration can hold.
-    """
+    """The fields of a configuration dataclass in their order, each with its annotation, resolved."""
     hints = get_type_hints(cls, include_extras=True)
-    named = {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
-    for name, hint in named.items():
-        if not _is_supported(hint):
-            raise TypeError(f"{cls.__name__}.{name}: a configuration cannot hold the type {hint!r}")
-    return named
-
-
-def _is_supported(hint: Any) -> bool:
-    if len(members := union_members(hint)) > 1:
-        alternatives = [member for member in members if member is not type(None)]
-        nested = any(is_section(member) or is_mapping(member) for member in alternatives)
-        return not nested and all(map(_is_supported, alternatives))
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return all(isinstance(arg, SCALARS) for arg in args)
-    if origin is tuple:
-        return all(_is_supported(arg) for arg in args if arg is not Ellipsis)
-    if is_mapping(hint):
-        return args[0] is str and (args[1] is Any or _is_supported(args[1]))
-    return without_bounds(hint) in SCALARS or is_section(hint)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:
@@ -131,40 +103,29 @@ def _limit(bound: Any) -> Any:
     return getattr(bound, type(bound).__name__.lower())
 
 
-def type_name(hint: Any, *, words: Mapping[Any, str] = _IN_CODE) -> str:
-    """The type with its bounds as the reference page writes it; with `IN_WORDS`, as an error does."""
-
-    def name(part: Any) -> str:
-        return type_name(part, words=words)
-
+def type_name(hint: Any) -> str:
+    """The type in words, with its bounds: `a number above 0 and at most 1`."""
     members, origin, args = union_members(hint), get_origin(hint), get_args(hint)
     if len(members) > 1:
-        return " or ".join(map(name, members))
+        return " or ".join(map(type_name, members))
     if origin is Annotated:
-        return _bounded_name(hint, words)
-    if hint in words:
-        return words[hint]
-    if hint is type(None):
-        return "null"
+        return _bounded_name(hint)
     if origin is Literal:
         return "one of " + ", ".join(map(str, args))
     if origin is tuple and args[-1] is Ellipsis:
-        return f"list of {name(args[0])}" if words is _IN_CODE else f"list, each entry {name(args[0])}"
+        return f"list, each entry {type_name(args[0])}"
     if origin is tuple:
-        return f"list of {len(args)}: {', '.join(map(name, args))}"
+        return f"list of {len(args)}: {', '.join(map(type_name, args))}"
     if is_mapping(hint):
-        return f"mapping of names to {name(args[1])}"
-    return "any value" if hint is Any else "section"
+        return f"mapping of names to {type_name(args[1])}"
+    return "section" if is_section(hint) else _WORDS.get(hint, str(hint))
 
 
-def _bounded_name(hint: Any, words: Mapping[Any, str]) -> str:
-    """`float > 0, <= 1`, or `a number above 0 and at most 1`; a bound at infinity is called finite."""
-    name, bounds = words[hint.__origin__], [one for one in hint.__metadata__ if type(one) in _HOLDS]
-    numbers = [f"{words[type(one)]} {_limit(one)}" for one in bounds if not math.isinf(_limit(one))]
-    numbers += [words[MinLen] for one in hint.__metadata__ if isinstance(one, MinLen)]
-    if words is _IN_CODE:
-        name = f"finite {name}" if any(math.isinf(_limit(one)) for one in bounds) else name
-        return f"{name} {', '.join(numbers)}".strip()
+def _bounded_name(hint: Any) -> str:
+    """The name of a type with bounds; where one is infinity, it is called finite."""
+    name, bounds = _WORDS[hint.__origin__], [one for one in hint.__metadata__ if type(one) in _HOLDS]
+    numbers = [f"{_WORDS[type(one)]} {_limit(one)}" for one in bounds if not math.isinf(_limit(one))]
+    numbers += [_WORDS[MinLen] for one in hint.__metadata__ if isinstance(one, MinLen)]
     if any(math.isinf(_limit(one)) for one in bounds):
         name = name.replace("a ", "a finite ", 1)
     return f"{name} {' and '.join(numbers).replace('and of ', 'and ')}".strip()
@@ -186,7 +147,7 @@ def mismatch(key: str, hint: Any, value: Any, origin: str = "") -> str:
     reasons = [
         one for member in members for one in getattr(member, "__metadata__", ()) if isinstance(one, str)
     ]
-    needed = ": ".join([type_name(hint, words=IN_WORDS), *reasons])
+    needed = ": ".join([type_name(hint), *reasons])
     return f"{key} is {shown}{origin}, but it needs {needed}" + _way_out(key, hint, value, shown)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar, get_args, get_origin
 
 from strop.base.field_types import (
@@ -17,26 +17,19 @@ from strop.base.field_types import (
     without_bounds,
 )
 from strop.config.errors import report
+from strop.config.layers import Layers
 from strop.config.schema import flat, join
 
 T = TypeVar("T")
 
 
-def build_config(
-    root: type[T], values: Mapping[str, Any], *, origin: Callable[[str], str], problems: list[str]
-) -> T:
-    """The configuration that the values stand for, over the defaults.
-
-    Args:
-        root: the dataclass at the top.
-        values: plain values by the full keys of the tree.
-        origin: ` (in my.yaml)` for a full key, or "".
-        problems: what was found wrong before.
+def build_config(root: type[T], layers: Layers) -> T:
+    """The configuration that the values of the layers stand for, over the defaults.
 
     Raises:
         ConfigError: something is wrong; all that was found is in it.
     """
-    builder = _Builder(values, origin, problems)
+    builder = _Builder(layers)
     config = builder.section(root(), "")
     if builder.problems:
         raise report(builder.problems)
@@ -48,10 +41,10 @@ class _Builder:
     """Builds sections bottom up and goes on after a problem, so that one load reports all of them. What a wrong value
     becomes is of no account: a section with one is not made."""
 
-    def __init__(self, values: Mapping[str, Any], origin: Callable[[str], str], problems: list[str]) -> None:
-        self.values = dict(values)
-        self.origin = origin
-        self.problems = list(problems)
+    def __init__(self, layers: Layers) -> None:
+        self.values = dict(layers.values)
+        self.origin = layers.origin
+        self.problems = list(layers.problems)
 
     def section(self, default: Any, prefix: str) -> Any:
         """A section with what was given for the keys below `prefix`, and the values of `default` for the others; None

@@ -9,7 +9,7 @@ from typing import Any
 
 from strop.config.describe import describe
 from strop.config.layers import Layers
-from strop.config.load import named_presets
+from strop.config.load import load_layers
 from strop.config.save import to_flat_dict
 from strop.config.sources import preset_layers
 
@@ -42,7 +42,7 @@ def preset_deviations(config: Any, name: str, *, section: str = "algorithm") -> 
 
 def deviations(config: Any, *, source: str | Path | None = None, overrides: Sequence[str] = ()) -> list[str]:
     """`preset_deviations` from every preset that the source and the overrides of a command line name."""
-    named = named_presets(type(config), source=source, overrides=overrides)
+    named = load_layers(type(config), source=source, overrides=overrides).presets
     return [
         sentence
         for section, name in named.items()

@@ -23,8 +23,10 @@ class Layers:
         self.root = root
         self.values: dict[str, Any] = {}
         self.problems: list[str] = []
+        self.presets: dict[str, str] = {}
+        """The presets of sections that were laid: full key of the section to the preset's name."""
         self._origins: dict[str, str] = {}
-        self._presets: set[str] = set()
+        self._of_presets: set[str] = set()
         for layer in layers:
             self.add(layer)
 
@@ -39,7 +41,7 @@ class Layers:
         places = [self._origins[above]] if above else []
         places += [origin for known, origin in self._origins.items() if known.startswith(f"{key}.")]
         names = [
-            "command line" if not place else place if place in self._presets else f"file {place}"
+            "command line" if not place else place if place in self._of_presets else f"file {place}"
             for place in places
         ]
         return ", ".join(dict.fromkeys(names)) or "default"
@@ -53,7 +55,9 @@ class Layers:
     def add(self, layer: Layer) -> None:
         """Lay a file's or preset's values over what is there."""
         if layer.preset:
-            self._presets.add(layer.origin)
+            self._of_presets.add(layer.origin)
+        if layer.section:
+            self.presets[layer.section] = layer.preset
         if not layer.section or self.is_section(layer.section):
             cls = tree(self.root)[layer.section].hint if layer.section else self.root
             self._lay(cls, layer.values, layer.section, layer.origin)
@@ -85,6 +89,15 @@ class Layers:
                 self._lay(found.owner, {name: override.value}, section, "")
         except ValueError as error:
             self.problems.append(str(error))
+
+    def refuse_interpolations(self) -> None:
+        """Hydra's `${...}` would be taken for text; in a free dict it may be meant as such."""
+        for key, value in self.values.items():
+            texts = [] if tree(self.root)[key].is_free else value if isinstance(value, list) else [value]
+            if any(isinstance(text, str) and "${" in text for text in texts):
+                self.problems.append(
+                    f"{key} is {value!r}{self.origin(key)}, but ${{...}} is not resolved: write the value itself"
+                )
 
     def is_section(self, key: str) -> bool:
         """True where a full key leads to a section."""

@@ -37,11 +37,7 @@ class Key:
 
 @cache
 def tree(root: type) -> Mapping[str, Key]:
-    """Every full key below the root, sections included, in the order of the fields.
-
-    Raises:
-        TypeError: a field's annotation is not one that a configuration can hold.
-    """
+    """Every full key below the root, sections included, in the order of the fields."""
     return {key.key: key for key in _below(root(), "")}
 
 

@@ -133,7 +133,7 @@ def test_an_unknown_key_like_no_other_names_the_keys_of_its_section() -> None:
 
 
 def test_a_key_below_a_value_is_unknown() -> None:
-    with pytest.raises(ConfigError, match=r"unknown key steps\.first: steps is a value \(int\)"):
+    with pytest.raises(ConfigError, match=r"unknown key steps\.first: steps is a value \(a whole number\)"):
         load("steps.first=1")
 
 

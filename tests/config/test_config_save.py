@@ -18,6 +18,7 @@ from config_settings import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strop.base.sections import section
 from strop.config import ConfigError, describe, load_config, read_config, save_config, to_dict, to_flat_dict
 from strop.config.yaml_text import dump, parse
 
@@ -132,11 +133,11 @@ def test_describe_gives_each_key_with_the_text_under_its_field() -> None:
     assert docs["rollout.temperature"].doc == "Sampling temperature."
     assert docs["optim.betas"].doc == "Averaging of gradient and square."
     assert docs["optim.undocumented"].doc == ""
-    assert (docs["optim.lr"].type, docs["optim.lr"].default) == ("float", 0.5)
+    assert (docs["optim.lr"].type, docs["optim.lr"].default) == ("a number", 0.5)
     assert docs["data.train_files"].default == []
-    assert docs["rollout.temperature"].type == "float > 0"
-    assert docs["optim.max_grad_norm"].type == "finite float > 0 or null"
-    assert docs["reward.weights"].type == "mapping of names to float >= 0, <= 1"
+    assert docs["rollout.temperature"].type == "a number above 0"
+    assert docs["optim.max_grad_norm"].type == "a finite number above 0 or null"
+    assert docs["reward.weights"].type == "mapping of names to a number of at least 0 and at most 1"
     assert docs["algorithm.mode"].type == "one of mean, sum, mean-of-means"
     assert "rollout" not in docs
 
@@ -146,7 +147,7 @@ def test_inherited_fields_keep_their_text() -> None:
 
 
 def test_a_type_that_no_file_can_hold_is_a_fault_of_the_class() -> None:
-    with pytest.raises(TypeError, match=r"Unfit\.when: a configuration cannot hold the type"):
+    with pytest.raises(ValueError, match=r"unfit\.when is set\(\), but it needs set\[int\]"):
         load_config(Unfit)
 
 
@@ -162,6 +163,6 @@ class Child(Parent):
     """The second."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("unfit")
 class Unfit:
     when: set[int] = field(default_factory=set)
