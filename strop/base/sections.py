@@ -1,4 +1,4 @@
-"""Sections of the configuration that belong to guests: fields that a section of the core gets as its class is made."""
+"""Sections of the configuration: frozen dataclasses that check their fields, and have one for each guest's section."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, dataclass_transform
 
+from strop.base.field_types import field_hints, fits, mismatch
 from strop.base.guests import joined, targets
 
 C = TypeVar("C", bound=type[Any])
@@ -14,10 +15,12 @@ S = TypeVar("S")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def section(key: str) -> Callable[[C], C]:
-    """Class decorator: a frozen dataclass with a field for every section that a guest declares right below `key`.
+    """Class decorator: a frozen dataclass whose values fit the annotations of their fields, bounds included
+    (strop.base.field_types); rules across fields follow in its own `__post_init__`. It has a field for every section
+    that a guest declares right below `key`.
 
     Args:
-        key: full key of the section in the root configuration; "" for the root itself.
+        key: full key of the section in the root configuration, which errors begin with; "" for the root itself.
     """
 
     def make(cls: C) -> C:
@@ -27,10 +30,34 @@ def section(key: str) -> Callable[[C], C]:
                 below = joined("section", full)
                 cls.__annotations__[name] = below
                 setattr(cls, name, field(default_factory=below))
+        check_rules = getattr(cls, "__post_init__", None)
+
+        def check(self: Any) -> None:
+            check_fields(self, key)
+            if check_rules is not None:
+                check_rules(self)
+
+        cls.__post_init__ = check
         dataclass(frozen=True, kw_only=True)(cls)
         return cls
 
     return make
+
+
+def check_fields(config: Any, key: str) -> None:
+    """Refuse a section with a value that does not fit its field.
+
+    Args:
+        config: the section.
+        key: its full key.
+
+    Raises:
+        ValueError: the sentence says which, and what the field needs.
+    """
+    cls: type = type(config)
+    for name, hint in field_hints(cls).items():
+        if not fits(hint, getattr(config, name)):
+            raise ValueError(mismatch(f"{key}.{name}".lstrip("."), hint, getattr(config, name)))
 
 
 def guest_sections(config: Any, key: str) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from strop.config import describe, to_dict
+    from strop.config import describe, to_dict, to_flat_dict
     from strop.config.yaml_text import dump
     from strop.trainer.loading import load_and_tell
 
@@ -81,7 +81,7 @@ def _show(args: argparse.Namespace) -> int:
     values = to_dict(config)
     docs = {doc.key: doc for doc in describe(type(config))}
     if args.json and origin_of is not None:
-        leaves = _leaves(values, docs, "")
+        leaves = to_flat_dict(config).items()
         print_json({key: {"value": value, "origin": origin_of(key)} for key, value in leaves})
     elif args.json:
         print_json(values)
@@ -107,8 +107,7 @@ def _documented(
             yield from _documented(value, docs, f"{key}.", f"{indent}  ")
             continue
         doc = docs[key]
-        default = "required" if doc.required else f"default {json.dumps(doc.default, ensure_ascii=False)}"
-        comment = f"{doc.doc} ({doc.type}; {default})".strip()
+        comment = f"{doc.doc} ({doc.type}; default {_shown(doc.default)})".strip()
         yield textwrap.fill(
             comment,
             width=_COMMENT_WIDTH,
@@ -143,17 +142,6 @@ def _with_origins(
         else:
             yield f"{indent}{first}  # {origin}"
             yield from (f"{indent}{line}" for line in rest)
-
-
-def _leaves(
-    values: Mapping[str, Any], docs: Mapping[str, FieldDoc], prefix: str
-) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if _is_section(value, docs, key):
-            yield from _leaves(value, docs, f"{key}.")
-        else:
-            yield key, value
 
 
 def _is_section(value: Any, docs: Mapping[str, FieldDoc], key: str) -> bool:
@@ -212,8 +200,7 @@ def settings_of(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it is neither, or cannot be read.
     """
-    from strop.config import ConfigError, describe
-    from strop.config.deviations import flat
+    from strop.config import ConfigError, to_flat_dict
     from strop.config.layers import Layers
     from strop.config.sources import read_mapping, source_layers
     from strop.trainer.config import Config
@@ -225,11 +212,7 @@ def settings_of(path: Path) -> dict[str, Any]:
                 f"{path} is a folder without config.yaml, so it is no run; give a run or a YAML file"
             )
         return dict(_entries(read_mapping(file, str(file))))
-    layers = Layers(Config)
-    for layer in source_layers(str(path)):
-        layers.add(layer)
-    values: dict[str, Any] = {doc.key: doc.default for doc in describe(Config) if not doc.required}
-    values |= dict(flat(Config, layers.values))
+    values = to_flat_dict(Config()) | Layers(Config, source_layers(str(path))).values
     # Keys of another version of strop are no settings here, and still a difference.
     given = read_mapping(path, str(path)) if path.is_file() else {}
     values |= {key: value for key, value in _entries(given) if _is_unknown(key)}

@@ -81,7 +81,7 @@ def explained_lines(explained: Explained) -> Iterator[str]:
         yield _filled(key.doc)
     yield f"  type: {key.type}"
     if key.type != "section":
-        yield f"  default: {'required' if key.required else _json(key.default)}"
+        yield f"  default: {_json(key.default)}"
     if key.choices:
         yield f"  choices: {', '.join(key.choices)}"
     if key.papers:
@@ -90,8 +90,8 @@ def explained_lines(explained: Explained) -> Iterator[str]:
         yield "  keys:"
         width = max(len(doc.key) for doc in key.below)
         for doc in key.below:
-            default = "required" if doc.required else _json(doc.default)
-            yield f"    {doc.key:<{width}}  {textwrap.shorten(f'{default}: {doc.doc}', _WIDTH, placeholder=' …')}"
+            text = textwrap.shorten(f"{_json(doc.default)}: {doc.doc}", _WIDTH, placeholder=" …")
+            yield f"    {doc.key:<{width}}  {text}"
     if key.presets:
         yield _filled(f"presets: {_presets(key)}")
     if explained.functions:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.config import ConfigError, to_dict
-from strop.config.deviations import flat
+from strop.config import ConfigError, to_flat_dict
 from strop.run import Checkpoint, RunError, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.loading import load, read
@@ -84,16 +83,14 @@ def settings_to_continue(file: Path, overrides: Sequence[str], *, text: str) -> 
     before = read(file, text=text)
     if not overrides:
         return before, {}
-    own = dict(flat(Config, to_dict(before)))
+    own = to_flat_dict(before)
     config = load(file, text=text, overrides=overrides)
-    changed = {
-        key: value for key, value in flat(Config, to_dict(config)) if key not in own or own[key] != value
-    }
+    changed = {key: value for key, value in to_flat_dict(config).items() if own[key] != value}
     refused = {key: value for key, value in changed.items() if not is_changeable(key)}
     if refused:
         key, value = next(iter(refused.items()))
         raise ConfigError(
-            f"{key} is {own.get(key)!r} in this run, and {value!r} would make it another one, which --resume cannot: "
+            f"{key} is {own[key]!r} in this run, and {value!r} would make it another one, which --resume cannot: "
             f"leave it out, or start a run of its own with --out. May be given anew: {changeable_keys()}"
         )
     return config, changed

@@ -113,11 +113,11 @@ def test_what_no_coefficient_can_follow_is_refused() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"type": "linear"}, "algorithm.kl_ctrl.type is 'linear'; use fixed or adaptive"),
-        ({"kl_coef": -0.1}, "algorithm.kl_ctrl.kl_coef is -0.1, but a penalty"),
+        ({"type": "linear"}, "algorithm.kl_ctrl.type is 'linear', but it needs one of fixed, adaptive"),
+        ({"kl_coef": -0.1}, "algorithm.kl_ctrl.kl_coef is -0.1, but it needs a finite number of at least 0"),
         ({"type": "adaptive", "kl_coef": 0.0}, "is 0, and an adaptive coefficient is changed by factors"),
-        ({"horizon": 0}, "algorithm.kl_ctrl.horizon is 0 samples; use at least 1"),
-        ({"target_kl": 0.0}, "algorithm.kl_ctrl.target_kl is 0.0, but the KL is compared with it"),
+        ({"horizon": 0}, "algorithm.kl_ctrl.horizon is 0, but it needs a whole number"),
+        ({"target_kl": 0.0}, "algorithm.kl_ctrl.target_kl is 0.0, but it needs a finite number above 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(values: dict[str, object], message: str) -> None:

@@ -355,7 +355,7 @@ def test_what_runs_is_told() -> None:
 
 
 def _may_name_code(kind: str) -> bool:
-    return kind in ("str", "list of str", "str or null")
+    return kind.startswith(("text", "list, each entry text"))
 
 
 CODE = {

@@ -8,8 +8,7 @@ import pytest
 from cli_calls import Project, cli
 
 from strop.cli.unread import READS
-from strop.config import to_dict
-from strop.config.deviations import flat
+from strop.config import to_flat_dict
 from strop.trainer.config import Config
 
 
@@ -42,7 +41,7 @@ def test_a_setting_that_would_do_nothing_is_refused(
 
 
 def test_what_commands_are_said_to_read_are_keys() -> None:
-    known = {key for key, _ in flat(Config, to_dict(Config()))}
+    known = to_flat_dict(Config())
     named = [key for reads in READS.values() for key in (*reads.keys, *reads.but, *reads.instead) if key]
     assert [key for key in named if not any(one == key or one.startswith(f"{key}.") for one in known)] == []
 

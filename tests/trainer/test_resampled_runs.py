@@ -100,7 +100,10 @@ def test_resampling_settings_that_cannot_apply_are_refused(project: Project) -> 
             "algorithm.resampling_power=3",
         ): "resampling_power is 3.0, but algorithm.resampling=none takes no power",
         ("algorithm.resampling=max_min", "algorithm.resampling_power=3"): "resampling=max_min takes no power",
-        ("algorithm.resampling=pow", "algorithm.resampling_power=-1"): "use a finite number of at least 0",
+        (
+            "algorithm.resampling=pow",
+            "algorithm.resampling_power=-1",
+        ): "it needs a finite number of at least 0",
         ("algorithm.resampling_within=prompt",): "algorithm.resampling=none draws nothing",
         ("algorithm.correction.upper=3",): "correction.weights=none has no weights to bound",
         ("algorithm.correction.lower=0.1",): "correction.weights=none has no weights: set mode=mask",
