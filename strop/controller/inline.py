@@ -11,13 +11,13 @@ them is found out, because on another runtime the write would be lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from strop.controller.group import Returns, WorkerGroup
 from strop.controller.mesh import Mesh
 from strop.controller.resources import ResourcePool
 from strop.controller.roles import RoleSpec, meshes_on
+from strop.controller.runtime import Runtime
 from strop.controller.worker import Placement, Worker, placed
 from strop.protocol import DataProto, DataProtoFuture, Done
 
@@ -77,7 +77,7 @@ class InlineWorkerGroup(WorkerGroup[W]):
         return Done(returns.of(result, worker))
 
 
-class InlineRuntime:
+class InlineRuntime(Runtime):
     """Makes worker groups whose workers live in this process; every pool is this process."""
 
     def __init__(self) -> None:
@@ -121,17 +121,6 @@ class InlineRuntime:
             process.clear()
         if errors:
             raise errors[0]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _placement(rank: int, mesh: Mesh, role: str) -> Placement:

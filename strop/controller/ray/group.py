@@ -53,8 +53,10 @@ class RoleGroup(WorkerGroup[W]):
         """Name of the role."""
         self.traffic = Traffic() if traffic is None else traffic
         """What went through the controller for this group, or for all groups of its runtime."""
-        self._crew = crew
-        self._members = list(members)
+        self.crew = crew
+        """What the processes belong to."""
+        self.members = list(members)
+        """The processes, in rank order."""
         self._default_timeout_s = call_timeout_s
         self._open_call: _OpenCall | None = None
 
@@ -79,8 +81,8 @@ class RoleGroup(WorkerGroup[W]):
                 materialize=materialize,
                 returns=returns,
             )
-            ticket = self._crew.give(
-                self._members[rank],
+            ticket = self.crew.give(
+                self.members[rank],
                 lambda handle: handle.call.remote(order, timeout_s),
                 role=self.role,
                 method=method_name,
@@ -88,7 +90,7 @@ class RoleGroup(WorkerGroup[W]):
                 timeout_s=timeout_s,
             )
             self.traffic.calls += 1
-            return RayPending(self._crew, ticket, self.traffic)
+            return RayPending(self.crew, ticket, self.traffic)
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Pending[Any]]:
         """Start a method on every worker, each with exactly these arguments; one pending result each."""
@@ -104,11 +106,11 @@ class RoleGroup(WorkerGroup[W]):
     @contextmanager
     def _one_call(self) -> Iterator[_OpenCall]:
         """What is submitted inside belongs to one call: its arguments are stored once for all workers."""
-        self._crew.check_works()
+        self.crew.check_works()
         if self._open_call is not None:
             yield self._open_call
             return
-        self._open_call = _OpenCall(self._crew.next_call(), self.traffic)
+        self._open_call = _OpenCall(self.crew.next_call(), self.traffic)
         try:
             yield self._open_call
         finally:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.controller.group import Returns
-from strop.controller.mesh import Mesh
 from strop.controller.ray.transport import StoredBatch
 
 
@@ -51,24 +50,10 @@ class Presence:
     """Its process id."""
     parent_pid: int
     """Process id of the launcher, which ends right after it."""
-    node_id: str
-    """Ray's name of its node."""
     address: str
     """Address of its node."""
     free_port: int
     """A port that was free there a moment ago."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupCard:
-    """What a controller must know to attach to a detached group; the process of rank 0 keeps it."""
-
-    pool: str
-    """Name of the pool."""
-    log_paths: Sequence[str]
-    """Output of each process, in rank order."""
-    meshes: Mapping[str, Mesh]
-    """Parallel axes of each role."""
 
 
 @dataclass(frozen=True, kw_only=True)

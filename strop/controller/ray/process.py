@@ -26,7 +26,7 @@ from torch import Tensor
 
 from strop.border import remember_named
 from strop.controller.ray.cluster import this_address
-from strop.controller.ray.messages import Answer, GroupCard, MethodRaised, Order, Presence, RaisedReport
+from strop.controller.ray.messages import Answer, MethodRaised, Order, Presence, RaisedReport
 from strop.controller.ray.private import remember_token
 from strop.controller.ray.transport import StoredBatch, register_serializers
 from strop.controller.roles import RoleSpec
@@ -66,7 +66,6 @@ class WorkerProcess:
             os.chdir(folder)
         register_serializers()
         self._workers: dict[str, Worker] = {}
-        self._card: GroupCard | None = None
         self._meeting_point: MeetingPoint | None = None
         notes.keep_in(Path(log_path).with_suffix(notes.SUFFIX))
         notes.write_all_as_rays()
@@ -76,7 +75,6 @@ class WorkerProcess:
         return Presence(
             pid=os.getpid(),
             parent_pid=os.getppid(),
-            node_id=ray.get_runtime_context().get_node_id(),
             address=this_address(),
             free_port=_free_port(),
         )
@@ -85,16 +83,6 @@ class WorkerProcess:
         """Where the processes of the pool will find each other: here, on this node's address in the cluster."""
         self._meeting_point = MeetingPoint(this_address())
         return self._meeting_point.meeting
-
-    def remember(self, card: GroupCard) -> None:
-        """Keep what another controller must know to attach to the group."""
-        self._card = card
-
-    def card(self) -> GroupCard:
-        """What `remember` was given."""
-        if self._card is None:
-            raise RuntimeError("this group has not finished its start")
-        return self._card
 
     def make(self, spec: RoleSpec[Any], placement: Placement) -> Answer:
         """Make the worker of a role."""
