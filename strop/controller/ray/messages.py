@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strop.controller.group import Returns
 from strop.controller.ray.transport import StoredBatch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """One call of one worker's method."""
-
-    role: str
-    """Which of the workers in the process."""
-    method: str
-    """Its method."""
-    args: Sequence[Any]
-    """Positional arguments; an argument that several workers get may be a `Shared` one."""
-    kwargs: Mapping[str, Any]
-    """Keyword arguments."""
-    materialize: bool
-    """Turn DataProtoFutures among the arguments into batches."""
-    returns: Returns
-    """What is wanted of the method's value."""
 
 
 @dataclass(frozen=True, kw_only=True)
