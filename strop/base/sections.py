@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, dataclass_transform
 
 from strop.base.guests import joined, targets
+from strop.base.trust import Named
 
 C = TypeVar("C", bound=type[Any])
 S = TypeVar("S")
@@ -45,6 +46,18 @@ def guest_sections(config: Any, key: str) -> dict[str, Any]:
         for full in targets("section")
         if full.rpartition(".")[0] == key
     }
+
+
+def code_of_guests(config: Any, key: str) -> Iterator[Named]:
+    """What the guests' sections of a section would have run, imported, started or contacted.
+
+    Args:
+        config: the section.
+        key: its full key.
+    """
+    for full, below in guest_sections(config, key).items():
+        if full in targets("code named"):
+            yield from joined("code named", full)(below)
 
 
 def section_of(config: Any, cls: type[S]) -> S:

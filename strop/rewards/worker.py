@@ -30,7 +30,7 @@ _READ_BYTES = 1 << 18
 _MAX_LINE_BYTES = 16 << 20
 _TAIL_BYTES = 8192
 _MAX_READS = 64
-_BOOT = "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import strop.rewards.{} as c;c.main({},{},{})"
+_BOOT = "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import strop.rewards.child as c;c.main({},{},{})"
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
 
 
@@ -46,20 +46,18 @@ class Launch:
     """What every worker of a pool is started with."""
 
     functions: Sequence[Mapping[str, Any]]
-    """Path, source, name, kwargs, key and weight of each function. The source is the text of the file, read once, so
-    that a replaced worker runs what the first one ran."""
-    module: Literal["child", "managers"] = "child"
-    """Of strop.rewards: its `main` is the process."""
+    """Path, source, name, kwargs, manager, tokenizer, key and weight of each function. The source is the text of the
+    file, read once, so that a replaced worker runs what the first one ran."""
     max_memory_gib: float | None
     timeout_s: float
     """Deadline of one sample."""
-    sandbox: Mapping[str, Any]
-    """The configuration of the sandbox, as plain data."""
+    sections: Mapping[str, Mapping[str, Any]]
+    """Sections that guests want to see in the process, as plain data by full key."""
 
     def first_line(self) -> bytes:
         limit = self.max_memory_gib
         return encode([{
-            "functions": list(self.functions), "sandbox": self.sandbox, "timeout_s": self.timeout_s,
+            "functions": list(self.functions), "sections": self.sections, "timeout_s": self.timeout_s,
             "max_memory_bytes": None if limit is None else int(limit * 2**30),
             "memory_limit": f"; a worker may allocate {limit:g} GiB (reward.max_memory_gib)" if limit else "",
         }])  # fmt: skip
@@ -108,7 +106,7 @@ class WorkerProcess:
             # One thread per worker: several of them run beside the training process.
             environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-P", "-c", _BOOT.format(launch.module, *child_fds), search_path],
+                [sys.executable, "-u", "-P", "-c", _BOOT.format(*child_fds), search_path],
                 stdin=subprocess.DEVNULL, stdout=said[1], stderr=output[1], pass_fds=child_fds,
                 start_new_session=True, env=environment,
             )  # fmt: skip

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
+
+from strop.base.trust import Named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,3 +111,16 @@ class SandboxConfig:
                 raise ValueError(
                     f"sandbox.read_only_paths has {path!r}; name files or folders by their full path, not the root"
                 )
+
+
+def code_named(sandbox: SandboxConfig) -> Iterator[Named]:
+    """The service that programs are sent to, and what of this machine they are given."""
+    if sandbox.backend != "local":
+        where = sandbox.url or "the hosted service, with your key"
+        key = "reward.sandbox.url" if sandbox.url else "reward.sandbox.backend"
+        yield Named(key=key, value=f"{sandbox.backend} at {where}")
+    if sandbox.python:
+        yield Named(key="reward.sandbox.python", value=sandbox.python, path=sandbox.python)
+    for path in sandbox.read_only_paths:
+        shown = f"{path} (shown to programs of the model)"
+        yield Named(key="reward.sandbox.read_only_paths", value=shown, path=path)

@@ -13,8 +13,9 @@ import pytest
 import torch
 from reward_cases import make_prompt, make_trajectory, write_reward
 
+from strop.compat import reward_managers as managers
 from strop.data.tiny import make_tiny_model
-from strop.rewards import Outcome, RewardConfig, RewardError, RewardPool, managers
+from strop.rewards import Outcome, RewardConfig, RewardError, RewardPool
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction
 
 pytestmark = pytest.mark.timeout(120)
@@ -98,8 +99,7 @@ def load(tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> Cal
             "path": write_reward(tmp_path, MANAGERS), "source": MANAGERS, "name": "compute_score", "manager": manager,
             "tokenizer": tokenizer, "kwargs": kwargs,
         }  # fmt: skip
-        (function,) = managers.load_manager([setup])
-        return function
+        return managers.load_manager(setup)
 
     return load_one
 
