@@ -39,7 +39,7 @@ GUESTS = ("checks", "compat", "environments", "interactions", "judges", "sandbox
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 STILL_IMPORTING = {
     "agents/context.py", "agents/conversation.py", "agents/setup.py", "agents/templates.py", "agents/turns.py",
-    "cli/check.py", "cli/data.py", "trainer/code_named.py", "workers/player.py", "workers/programs.py",
+    "cli/check.py", "trainer/code_named.py", "workers/player.py", "workers/programs.py",
 }  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 SIDEWAYS = {("agents", "rollout")}

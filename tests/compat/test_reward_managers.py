@@ -183,3 +183,9 @@ def test_managers_known_by_name_say_what_does_their_work(name: str) -> None:
 def test_manager_needs_its_file() -> None:
     with pytest.raises(ValueError, match="reward.manager is 'Mine', but reward.path is empty"):
         RewardConfig(manager="Mine")
+
+
+def test_reward_files_import_the_names_from_where_they_are_documented() -> None:
+    from strop.rewards.managers import RewardManagerBase, register
+
+    assert (RewardManagerBase, register) == (managers.RewardManagerBase, managers.register)
