@@ -7,7 +7,7 @@
     combining.py   several scores of one sample as one reward
     service.py     what scores beside functions: services of guests
     workers.py     the functions in worker processes
-    supervisor.py  the thread that owns the processes and deadlines
+    supervisor.py  the thread that owns the processes and deadlines; calls.py: who waits for an outcome
     worker.py      the parent's side of one worker process
     wire.py        the lines between them (JSON)
     child.py       the worker process; functions.py loads and calls the user's function there

@@ -13,9 +13,10 @@ from strop.base.foreign_files import read_text
 from strop.base.guests import targets
 from strop.base.sections import guest_sections
 from strop.rewards.answer import Answer
+from strop.rewards.calls import Call
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome, RewardError
-from strop.rewards.supervisor import Call, Supervisor
+from strop.rewards.supervisor import Supervisor
 from strop.rewards.wire import encode
 from strop.rewards.worker import Launch
 
@@ -51,11 +52,10 @@ class Workers:
                 functions=_setups(config, self._tokenizer),
                 max_memory_gib=config.max_memory_gib,
                 timeout_s=config.timeout_s,
+                start_timeout_s=config.start_timeout_s,
                 sections=_sections(config),
             ),
             num_workers=config.num_workers,
-            timeout_s=config.timeout_s,
-            start_timeout_s=config.start_timeout_s,
             label=_label(config),
             log_file=self._log_file,
         )  # fmt: skip
