@@ -22,12 +22,10 @@ from typing import Any
 PACKAGE = Path(__file__).parent.parent
 
 PLACES = {
-    "section": "full key of a section of the configuration: its dataclass (strop.base.sections)",
+    "section": "full key of a section of the configuration: its dataclass, with code_named() (strop.base.sections)",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args)",
     "data command": "word after `strop data`: a module with run(args), the arguments of `strop data`",
     "public name": "a dotted name that users import from the core: what it stands for",
-    "code named": "full key of a section of the configuration: a function (section) that yields what it names that "
-    "would be run, imported, started or contacted (strop.base.trust.Named)",
     "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "
     "answers (strop.rewards.service)",
     "reward worker": "full key of a section below reward: a function that each process that scores calls as it starts, "

@@ -51,13 +51,16 @@ def guest_sections(config: Any, key: str) -> dict[str, Any]:
 def code_of_guests(config: Any, key: str) -> Iterator[Named]:
     """What the guests' sections of a section would have run, imported, started or contacted.
 
+    A guest's section says it in its method `code_named`: for each such setting its name there, the value with what
+    becomes of it, and the file, where it is one.
+
     Args:
         config: the section.
         key: its full key.
     """
     for full, below in guest_sections(config, key).items():
-        if full in targets("code named"):
-            yield from joined("code named", full)(below)
+        for name, value, path in below.code_named():
+            yield Named(key=f"{full}.{name}", value=value, path=path)
 
 
 def section_of(config: Any, cls: type[S]) -> S:

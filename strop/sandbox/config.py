@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from strop.base.trust import Named
-
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -112,15 +110,13 @@ class SandboxConfig:
                     f"sandbox.read_only_paths has {path!r}; name files or folders by their full path, not the root"
                 )
 
-
-def code_named(sandbox: SandboxConfig) -> Iterator[Named]:
-    """The service that programs are sent to, and what of this machine they are given."""
-    if sandbox.backend != "local":
-        where = sandbox.url or "the hosted service, with your key"
-        key = "reward.sandbox.url" if sandbox.url else "reward.sandbox.backend"
-        yield Named(key=key, value=f"{sandbox.backend} at {where}")
-    if sandbox.python:
-        yield Named(key="reward.sandbox.python", value=sandbox.python, path=sandbox.python)
-    for path in sandbox.read_only_paths:
-        shown = f"{path} (shown to programs of the model)"
-        yield Named(key="reward.sandbox.read_only_paths", value=shown, path=path)
+    def code_named(self) -> Iterator[tuple[str, str, str]]:
+        """The service that programs are sent to, and what of this machine they are given; see
+        strop.base.sections.code_of_guests."""
+        if self.backend != "local":
+            where = self.url or "the hosted service, with your key"
+            yield "url" if self.url else "backend", f"{self.backend} at {where}", ""
+        if self.python:
+            yield "python", self.python, self.python
+        for path in self.read_only_paths:
+            yield "read_only_paths", f"{path} (shown to programs of the model)", path
