@@ -23,6 +23,7 @@ PACKAGE = Path(__file__).parent.parent
 
 PLACES = {
     "section": "full key of a section of the configuration: its dataclass, with code_named() (strop.base.sections)",
+    "changeable settings": "what they are about: full keys of settings that a run may be continued with anew",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args)",
     "data command": "word after `strop data`: a module with run(args), the arguments of `strop data`",
     "public name": "a dotted name that users import from the core: what it stands for",
