@@ -46,8 +46,7 @@ COMMANDS_OF_GUESTS = {
 }
 STILL_IMPORTING = {
     "agents/context.py", "agents/conversation.py", "agents/setup.py", "agents/templates.py", "agents/turns.py",
-    "cli/data.py", "rewards/child.py", "rewards/functions.py", "rewards/managers.py",
-    "rewards/pool.py", "trainer/code_named.py", "trainer/spending.py", "workers/player.py", "workers/programs.py",
+    "trainer/code_named.py", "workers/player.py", "workers/programs.py",
 }  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 SIDEWAYS = {("agents", "rollout")}

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.base.guests import targets
 from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 
@@ -103,7 +104,7 @@ def _settings(args: argparse.Namespace) -> Config:
             "reward.functions=[]",
             "reward.manager=''",
         ]
-        args.overrides = [*chosen, "reward.judge={}", "reward.server={}", *args.overrides]
+        args.overrides = [*chosen, *(f"{key}={{}}" for key in targets("reward service")), *args.overrides]
     source = args.samples / "config.yaml" if is_run and (args.samples / "config.yaml").is_file() else None
     return load_settings(args, source=source, needs=NEEDS)
 

@@ -1,4 +1,5 @@
 """Guests from other libraries: what comes from verl or TRL finds its way here.
 
-migration/   their settings into ours, every one of them accounted for
+migration/           their settings into ours, every one of them accounted for
+reward_managers.py   reward managers of verl, in the worker processes of the reward
 """

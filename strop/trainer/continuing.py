@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.base.guests import all_joined
 from strop.config import ConfigError, to_flat_dict
 from strop.run import Checkpoint, RunError, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.loading import load, read
 
-_CALLS = "timeout_s retries backoff_s max_concurrent requests_per_s api_key_env cache_dir"
 _ENGINES = "actor reference teacher critic reward_model sft"
 
 CHANGEABLE: Mapping[str, tuple[str, ...]] = {
@@ -48,23 +48,7 @@ CHANGEABLE: Mapping[str, tuple[str, ...]] = {
         "algorithm.filter_groups.max_rounds",
         "algorithm.filter_groups.at_limit",
     ),
-    "services that it asks, and what they may cost": (
-        "reward.judge.base_url",
-        "reward.judge.max_cost",
-        *(f"reward.judge.{key}" for key in _CALLS.split()),
-        "reward.server.url",
-        "reward.server.batch_size",
-        "reward.server.batch_wait_s",
-        *(f"reward.server.{key}" for key in _CALLS.split()),
-    ),
-    "the sandbox of programs, without the limits that decide a verdict": (
-        "reward.sandbox.backend",
-        "reward.sandbox.url",
-        "reward.sandbox.isolation",
-        "reward.sandbox.max_concurrent",
-        "reward.sandbox.num_warm",
-        "reward.sandbox.queue_s",
-    ),
+    **all_joined("changeable settings"),
 }
 """Keys, and sections (with a dot at the end), by what they are about."""
 
