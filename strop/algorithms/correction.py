@@ -25,7 +25,7 @@ from torch import Tensor
 from strop.algorithms import measures
 from strop.algorithms.correction_config import CorrectionConfig, RejectRule
 from strop.algorithms.masked import masked_mean, masked_sum
-from strop.algorithms.metric import Metric
+from strop.base.metrics import Metric
 
 Metrics = dict[str, float]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.aggregation import row_numbers
-from strop.algorithms.metric import Metric
+from strop.base.metrics import Metric
 
 Numbers: TypeAlias = Tensor | Sequence[float] | Sequence[int] | Sequence[bool]
 Metrics: TypeAlias = dict[str, float]

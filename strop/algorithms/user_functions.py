@@ -24,7 +24,7 @@ from torch import Tensor
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.loss_declarations import PG_CLIPFRAC, PG_CLIPFRAC_LOWER, PPO_KL
-from strop.algorithms.registry import dotted
+from strop.base.registry import dotted
 
 LOSS_COLUMNS = ("log_probs", "old_log_probs", "advantages", "rollout_is_weights", "rollout_log_probs")
 """Columns that a loss of verl's convention can get."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strop.algorithms.metric import Metric
-from strop.algorithms.reduce import ExplainedVariance
+from strop.base.metrics import ExplainedVariance, Metric
 
 VALUE_STATISTIC = Metric(
     "critic/{vf_clipfrac,vpred_mean}",

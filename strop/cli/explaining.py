@@ -126,14 +126,14 @@ def _registered(key: str) -> Iterator[Registered]:
         return
     from strop.algorithms.adv_declarations import ADV_DECLARATIONS
     from strop.algorithms.loss_declarations import LOSS_DECLARATIONS
+    from strop.algorithms.registry import Declaration
     from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS
     from strop.config.explain import papers_in
     from strop.data.curriculum import SAMPLERS
 
-    tables = (
-        ADV_DECLARATIONS, LOSS_DECLARATIONS, FILTERS.declarations, REWARD_SHAPINGS.declarations, SAMPLERS.declarations,
-    )  # fmt: skip
-    table = next(one for one in tables if one.kind == kind)
+    tables = (ADV_DECLARATIONS, LOSS_DECLARATIONS, FILTERS.declarations, REWARD_SHAPINGS.declarations)
+    samplers = dict.fromkeys(SAMPLERS, Declaration())  # they have no settings
+    table = next((one for one in tables if one.kind == kind), samplers)
     docs = {name: inspect.getdoc(function) or "" for name, function in SAMPLERS.items()}
     if kind in _SOURCES:
         docs = dict(_documented_in(_SOURCES[kind]))

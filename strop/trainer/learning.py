@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from strop.algorithms.kl_control import KlController
-from strop.algorithms.metric import Metric
-from strop.algorithms.reduce import Reduction
+from strop.base.metrics import Metric, Reduction
 from strop.controller import as_batch, as_future, as_list
 from strop.protocol import DataProtoFuture
 from strop.protocol.schema import labels_for

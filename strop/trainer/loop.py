@@ -18,8 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from strop.algorithms.kl_control import make_kl_controller
-from strop.algorithms.metric import Metric
 from strop.base.guests import all_joined
+from strop.base.metrics import Metric
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
 from strop.health import Watch

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.metric import Metric
 from strop.algorithms.shaping import PfPpoMethod, pf_ppo_weights, resample_rows
+from strop.base.metrics import Metric
 from strop.base.randomness import random_key
 from strop.protocol import DataProto, columns
 

@@ -23,9 +23,8 @@ from strop.algorithms.losses import (
     policy_batch,
     policy_loss,
 )
-from strop.algorithms.metric import Metric
-from strop.algorithms.reduce import Mean
-from strop.algorithms.tensor_metrics import TensorMetrics
+from strop.base.metrics import Mean, Metric
+from strop.base.tensor_metrics import TensorMetrics
 from strop.controller import Dispatch, Execute, register
 from strop.engines.config import ModelConfig
 from strop.engines.lora import adapter_off, has_adapter, merged_tensors

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from strop.algorithms.adv_declarations import ADV_DECLARATIONS, SHARED_SETTINGS, adv_estimator_declaration
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.registry import Declaration, Registry, name_of, own_settings
+from strop.algorithms.registry import Declaration, FunctionRegistry, own_settings
 from strop.algorithms.user_functions import adv_config, call_advantage_estimator
+from strop.base.registry import name_of
 
 AdvantageFn = Callable[..., tuple[Tensor, Tensor]]
 
 OPTIONAL_COLUMNS = frozenset({"rollout_is_weights"})
 """Columns that an estimator gets if it has a parameter of that name and the batch has the column."""
 
-ADV_ESTIMATOR_REGISTRY: Registry[AdvantageFn] = Registry(
+ADV_ESTIMATOR_REGISTRY: FunctionRegistry[AdvantageFn] = FunctionRegistry(
     ADV_DECLARATIONS.kind,
-    replaceable=False,
     verl_parameters=frozenset({"config", "index"}),
     optional_columns=OPTIONAL_COLUMNS,
     declarations=ADV_DECLARATIONS,

@@ -20,7 +20,7 @@ from strop.algorithms.losses.terms import (
     ratio_statistics,
 )
 from strop.algorithms.masked import masked_mean
-from strop.algorithms.metric import Metric
+from strop.base.metrics import Metric
 from strop.base.randomness import random_key, uniforms
 
 COV_CLIPFRAC = Metric("actor/cov_clipfrac", "share", "tokens that clip_cov drew, of trained ones")

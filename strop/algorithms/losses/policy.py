@@ -22,9 +22,9 @@ from strop.algorithms.losses.terms import (
     policy_loss_terms,
     prepare_columns,
 )
-from strop.algorithms.metric import Metric
-from strop.algorithms.tensor_metrics import TensorMetrics
 from strop.algorithms.user_functions import UserLoss, call_policy_loss, loss_config
+from strop.base.metrics import Metric
+from strop.base.tensor_metrics import TensorMetrics
 
 PG_LOSS = Metric("actor/pg_loss", "reward", "the policy's term of the loss, as it is reduced")
 ENTROPY = Metric("actor/entropy", "nats", "of the policy, mean over trained tokens")

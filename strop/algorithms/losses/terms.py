@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.loss_declarations import LOSS_DECLARATIONS, PPO_KL, RATIO, policy_loss_declaration
-from strop.algorithms.registry import Declaration, Registry, settings_for
+from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for
 
 LOG_RATIO_BOUND = 20.0
 """Largest |log-ratio| that is exponentiated; e^20 = 5e8 keeps float32 finite."""
@@ -29,11 +29,11 @@ class PolicyLossTerms:
 PolicyLossFn = Callable[..., PolicyLossTerms]
 
 # A name taken by another function is replaced, as files of verl expect to do.
-POLICY_LOSS_REGISTRY: Registry[PolicyLossFn] = Registry(
+POLICY_LOSS_REGISTRY: FunctionRegistry[PolicyLossFn] = FunctionRegistry(
     LOSS_DECLARATIONS.kind, replaceable=True, declarations=LOSS_DECLARATIONS
 )
 register_policy_loss = POLICY_LOSS_REGISTRY.register
-"""Decorator: `@register_policy_loss(name, needs=[...], settings=[...])`; see `Registry.register`."""
+"""Decorator: `@register_policy_loss(name, needs=[...], settings=[...])`; see `FunctionRegistry.register`."""
 implements = POLICY_LOSS_REGISTRY.implements
 """Decorator of the built-in losses, whose declarations stand in `strop.algorithms.loss_declarations`."""
 

@@ -21,7 +21,8 @@ from strop.algorithms.advantages import (
     call_estimator,
     get_adv_estimator_fn,
 )
-from strop.algorithms.registry import Declaration, name_of
+from strop.algorithms.registry import Declaration
+from strop.base.registry import name_of
 from strop.checks.functions.estimator_batches import COLUMNS, Batch, random_batch
 from strop.checks.functions.estimator_rules import RULES, EstimatorTraits, Trial
 from strop.checks.functions.findings import Finding

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from strop.algorithms.reduce import (
+from strop.algorithms.value_loss import clipped_value_loss, explained_variance, value_loss_terms
+from strop.base.metrics import (
     ExplainedVariance,
     Max,
     Mean,
@@ -16,7 +17,6 @@ from strop.algorithms.reduce import (
     merge_metrics,
     metric_values,
 )
-from strop.algorithms.value_loss import clipped_value_loss, explained_variance, value_loss_terms
 
 
 def test_a_mean_over_nothing_is_neutral() -> None:
