@@ -164,7 +164,8 @@ def _check_loss(name: str, words: Sequence[str]) -> list[Finding]:
 
 
 def _check_estimator(name: str, words: Sequence[str]) -> list[Finding]:
-    from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY, check_adv_settings
+    from strop.algorithms.adv_declarations import check_adv_settings
+    from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
     from strop.checks.functions.estimators import SHARED_DEFAULTS, check_adv_estimator
 
     subject = find_subject(name, ADV_ESTIMATOR_REGISTRY)

@@ -16,10 +16,9 @@ from strop.algorithms.advantages import (
     call_estimator,
     estimate_advantages,
     get_adv_estimator_fn,
-    maxrl_advantages,
-    opo_advantages,
     register_adv_est,
 )
+from strop.algorithms.advantages.group_relative import maxrl_advantages, opo_advantages
 from strop.algorithms.registry import Declaration
 
 

@@ -11,20 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from references import advantages as reference
+from strop.algorithms.adv_declarations import adv_estimator_declaration, check_adv_settings, check_estimator
 from strop.algorithms.advantages import (
     ADV_ESTIMATOR_REGISTRY,
     adv_estimator_columns,
-    adv_estimator_declaration,
-    check_adv_settings,
-    check_estimator,
     estimate_advantages,
     get_adv_estimator_fn,
     group_ids_of,
-    grpo_advantages,
     register_adv_est,
-    reward_to_go,
-    rloo_advantages,
 )
+from strop.algorithms.advantages.group_relative import grpo_advantages, rloo_advantages
+from strop.algorithms.advantages.returns import reward_to_go
 
 ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus")
 

@@ -66,14 +66,10 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     (distillation.topk_forward_kl, {"with_tail": False}),
     (distillation.reverse_kl_terms, {"kind": "k1+"}),
     # Shao et al. 2024, with the eps of the implementations.
-    (group_relative.grpo_advantages, {"norm_by_std": True, "eps": 1e-6}),
-    (group_relative.grpo, {"norm_by_std": True}),
-    (group_relative.grpo_passk_advantages, {"norm_by_std": True, "eps": 1e-6}),
-    (group_relative.grpo_passk, {"norm_by_std": True}),
+    (group_relative.grpo_advantages, {"norm_by_std": True}),
+    (group_relative.grpo_passk_advantages, {"norm_by_std": True}),
     (group_relative.gpg_advantages, {"f_norm": 1.0, "count_mixed_groups": False}),
-    (group_relative.gpg, {"f_norm": 1.0, "count_mixed_groups": False}),
-    (batch_whitened.gdpo_advantages, {"reward_weights": (), "eps": 1e-6}),
-    (batch_whitened.gdpo, {"reward_weights": ()}),
+    (batch_whitened.gdpo_advantages, {"reward_weights": ()}),
     # Without a discount and without a bias: the return of the whole answer.
     (returns.gae, {"gamma": 1.0, "lam": 1.0}),
     (returns.reinforce_plus_plus, {"gamma": 1.0}),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from strop.algorithms.user_functions import adv_config, call_advantage_estimator
 from strop.base.registry import name_of
 
 AdvantageFn = Callable[..., tuple[Tensor, Tensor]]
+Outcome = TypeVar("Outcome", bound=Callable[..., Tensor])
 
 OPTIONAL_COLUMNS = frozenset({"rollout_is_weights"})
 """Columns that an estimator gets if it has a parameter of that name and the batch has the column."""
@@ -37,6 +39,21 @@ old_log_probs, sum_pi_squared, reward_parts."""
 
 implements = ADV_ESTIMATOR_REGISTRY.implements
 """Decorator of the built-in estimators, whose declarations stand in `strop.algorithms.adv_declarations`."""
+
+
+def implements_outcome(*names: str) -> Callable[[Outcome], Outcome]:
+    """Decorator of a built-in estimator that gives advantages [B, R] alone, because its returns are the same."""
+
+    def add(function: Outcome) -> Outcome:
+        @functools.wraps(function)
+        def estimator(**arguments: Tensor) -> tuple[Tensor, Tensor]:
+            advantages = function(**arguments)
+            return advantages, advantages
+
+        implements(*names)(estimator)
+        return function
+
+    return add
 
 
 def get_adv_estimator_fn(name: str | Enum) -> AdvantageFn:

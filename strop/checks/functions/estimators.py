@@ -14,10 +14,10 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.algorithms.advantages import (
     ADV_ESTIMATOR_REGISTRY,
     AdvantageFn,
-    adv_estimator_declaration,
     call_estimator,
     get_adv_estimator_fn,
 )

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.advantages import adv_estimator_declaration, get_adv_estimator_fn
+from strop.algorithms.adv_declarations import adv_estimator_declaration
+from strop.algorithms.advantages import get_adv_estimator_fn
 from strop.algorithms.aggregation import agg_loss, batch_totals
 from strop.algorithms.losses import PolicyLossTerms, get_policy_loss_fn
 from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for
