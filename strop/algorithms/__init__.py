@@ -21,7 +21,7 @@
     kl_control.py        KL in the reward, and the controllers of its coefficient
     aggregation.py       per-token weights: how terms become one loss, for any cut of the batch
 
-    masked.py            sums, means, variances and whitening under a mask
+    masked.py            sums, means and whitening under a mask
     evaluation.py        pass@k, best@k, worst@k, maj@k and intervals of rates, in closed form
     balance.py           partitions of near-equal load; which rows each rank gets
     measures.py          what is measured on the rows of a step

@@ -143,8 +143,8 @@ class ActorWorker(TrainedWorker):
         report = self.engine.step()
         metrics = update.metrics.read()
         metrics[LOSS] = Mean(value, share)
-        if self._loss.uses_kl_loss:
-            metrics[KL_COEF] = Mean(self._loss.kl_loss_coef, 1)
+        if self._algorithm.use_kl_loss:
+            metrics[KL_COEF] = Mean(self._algorithm.kl_loss_coef, 1)
         metrics |= step_metrics("actor", report)
         seen = response_columns(data, {name: column.cpu() for name, column in update.kept.items()})
         return with_update(seen, Update(metrics=metrics, skipped=report.skipped))

@@ -300,11 +300,11 @@ def test_a_result_of_another_shape_names_the_function_and_the_shape() -> None:
 
     args = double([[1.0, 2.0]]), torch.tensor([0]), torch.ones(1, 2)
     with pytest.raises(
-        ValueError, match=r"'narrow' returned a tensor of shape \[1\] as advantages: .*\[1, 2\]"
+        ValueError, match=r"'narrow' returned a tensor of shape \(1,\) as advantages: .*\[1, 2\]"
     ):
         estimate("narrow", *args)
     with pytest.raises(
-        ValueError, match=r"'single' returned a tensor of shape \[1\]: return \(advantages, ret"
+        ValueError, match=r"'single' returned a tensor of shape \(1,\): return \(advantages, ret"
     ):
         estimate("single", *args)
 

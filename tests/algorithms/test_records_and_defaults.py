@@ -77,8 +77,6 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     (token_baseline.optimal_token_baseline, {"rollout_is_weights": None, "handle_zero_tail": False}),
     (token_baseline.tir_optimal_token_baseline, {"rollout_is_weights": None, "handle_zero_tail": False}),
     (adv_declarations.check_estimator, {"norm_by_std": True, "gamma": 1.0, "lam": 1.0, "settings": None}),
-    (masked.masked_var, {"unbiased": True}),
-    (masked.masked_whiten, {"shift_mean": True}),
     (measures.group_metrics, {"lowest": 0.0, "highest": 1.0}),
     (evaluation.wilson_interval, {"confidence": 0.95}),
     (evaluation.clustered_interval, {"confidence": 0.95}),

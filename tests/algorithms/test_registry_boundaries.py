@@ -259,9 +259,8 @@ def test_the_configs_that_functions_of_verl_get() -> None:
         "loss_scale_factor": None,
     }
     assert config.correction.weights == "none"
-    estimator = adv_config(algorithm, settings={"width": 2.0}, extra={"num_repeat": 4})
+    estimator = adv_config(algorithm, settings={"width": 2.0})
     assert (estimator.norm_adv_by_std_in_grpo, estimator.gamma, estimator.width) == (False, 0.5, 2.0)
-    assert estimator.num_repeat == 4
     assert not adv_config(algorithm).get("width")
 
 

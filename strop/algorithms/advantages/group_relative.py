@@ -1,6 +1,7 @@
 """Estimators that compare the samples of a prompt: one number per response, the same on all its tokens.
 
-Each is a function of total rewards [B]; the returns are the advantages. What `grpo_advantages` says of shapes, zeros and errors holds for all of them.
+Each is a function of total rewards [B]; the returns are the advantages. What `grpo_advantages` says of shapes, zeros
+and errors holds for all of them.
 """
 
 from __future__ import annotations

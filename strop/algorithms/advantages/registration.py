@@ -15,7 +15,7 @@ from torch import Tensor
 from strop.algorithms.adv_declarations import ADV_DECLARATIONS, SHARED_SETTINGS, adv_estimator_declaration
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.registry import Declaration, FunctionRegistry, own_settings
-from strop.algorithms.user_functions import adv_config, call_advantage_estimator
+from strop.algorithms.user_functions import adv_config, call_advantage_estimator, describe
 from strop.base.registry import name_of
 
 AdvantageFn = Callable[..., tuple[Tensor, Tensor]]
@@ -187,15 +187,7 @@ def _check_result(name: str, result: object, response_mask: Tensor) -> None:
     """What an estimator returns is checked where it is called, so that the message can name the function."""
     wanted = f"return (advantages, returns), two tensors of shape {list(response_mask.shape)}"
     if not isinstance(result, tuple | list) or len(result) != 2:
-        raise ValueError(f"advantage estimator {name!r} returned {_describe(result)}: {wanted}")
+        raise ValueError(f"advantage estimator {name!r} returned {describe(result)}: {wanted}")
     for what, tensor in zip(("advantages", "returns"), result, strict=True):
         if not isinstance(tensor, Tensor) or tensor.shape != response_mask.shape:
-            raise ValueError(f"advantage estimator {name!r} returned {_describe(tensor)} as {what}: {wanted}")
-
-
-def _describe(result: object) -> str:
-    if isinstance(result, Tensor):
-        return f"a tensor of shape {list(result.shape)}"
-    if isinstance(result, tuple | list):
-        return f"a {type(result).__name__} of {len(result)}"
-    return f"a {type(result).__name__}"
+            raise ValueError(f"advantage estimator {name!r} returned {describe(tensor)} as {what}: {wanted}")
