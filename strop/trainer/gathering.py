@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED
-from strop.algorithms.metric import Metric
+from strop.base.metrics import Metric
 from strop.data.sampler import parse_visit_uid
 from strop.data.streaming import Drawn
 from strop.protocol import DataProto

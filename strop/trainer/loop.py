@@ -17,9 +17,9 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from strop.algorithms.kl_control import make_kl_controller
-from strop.algorithms.metric import Metric
+from strop.algorithms.kl_control import KlController
 from strop.base.guests import all_joined
+from strop.base.metrics import Metric
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
 from strop.health import Watch
@@ -199,7 +199,7 @@ class Trainer:
             logs=self._run.path / "logs",
             spending=self._spending,
         )
-        kl = make_kl_controller(config.algorithm.kl_ctrl)
+        kl = KlController(config.algorithm.kl_ctrl)
         if self._checkpoint is not None:
             kl.load_state(self._checkpoint.manifest.facts.get("kl", {}))
         self.learner = Learner(config, self.roles, kl)

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from strop.algorithms.aggregation import BatchTotals, batch_totals
-from strop.algorithms.metric import Metric
-from strop.algorithms.reduce import metric_values
 from strop.base.device import device_name
+from strop.base.metrics import Metric, metric_values
 from strop.border import as_number
 from strop.controller import WorkerGroup, as_list, role
 from strop.data.config import SftDataConfig

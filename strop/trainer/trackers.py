@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from strop.algorithms.registry import Registry
 from strop.base.foreign_files import lines_of, open_regular, parse_json
+from strop.base.registry import Registry
 from strop.border import as_number, storable, storable_text
 from strop.run.durable import replace_text
 from strop.run.errors import RunError
@@ -61,7 +61,7 @@ class TrackerSetup:
 TrackerFactory = Callable[[TrackerSetup], Tracker]
 
 
-trackers: Registry[TrackerFactory] = Registry("tracker", replaceable=False)
+trackers: Registry[TrackerFactory] = Registry("tracker")
 """Tracker factories by the names that a configuration uses."""
 
 

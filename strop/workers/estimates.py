@@ -12,8 +12,8 @@ from strop.algorithms.advantages import adv_estimator_columns, estimate_advantag
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.kl_control import reward_kl, token_level_rewards
 from strop.algorithms.measures import spread
-from strop.algorithms.metric import Metric
 from strop.algorithms.sequence_credit import episode_speakers, spread_over_sequences
+from strop.base.metrics import Metric
 from strop.protocol import DataProto, columns
 
 OFFERED = frozenset({"reward_baselines", "old_log_probs", "sum_pi_squared", "rollout_is_weights"})

@@ -11,9 +11,10 @@ from test_ray_runs import cut_after
 from tiny_runs import Project, check_records, resume_in, train_in
 
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.shaping import drawn_rows
 from strop.config.errors import ConfigError
 from strop.run import RunFolder
-from strop.trainer.resampling import NOT_DRAWN, drawn_rows
+from strop.trainer.resampling import NOT_DRAWN
 
 SHORT = ["trainer.max_steps=2", "data.val_files=[]"]
 

@@ -12,7 +12,7 @@ from tiny_runs import Done, Project, chain_of, check_records, stages_that_differ
 from torch import Tensor
 
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, register_policy_loss
-from strop.algorithms.reduce import metric_values
+from strop.base.metrics import metric_values
 from strop.engines import fsdp
 from strop.engines.causal_lm import CausalLM
 from strop.engines.model import _Loading

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY, check_adv_settings
+from strop.algorithms.adv_declarations import check_adv_settings
+from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.extensions import load_extensions
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
 from strop.checks.functions.estimators import SHARED_DEFAULTS, check_adv_estimator
