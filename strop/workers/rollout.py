@@ -37,7 +37,7 @@ from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.rollout.types import Sampling
 from strop.run import SampleStore
 from strop.trajectory import Prompt
-from strop.workers.episodes import Episode, episode_rows, media_column
+from strop.workers.episodes import Episode, episode_rows
 from strop.workers.played import as_column, episodes_as_rows, episodes_of
 from strop.workers.player import make_player
 from strop.workers.reports import reward_parts, sample_row
@@ -180,15 +180,14 @@ class RolloutWorker(Worker):
             parts = torch.tensor([reward_parts(one, self._reward_keys) for one in kept])
             parts = parts.reshape(len(kept), len(self._reward_keys))  # also without samples
             rows = rows.union(DataProto.from_dict({"reward_parts": parts}))
-        if self._takes_media:
-            rows = rows.union(media_column(kept))
+        objects: dict[str, list[Any]] = {}
+        if self._takes_media:  # roles with a vision-language model need those of prompt and response
+            objects["media"] = [sequence.media for one in kept for sequence in one.sequences]
         if self._keeps_text:
-            texts = {
-                "raw_prompt": as_column([list(episode.prompt.messages) for episode in kept]),
-                "response_text": as_column([episode.text for episode in kept]),
-            }
-            rows = rows.union(DataProto.from_dict({}, non_tensors=texts))
-        return rows
+            objects["raw_prompt"] = [list(one.prompt.messages) for one in kept]
+            objects["response_text"] = [one.text for one in kept]
+        made = {name: as_column(values) for name, values in objects.items()}
+        return rows.union(DataProto.from_dict({}, non_tensors=made)) if made else rows
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def write_samples(self, step: int, episodes: DataProto, *, split: str) -> None:
