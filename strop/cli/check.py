@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import inspect
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,8 +19,6 @@ from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import add_trust_argument, load_settings
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from strop.checks.functions.findings import Finding
 
 EPILOG = """\
@@ -233,11 +230,10 @@ def find_subject(name: str, registry: Any) -> Subject:
             raise UsageError(f"{name!r} names no function; write {name}:NAME")
         registry[name]  # an unknown name fails here, with the known ones in the message
         return Subject(shown=name, target=name, file=None)
-    from strop.algorithms.extensions import load_extensions
+    from strop.base.user_files import load_user_file
 
-    load_extensions([file])
+    module = load_user_file(file, setting="algorithm.extensions")
     path = Path(file).expanduser().resolve()
-    module = _module_of(path)
     registered = [key for key, function in registry.items() if function.__module__ == module.__name__]
     if inside in registered:
         return Subject(shown=name, target=inside, file=path)
@@ -250,11 +246,3 @@ def find_subject(name: str, registry: Any) -> Subject:
         known = sorted({*registered, *functions})
         raise ValueError(f"{file} has no function {inside!r}; it has {', '.join(known) or 'none'}")
     return Subject(shown=name, target=functions[inside], file=path)
-
-
-def _module_of(path: Path) -> ModuleType:
-    """The module that `load_extensions` made of a file."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) and Path(str(module.__file__)).resolve() == path:
-            return module
-    raise AssertionError(f"{path} has just been imported")

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
-from strop.cli.settings import add_trust_argument, load_settings
+from strop.cli.settings import add_trust_argument, is_setting, load_settings
+from strop.cli.unread import refuse_unread
 
 if TYPE_CHECKING:
     from strop.checks.data_files import DataReport
@@ -44,47 +45,46 @@ files. --clear removes all of it; a run that is about to start may need it made 
 
 _BAR_WIDTH = 40
 _NUM_PAIRS = 5
-_SETTING = re.compile(r"[+~]?[a-z_]+(\.[\w/-]+)+=|[a-z_]+=")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
+    width = max(map(len, ACTIONS))
+    listed = "\n".join(f"  {name:<{width}}  {action.summary}" for name, action in ACTIONS.items())
+    parser.description = f"{parser.description}\n\nactions:\n{listed}"
     parser.epilog = EPILOG
-    parser.add_argument("action", choices=("check", "prepare", "cache", "index"), help="what to do")
+    parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help="one of those above")
     parser.add_argument(
-        "words",
-        nargs="*",
-        default=[],
-        metavar="FILE",
-        help="check: files, and settings as key=value; prepare: NAME SRC; cache: settings; index: CORPUS",
+        "words", nargs="*", default=[], metavar="WORD", help="what the action takes; settings are key=value"
     )
     parser.add_argument("--model", metavar="MODEL", help="check: whose tokenizer and chat template count")
     parser.add_argument(
         "--val", action="append", default=[], metavar="FILE", help="check: validation file; may be repeated"
     )
-    parser.add_argument("--config", metavar="FILE", help="check: YAML file with settings")
+    parser.add_argument("--config", metavar="FILE", help="check, cache: YAML file with settings")
     add_trust_argument(parser)
     parser.add_argument(
         "--with-tool", action="store_true", help="prepare gsm8k: rows for an agent with a tool"
     )
     parser.add_argument("--clear", action="store_true", help="cache: remove what is kept")
-    parser.add_argument(
-        "-o", "--out", metavar="FILE", help="prepare: the rows to write; index: the search index to write"
-    )
+    parser.add_argument("-o", "--out", metavar="FILE", help="prepare, index: the file to write")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    if args.clear and args.action != "cache":
-        raise UsageError("--clear belongs to cache")
-    if args.out and args.action not in ("prepare", "index"):
-        raise UsageError("--out belongs to prepare and index")
-    return {"prepare": _prepare, "check": _check, "cache": _cache, "index": _index}[args.action](args)
+    action = ACTIONS[args.action]
+    for option in ("model", "val", "config", "with_tool", "clear", "out"):
+        if getattr(args, option) and option not in action.options:
+            owners = " and ".join(name for name, one in ACTIONS.items() if option in one.options)
+            raise UsageError(f"--{option.replace('_', '-')} belongs to {owners}")
+    args.overrides = [word for word in args.words if is_setting(word)]
+    args.words = [word for word in args.words if not is_setting(word)]
+    return action.carry_out(args)
 
 
 def _index(args: argparse.Namespace) -> int:
-    if len(args.words) != 1 or not args.out or args.model or args.val or args.with_tool or args.config:
+    if len(args.words) != 1 or args.overrides or not args.out:
         raise UsageError(
             "index takes one corpus and --out FILE: strop data index corpus.jsonl --out index.sqlite"
         )
@@ -99,11 +99,10 @@ def _index(args: argparse.Namespace) -> int:
 
 
 def _cache(args: argparse.Namespace) -> int:
-    others = [word for word in args.words if not _SETTING.match(word)]
-    if others or args.model or args.val or args.with_tool:
+    if args.words:
         raise UsageError("cache takes settings such as data.cache_dir=DIR, and --config, --clear and --json")
-    args.overrides = list(args.words)
     config = load_settings(args, needs=("data.cache_dir",))
+    refuse_unread(args, "data cache")
     from strop.data.cache import cache_folder, entries, remove
 
     folder = cache_folder(config.data.cache_dir)
@@ -123,26 +122,24 @@ def _cache(args: argparse.Namespace) -> int:
         print_plain(f"{entry.num_bytes / 2**20:10.1f} MiB  last used {used} UTC  {name}")
     what = "removed from" if args.clear else "in"
     limit = config.data.cache_max_bytes / 2**20
-    size = f"{_count_entries(len(found))} of {total / 2**20:.1f} MiB"
+    size = f"{len(found)} {'entry' if len(found) == 1 else 'entries'} of {total / 2**20:.1f} MiB"
     print_plain(f"{size} {what} {plain(str(folder))}; a run keeps at most {limit:.0f} MiB")
     return 0
 
 
-def _count_entries(number: int) -> str:
-    return f"{number} {'entry' if number == 1 else 'entries'}"
-
-
 def _prepare(args: argparse.Namespace) -> int:
-    if args.model or args.val or args.config:
-        raise UsageError("prepare takes NAME SRC --out OUT; --model, --val and --config belong to check")
-    words = [*args.words, args.out] if args.out else args.words  # OUT may also be the third word
-    if len(words) != 3:
+    words = [
+        *args.words,
+        *args.overrides,
+        *([args.out] if args.out else []),
+    ]  # OUT may also be the third word
+    if len(words) != 3 or args.overrides:
         raise UsageError(f"prepare takes NAME SRC --out OUT, got {' '.join(words)}; see `strop data --help`")
     from strop.data.prepare import RECIPES, prepare_rows, write_rows
     from strop.data.readers import read_rows
 
     name, source, out = words[0], words[1], Path(words[2]).expanduser()
-    if name not in RECIPES:
+    if name not in RECIPES:  # before anything is fetched
         raise UsageError(f"there is no recipe for {name!r}; known: {', '.join(RECIPES)}")
     prepared = prepare_rows(name, read_rows([source]), split=out.stem, with_tool=args.with_tool)
     write_rows(out, prepared.rows)
@@ -155,11 +152,9 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    if args.with_tool:
-        raise UsageError("--with-tool belongs to prepare gsm8k")
-    files = [word for word in args.words if not _SETTING.match(word)]
-    args.overrides = [word for word in args.words if _SETTING.match(word)]
+    files = args.words
     config = load_settings(args, needs=("model", "data", "agent"))
+    refuse_unread(args, "data check")
     train = files or list(config.data.train_files)
     val = args.val or ([] if files else list(config.data.val_files))
     if not train:
@@ -310,3 +305,37 @@ def _pairs_line(what: str, pairs: Mapping[int, int]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Action:
+    summary: str
+    """One line for --help."""
+    carry_out: Callable[[argparse.Namespace], int]
+    options: tuple[str, ...]
+    """Those of its own."""
+
+
+ACTIONS = {
+    "check": _Action(
+        summary="everything that is wrong with the rows of FILE ..., as `strop train` would read them",
+        carry_out=_check,
+        options=("model", "val", "config"),
+    ),
+    "prepare": _Action(
+        summary="NAME SRC: the raw rows of a well-known data set as rows for training",
+        carry_out=_prepare,
+        options=("with_tool", "out"),
+    ),
+    "cache": _Action(
+        summary="what is kept for the next run, and --clear to remove it",
+        carry_out=_cache,
+        options=("config", "clear"),
+    ),
+    "index": _Action(
+        summary="CORPUS: the index that the search tool reads, of a file with a passage per line",
+        carry_out=_index,
+        options=("out",),
+    ),
+}
+"""By name, in the order of --help."""

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.cli.dropped import find_fates, table_of
-from strop.cli.models import find_model
+from strop.cli.models import find_model, run_in
 from strop.cli.output import UsageError, plain, print_json, say
-from strop.cli.run_folders import run_in
 from strop.cli.sample_choice import SORTS, in_order, matching
 from strop.cli.token_view import legend, response_tokens, summary, token_table, token_text
 from strop.cli.turn_view import short, training_sequences, turns_text
