@@ -24,6 +24,7 @@ Numbers
 reporting.py        metrics from reports of samples
 validation.py       answers on held-out prompts; evaluate.py: without a run
 trackers.py         where numbers go; progress.py, tensorboard.py, curve.py: the terminal, TensorBoard, pictures
+watching.py         how far a long generation is
 results.py          how a run ended; spending.py: what judges have cost
 
 checkpointing.py    what a checkpoint holds, for every kind of training

@@ -103,6 +103,7 @@ class Trainer:
                 folder=self._run.path, total_steps=self.data.num_steps, resume_step=self._start_step
             )
             trackers = stack.enter_context(TrackerGroup(self.config.trainer.trackers, setup))
+            self.roles.watch.show = trackers.note
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
                 self._watch.see(metrics)

@@ -37,6 +37,7 @@ from strop.protocol import DataProto, DataProtoFuture
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.spending import Spending
+from strop.trainer.watching import PlayWatch
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
@@ -56,6 +57,8 @@ class Roles:
     rollout: WorkerGroup[RolloutWorker]
     spending: Spending
     """What the judge costs; generation is told before its turn and asked after it."""
+    watch: PlayWatch
+    """Shows how far generation is."""
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
     teacher: WorkerGroup[TeacherWorker] | None = None
@@ -98,7 +101,7 @@ class Roles:
         Raises:
             RewardError: the scorers cannot go on.
         """
-        with self.turn("rollout"):
+        with self.turn("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
             return Played.of(
                 as_future(self.rollout.call.play(prompts_as_rows(prompts), samples_per_prompt, sampling))
             )
@@ -242,6 +245,7 @@ def make_roles(
         **groups,
         shares_weights="rollout" not in apart,
         spending=spending or Spending(config.reward.judge, None),
+        watch=PlayWatch(logs),
         offloads_idle=config.resources.offload_idle,
     )
     if not roles.shares_weights:
