@@ -9,7 +9,6 @@ limits that a run ends at: it has never passed one, so a higher limit changes no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,20 +96,9 @@ def changeable_keys() -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Continuation:
-    """Where an existing run goes on."""
-
-    checkpoint: Checkpoint | None
-    """None: from the beginning, because no checkpoint was written yet."""
-    is_finished: bool
-    """True when there is nothing left to do."""
-    lines: list[str]
-    """What the person who resumes should know."""
-
-
-def find_continuation(run: RunFolder, *, settings: Mapping[str, Any]) -> Continuation:
-    """The last valid checkpoint of a run; the run is rolled back to it.
+def roll_back(run: RunFolder, *, settings: Mapping[str, Any]) -> tuple[Checkpoint | None, list[str]]:
+    """The last valid checkpoint of a run that is not finished, to which the run is rolled back, and what the person who
+    resumes should know. None: from the beginning, because no checkpoint was written yet.
 
     Args:
         run: to continue.
@@ -119,10 +107,6 @@ def find_continuation(run: RunFolder, *, settings: Mapping[str, Any]) -> Continu
     Raises:
         RunError: checkpoints exist, but none is valid.
     """
-    if run.events.read("finished"):
-        return Continuation(
-            checkpoint=None, is_finished=True, lines=[f"{run.path} is finished; nothing to resume"]
-        )
     checkpoint, lines = run.checkpoints.latest_valid()
     if checkpoint is None and run.events.read("checkpoint"):
         raise RunError(
@@ -138,4 +122,4 @@ def find_continuation(run: RunFolder, *, settings: Mapping[str, Any]) -> Continu
         f"resumed at step {step}: {after['trained']} samples trained, {repeated} after that step are made again, "
         f"0 lost"
     )
-    return Continuation(checkpoint=checkpoint, is_finished=False, lines=lines)
+    return checkpoint, lines

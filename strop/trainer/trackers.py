@@ -103,6 +103,16 @@ class TrackerGroup:
                 _warn(name, error)
                 self._close_one(name, is_said=True)
 
+    def note(self, text: str) -> None:
+        """Let trackers that have a method `note` show how far a step is."""
+        for name, tracker in list(self._trackers.items()):
+            try:
+                if show := getattr(tracker, "note", None):
+                    show(text)
+            except Exception as error:  # noqa: BLE001 (as in log)
+                _warn(name, error)
+                self._close_one(name, is_said=True)
+
     def close(self) -> None:
         """Close every tracker, also when one of them fails to."""
         for name in reversed(list(self._trackers)):

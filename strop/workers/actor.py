@@ -36,8 +36,7 @@ from strop.protocol import DataProto
 from strop.rollout.sync.sender import WeightSender
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.workers.config import ActorConfig
-from strop.workers.correcting import correction_columns
-from strop.workers.estimates import batch_advantages, shaping_metrics
+from strop.workers.estimates import batch_advantages, correction_columns, shaping_metrics
 from strop.workers.joining import join
 from strop.workers.rows import (
     data_rows,
