@@ -42,7 +42,9 @@ GUESTS = (
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {
-    PACKAGE.parent / f"{module.replace('.', '/')}.py" for module in targets("command").values()
+    PACKAGE.parent / f"{target.partition(':')[0].replace('.', '/')}.py"
+    for place in ("command", "data command")
+    for target in targets(place).values()
 }
 STILL_IMPORTING = {
     "agents/context.py", "agents/conversation.py", "agents/setup.py", "agents/templates.py", "agents/turns.py",
