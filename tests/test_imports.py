@@ -28,14 +28,16 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"judges"},
+    {"judges", "vision"},
     {"sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
     {"checks", "compat"},
     {"__main__"},
 )
-GUESTS = ("checks", "compat", "environments", "interactions", "judges", "sandbox", "scorers", "tools")
+GUESTS = (
+    "checks", "compat", "environments", "interactions", "judges", "sandbox", "scorers", "tools", "vision",
+)  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 STILL_IMPORTING = {
     "agents/context.py", "agents/conversation.py", "agents/setup.py", "agents/templates.py", "agents/turns.py",

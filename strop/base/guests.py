@@ -26,6 +26,8 @@ PLACES = {
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args)",
     "public name": "a dotted name that users import from the core: what it stands for",
     "key translation": "a library: a function from a key of it to our full keys and a sentence",
+    "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
+    "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
     "before the first steps": "a function (config, data, run, say) that looks at what a fresh run will use, keeps what "
     "it finds in the event log, and says it",
 }
