@@ -1,4 +1,5 @@
 """Guests from other libraries: what comes from verl or TRL finds its way here.
 
+datasets/    dataset classes and samplers in verl's form
 migration/   their settings into ours, every one of them accounted for
 """

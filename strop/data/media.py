@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from strop.base.guests import all_joined
+from strop.base.guests import needed
 from strop.trajectory import Media
 
 MEDIA_COLUMNS = {"image": "images", "video": "videos"}
@@ -73,13 +73,8 @@ def media_reader(where: str) -> MediaReader:
     Raises:
         ValueError: there is none.
     """
-    readers: Sequence[MediaReader] = tuple(all_joined("media of rows").values())
-    if not readers:
-        raise ValueError(
-            f"{where} has images or videos, and this installation has nothing that reads them (the folder "
-            f"strop/vision); install all of strop, or use rows of text"
-        )
-    return readers[0]
+    reader: MediaReader = needed("media of rows", f"{where} has images or videos")
+    return reader
 
 
 def has_media(source: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> bool:
