@@ -25,6 +25,8 @@ PLACES = {
     "section": "full key of a section of the configuration: its dataclass (strop.base.sections)",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args)",
     "public name": "a dotted name that users import from the core: what it stands for",
+    "function check": "a kind, as in `strop check KIND NAME key=value`: a function (name, words) that lists "
+    "the rules it breaks",
     "key translation": "a library: a function from a key of it to our full keys and a sentence",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
     "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",

@@ -11,7 +11,6 @@ run_folders.py, unread.py  which run a folder stands for; settings that a comman
 standard_error.py  standard error that cannot end a run
 
 One module per command, by its name: train.py is `strop train`; those of guests are with the guests. Each has
-`add_arguments(parser)` and `run(args) -> int`, and imports what is heavy when it runs. quickstart_stages.py,
-explaining.py, sockets.py, dropped.py, token_view.py and turn_view.py are parts of quickstart, config, doctor and
-samples.
+`add_arguments(parser)` and `run(args) -> int`, and imports what is heavy when it runs. explaining.py and sockets.py are
+parts of config and doctor.
 """
