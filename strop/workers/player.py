@@ -21,7 +21,6 @@ from strop.agents.episodes import default_setup, play_episode
 from strop.agents.setup import AgentSetup
 from strop.border import described, encodable, storable_text, usable
 from strop.border.values import MAX_NUMBER
-from strop.data.media import tool_images
 from strop.engines.causal_lm import CausalLM
 from strop.rewards.outcome import Outcome
 from strop.rewards.pool import RewardPool
@@ -197,7 +196,7 @@ def make_player(
         ValueError: a file, tool or format cannot be used.
         SandboxUnavailable: programs cannot be isolated here.
     """
-    images = tool_images(policy, tokenizer)
+    images = None if policy.media is None else policy.media.image_encoder()
     setup = AgentSetup(agent, tokenizer, template_options=template_options, images=images)
     return Player(RolloutClient(engine, timeout_s=timeout_s), tokenizer, scorers, seed=seed, setup=setup)
 
