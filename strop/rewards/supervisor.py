@@ -214,7 +214,7 @@ class Supervisor:
             return
         match message:
             case ["done", int(number), *_] if worker.sent and worker.sent[0].number == number:
-                _, outcome = outcome_of(message)
+                outcome = outcome_of(message)
                 if worker.kill_at is not None:  # it came back because it was asked where it hangs
                     outcome = self._timeout(worker, worker.where())
                 self._done.append((worker.finish(), outcome))
@@ -222,7 +222,6 @@ class Supervisor:
                 self._mean_s += 0.1 * (outcome.seconds - self._mean_s)
             case ["ready", str(style)]:
                 worker.state = "ready"
-                worker.style = style
                 if not self.ready.done() and all(each.state == "ready" for each in self._workers):
                     self.ready.set_result(style)
             case ["failed", str(sentence)]:

@@ -103,23 +103,21 @@ def decode(line: bytes) -> list[Any]:
     return message
 
 
-def outcome_of(message: list[Any]) -> tuple[int, Outcome]:
-    """Number and outcome of a "done" message, every field checked.
+def outcome_of(message: list[Any]) -> Outcome:
+    """The outcome in a "done" message, every field checked.
 
     Raises:
         ValueError: the message has another form than a worker of ours writes.
     """
     match message:
-        case ["done", int(number), str(kind), score, dict(parts), str(error), int() | float() as seconds] if (
-            all(
-                isinstance(key, str) and isinstance(value, (bool, int, float, str))
-                for key, value in parts.items()
-            )
+        case ["done", int(), str(kind), score, dict(parts), str(error), int() | float() as seconds] if all(
+            isinstance(key, str) and isinstance(value, (bool, int, float, str))
+            for key, value in parts.items()
         ):
             if error and kind in ("error", "infrastructure"):
-                return number, Outcome(
+                return Outcome(
                     kind="error" if kind == "error" else "infrastructure", error=error, seconds=seconds
                 )
             if kind == "score" and not error and usable(score) is not None:
-                return number, Outcome(kind="score", score=float(score), parts=parts, seconds=seconds)
+                return Outcome(kind="score", score=float(score), parts=parts, seconds=seconds)
     raise ValueError(f"not the result of a reward worker: {str(message)[:200]}")

@@ -73,7 +73,6 @@ class WorkerProcess:
         self._printed = Lines(partial(printed.take, is_shown=True))
         self._complained = Lines(partial(printed.take, is_shown=False))
         self.state: Literal["loading", "ready", "dead"] = "loading"
-        self.style = ""
         self.sent: deque[Call] = deque()
         """Calls handed over and not answered, oldest first."""
         self.current: int | None = None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +76,38 @@ def test_services_that_score_are_named_as_their_sections() -> None:
     judge, server = JudgeConfig(base_url="http://a", model="m"), ServerConfig(url="http://b")
     assert RewardConfig().services == {}
     assert RewardConfig(judge=judge, server=server).services == {"judge": judge, "server": server}
+
+
+ALONE = """
+import asyncio, sys
+from strop.rewards import RewardConfig, RewardPool
+from strop.trajectory import Prompt
+
+async def score(config):
+    async with RewardPool(config) as pool:
+        prompt = Prompt(uid="u", row=0, token_ids=(1,), messages=(), data_source="s", ground_truth="12")
+        return await pool.score_text(prompt, "12")
+
+print(asyncio.run(score(RewardConfig(path=sys.argv[1], num_workers=1))).score)
+try:
+    asyncio.run(score(RewardConfig(num_workers=1)))
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_functions_of_the_user_score_where_every_guest_is_taken_away(tmp_path: Path) -> None:
+    package = tmp_path / "alone" / "strop"
+    package.mkdir(parents=True)
+    for entry in guests.PACKAGE.iterdir():
+        if not (entry / "guest.toml").exists():
+            (package / entry.name).symlink_to(entry)
+    reward = write_reward(
+        tmp_path, "def compute_score(solution_str, ground_truth): return solution_str == ground_truth"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, reward], cwd=package.parent, env={**os.environ, "PYTHONPATH": ""},
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[0] == "1.0"
+    assert "this installation has no built-in scorer" in done.stdout
