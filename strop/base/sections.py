@@ -1,4 +1,4 @@
-"""Sections of the configuration: frozen dataclasses that check their fields, and have one for each guest's section."""
+"""Sections of the configuration that belong to guests: fields that a section of the core gets as its class is made."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ S = TypeVar("S")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def section(key: str) -> Callable[[C], C]:
-    """Class decorator: a frozen dataclass whose values fit the annotations of their fields, bounds included
-    (strop.base.field_types); rules across fields follow in its own `__post_init__`. It has a field for every section
-    that a guest declares right below `key`.
+    """Class decorator: a frozen dataclass with a field for every section that a guest declares right below `key`.
 
     Args:
-        key: full key of the section in the root configuration, which errors begin with; "" for the root itself.
+        key: full key of the section in the root configuration; "" for the root itself.
+
+    What is made refuses values that do not fit their fields, bounds included (strop.base.field_types), before its own
+    `__post_init__` looks at several of them together.
     """
 
     def make(cls: C) -> C:
@@ -34,7 +35,10 @@ def section(key: str) -> Callable[[C], C]:
         check_rules = getattr(cls, "__post_init__", None)
 
         def check(self: Any) -> None:
-            check_fields(self, key)
+            made: type = type(self)
+            for name, hint in field_hints(made).items():
+                if not fits(hint, getattr(self, name)):
+                    raise ValueError(mismatch(f"{key}.{name}".lstrip("."), hint, getattr(self, name)))
             if check_rules is not None:
                 check_rules(self)
 
@@ -43,22 +47,6 @@ def section(key: str) -> Callable[[C], C]:
         return cls
 
     return make
-
-
-def check_fields(config: Any, key: str) -> None:
-    """Refuse a section with a value that does not fit its field.
-
-    Args:
-        config: the section.
-        key: its full key.
-
-    Raises:
-        ValueError: the sentence says which, and what the field needs.
-    """
-    cls: type = type(config)
-    for name, hint in field_hints(cls).items():
-        if not fits(hint, getattr(config, name)):
-            raise ValueError(mismatch(f"{key}.{name}".lstrip("."), hint, getattr(config, name)))
 
 
 def guest_sections(config: Any, key: str) -> dict[str, Any]:

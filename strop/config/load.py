@@ -14,24 +14,18 @@ from strop.config.sources import Layer, mapping_in, preset_layers, read_settings
 T = TypeVar("T")
 
 
-def load_config(
-    root: type[T],
-    *,
-    source: str | Path | None = None,
-    text: str | None = None,
-    overrides: Sequence[str] = (),
-) -> T:
+def load_config(root: type[T], *, source: str | Path | None = None, overrides: Sequence[str] = ()) -> T:
     """The configuration of type `root` from a source, with overrides on top of it.
 
     Args:
         root: a frozen dataclass, whose fields may be dataclasses (sections).
-        source, text, overrides: as for `load_layers`.
+        source, overrides: as for `load_layers`.
 
     Raises:
         ConfigError: a key is unknown, a value has the wrong type or is out of bounds, or a check of a dataclass
             refuses it. What can be found in one pass is reported together.
     """
-    return build_config(root, load_layers(root, source=source, text=text, overrides=overrides))
+    return build_config(root, load_layers(root, source=source, overrides=overrides))
 
 
 def load_layers(
