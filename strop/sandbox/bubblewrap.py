@@ -22,7 +22,7 @@ _FLOOR = "/.strop"
 _ANSWER_S = 20.0
 _BOOT = """\
 import sys, types
-for name, folder in (("strop", "/"), ("strop.rewards", "/"), ("strop.sandbox", sys.argv[1])):
+for name, folder in (("strop", "/"), ("strop.sandbox", sys.argv[1])):
     sys.modules[name] = package = types.ModuleType(name)
     package.__path__ = [folder]
 import strop.sandbox.bubblewrap as bubblewrap
