@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from ray._private import accelerators, ray_constants, services, state
 from ray._private import worker as ray_worker
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from strop.base.device import visibility_variable
 from strop.base.trust import ask
@@ -131,6 +132,13 @@ class Cluster:
 def this_address() -> str:
     """Address of this machine within the cluster."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def run_on(node_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a function in a process of its own on a machine, whatever is taken there; Ray's reference to its value."""
+    where = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task: Any = ray.remote(function).options(num_cpus=0, scheduling_strategy=where, max_retries=0)
+    return task.remote(*arguments)
 
 
 def accelerator_resource(device: str) -> str | None:

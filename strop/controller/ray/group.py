@@ -74,7 +74,6 @@ class RoleGroup(WorkerGroup[W]):
             call=number,
             timeout_s=timeout_s,
         )
-        self.traffic.calls += 1
         return RayPending(self.crew, ticket, self.traffic)
 
 

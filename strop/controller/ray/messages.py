@@ -16,8 +16,6 @@ class Answer:
     """The method's value, where it is no batch."""
     stored: StoredBatch | None
     """Where the rows are, where the value is a batch."""
-    seconds: float
-    """How long the call took in the worker."""
     peak_memory_bytes: int
     """Most memory the process has held so far."""
 
@@ -30,8 +28,6 @@ class Presence:
     """Its process id."""
     parent_pid: int
     """Process id of the launcher, which ends right after it."""
-    address: str
-    """Address of its node."""
     free_port: int
     """A port that was free there a moment ago."""
 

@@ -22,8 +22,6 @@ from strop.protocol import DataProto
 class Traffic:
     """What went through the controller: the content of arguments and results, without references to rows."""
 
-    calls: int = 0
-    """Calls of one worker each."""
     sent_bytes: int = 0
     """Content of the arguments that the controller sent."""
     received_bytes: int = 0

@@ -76,7 +76,6 @@ class WorkerProcess:
         return Presence(
             pid=os.getpid(),
             parent_pid=os.getppid(),
-            address=this_address(),
             free_port=_free_port(),
         )
 
@@ -134,7 +133,6 @@ def fetch(references: list[Any], wait_s: float, what: str) -> list[Any]:
 
 def _answered(run: Callable[[], Any]) -> Answer:
     """What a call gave; an error as a `MethodRaised`, which always travels."""
-    started = time.monotonic()
     try:
         value = run()
         stored = StoredBatch.of(value) if isinstance(value, DataProto) else None
@@ -143,34 +141,29 @@ def _answered(run: Callable[[], Any]) -> Answer:
     return Answer(
         value=value if stored is None else None,
         stored=stored,
-        seconds=time.monotonic() - started,
         peak_memory_bytes=_peak_memory_bytes(),
     )
 
 
 def _report(error: BaseException) -> RaisedReport:
-    is_consequence = isinstance(error, RayError | MethodRaised)
+    kind, message, lines = type(error), str(error), [""]
     cause = getattr(error, "cause", error)
     if isinstance(cause, MethodRaised):
-        text = f"an argument could not be computed: {cause.report.exception_type}: {cause.report.message}"
-        return _in_words(type(cause), text, "", True)
-    # The frames of the way to the worker's method say nothing about it.
-    own = error.__traceback__
-    while own is not None and own.tb_frame.f_code.co_filename in (__file__, call.__file__):
-        own = own.tb_next
-    lines = traceback.format_exception(type(error), error, own)
-    return _in_words(type(error), str(error), "".join(lines), is_consequence)
-
-
-def _in_words(kind: type, message: str, trace: str, is_consequence: bool) -> RaisedReport:
+        kind = type(cause)
+        message = f"an argument could not be computed: {cause.report.exception_type}: {cause.report.message}"
+    else:  # the frames of the way to the worker's method say nothing about it
+        own = error.__traceback__
+        while own is not None and own.tb_frame.f_code.co_filename in (__file__, call.__file__):
+            own = own.tb_next
+        lines = traceback.format_exception(kind, error, own)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return RaisedReport(
         exception_type=f"{module}{kind.__qualname__}",
         message=message,
-        traceback=trace,
+        traceback="".join(lines),
         at=time.time(),
         peak_memory_bytes=_peak_memory_bytes(),
-        is_consequence=is_consequence,
+        is_consequence=isinstance(error, RayError | MethodRaised),
     )
 
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from strop.base.cores import usable_cores
 from strop.controller.mesh import Mesh
 from strop.controller.ray import launcher
-from strop.controller.ray.cluster import Node, visibility_variables
+from strop.controller.ray.cluster import Node, run_on, visibility_variables
 from strop.controller.ray.crew import Crew
 from strop.controller.ray.members import Member
 from strop.controller.ray.pool import RayResourcePool
@@ -106,7 +106,7 @@ def make_workers(
                 local_rank=pool.local_rank(member.rank),
                 local_world_size=pool.local_world_size(member.rank),
                 meeting=meeting,
-                master_addr=first.address,
+                master_addr=members[0].node.address,
                 master_port=first.free_port,
                 node=member.node.address,
                 role=name,
@@ -220,10 +220,8 @@ def _launch_commands(nodes: Sequence[Node], timeout_s: float) -> dict[str, str]:
         if node.is_here:
             commands[node.node_id] = launch_command()
             continue
-        there = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-        ask: Any = ray.remote(launch_command).options(num_cpus=0, scheduling_strategy=there)
         try:
-            commands[node.node_id] = ray.get(ask.remote(), timeout=timeout_s)
+            commands[node.node_id] = ray.get(run_on(node.node_id, launch_command), timeout=timeout_s)
         except GetTimeoutError:
             raise TimeoutError(
                 f"node {node.address} has not started a process within {timeout_s:g} s; look at Ray's logs there"
