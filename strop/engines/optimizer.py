@@ -21,8 +21,6 @@ from strop.engines.config import OptimizerConfig
 from strop.engines.muon import Muon
 from strop.engines.schedules import learning_rate
 
-__all__ = ["Optimizer", "StepReport", "learning_rate"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
@@ -58,7 +56,7 @@ class Optimizer:
             parameters: (name, parameter), in the same order on all ranks.
             config: which optimizer, and its numbers.
             total_steps: optimizer steps of the run, where the schedule needs to know.
-            embeddings: names of parameters of embeddings and head (`muon.embedding_names`), which Muon leaves to
+            embeddings: names of parameters of embeddings and head (`CausalLM.embedding_names`), which Muon leaves to
                 AdamW; unused otherwise.
 
         Raises:

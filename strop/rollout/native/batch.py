@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.engines.attention import PackedAttention, Segment
+from strop.engines.causal_lm import CausalLM
 from strop.engines.head import scaled_logits
-from strop.engines.model import CausalLM
 from strop.engines.packing import joined_positions
 from strop.engines.vision import next_position
 from strop.rollout.native.cache import DecodeAttention, PrefillAttention, SlotCache
