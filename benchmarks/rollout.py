@@ -25,8 +25,9 @@ from transformers import AutoModelForCausalLM
 
 from strop.base.randomness import random_key
 from strop.data.tiny import make_tiny_model
+from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import CausalLM, load_model
+from strop.engines.model import load_model
 from strop.engines.packing import make_rows
 from strop.engines.training import TrainEngine
 from strop.rollout.native.engine import NativeEngine

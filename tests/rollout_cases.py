@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from strop.engines.model import CausalLM
+from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling, TokenOutput
 

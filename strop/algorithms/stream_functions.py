@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from strop.algorithms.registry import FunctionRegistry, check_settings
-from strop.base.registry import dotted
+from strop.base.registry import dotted, required_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,19 +84,13 @@ def register_reward_shaping(name: str) -> Callable[[RewardShaping], RewardShapin
     """
 
     def add(function: RewardShaping) -> RewardShaping:
-        parameters = inspect.signature(function).parameters
-        unknown = [
-            parameter.name
-            for parameter in parameters.values()
-            if parameter.default is inspect.Parameter.empty
-            and parameter.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-            and parameter.name not in SHAPING_COLUMNS
-        ]
+        unknown = [name for name in required_parameters(function) if name not in SHAPING_COLUMNS]
         if unknown:
             raise ValueError(
                 f"reward shaping {name!r}: {dotted(function)} requires {', '.join(unknown)}, which nobody gives it; "
                 f"there are {', '.join(SHAPING_COLUMNS)}, and settings have a default"
             )
+        parameters = inspect.signature(function).parameters
         needs = [column for column in SHAPING_COLUMNS if column in parameters]
         return REWARD_SHAPINGS.register(name, needs=needs)(function)
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.loss_declarations import PG_CLIPFRAC, PG_CLIPFRAC_LOWER, PPO_KL
-from strop.base.registry import dotted
+from strop.base.registry import dotted, required_parameters
 
 LOSS_COLUMNS = ("log_probs", "old_log_probs", "advantages", "rollout_is_weights", "rollout_log_probs")
 """Columns that a loss of verl's convention can get."""
@@ -39,18 +39,18 @@ class VerlConfig(Mapping[str, Any]):
     Nested mappings are of this class too. It cannot be written to.
     """
 
+    _values: Mapping[str, Any]
+
     def __init__(self, values: Mapping[str, object]) -> None:
-        wrapped = {
+        self.__dict__["_values"] = {
             key: VerlConfig(value) if isinstance(value, Mapping) else value for key, value in values.items()
         }
-        object.__setattr__(self, "_values", wrapped)
 
     def __getitem__(self, key: str) -> Any:
-        values: dict[str, Any] = object.__getattribute__(self, "_values")
-        return values[key]
+        return self._values[key]
 
     def __getattr__(self, name: str) -> Any:
-        values: dict[str, Any] = object.__getattribute__(self, "_values")
+        values: Mapping[str, Any] = self.__dict__.get("_values", {})  # none while a copy is being made
         if name in values:
             return values[name]
         near = difflib.get_close_matches(name, values, n=1)
@@ -61,12 +61,10 @@ class VerlConfig(Mapping[str, Any]):
         raise AttributeError(f"this config cannot be changed: {name} was set to {value!r}")
 
     def __iter__(self) -> Iterator[str]:
-        values: dict[str, Any] = object.__getattribute__(self, "_values")
-        return iter(values)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        values: dict[str, Any] = object.__getattribute__(self, "_values")
-        return len(values)
+        return len(self._values)
 
     def __repr__(self) -> str:
         return f"VerlConfig({dict(self)})"
@@ -280,13 +278,7 @@ def _call(
 ) -> object:
     """The function's result, given by keyword what it takes of what there is; None is given only where there is a
     parameter of that name."""
-    missing = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is inspect.Parameter.empty
-        and parameter.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        and name not in offered
-    ]
+    missing = [name for name in required_parameters(function) if name not in offered]
     if missing:
         raise ValueError(
             f"{dotted(function)} requires {', '.join(missing)}, which nobody gives it: verl's convention has "

@@ -174,7 +174,7 @@ def merge_metrics(parts: Iterable[Mapping[str, Reduction]]) -> dict[str, Reducti
                     f"metric {key!r} is reported as {type(held).__name__} by one part and as {type(item).__name__} by "
                     f"another: report it with one rule"
                 )
-            merged[key] = item if held is None else held.merge(item)
+            merged[key] = item if held is None else held.merge(item)  # type: ignore[arg-type]  # one type, as was just seen
     return merged
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -61,3 +62,13 @@ def name_of(name: str | Enum) -> str:
 def dotted(thing: Any) -> str:
     """The dotted path of a function or class, for messages."""
     return f"{thing.__module__}.{getattr(thing, '__qualname__', repr(thing))}"
+
+
+def required_parameters(function: Callable[..., Any]) -> list[str]:
+    """Parameters that a call must give, by name, in order: those without a default."""
+    return [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]

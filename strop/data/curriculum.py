@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from strop.base.guests import needed
 from strop.base.randomness import permutation, random_key
-from strop.base.registry import Registry, dotted
+from strop.base.registry import Registry, dotted, required_parameters
 from strop.protocol import DataProto
 
 Rows = Sequence[int] | NDArray[np.int64]
@@ -86,12 +86,7 @@ def register_sampler(name: str) -> Callable[[F], F]:
             _form_of_classes(name).check(name, function)
             SAMPLERS.register(name)(function)
             return function
-        required = [
-            parameter.name
-            for parameter in inspect.signature(function).parameters.values()
-            if parameter.default is inspect.Parameter.empty
-            and parameter.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        ]
+        required = required_parameters(function)
         unknown = [parameter for parameter in required if parameter not in OFFERED]
         if unknown or "rows" not in required:
             raise ValueError(

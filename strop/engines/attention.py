@@ -140,11 +140,6 @@ class PackedAttention:
         self._slot_of_token = torch.cat(slots)[order].to(device)  # [N], into the joined bucket outputs
         self._window_masks: dict[int, list[Tensor]] = {}
 
-    @property
-    def bucket_shapes(self) -> list[tuple[int, int, int]]:
-        """(segments, queries, keys) of each attention call."""
-        return [bucket.shape for bucket in self._buckets]
-
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
     ) -> Tensor:

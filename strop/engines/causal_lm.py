@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from strop.engines.attention import AttentionContext
 from strop.engines.media import MediaInputs
-from strop.engines.muon import embedding_names
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -161,7 +160,10 @@ class CausalLM:
 
     def embedding_names(self) -> frozenset[str]:
         """Names of the parameters of embeddings and head, whose rows are tokens and not directions."""
-        return embedding_names(self.module, self._head)
+        modules = self.module.modules()
+        outer = [part for part in modules if isinstance(part, nn.Embedding) or part is self._head]
+        ids = {id(parameter) for part in outer for parameter in part.parameters(recurse=False)}
+        return frozenset(name for name, parameter in self.named_parameters() if id(parameter) in ids)
 
     def save(self, folder: Path) -> None:
         """Write config and weights as an ordinary Hugging Face folder (safetensors); not for a sharded model."""

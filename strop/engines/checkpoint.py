@@ -31,15 +31,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor, Replicate
 
 from strop.engines.parallel import Parallel
-from strop.engines.saved_tensors import (
-    FORMAT,
-    OFFSETS,
-    STATE_FILE,
-    SavedTensors,
-    read_tensor,
-    shard_name,
-    stream_tensors,
-)
+from strop.engines.saved_tensors import FORMAT, OFFSETS, STATE_FILE, SavedTensors, shard_name
 from strop.engines.tensor_files import (
     TensorInfo,
     aligned_order,
@@ -48,16 +40,6 @@ from strop.engines.tensor_files import (
     write_json,
     write_tensors,
 )
-
-__all__ = [
-    "PendingSave",
-    "SavedTensors",
-    "load_sharded",
-    "read_tensor",
-    "save_sharded",
-    "save_sharded_async",
-    "stream_tensors",
-]
 
 _SHOWN_NAMES = 3
 

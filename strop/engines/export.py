@@ -142,11 +142,13 @@ def _write_and_prove(
         rounded = probe(model, sequences) if dtype not in (None, held) else trained
         _save(model, folder, dtype or held)
     del model
-    _save_tokenizer(checkpoint / role, checkpoint / HF_FOLDER, Path(config.path), folder, config)
+    sources = _sources(checkpoint, role, config)
+    _save_tokenizer(sources, folder, config)
     plain = _load_plain(folder, config, held, is_classifier=is_classifier, is_adapter=adapter_only)
-    _keep_generation_settings(checkpoint, role, config, folder)
+    if role == ACTOR:
+        _keep_generation_settings(sources, folder)
     if (family := media_models(plain.config)) is not None:
-        family.copy_settings((checkpoint / HF_FOLDER, Path(config.path)), folder)
+        family.copy_settings(sources, folder)
     difference = _largest(rounded, plain_probe(plain, sequences))
     quantity = "value" if is_classifier else "log-prob"
     if not difference <= PROBE_TOLERANCE:
@@ -272,14 +274,19 @@ def _plain(
     )
 
 
+def _sources(checkpoint: Path, role: str, config: ModelConfig) -> list[Path]:
+    """Where to look for what weights do not say: in the checkpoint, then in the model that the run started from."""
+    return [checkpoint / role / CONFIG_FOLDER, checkpoint / HF_FOLDER, Path(config.path)]
+
+
 def _config_folder(checkpoint: Path, role: str, config: ModelConfig) -> Path:
-    """Where the architecture of a role is described: in the checkpoint, or in the model that the run started from."""
-    folders = [checkpoint / role / CONFIG_FOLDER, checkpoint / HF_FOLDER, Path(config.path)]
-    for folder in folders:
+    """Where the architecture of a role is described."""
+    sources = _sources(checkpoint, role, config)
+    for folder in sources:
         if (folder / "config.json").is_file():
             return folder
     raise ValueError(
-        f"{checkpoint} does not say what model it holds: there is no config.json in {', '.join(map(str, folders))}; "
+        f"{checkpoint} does not say what model it holds: there is no config.json in {', '.join(map(str, sources))}; "
         f"put the one of the model that the run started from into the first"
     )
 
@@ -339,25 +346,25 @@ def _save(model: CausalLM, folder: Path, dtype: torch.dtype) -> None:
     module.save_pretrained(folder, state_dict=state, max_shard_size=_FILE_BYTES)
 
 
-def _keep_generation_settings(checkpoint: Path, role: str, config: ModelConfig, folder: Path) -> None:
+def _keep_generation_settings(sources: Sequence[Path], folder: Path) -> None:
     """The file as the run's model has it: `save_pretrained` leaves out what it takes for defaults."""
-    for source in (checkpoint / role / CONFIG_FOLDER, checkpoint / HF_FOLDER, Path(config.path)):
+    for source in sources:
         path = source / "generation_config.json"
-        if role == ACTOR and path.is_file():
+        if path.is_file():
             shutil.copyfile(path, folder / path.name)
             return
 
 
-def _save_tokenizer(role: Path, hf_folder: Path, source: Path, folder: Path, config: ModelConfig) -> None:
+def _save_tokenizer(sources: Sequence[Path], folder: Path, config: ModelConfig) -> None:
     """The tokenizer of the checkpoint, or of the model that the run started from."""
-    for candidate in (role / CONFIG_FOLDER, hf_folder, source):
-        if any(path.name.startswith(("tokenizer", "vocab")) for path in candidate.glob("*")):
-            with reading(candidate, f"the tokenizer in {candidate} cannot be used"):
-                tokenizer = AutoTokenizer.from_pretrained(candidate, trust_remote_code=runs_own_code(config))
+    for source in sources:
+        if any(path.name.startswith(("tokenizer", "vocab")) for path in source.glob("*")):
+            with reading(source, f"the tokenizer in {source} cannot be used"):
+                tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=runs_own_code(config))
                 tokenizer.save_pretrained(folder)
             return
     raise ValueError(
-        f"there is no tokenizer in {role / CONFIG_FOLDER}, {hf_folder} or {source}; put one into the first"
+        f"there is no tokenizer in {sources[0]}, {sources[1]} or {sources[2]}; put one into the first"
     )
 
 

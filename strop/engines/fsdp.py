@@ -166,7 +166,7 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 
 
 def offload(model: CausalLM) -> HostCopies:
-    """Move a model's parameters and gradients to host memory; `onload` brings them back.
+    """Move a model's parameters and gradients to host memory; `restore` brings them back.
 
     On a CPU nothing moves: it is host memory already.
     """
@@ -184,11 +184,6 @@ def offload_optimizer(optimizer: Optimizer) -> HostCopies:
     copies = HostCopies()
     copies.put(_on_device(optimizer.memory()))
     return copies
-
-
-def onload(copies: HostCopies) -> None:
-    """Bring back what `offload` moved."""
-    copies.restore()
 
 
 def _on_device(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

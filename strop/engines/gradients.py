@@ -32,9 +32,13 @@ def full(tensor: Tensor) -> Tensor:
     """The whole tensor: gathered from all ranks where it is sharded, which all of them must ask for."""
     if not isinstance(tensor, DTensor):
         return tensor
-    # Shards that are kept in host memory are gathered where the ranks can talk.
-    shard: DTensor = tensor.to(tensor.device_mesh.device_type)  # type: ignore[assignment]
+    shard: DTensor = tensor.to(meeting_device(tensor))  # type: ignore[assignment]
     return shard.full_tensor()
+
+
+def meeting_device(tensor: Tensor) -> torch.device | str:
+    """Where the ranks that share a tensor can talk, also while its shards are kept in host memory."""
+    return tensor.device_mesh.device_type if isinstance(tensor, DTensor) else tensor.device
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ keeping them. For a vocabulary of 49 k and 10 k tokens the whole logits would be
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,36 +20,6 @@ BANNED_LOGIT = -1e9
 """Logit of a token that is never sampled: finite, so that its part of an entropy is 0 and not 0 * inf."""
 
 
-def token_log_probs(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    *,
-    temperature: float,
-    banned: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target token and entropy of its distribution, both differentiable.
-
-    log p(y) = z_y - logsumexp(z) and H = logsumexp(z) - sum_v p_v z_v, with z = (hidden W^T + b) / temperature.
-
-    Args:
-        hidden: [N, D] final hidden states, each predicting one target.
-        weight: [V, D] of the language-model head.
-        bias: [V] or None.
-        targets: [N] int64.
-        temperature: divides the logits, as it did while sampling.
-        banned: ids of tokens with probability zero.
-
-    Returns:
-        log-probs [N] and entropies [N], natural units, in at least float32.
-    """
-    log_probs, entropies, _ = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets[:, None], temperature, banned, 0
-    )
-    return log_probs[:, 0], entropies
-
-
 @dataclass(frozen=True, kw_only=True)
 class ChosenTokens:
     """What the policy says about K chosen tokens at each of N places."""
@@ -59,62 +30,77 @@ class ChosenTokens:
     """[N, K] bool: the token is one of the policy's own K most likely there."""
 
 
-def token_log_probs_at(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    chosen: Tensor,
-    *,
-    temperature: float,
-    banned: Tensor | None = None,
-) -> tuple[Tensor, Tensor, ChosenTokens]:
-    """As `token_log_probs`, with the log-probs of further tokens at each place out of the same logits.
+@dataclass(frozen=True)
+class Head:
+    """A language-model head, or a value head, over final hidden states [N, D]; results are in at least float32.
 
-    Args:
-        hidden, weight, bias, targets, temperature, banned: as there.
-        chosen: [N, K] int64, other tokens; the target may be among them.
-
-    Returns:
-        log-probs [N], entropies [N], and the chosen tokens.
+    With z = (hidden W^T + b) / temperature, as it was while sampling.
     """
-    log_probs, entropies, is_likely = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden,
-        weight,
-        bias,
-        torch.cat([targets[:, None], chosen], dim=1),
-        temperature,
-        banned,
-        chosen.shape[1],
-    )
-    at = ChosenTokens(log_probs=log_probs[:, 1:], is_likely=is_likely[:, 1:])
-    return log_probs[:, 0], entropies, at
 
+    weight: Tensor
+    """[V, D]; [1, D] of a value head."""
+    bias: Tensor | None = None
+    """[V] or None."""
+    banned: Tensor | None = None
+    """Ids of tokens with probability zero."""
 
-@torch.no_grad()
-def token_top_k(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    k: int,
-    *,
-    temperature: float,
-    banned: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The k most likely tokens after each hidden state [N, D], most likely first; without gradient.
+    def log_probs(self, hidden: Tensor, targets: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-prob [N] of each target token [N] and entropy [N] of its distribution, both differentiable.
 
-    Returns:
-        ids [N, k] int64, and log-probs [N, k] in at least float32.
-    """
-    dtype = torch.promote_types(hidden.dtype, torch.float32)
-    ids = [torch.zeros((0, k), dtype=torch.int64, device=hidden.device)]
-    log_probs = [hidden.new_zeros((0, k), dtype=dtype)]
-    for rows in torch.split(hidden, chunk_rows(weight.shape[0])):
-        logits = scaled_logits(rows, weight, bias, temperature, banned)  # [c, V]
-        values, places = torch.topk(logits, k, dim=-1)
-        ids.append(places)
-        log_probs.append(values - torch.logsumexp(logits, dim=-1, keepdim=True))
-    return torch.cat(ids), torch.cat(log_probs)
+        log p(y) = z_y - logsumexp(z) and H = logsumexp(z) - sum_v p_v z_v, in natural units.
+        """
+        log_probs, entropies, _ = self._at(hidden, targets[:, None], temperature, 0)
+        return log_probs[:, 0], entropies
+
+    def log_probs_at(
+        self, hidden: Tensor, targets: Tensor, chosen: Tensor, *, temperature: float
+    ) -> tuple[Tensor, Tensor, ChosenTokens]:
+        """As `log_probs`, with what there is to say of further tokens [N, K] at each place, from the same logits.
+
+        The target may be among them.
+        """
+        columns = torch.cat([targets[:, None], chosen], dim=1)
+        log_probs, entropies, is_likely = self._at(hidden, columns, temperature, chosen.shape[1])
+        at = ChosenTokens(log_probs=log_probs[:, 1:], is_likely=is_likely[:, 1:])
+        return log_probs[:, 0], entropies, at
+
+    def _at(
+        self, hidden: Tensor, targets: Tensor, temperature: float, num_likely: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        made: tuple[Tensor, Tensor, Tensor] = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
+            hidden, self.weight, self.bias, targets, temperature, self.banned, num_likely
+        )
+        return made
+
+    @torch.no_grad()
+    def top_k(self, hidden: Tensor, k: int, *, temperature: float) -> tuple[Tensor, Tensor]:
+        """The k most likely tokens, most likely first: ids [N, k] int64 and log-probs [N, k], without gradient."""
+        ids = [torch.zeros((0, k), dtype=torch.int64, device=hidden.device)]
+        log_probs = [hidden.new_zeros((0, k), dtype=_wide(hidden))]
+        for logits in self._chunks(hidden, temperature):
+            values, places = torch.topk(logits, k, dim=-1)
+            ids.append(places)
+            log_probs.append(values - torch.logsumexp(logits, dim=-1, keepdim=True))
+        return torch.cat(ids), torch.cat(log_probs)
+
+    @torch.no_grad()
+    def sum_pi_squared(self, hidden: Tensor, *, temperature: float) -> Tensor:
+        """Sum over the vocabulary of p_v^2 [N], without gradient: exp(logsumexp(2 z) - 2 logsumexp(z))."""
+        parts = [hidden.new_zeros(0, dtype=_wide(hidden))]
+        for logits in self._chunks(hidden, temperature):
+            parts.append(torch.exp(torch.logsumexp(2 * logits, dim=-1) - 2 * torch.logsumexp(logits, dim=-1)))
+        return torch.cat(parts)
+
+    def values(self, hidden: Tensor) -> Tensor:
+        """Values [N] of a value head."""
+        dtype = _wide(hidden)
+        values = hidden.to(dtype) @ self.weight[0].to(dtype)
+        return values if self.bias is None else values + self.bias[0].to(dtype)
+
+    def _chunks(self, hidden: Tensor, temperature: float) -> Iterator[Tensor]:
+        """Logits [c, V] of some hidden states at a time."""
+        for rows in torch.split(hidden, chunk_rows(self.weight.shape[0])):
+            yield scaled_logits(rows, self.weight, self.bias, temperature, self.banned)
 
 
 def scaled_logits(
@@ -137,31 +123,8 @@ def scaled_logits(
     return logits
 
 
-@torch.no_grad()
-def token_sum_pi_squared(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    temperature: float,
-    banned: Tensor | None = None,
-) -> Tensor:
-    """Sum over the vocabulary of p_v^2 [N], of the distributions after hidden states [N, D]; without gradient.
-
-    exp(logsumexp(2 z) - 2 logsumexp(z)), in at least float32.
-    """
-    parts = [hidden.new_zeros(0, dtype=torch.promote_types(hidden.dtype, torch.float32))]
-    for rows in torch.split(hidden, chunk_rows(weight.shape[0])):
-        logits = scaled_logits(rows, weight, bias, temperature, banned)  # [c, V]
-        parts.append(torch.exp(torch.logsumexp(2 * logits, dim=-1) - 2 * torch.logsumexp(logits, dim=-1)))
-    return torch.cat(parts)
-
-
-def token_values(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Values [N] of hidden states [N, D] under a value head [1, D], in at least float32."""
-    dtype = torch.promote_types(hidden.dtype, torch.float32)
-    values = hidden.to(dtype) @ weight[0].to(dtype)
-    return values if bias is None else values + bias[0].to(dtype)
+def _wide(hidden: Tensor) -> torch.dtype:
+    return torch.promote_types(hidden.dtype, torch.float32)
 
 
 def chunk_rows(vocab_size: int) -> int:
@@ -201,7 +164,7 @@ class _TokenLogProbs(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, bias, targets, banned)
         ctx.temperature = temperature
         if not log_probs:
-            empty = hidden.new_zeros(0, dtype=torch.promote_types(hidden.dtype, torch.float32))
+            empty = hidden.new_zeros(0, dtype=_wide(hidden))
             log_probs, entropies = [empty.new_zeros((0, targets.shape[1]))], [empty]
         is_likely = torch.cat(are_likely) if are_likely else torch.zeros_like(targets, dtype=torch.bool)
         ctx.mark_non_differentiable(is_likely)

@@ -30,17 +30,6 @@ from strop.engines.model_folder import check_settings, check_weights, model_json
 from strop.engines.parallel import Parallel
 from strop.engines.probe import check_packed
 
-__all__ = [
-    "CausalLM",
-    "bfloat16_speedup",
-    "describe_precision",
-    "load_model",
-    "load_reward_model",
-    "load_tokenizer",
-    "load_value_model",
-    "read_shape",
-]
-
 
 def load_tokenizer(config: ModelConfig) -> Any:
     """The tokenizer of a model folder.
@@ -48,7 +37,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
     Raises:
         ValueError: the folder does not exist or holds no tokenizer.
     """
-    _check_folder(config)
+    read_shape(config)
     names = sorted(p.name for p in Path(config.path).iterdir())
     # Without these files transformers makes a tokenizer with an empty vocabulary, and says nothing.
     if not any(
@@ -94,9 +83,8 @@ def load_model(
         ValueError: no such folder, no causal language model in it, an architecture whose result differs on
             packed tokens (recurrent layers, soft-capped logits), or no vision tower where one is to be frozen.
     """
-    _check_folder(config)
-    loading = _Loading(config, device, parallel)
     auto_class = language_model_class(read_shape(config))
+    loading = _Loading(config, device, parallel)
     module = _read_module(config, str(weights_from or config.path), auto_class, loading.weights_dtype)
     return loading.finish(module)
 
@@ -119,7 +107,7 @@ def load_value_model(
     Raises:
         ValueError: as `load_model`; or several labels, or an architecture without a classification form.
     """
-    _check_folder(config)
+    read_shape(config)
     config = dataclasses.replace(config, freeze_vision_tower=False)  # a matter of the policy
     source = str(weights_from or config.path)
     _check_labels(source, config)
@@ -148,7 +136,7 @@ def load_reward_model(
     Raises:
         ValueError: as `load_model`, or the folder holds no sequence-classification model with one label.
     """
-    _check_folder(config)
+    read_shape(config)
     if not _is_classifier(config.path):
         raise ValueError(
             f"reward model {config.path!r} is a {_architecture(config.path)}; give the folder of a "
@@ -305,15 +293,6 @@ def _check_labels(source: str, config: ModelConfig) -> None:
         )
 
 
-def read_shape(config: ModelConfig) -> Any:
-    """The configuration of a model folder, as transformers reads it.
-
-    Raises:
-        ValueError: no such folder, or no configuration of a model in it.
-    """
-    return _check_folder(config)
-
-
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -325,8 +304,12 @@ def _how_to_fetch(path: str) -> str:
     return f"; if it is a name of the hub: hf download {path} --local-dir {folder}, then model.path={folder}"
 
 
-def _check_folder(config: ModelConfig) -> Any:
-    """The configuration of the model in the folder."""
+def read_shape(config: ModelConfig) -> Any:
+    """The configuration of a model folder, as transformers reads it.
+
+    Raises:
+        ValueError: no such folder, or no configuration of a model in it.
+    """
     if not config.path:
         raise ValueError("model.path is not set; give a Hugging Face model folder: model.path=FOLDER")
     folder = Path(config.path)

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from strop.engines.gradients import local
+from strop.engines.gradients import local, meeting_device
+from strop.engines.parallel import exchanged
 
 NEWTON_SCHULZ_STEPS = 5
 """Iterations; singular values end between about 0.7 and 1.2."""
@@ -86,7 +87,7 @@ class Muon(torch.optim.Optimizer):
         self, parameters: Sequence[nn.Parameter], team: dist.ProcessGroup | None, group: dict[str, Any]
     ) -> None:
         """Step of at most as many matrices as there are ranks."""
-        updates = [self._with_momentum(p, group["momentum"]).to(_place(p)) for p in parameters]
+        updates = [self._with_momentum(p, group["momentum"]).to(meeting_device(p)) for p in parameters]
         if team is None:
             updates = [orthogonalized(update) for update in updates]
         else:
@@ -130,11 +131,6 @@ def _team(parameter: nn.Parameter) -> dist.ProcessGroup | None:
     return group
 
 
-def _place(parameter: nn.Parameter) -> torch.device | str:
-    """Where the ranks that share a matrix can talk, also while its shards are kept in host memory."""
-    return parameter.device_mesh.device_type if isinstance(parameter, DTensor) else parameter.device
-
-
 def shard_rows(num_rows: int, num_ranks: int) -> list[int]:
     """Rows of each rank when torch shards [num_rows, ...] over its first axis; the last ranks may have none."""
     step = -(-num_rows // num_ranks)
@@ -156,25 +152,9 @@ def _orthogonalized_in_team(
     mine = shapes[rank] if rank < len(shapes) else torch.Size((0, 0))
     num_out = [shard.numel() for shard in shards] + [0] * (num_ranks - len(shards))
     num_in = [r * mine[1] for r in rows[rank]] if rank < len(shapes) else [0] * num_ranks
-    matrix = _exchanged(torch.cat([shard.reshape(-1) for shard in shards]), num_out, num_in, team)
+    matrix = exchanged(torch.cat([shard.reshape(-1) for shard in shards]), num_out, num_in, team)
     if rank < len(shapes):
         matrix = orthogonalized(matrix.view(mine)).reshape(-1)
-    returned = _exchanged(matrix, num_in, num_out, team)
+    returned = exchanged(matrix, num_in, num_out, team)
     ends = list(itertools.accumulate(num_out))
     return [returned[end - s.numel() : end].view(s.shape) for end, s in zip(ends, shards, strict=False)]
-
-
-def _exchanged(
-    flat: Tensor, num_out: Sequence[int], num_in: Sequence[int], team: dist.ProcessGroup
-) -> Tensor:
-    """What the ranks sent to this one, end to end; `num_out` numbers of `flat` go to each."""
-    received = flat.new_empty(sum(num_in))
-    dist.all_to_all_single(received, flat.contiguous(), list(num_in), list(num_out), group=team)
-    return received
-
-
-def embedding_names(module: nn.Module, head: nn.Module) -> frozenset[str]:
-    """Names of the parameters of embeddings and of the head, whose rows are tokens and not directions."""
-    outer = [part for part in module.modules() if isinstance(part, nn.Embedding) or part is head]
-    ids = {id(parameter) for part in outer for parameter in part.parameters(recurse=False)}
-    return frozenset(name for name, parameter in module.named_parameters() if id(parameter) in ids)

@@ -1,8 +1,7 @@
 """One optimizer step: the global gradient norm, clipping, the refusal of poisoned gradients, AdamW or Muon.
 
 Concurrency: with sharded parameters `step` is a collective of all ranks; they see the same norm, so they take,
-clip or skip the step alike. The other methods talk to nobody, except `load_state` where tensors are sharded in
-another way.
+clip or skip the step alike. The other methods talk to nobody.
 """
 
 from __future__ import annotations
@@ -14,14 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from strop.engines import adamw_8bit, gradients
 from strop.engines.config import OptimizerConfig
 from strop.engines.muon import Muon
 from strop.engines.schedules import learning_rate
-
-__all__ = ["Optimizer", "StepReport", "learning_rate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +55,7 @@ class Optimizer:
             parameters: (name, parameter), in the same order on all ranks.
             config: which optimizer, and its numbers.
             total_steps: optimizer steps of the run, where the schedule needs to know.
-            embeddings: names of parameters of embeddings and head (`muon.embedding_names`), which Muon leaves to
+            embeddings: names of parameters of embeddings and head (`CausalLM.embedding_names`), which Muon leaves to
                 AdamW; unused otherwise.
 
         Raises:
@@ -126,36 +123,17 @@ class Optimizer:
         return tensors, {"num_steps": self.num_steps}
 
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Continue from `state()` of an optimizer over the same parameters, on any number of ranks.
+        """Continue from `state()` of an optimizer over the same parameters; load_sharded compares and distributes them.
 
         Args:
-            tensors: whole, or sharded in any way.
+            tensors: sharded as those of this one's `state()`.
             numbers: those of `state()`.
-
-        Raises:
-            ValueError: a tensor belongs to no parameter, has another shape, or is missing.
         """
         self.materialize_state()
-        own = {
-            f"{kind}/{name}": value
-            for name, parameter in self._named.items()
-            for kind, value in self._state_of(parameter).items()
-        }
-        for key, value in tensors.items():
-            if key not in own or own[key].shape != value.shape:
-                raise ValueError(
-                    f"optimizer state {key!r} of shape {tuple(value.shape)} fits no parameter of this model; "
-                    f"the checkpoint belongs to another model or optimizer"
-                )
-        missing = [key for key in own if key not in tensors]
-        if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise ValueError(
-                f"optimizer state {missing[0]!r}{more} is missing; the checkpoint belongs to another model or optimizer"
-            )
         with torch.no_grad():
-            for key, value in tensors.items():
-                own[key].copy_(_sharded_as(value.detach(), own[key]))
+            for name, parameter in self._named.items():
+                for kind, value in self._state_of(parameter).items():
+                    value.copy_(tensors[f"{kind}/{name}"].detach())
         self.num_steps = int(numbers["num_steps"])
 
     def memory(self) -> Iterator[Tensor]:
@@ -221,14 +199,3 @@ def _materialize_adamw(optimizer: torch.optim.AdamW, parameter: nn.Parameter) ->
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
         for kind in ("exp_avg", "exp_avg_sq"):
             state[kind] = torch.zeros_like(parameter.detach())
-
-
-def _sharded_as(value: Tensor, target: Tensor) -> Tensor:
-    """The values of a tensor in the sharding of another one of its shape."""
-    if not isinstance(target, DTensor):
-        return gradients.full(value)
-    mesh, placements = target.device_mesh, target.placements
-    if isinstance(value, DTensor) and value.device_mesh == mesh:
-        return value.redistribute(mesh, placements)
-    # Every rank has the whole tensor: each cuts its own shard, and none is sent.
-    return distribute_tensor(gradients.full(value).to(mesh.device_type), mesh, placements, src_data_rank=None)

@@ -1,7 +1,7 @@
 """The processes that hold one model together, and what they tell each other.
 
 A role's processes form one torch.distributed group; parameters are sharded over its mesh. Ranks that share a
-sequence (sequence parallelism) are neighbours: rank = dp_rank * sp_size + sp_rank.
+sequence (sequence parallelism) are neighbours: rank = dp_rank * sp_size + place among them.
 
 Concurrency: every function that talks to other ranks is a collective, called by all of them in the same order
 from one thread. A wait ends with an error after the group's timeout.
@@ -10,6 +10,7 @@ from one thread. A wait ends with an error after the group's timeout.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -52,11 +53,6 @@ class Parallel:
     def dp_size(self) -> int:
         """Number of shares of the rows."""
         return self.world_size // self.sp_size
-
-    @property
-    def sp_rank(self) -> int:
-        """Place among the ranks that share this rank's sequences."""
-        return self.rank % self.sp_size
 
     def max(self, value: int) -> int:
         """The largest value of all ranks."""
@@ -166,6 +162,13 @@ def join_ranks(
     return Parallel(
         rank=rank, world_size=world_size, device=place, sp_size=sp_size, mesh=mesh, sp_group=sp_group
     )
+
+
+def exchanged(rows: Tensor, send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+    """Rows from all ranks of a group, in their order; `send[r]` of these go to rank r, `receive[r]` come from it."""
+    received = rows.new_empty((sum(receive), *rows.shape[1:]))
+    dist.all_to_all_single(received, rows.contiguous(), list(receive), list(send), group=group)
+    return received
 
 
 def leave_ranks() -> None:

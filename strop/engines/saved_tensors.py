@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,19 +35,6 @@ OFFSETS = "DCP_SHARDING_INFO"
 def shard_name(rank: int, world_size: int) -> str:
     """File of one rank."""
     return f"shard-{rank + 1:05d}-of-{world_size:05d}.safetensors"
-
-
-def read_tensor(folder: Path, name: str) -> Tensor:
-    """One whole tensor of a checkpoint, on the CPU."""
-    return SavedTensors(folder).read(name)
-
-
-def stream_tensors(folder: Path, beginning: str = "") -> Iterator[tuple[str, Tensor]]:
-    """(name, whole tensor on the CPU) of each tensor whose name begins so, one at a time."""
-    saved = SavedTensors(folder)
-    for name in saved.tensors:
-        if name.startswith(beginning):
-            yield name, saved.read(name)
 
 
 @dataclass(frozen=True)

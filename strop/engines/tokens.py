@@ -21,14 +21,7 @@ from torch import Tensor
 
 from strop.engines import fsdp
 from strop.engines.causal_lm import CausalLM
-from strop.engines.head import (
-    ChosenTokens,
-    token_log_probs,
-    token_log_probs_at,
-    token_sum_pi_squared,
-    token_top_k,
-    token_values,
-)
+from strop.engines.head import ChosenTokens, Head
 from strop.engines.packing import MicroBatch, Row, pack, split_rows
 from strop.engines.parallel import Parallel
 from strop.engines.ulysses import SequenceShard, shard_micro_batch
@@ -51,33 +44,22 @@ class Tokens:
         """`hidden` [M, D] (a rank's share of it) are the states that predict the tokens."""
         self.index = index
         """[M] int64, in host memory: place of each token in the flat token axis of all rows (`Row.first_token`)."""
-        self._model = model
+        self._head = Head(model.head_weight, model.head_bias, model.banned_ids)
         self._part = part
         self._hidden = hidden
 
     def log_probs(self, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs [M] and entropies [M], differentiable, in natural units, in at least float32."""
-        log_probs, entropies = token_log_probs(
-            self._hidden,
-            self._model.head_weight,
-            self._model.head_bias,
-            self._part.targets,
-            temperature=temperature,
-            banned=self._model.banned_ids,
-        )
+        log_probs, entropies = self._head.log_probs(self._hidden, self._part.targets, temperature=temperature)
         return self._whole(log_probs), self._whole(entropies)
 
     def log_probs_at(self, chosen: Tensor, *, temperature: float) -> tuple[Tensor, Tensor, ChosenTokens]:
         """As `log_probs`, with what the policy says about further tokens [M, K] in the place of each."""
         chosen = chosen.to(self._part.targets)
-        log_probs, entropies, at = token_log_probs_at(
-            self._hidden,
-            self._model.head_weight,
-            self._model.head_bias,
-            self._part.targets,
-            self._part.share(chosen) if isinstance(self._part, SequenceShard) else chosen,
-            temperature=temperature,
-            banned=self._model.banned_ids,
+        if isinstance(self._part, SequenceShard):
+            chosen = self._part.share(chosen)
+        log_probs, entropies, at = self._head.log_probs_at(
+            self._hidden, self._part.targets, chosen, temperature=temperature
         )
         is_likely = self._whole(at.is_likely.to(torch.uint8)).bool()
         at = ChosenTokens(log_probs=self._whole(at.log_probs), is_likely=is_likely)
@@ -88,32 +70,18 @@ class Tokens:
 
         `banned` are ids that are passed over, beside those of the model itself.
         """
-        passed_over = [ids for ids in (self._model.banned_ids, banned) if ids is not None]
-        ids, log_probs = token_top_k(
-            self._hidden,
-            self._model.head_weight,
-            self._model.head_bias,
-            k,
-            temperature=temperature,
-            banned=torch.cat(passed_over) if passed_over else None,
-        )
+        passed_over = [ids for ids in (self._head.banned, banned) if ids is not None]
+        head = dataclasses.replace(self._head, banned=torch.cat(passed_over) if passed_over else None)
+        ids, log_probs = head.top_k(self._hidden, k, temperature=temperature)
         return self._whole(ids), self._whole(log_probs)
 
     def sum_pi_squared(self, *, temperature: float) -> Tensor:
         """Sum of squared probabilities [M] of the distributions that the tokens were drawn from, without gradient."""
-        return self._whole(
-            token_sum_pi_squared(
-                self._hidden,
-                self._model.head_weight,
-                self._model.head_bias,
-                temperature=temperature,
-                banned=self._model.banned_ids,
-            )
-        )
+        return self._whole(self._head.sum_pi_squared(self._hidden, temperature=temperature))
 
     def values(self) -> Tensor:
         """The value head's number [M] of the state before each token, differentiable, in at least float32."""
-        return self._whole(token_values(self._hidden, self._model.head_weight, self._model.head_bias))
+        return self._whole(self._head.values(self._hidden))
 
     def _whole(self, share: Tensor) -> Tensor:
         """Results of all M tokens, from those of this rank's share."""

@@ -76,7 +76,7 @@ class TrainEngine:
         """The optimizer, with its state on the device."""
         self.onload()
         while self._state_away:
-            fsdp.onload(self._state_away.pop())
+            self._state_away.pop().restore()
         return self._optimizer
 
     def map_tokens(self, rows: Sequence[Row], function: TokenFunction) -> dict[str, Tensor]:
@@ -137,7 +137,7 @@ class TrainEngine:
     def onload(self) -> None:
         """Bring back the model; the optimizer's state comes when a step needs it."""
         while self._away:
-            fsdp.onload(self._away.pop())
+            self._away.pop().restore()
 
     def save_model(self, folder: Path) -> None:
         """Weights and configuration as an ordinary Hugging Face folder, written by rank 0.

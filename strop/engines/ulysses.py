@@ -34,6 +34,7 @@ from torch import Tensor
 
 from strop.engines.attention import AttentionContext
 from strop.engines.packing import MicroBatch
+from strop.engines.parallel import exchanged
 
 
 def check_sequence_parallel(config: Any, sp_size: int, world_size: int) -> None:
@@ -228,12 +229,6 @@ def _all_to_all(
     return received
 
 
-def _exchanged(rows: Tensor, send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup) -> Tensor:
-    received = rows.new_empty((sum(receive), *rows.shape[1:]))
-    dist.all_to_all_single(received, rows.contiguous(), list(receive), list(send), group=group)
-    return received
-
-
 class _AllToAll(torch.autograd.Function):
     """Rows to the ranks of a group, `send[r]` of them to rank r; a row's gradient returns to where it came from."""
 
@@ -242,11 +237,11 @@ class _AllToAll(torch.autograd.Function):
         ctx: Any, rows: Tensor, send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup
     ) -> Tensor:
         ctx.plan = (receive, send, group)
-        return _exchanged(rows, send, receive, group)
+        return exchanged(rows, send, receive, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _exchanged(grads[0], *ctx.plan), None, None, None
+        return exchanged(grads[0], *ctx.plan), None, None, None
 
 
 class _GatherShares(torch.autograd.Function):

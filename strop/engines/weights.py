@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from strop.engines.digest import WORD_BYTES, finish, word_sum
+from strop.engines.gradients import full, local, meeting_device
 
 BUCKET_BYTES = 256 << 20
 """Size of a bucket where nothing else is asked for: large enough for full bandwidth, small beside a model."""
@@ -171,8 +172,8 @@ def named_weights(module: nn.Module, *, with_adapter: bool = False) -> dict[str,
 
 
 def _check_present(name: str, tensor: Tensor) -> None:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    if local.numel() and local.untyped_storage().nbytes() == 0:
+    own = local(tensor)
+    if own.numel() and own.untyped_storage().nbytes() == 0:
         raise ValueError(f"{name} is offloaded; bring the weights back to the device before they are read")
 
 
@@ -275,7 +276,7 @@ def weight_digests(module: nn.Module) -> dict[str, int]:
             shared.setdefault(shard.group, []).append(weight.name)
     for group, names in shared.items():
         # The sums wrap around modulo 2^64 here as they do inside of one rank.
-        added = torch.stack([totals[name] for name in names]).to(_device_of(tensors[names[0]]))
+        added = torch.stack([totals[name] for name in names]).to(meeting_device(tensors[names[0]]))
         dist.all_reduce(added, group=group)
         totals.update(zip(names, added.unbind(), strict=True))
     numbers = _to_ints([totals[weight.name] for weight in held])
@@ -353,13 +354,7 @@ def _placed(group: Sequence[Weight]) -> tuple[tuple[tuple[Weight, int], ...], in
 @torch.no_grad()
 def _full(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The whole tensor in this dtype, gathered from its shards where there are any; live memory where possible."""
-    tensor = tensor.detach().to(dtype)
-    if isinstance(tensor, DTensor):
-        # Shards that are kept in host memory are gathered where the ranks can talk.
-        there: DTensor = tensor.to(tensor.device_mesh.device_type)  # type: ignore[assignment]
-        whole: Tensor = there.full_tensor()
-        return whole
-    return tensor
+    return full(tensor.detach().to(dtype))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,19 +383,15 @@ def _row_shard(tensor: Tensor) -> _RowShard | None:
     if bytes_per_rank % WORD_BYTES:
         return None
     first_row = min(rows_per_rank * mesh.get_local_rank(axes[0]), tensor.shape[0])
-    local = tensor.to_local()
-    if local.shape[0] != min(rows_per_rank, tensor.shape[0] - first_row):
+    own = tensor.to_local()
+    if own.shape[0] != min(rows_per_rank, tensor.shape[0] - first_row):
         raise RuntimeError(
-            f"a shard of {list(tensor.shape)} has {local.shape[0]} rows, but {rows_per_rank} are dealt out at a time"
+            f"a shard of {list(tensor.shape)} has {own.shape[0]} rows, but {rows_per_rank} are dealt out at a time"
         )
     first_byte = min(bytes_per_rank * mesh.get_local_rank(axes[0]), tensor.numel() * tensor.element_size())
-    if local.numel() == 0:
+    if own.numel() == 0:
         first_byte = 0
-    return _RowShard(rows=local, first_byte=first_byte, group=mesh.get_group(axes[0]))
-
-
-def _device_of(tensor: Tensor) -> torch.device | str:
-    return tensor.device_mesh.device_type if isinstance(tensor, DTensor) else tensor.device
+    return _RowShard(rows=own, first_byte=first_byte, group=mesh.get_group(axes[0]))
 
 
 def _to_ints(scalars: Sequence[Tensor]) -> list[int]:

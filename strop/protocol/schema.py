@@ -14,7 +14,7 @@ import torch
 
 Axes = Literal["B", "B P~", "B R~", "B R~ K", "B K"]
 Maker = Literal[
-    "rollout", "reward_model", "old_log_prob", "sum_pi_squared", "correction", "ref", "values", "adv", "teacher",
+    "rollout", "reward_model", "old_log_prob", "correction", "ref", "values", "adv", "teacher",
     "update_actor",
 ]  # fmt: skip
 """The stage of a step that makes a column; timing_s/ has it under this name (that of rollout is gen)."""
@@ -82,7 +82,7 @@ COLUMNS: Mapping[str, Column] = {
         _column("rm_scores", _F32, "B", "reward_model", "advantages", "resampling", "preflight"),
         _column("old_log_probs", _F32, "B R~", "old_log_prob", "advantages", "preflight"),
         _column("entropys", _F32, "B R~", "old_log_prob"),
-        _column("sum_pi_squared", _F32, "B R~", "sum_pi_squared", "advantages"),
+        _column("sum_pi_squared", _F32, "B R~", "old_log_prob", "advantages"),
         _column("loss_mask", _BOOL, "B R~", "correction", "advantages", stage="correction"),
         _column("rollout_is_weights", _F32, "B R~", "correction", "advantages", stage="correction"),
         _column("num_trained", _I64, "B", "correction"),

@@ -56,8 +56,6 @@ def wanted_before_updates(config: Config, experience: Experience) -> frozenset[s
         wanted.add("rm_scores")
     if _needs_old_log_probs(config, len(experience.sample_starts)):
         wanted |= {"old_log_probs", "entropys"}
-    if config.needs("sum_pi_squared"):
-        wanted.add("sum_pi_squared")
     if algorithm.correction.is_on:
         wanted.add("loss_mask")
     if algorithm.correction.weights != "none":
@@ -87,6 +85,7 @@ def _needs_old_log_probs(config: Config, num_samples: int) -> bool:
         or config.algorithm.correction.is_on
         or config.algorithm.resampling != "none"
         or config.needs("old_log_probs")
+        or config.needs("sum_pi_squared")
     )
 
 
@@ -109,13 +108,8 @@ def _rm_scores(making: Making, experience: Experience) -> Experience:
 def _old_log_probs(making: Making, experience: Experience) -> Experience:
     actor = making.roles.actor
     log_probs = actor.call.compute_log_prob(rows(experience, actor))
-    return experience.union(done(log_probs), "old_log_probs", "entropys")
-
-
-def _sum_pi_squared(making: Making, experience: Experience) -> Experience:
-    actor = making.roles.actor
-    sums = actor.call.compute_sum_pi_squared(rows(experience, actor))
-    return experience.union(done(sums), "sum_pi_squared")
+    squares = ["sum_pi_squared"] if making.config.needs("sum_pi_squared") else []
+    return experience.union(done(log_probs), "old_log_probs", "entropys", *squares)
 
 
 def _correction(making: Making, experience: Experience) -> Experience:
@@ -172,7 +166,6 @@ def _teacher(making: Making, experience: Experience) -> Experience:
 PRODUCERS = (
     Producer("reward_model", "reward_model", _rm_scores),
     Producer("old_log_prob", "actor", _old_log_probs),
-    Producer("sum_pi_squared", "actor", _sum_pi_squared),
     Producer("correction", "", _correction),
     Producer("ref", "reference", _ref_log_prob),
     Producer("values", "critic", _values),

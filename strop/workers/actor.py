@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.extensions import load_extensions
@@ -87,13 +88,17 @@ class ActorWorker(TrainedWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Columns old_log_probs and entropys [B, R~] of the responses under the current weights."""
+        """Columns old_log_probs and entropys [B, R~] of the responses under the current weights; where the estimator
+        takes it, also sum_pi_squared [B, R~]: the sum of squared probabilities of all tokens, at each of them."""
         temperature: float = data.meta_info["temperature"]
+        takes_squares = "sum_pi_squared" in adv_estimator_declaration(self._algorithm.adv_estimator).needs
 
         def log_probs(tokens: Tokens) -> dict[str, Tensor]:
-            return dict(
-                zip(("old_log_probs", "entropys"), tokens.log_probs(temperature=temperature), strict=True)
-            )
+            old, entropies = tokens.log_probs(temperature=temperature)
+            made = {"old_log_probs": old, "entropys": entropies}
+            if takes_squares:
+                made["sum_pi_squared"] = tokens.sum_pi_squared(temperature=temperature)
+            return made
 
         return response_columns(data, self.engine.map_tokens(data_rows(data), log_probs))
 
@@ -173,16 +178,6 @@ class ActorWorker(TrainedWorker):
     def compute_advantages(self, data: DataProto, *, kl_coef: float = 0.0) -> DataProto:
         """Columns advantages, returns and token_level_rewards [B, R~] of all rows of a step (`batch_advantages`)."""
         return batch_advantages(data, self._algorithm, kl_coef=kl_coef)
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
-    def compute_sum_pi_squared(self, data: DataProto) -> DataProto:
-        """Column sum_pi_squared [B, R~]: the sum of squared probabilities of all tokens, at each response token."""
-        temperature: float = data.meta_info["temperature"]
-
-        def sums(tokens: Tokens) -> dict[str, Tensor]:
-            return {"sum_pi_squared": tokens.sum_pi_squared(temperature=temperature)}
-
-        return response_columns(data, self.engine.map_tokens(data_rows(data), sums))
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
     def correct_rollout(self, data: DataProto) -> DataProto:

@@ -39,7 +39,7 @@ class FrozenWorker(Worker):
     def _map_tokens(self, rows: Sequence[Row], function: TokenFunction) -> dict[str, Tensor]:
         """What a function says of all response tokens [N, ...] of these rows; see `strop.engines.tokens`."""
         if self._on_host is not None:
-            fsdp.onload(self._on_host)
+            self._on_host.restore()
             self._on_host = None
         return map_tokens(
             self._model, rows, function, max_tokens=self._max_tokens_per_device, parallel=self._parallel

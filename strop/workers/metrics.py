@@ -41,7 +41,7 @@ AGENT_NUMBER = Metric(
     "`template_drift`, `env_steps`, ... ([agents.md](agents.md))",
 )
 TIMING = Metric(
-    "timing_s/{gen,reward_model,old_log_prob,sum_pi_squared,correction,ref,values,adv,teacher,update_critic,update_actor,"
+    "timing_s/{gen,reward_model,old_log_prob,correction,ref,values,adv,teacher,update_critic,update_actor,"
     "summary,update_weights,testing,save_checkpoint,step}",
     "s",
     "of each phase of a step, and of the whole",

@@ -32,9 +32,14 @@ def num_tokens(segments: list[Segment]) -> int:
     return sum(s.length for s in segments)
 
 
+def shapes_of(segments: list[Segment]) -> list[tuple[int, int, int]]:
+    """(segments, queries, keys) of each attention call."""
+    return [bucket.shape for bucket in PackedAttention(segments, device=CPU)._buckets]
+
+
 def padded_and_used(segments: list[Segment]) -> tuple[int, int]:
     """Entries of all score matrices, with padding and without."""
-    padded = sum(b * q * k for b, q, k in PackedAttention(segments, device=CPU).bucket_shapes)
+    padded = sum(b * q * k for b, q, k in shapes_of(segments))
     return padded, sum(s.length * s.num_keys for s in segments)
 
 
@@ -83,7 +88,7 @@ def test_output_and_gradient_are_those_of_a_loop(
 )
 def test_padding_is_bounded_for_any_lengths(blocks: list[tuple[int, list[int]]]) -> None:
     segments = plan(blocks)
-    shapes = PackedAttention(segments, device=CPU).bucket_shapes
+    shapes = shapes_of(segments)
     padded, used = padded_and_used(segments)
     assert padded <= attention.BUCKET_PADDING * used + attention.SMALL_BUCKET * len(shapes)
 
@@ -92,7 +97,7 @@ def test_one_long_response_to_a_short_prompt_pads_no_other() -> None:
     # 1000 keys each, once as prompt and once as response: 990 + 10 and 10 + 990. In one call, 2 * 990 * 1000
     # entries would be computed for 10 * 1000 + 990 * 1000.
     segments = plan([(990, [10, 10]), (10, [990, 990])])
-    shapes = PackedAttention(segments, device=CPU).bucket_shapes
+    shapes = shapes_of(segments)
     assert (2, 10, 1000) in shapes
     assert (2, 990, 1000) in shapes
 
@@ -137,7 +142,7 @@ CALLS = {
 def test_few_calls_and_little_padding_for_realistic_lengths(name: str) -> None:
     segments = mix(name)
     padded, used = padded_and_used(segments)
-    assert len(PackedAttention(segments, device=CPU).bucket_shapes) == CALLS[name]
+    assert len(shapes_of(segments)) == CALLS[name]
     assert padded < 2 * used
 
 

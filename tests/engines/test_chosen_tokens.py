@@ -8,7 +8,7 @@ from test_log_prob_head import Largest
 from torch import Tensor
 
 from strop.engines import head
-from strop.engines.head import token_log_probs, token_log_probs_at, token_top_k
+from strop.engines.head import Head
 
 N, V, D, K = 11, 17, 5, 4
 
@@ -42,8 +42,8 @@ def all_log_probs(leaves: list[Tensor], temperature: float, banned: Tensor | Non
 def ours(leaves: list[Tensor], temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     targets, chosen = tokens()
     bias = leaves[2] if len(leaves) == 3 else None
-    log_probs, entropies, at = token_log_probs_at(
-        leaves[0], leaves[1], bias, targets, chosen, temperature=temperature
+    log_probs, entropies, at = Head(leaves[1], bias).log_probs_at(
+        leaves[0], targets, chosen, temperature=temperature
     )
     return log_probs, entropies, at.log_probs
 
@@ -81,14 +81,14 @@ def test_gradients_equal_finite_differences(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_sampled_token_is_what_it_is_without_the_others() -> None:
     leaves, (targets, _) = inputs(bias=True), tokens()
     log_probs, entropies, _ = ours(leaves, 0.7)
-    alone = token_log_probs(leaves[0], leaves[1], leaves[2], targets, temperature=0.7)
+    alone = Head(leaves[1], leaves[2]).log_probs(leaves[0], targets, temperature=0.7)
     assert torch.equal(log_probs, alone[0])
     assert torch.equal(entropies, alone[1])
 
 
 def test_tokens_are_likely_where_they_are_among_the_policys_own() -> None:
     leaves, (targets, chosen) = inputs(bias=True), tokens()
-    _, _, at = token_log_probs_at(leaves[0], leaves[1], leaves[2], targets, chosen, temperature=0.7)
+    _, _, at = Head(leaves[1], leaves[2]).log_probs_at(leaves[0], targets, chosen, temperature=0.7)
     for row, likely in enumerate(at.is_likely.tolist()):
         order = all_log_probs(leaves, 0.7)[row].argsort(descending=True).tolist()
         assert likely == [token in order[:K] for token in chosen[row].tolist()]
@@ -103,7 +103,7 @@ def test_the_most_likely_tokens_are_those_of_log_softmax_without_the_banned_ones
     leaves = inputs(bias=True)
     banned = all_log_probs(leaves, 0.7)[0].argsort(descending=True)[:2]  # the best ones of the first row
     for passed_over in (None, banned):
-        ids, log_probs = token_top_k(*leaves, K, temperature=0.7, banned=passed_over)
+        ids, log_probs = Head(leaves[1], leaves[2], passed_over).top_k(leaves[0], K, temperature=0.7)
         wanted = all_log_probs(leaves, 0.7, passed_over).topk(K, dim=-1)
         assert torch.equal(ids, wanted.indices)
         torch.testing.assert_close(log_probs, wanted.values, atol=1e-12, rtol=1e-12)
@@ -112,13 +112,13 @@ def test_the_most_likely_tokens_are_those_of_log_softmax_without_the_banned_ones
 
 def test_no_tokens() -> None:
     leaves, none = inputs(bias=True), torch.zeros((0, K), dtype=torch.int64)
-    log_probs, entropies, at = token_log_probs_at(
-        leaves[0][:0], leaves[1], leaves[2], none[:, 0], none, temperature=1.0
+    log_probs, entropies, at = Head(leaves[1], leaves[2]).log_probs_at(
+        leaves[0][:0], none[:, 0], none, temperature=1.0
     )
     (log_probs.sum() + entropies.sum() + at.log_probs.sum()).backward()
     assert (at.log_probs.shape, at.is_likely.shape) == ((0, K), (0, K))
     assert torch.equal(leaves[1].grad, torch.zeros(V, D, dtype=torch.float64))  # type: ignore[arg-type]
-    ids, best = token_top_k(leaves[0][:0], leaves[1], leaves[2], K, temperature=1.0)
+    ids, best = Head(leaves[1], leaves[2]).top_k(leaves[0][:0], K, temperature=1.0)
     assert (ids.shape, best.shape) == ((0, K), (0, K))
 
 
@@ -129,9 +129,9 @@ def test_no_tensor_of_tokens_times_vocabulary_is_made(monkeypatch: pytest.Monkey
     hidden = torch.randn(count, dim, generator=generator, requires_grad=True)
     weight = torch.randn(vocab, dim, generator=generator, requires_grad=True)
     with Largest() as seen:
-        chosen, _ = token_top_k(hidden, weight, None, 7, temperature=0.7)
-        log_probs, entropies, at = token_log_probs_at(
-            hidden, weight, None, torch.arange(count), chosen, temperature=0.7
+        chosen, _ = Head(weight).top_k(hidden, 7, temperature=0.7)
+        log_probs, entropies, at = Head(weight).log_probs_at(
+            hidden, torch.arange(count), chosen, temperature=0.7
         )
         (log_probs.sum() + entropies.sum() + at.log_probs.sum()).backward()
     assert seen.operations["logsumexp.default"] == 30  # 10 chunks: the teacher's, forward and backward

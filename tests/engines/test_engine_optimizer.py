@@ -234,28 +234,6 @@ def test_loaded_state_shares_no_memory_with_what_was_given() -> None:
     assert all(torch.equal(tensors[name], kept[name]) for name in kept)
 
 
-@pytest.mark.parametrize(
-    ("key", "shape"), [("exp_avg/layer.weight", (3, 5)), ("exp_avg/other.weight", (5, 3))]
-)
-def test_state_of_another_model_is_refused(key: str, shape: tuple[int, ...]) -> None:
-    optimizer = Optimizer(parameters().items(), CONFIG, total_steps=None)
-    with pytest.raises(
-        ValueError, match=f"optimizer state '{key}' of shape .* fits no parameter of this model"
-    ):
-        optimizer.load_state({key: torch.zeros(shape)}, {"num_steps": 1})
-
-
-def test_missing_state_is_refused() -> None:
-    named = parameters()
-    optimizer = Optimizer(named.items(), CONFIG, total_steps=None)
-    tensors, numbers = optimizer.state()
-    del tensors["exp_avg/layer.bias"], tensors["step/layer.bias"]
-    with pytest.raises(
-        ValueError, match="optimizer state 'step/layer.bias' and 1 more is missing; the checkpoint"
-    ):
-        optimizer.load_state(tensors, numbers)
-
-
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_state_made_before_the_first_step_changes_nothing(name: str) -> None:
     config = OptimizerConfig(name=name, lr=0.05)  # type: ignore[arg-type]

@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor
 from references.language_models import VOCAB
 from references.rank_processes import Ranks, run_ranks
 from references.token_passes import log_probs_of
+from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig
 from strop.engines.gradients import local
-from strop.engines.model import CausalLM
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling, TokenOutput
 

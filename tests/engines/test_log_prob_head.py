@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from strop.engines import head
-from strop.engines.head import token_log_probs
+from strop.engines.head import Head
 
 N, V, D = 23, 17, 6
 
@@ -36,7 +36,7 @@ def reference(leaves: list[Tensor], temperature: float) -> tuple[Tensor, Tensor]
 
 def ours(leaves: list[Tensor], temperature: float) -> tuple[Tensor, Tensor]:
     bias = leaves[2] if len(leaves) == 3 else None
-    return token_log_probs(leaves[0], leaves[1], bias, targets(), temperature=temperature)
+    return Head(leaves[1], bias).log_probs(leaves[0], targets(), temperature=temperature)
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 5, N, 1000])  # 5 leaves a last chunk of 3
@@ -84,7 +84,7 @@ def test_float32_is_near_float64() -> None:
 def test_bfloat16_hidden_states_give_float32_log_probs_and_weight_gradients() -> None:
     leaves = inputs(bias=True, dtype=torch.float32)
     hidden = leaves[0].detach().bfloat16().requires_grad_()
-    log_probs, entropies = token_log_probs(hidden, leaves[1], leaves[2], targets(), temperature=1.0)
+    log_probs, entropies = Head(leaves[1], leaves[2]).log_probs(hidden, targets(), temperature=1.0)
     assert log_probs.dtype == entropies.dtype == torch.float32
     (log_probs.sum() + entropies.sum()).backward()
     assert hidden.grad is not None
@@ -103,7 +103,7 @@ def test_extreme_logits_stay_finite() -> None:
     # gradient are 0.
     hidden = torch.tensor([[1e4], [1e4]], requires_grad=True)
     weight = torch.tensor([[1.0], [0.0]], requires_grad=True)
-    log_probs, entropies = token_log_probs(hidden, weight, None, torch.tensor([0, 1]), temperature=1.0)
+    log_probs, entropies = Head(weight).log_probs(hidden, torch.tensor([0, 1]), temperature=1.0)
     assert log_probs.tolist() == [0.0, -1e4]
     assert entropies.tolist() == [0.0, 0.0]
     (log_probs.sum() + entropies.sum()).backward()
@@ -114,8 +114,8 @@ def test_extreme_logits_stay_finite() -> None:
 def test_no_tokens() -> None:
     leaves = inputs(bias=True)
     none = leaves[0][:0]
-    log_probs, entropies = token_log_probs(
-        none, leaves[1], leaves[2], torch.zeros(0, dtype=torch.int64), temperature=1.0
+    log_probs, entropies = Head(leaves[1], leaves[2]).log_probs(
+        none, torch.zeros(0, dtype=torch.int64), temperature=1.0
     )
     (log_probs.sum() + entropies.sum()).backward()
     assert log_probs.shape == entropies.shape == (0,)
@@ -146,7 +146,7 @@ def test_no_tensor_of_tokens_times_vocabulary_is_made(monkeypatch: pytest.Monkey
     hidden = torch.randn(tokens, dim, generator=generator, requires_grad=True)
     weight = torch.randn(vocab, dim, generator=generator, requires_grad=True)
     with Largest() as seen:
-        log_probs, entropies = token_log_probs(hidden, weight, None, torch.arange(tokens), temperature=0.7)
+        log_probs, entropies = Head(weight).log_probs(hidden, torch.arange(tokens), temperature=0.7)
         forward = dict(seen.operations)
         (log_probs.sum() + entropies.sum()).backward()
     assert forward["logsumexp.default"] == 10  # ceil(96 / 10) chunks

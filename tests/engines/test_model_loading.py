@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from references.language_models import SUPPORTED, VOCAB, WIDE_WINDOW
 from strop.engines.attention import PackedAttention, Segment
+from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import CausalLM, describe_precision, load_model, load_tokenizer
+from strop.engines.model import describe_precision, load_model, load_tokenizer
 
 Folder = Callable[[str], Path]
 
@@ -194,6 +195,10 @@ def test_supported_architectures_load_without_dropout(tiny_folder: Folder, kind:
         rates = [value for name, value in vars(part).items() if "drop" in name and isinstance(value, float)]
         assert not any(rates), type(part)
         assert not (isinstance(part, torch.nn.Dropout) and part.p)
+
+
+def test_embeddings_and_head_are_named(tiny_folder: Folder) -> None:
+    assert load(tiny_folder("llama")).embedding_names() == {"model.embed_tokens.weight", "lm_head.weight"}
 
 
 def test_weights_from_another_folder(tiny_folder: Folder, copied: Folder) -> None:

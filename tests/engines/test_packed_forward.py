@@ -13,8 +13,9 @@ from torch import Tensor
 
 from references.language_models import SUPPORTED, VOCAB, load_plain, plain_log_probs
 from references.token_passes import log_probs_of, of_log_probs
+from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import CausalLM, load_model
+from strop.engines.model import load_model
 from strop.engines.packing import Row, make_rows, pack, split_rows
 from strop.engines.training import TrainEngine
 

@@ -17,14 +17,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from references.rank_processes import Ranks, run_ranks
 from strop.engines import tensor_files
 from strop.engines.checkpoint import (
-    SavedTensors,
     load_sharded,
-    read_tensor,
     save_sharded,
     save_sharded_async,
-    stream_tensors,
 )
 from strop.engines.parallel import alone
+from strop.engines.saved_tensors import SavedTensors
 
 ALONE = alone("cpu")
 NUMBERS = {"optimizer": {"num_steps": 3, "lr": 0.1}, "rng": [1, 2], "note": "ä"}
@@ -46,6 +44,12 @@ def whole_tensors() -> dict[str, Tensor]:
         "model/mask": torch.tensor([True, False, True]),
         "optim/step": torch.tensor(7.0),
     }
+
+
+def saved_in(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint."""
+    saved = SavedTensors(folder)
+    return {name: saved.read(name) for name in saved.tensors}
 
 
 def bits_of(tensor: Tensor) -> list[int]:
@@ -117,8 +121,10 @@ def test_alone_keeps_every_bit_without_a_process_group(tmp_path: Path) -> None:
     names = sorted(path.name for path in (tmp_path / "actor").iterdir())
     assert names == ["shard-00001-of-00001.safetensors", "state.json"]
     check_alone(tmp_path / "actor")
-    same_bits(dict(stream_tensors(tmp_path / "actor")), whole_tensors())
-    assert [name for name, _ in stream_tensors(tmp_path / "actor", "optim/")] == ["optim/step"]
+    same_bits(saved_in(tmp_path / "actor"), whole_tensors())
+    assert [name for name in SavedTensors(tmp_path / "actor").tensors if name.startswith("optim/")] == [
+        "optim/step"
+    ]
 
 
 @pytest.mark.parametrize("in_background", [False, True])
@@ -131,8 +137,7 @@ def test_saved_on_two_ranks_loads_on_one_and_on_two_cut_otherwise(
         assert sum(sizes) == sum(t.numel() * t.element_size() for t in whole_tensors().values()), "once each"
         assert max(sizes) < 0.7 * sum(sizes), "both have work"
     check_alone(tmp_path)
-    same_bits(dict(stream_tensors(tmp_path)), whole_tensors())
-    same_bits({name: read_tensor(tmp_path, name) for name in whole_tensors()}, whole_tensors())
+    same_bits(saved_in(tmp_path), whole_tensors())
     check_on_ranks(tmp_path, 2, "columns" if layout == "rows" else "rows")
 
 
@@ -202,7 +207,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lacks model/0, model/1, model/2 and 2 more; nothing here takes"):
         load_sharded(tmp_path, many)
     with pytest.raises(ValueError, match="has no tensor 'model/x'"):
-        read_tensor(tmp_path, "model/x")
+        SavedTensors(tmp_path).read("model/x")
 
 
 def test_a_lost_or_foreign_or_torn_shard_is_said(tmp_path: Path) -> None:
@@ -288,7 +293,7 @@ def test_the_background_write_is_of_the_moment_of_the_call(
     may_write.set()
     pending.result(30)
     assert pending.done()
-    same_bits(dict(stream_tensors(tmp_path)), whole_tensors())
+    same_bits(saved_in(tmp_path), whole_tensors())
     assert SavedTensors(tmp_path).numbers == {"rng": [1, 2]}
 
 

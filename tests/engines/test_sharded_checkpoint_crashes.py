@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.engines.checkpoint import SavedTensors, stream_tensors
+from strop.engines.saved_tensors import SavedTensors
 from strop.run import CheckpointError, CheckpointStore, PendingCheckpoint
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -90,7 +90,8 @@ def folder() -> Iterator[Path]:
 def assert_whole(checkpoint: Path, step: int) -> None:
     saved = SavedTensors(checkpoint / "actor")
     assert saved.numbers == {"step": step}
-    found = dict(stream_tensors(checkpoint / "actor"))
+    saved = SavedTensors(checkpoint / "actor")
+    found = {name: saved.read(name) for name in saved.tensors}
     assert len(found) == 8
     assert all(tensor.eq(step).all() for tensor in found.values()), "no value of another step"
 

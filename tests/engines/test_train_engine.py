@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from references.token_passes import log_probs_of, of_log_probs
+from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
-from strop.engines.model import CausalLM
 from strop.engines.packing import Row, make_rows
 from strop.engines.role_checkpoint import load_role, save_role
 from strop.engines.training import TrainEngine

@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from references.language_models import SUPPORTED, save_tiny
 from references.token_passes import of_values, values_of
+from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import CausalLM, load_reward_model, load_value_model
+from strop.engines.model import load_reward_model, load_value_model
 from strop.engines.packing import make_rows
 from strop.engines.training import TrainEngine
 

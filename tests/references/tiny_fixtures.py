@@ -9,8 +9,9 @@ import pytest
 import transformers
 
 from references.language_models import exact_norms, save_tiny
+from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
-from strop.engines.model import CausalLM, load_model
+from strop.engines.model import load_model
 
 
 @pytest.fixture(scope="session")

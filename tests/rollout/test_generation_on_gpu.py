@@ -12,7 +12,7 @@ from rollout_cases import Ask, answers, generate_all, run, tokens
 from references.language_models import load_plain, plain_greedy
 from references.token_passes import log_probs_of
 from strop.base.randomness import random_key
-from strop.engines.model import CausalLM
+from strop.engines.causal_lm import CausalLM
 from strop.engines.packing import make_rows
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling

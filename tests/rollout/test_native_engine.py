@@ -11,7 +11,7 @@ import torch
 from rollout_cases import answers, generate_all, run, token_ids, tokens, turns
 
 from strop.base.randomness import random_key
-from strop.engines.model import CausalLM
+from strop.engines.causal_lm import CausalLM
 from strop.rollout.native import cache
 from strop.rollout.native import engine as engine_module
 from strop.rollout.native.batch import DecodeBatch, Request

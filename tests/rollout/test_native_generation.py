@@ -14,8 +14,8 @@ from rollout_cases import Ask, answers, generate_all, run, token_ids, tokens, tu
 from references.language_models import SUPPORTED, load_plain, plain_greedy
 from references.token_passes import log_probs_of, of_log_probs
 from strop.base.randomness import random_key
+from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
-from strop.engines.model import CausalLM
 from strop.engines.packing import make_rows
 from strop.engines.training import TrainEngine
 from strop.rollout.native import batch

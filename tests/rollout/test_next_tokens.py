@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strop.base.randomness import random_key, uniforms
-from strop.rollout.native.sampling import SamplingRows, next_tokens
+from strop.rollout.native.sampling import SEQUENCE, Rows, next_tokens
 
 LOGITS = torch.log(torch.tensor([0.30, 0.05, 0.25, 0.20, 0.15, 0.05], dtype=torch.float64))
 DRAWS = 20_000
 
 
-def rows_of(count: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> SamplingRows:
+def rows_of(count: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Rows:
     """Rows with keys of their own and these options."""
-    rows = SamplingRows(count)
-    rows.temperature[:], rows.top_p[:], rows.top_k[:] = temperature, top_p, top_k
-    rows.key[:] = [random_key(0, "test", index) for index in range(count)]
+    rows = np.zeros(count, dtype=SEQUENCE)
+    rows["temperature"][:], rows["top_p"][:], rows["top_k"][:] = temperature, top_p, top_k
+    rows["key"][:] = [random_key(0, "test", index) for index in range(count)]
     return rows
 
 
-def shares(logits: Tensor, rows: SamplingRows) -> list[float]:
+def shares(logits: Tensor, rows: Rows) -> list[float]:
     """How often each token was drawn."""
     drawn, _ = next_tokens(logits.expand(DRAWS, -1), rows)
     return (torch.bincount(drawn, minlength=len(logits)) / DRAWS).tolist()
@@ -89,8 +89,8 @@ def test_top_p_cuts_after_the_temperature() -> None:
 
 def test_a_token_is_the_inverse_of_the_cumulative_distribution() -> None:
     rows = rows_of(500)
-    rows.position[:] = np.arange(500) % 7
-    u = uniforms(rows.key, rows.position)
+    rows["position"][:] = np.arange(500) % 7
+    u = uniforms(rows["key"], rows["position"])
     drawn, _ = next_tokens(LOGITS.expand(500, -1), rows)
     probs = LOGITS.exp().tolist()
     for token, number in zip(drawn.tolist(), u.tolist(), strict=True):
@@ -113,7 +113,7 @@ def test_temperature_zero_takes_the_most_likely_token_at_temperature_one() -> No
     assert log_probs.tolist() == pytest.approx([math.log(0.30)] * 8)
     # Beside rows that sample, greedy rows stay greedy, and the others draw what they draw alone.
     mixed = rows_of(8)
-    mixed.temperature[::2] = 0.0
+    mixed["temperature"][::2] = 0.0
     drawn, log_probs = next_tokens(logits, mixed)
     alone, _ = next_tokens(logits, rows_of(8))
     assert drawn[::2].tolist() == [0] * 4
@@ -124,7 +124,7 @@ def test_temperature_zero_takes_the_most_likely_token_at_temperature_one() -> No
 def test_positions_advance_and_give_other_numbers() -> None:
     rows = rows_of(200)
     first, _ = next_tokens(LOGITS.expand(200, -1), rows)
-    assert rows.position.tolist() == [1] * 200
+    assert rows["position"].tolist() == [1] * 200
     second, _ = next_tokens(LOGITS.expand(200, -1), rows)
     # Equal by chance with probability sum p^2 = 0.22.
     assert 0.1 < float((first == second).double().mean()) < 0.35
@@ -141,11 +141,11 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(data: st.DataObject) -> Non
     logits = torch.randn(count, 11, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
     rows = rows_of(count)
     for index, (temperature, top_p, top_k) in enumerate(chosen):
-        rows.temperature[index], rows.top_p[index], rows.top_k[index] = temperature, top_p, top_k
+        rows["temperature"][index], rows["top_p"][index], rows["top_k"][index] = temperature, top_p, top_k
     together, log_probs = next_tokens(logits, rows)
     for index, (temperature, top_p, top_k) in enumerate(chosen):
         alone = rows_of(1, temperature=temperature, top_p=top_p, top_k=top_k)
-        alone.key[0] = rows.key[index]
+        alone["key"][0] = rows["key"][index]
         token, log_prob = next_tokens(logits[index : index + 1], alone)
         assert token.item() == together[index].item()
         assert log_prob.item() == pytest.approx(log_probs[index].item(), abs=1e-6)

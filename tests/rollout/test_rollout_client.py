@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 from rollout_cases import run, tokens
 
-from strop.engines.model import CausalLM
+from strop.engines.causal_lm import CausalLM
 from strop.rollout.client import RolloutClient, RolloutTimeout
 from strop.rollout.config import RolloutConfig
 from strop.rollout.native.engine import NativeEngine

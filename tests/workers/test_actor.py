@@ -269,6 +269,26 @@ def test_compute_log_prob_gives_what_the_update_sees(tiny_model: Path) -> None:
     torch.testing.assert_close(columns.rows(seen["entropys"]), [row.detach() for row in entropies], **EXACT)
 
 
+def test_the_sums_of_the_token_baselines_come_with_the_old_log_probs_in_one_pass(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = random_batch()
+    actor = make_actor(tiny_model, settings("token-mean", adv_estimator="optimal_token_baseline"))
+    passes, run = [], actor.engine.model.run
+    monkeypatch.setattr(actor.engine.model, "run", lambda *args: passes.append(1) or run(*args))
+    seen = actor.compute_log_prob(batch).tensors()
+    assert len(passes) == 1, "all rows fit into one micro-batch"
+    probs = columns.flat(seen["old_log_probs"]).exp()
+    squares = columns.flat(seen["sum_pi_squared"])
+    # At least the square of the token's own probability and, by Jensen's inequality, exp(-entropy); at most 1.
+    assert bool((squares >= probs.square()).all())
+    assert bool((squares >= (-columns.flat(seen["entropys"])).exp() * (1 - 1e-12)).all())
+    assert bool((squares <= 1).all())
+    plain = make_actor(tiny_model, settings("token-mean")).compute_log_prob(batch).tensors()
+    assert "sum_pi_squared" not in plain
+    assert torch.equal(columns.flat(plain["old_log_probs"]), columns.flat(seen["old_log_probs"]))
+
+
 @pytest.fixture
 def poisoned_loss() -> Iterator[None]:
     """A policy loss that gives NaN for one token, as a division by zero would."""

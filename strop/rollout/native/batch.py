@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.engines.attention import PackedAttention, Segment
+from strop.engines.causal_lm import CausalLM
 from strop.engines.head import scaled_logits
-from strop.engines.model import CausalLM
 from strop.engines.packing import joined_positions, next_position
 from strop.rollout.native.cache import DecodeAttention, PrefillAttention, SlotCache
-from strop.rollout.native.sampling import SamplingRows, next_tokens
+from strop.rollout.native.sampling import SEQUENCE, next_tokens
 from strop.rollout.types import Sampling, StopReason, TokenOutput
 from strop.trajectory import Media
 
@@ -78,10 +77,7 @@ class DecodeBatch:
         self.running: list[Request] = []
         self._cache = SlotCache(max_running)
         self._prefixes: dict[Hashable, _Prefix] = {}
-        self._rows = SamplingRows(max_running)
-        self._lengths = np.zeros(max_running, dtype=np.int64)
-        self._shifts = np.zeros(max_running, dtype=np.int64)
-        self._last = np.zeros(max_running, dtype=np.int64)
+        self._rows = np.zeros(max_running, dtype=SEQUENCE)
         self.num_prefilled = 0
         """Prompt tokens computed so far."""
         self.num_decoded = 0
@@ -141,19 +137,14 @@ class DecodeBatch:
             self._cache.write(slots, prefix.key_values)
             logits.append(prefix.logits.expand(len(requests), -1))
             for slot, request in zip(slots, requests, strict=True):
-                self._set_row(slot, request, prefix.shift)
+                how, length = request.sampling, len(request.prompt_ids)
+                options = how.temperature, how.top_p, how.top_k, how.key, how.position
+                self._rows[slot] = (*options, length, prefix.shift, 0)
             self.running.extend(requests)
         if self._prefixes:
             still_wanted = {request.prompt_key for request in self.waiting}
             self._prefixes = {key: prefix for key, prefix in self._prefixes.items() if key in still_wanted}
         return self._take(torch.cat(logits), range(first, len(self.running)), version)
-
-    def _set_row(self, slot: int, request: Request, shift: int) -> None:
-        sampling, rows = request.sampling, self._rows
-        rows.temperature[slot] = sampling.temperature
-        rows.top_p[slot], rows.top_k[slot] = sampling.top_p, sampling.top_k
-        rows.key[slot], rows.position[slot] = sampling.key, sampling.position
-        self._lengths[slot], self._shifts[slot] = len(request.prompt_ids), shift
 
     def _prefill(self, requests: Sequence[Request]) -> None:
         """Compute the prompts of these requests, all different, packed under a token bound."""
@@ -198,16 +189,17 @@ class DecodeBatch:
     def _decode(self) -> Tensor:
         """Logits [B, V] of the next token of every running sequence."""
         model, b = self._model, len(self.running)
-        num_tokens = int(self._lengths[:b].max()) + 1
+        rows = self._rows[:b]
+        num_tokens = int(rows["length"].max()) + 1
         self._cache.reserve(num_tokens, num_slots=b)
-        lengths = torch.from_numpy(self._lengths[:b]).to(model.device)
-        ids = torch.from_numpy(self._last[:b]).to(model.device)
+        lengths = torch.from_numpy(rows["length"]).to(model.device)
+        ids = torch.from_numpy(rows["last"]).to(model.device)
         attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens)
         positions = lengths
         if model.media is not None:
-            positions = lengths + torch.from_numpy(self._shifts[:b]).to(model.device)
+            positions = lengths + torch.from_numpy(rows["shift"]).to(model.device)
         hidden = model.hidden(ids[None], positions[None], attention)
-        self._lengths[:b] += 1
+        rows["length"] += 1
         return self._logits(hidden)
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -216,11 +208,9 @@ class DecodeBatch:
 
     def _take(self, logits: Tensor, slots: range, version: int) -> list[tuple[Request, StopReason]]:
         """Sample one token for these slots, record it, and release the sequences that ended with it."""
-        rows = self._rows if slots.start == 0 else self._tail_rows(slots)
+        rows = self._rows[slots.start : slots.stop]
         tokens, log_probs = next_tokens(logits, rows)
-        if rows is not self._rows:
-            self._rows.position[slots.start : slots.stop] = rows.position[: len(slots)]
-        self._last[slots.start : slots.stop] = tokens.cpu().numpy()
+        rows["last"] = tokens.cpu().numpy()
         ended: list[tuple[Request, StopReason]] = []
         released = []
         for slot, token, log_prob in zip(slots, tokens.tolist(), log_probs.tolist(), strict=True):
@@ -238,22 +228,12 @@ class DecodeBatch:
         self._release(released)
         return ended
 
-    def _tail_rows(self, slots: range) -> SamplingRows:
-        """The options of the last slots, as rows from 0."""
-        rows = SamplingRows(len(slots))
-        for name in ("temperature", "top_p", "top_k", "key", "position"):
-            column: NDArray[np.int64] = getattr(self._rows, name)
-            getattr(rows, name)[:] = column[slots.start : slots.stop]
-        return rows
-
     def _release(self, slots: Sequence[int]) -> None:
         """Free these slots; the last sequences move into the holes."""
         for slot in sorted(slots, reverse=True):
             last = len(self.running) - 1
             if slot != last:
-                self._cache.move(last, slot, int(self._lengths[last]))
-                self._rows.move(np.array([last]), np.array([slot]))
-                self._lengths[slot], self._last[slot] = self._lengths[last], self._last[last]
-                self._shifts[slot] = self._shifts[last]
+                self._cache.move(last, slot, int(self._rows["length"][last]))
+                self._rows[slot] = self._rows[last]
                 self.running[slot] = self.running[last]
             self.running.pop()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from strop.engines.model import CausalLM
+from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.batch import DecodeBatch, Request
 from strop.rollout.types import Sampling, StopReason, TokenOutput
 from strop.trajectory import media_of

@@ -13,31 +13,30 @@ from torch import Tensor
 
 from strop.base.randomness import uniforms
 
+Rows = NDArray[np.void]
+"""Running sequences, a record of `SEQUENCE` for each; slices are views."""
+SEQUENCE = np.dtype(
+    [
+        ("temperature", np.float64),
+        ("top_p", np.float64),
+        ("top_k", np.int64),
+        ("key", np.uint64),
+        ("position", np.int64),  # of the next number in the random stream
+        ("length", np.int64),  # tokens in the cache
+        ("shift", np.int64),  # position of the next token, less the length
+        ("last", np.int64),  # token that was sampled last
+    ]
+)
+"""What is kept of a running sequence in host memory: how it samples, and where it is."""
 
-class SamplingRows:
-    """Sampling options of the running rows, as columns; rows are appended and moved with the batch."""
 
-    def __init__(self, capacity: int) -> None:
-        self.temperature = np.ones(capacity)
-        self.top_p = np.ones(capacity)
-        self.top_k = np.zeros(capacity, dtype=np.int64)
-        self.key = np.zeros(capacity, dtype=np.uint64)
-        self.position = np.zeros(capacity, dtype=np.int64)
-
-    def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Overwrite rows `target` with rows `source`."""
-        for column in (self.temperature, self.top_p, self.top_k, self.key, self.position):
-            column[target] = column[source]
-
-
-def next_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+def next_tokens(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     """Sampled tokens [B] int64 and their log-probs [B] for unscaled logits [B, V]; advances the positions.
 
     Log-probs are those of the whole distribution at the row's temperature (1 where it is greedy), before
     top-k and top-p cut it.
     """
-    b = logits.shape[0]
-    temperature = rows.temperature[:b]
+    temperature = rows["temperature"]
     if np.any(temperature != 1.0):
         divisor = torch.from_numpy(np.where(temperature == 0, 1.0, temperature)).to(logits)
         logits = logits / divisor[:, None]
@@ -49,25 +48,24 @@ def next_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         if np.any(temperature == 0):
             greedy = torch.from_numpy(temperature == 0).to(logits.device)
             tokens = torch.where(greedy, logits.argmax(-1), tokens)
-    rows.position[:b] += 1
+    rows["position"] += 1
     log_probs = logits.gather(-1, tokens[:, None])[:, 0] - normalizer
     return tokens, log_probs
 
 
-def _invert(probs: Tensor, rows: SamplingRows) -> Tensor:
-    b, vocab = probs.shape
+def _invert(probs: Tensor, rows: Rows) -> Tensor:
     cumulative = probs.cumsum(-1, dtype=torch.float64)
-    u = torch.from_numpy(uniforms(rows.key[:b], rows.position[:b])).to(probs.device)
+    u = torch.from_numpy(uniforms(rows["key"], rows["position"])).to(probs.device)
     threshold = (u * cumulative[:, -1]).unsqueeze(-1)
     tokens = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
-    return tokens.clamp_(max=vocab - 1)
+    return tokens.clamp_(max=probs.shape[1] - 1)
 
 
-def _truncated_probs(logits: Tensor, normalizer: Tensor, rows: SamplingRows) -> Tensor:
+def _truncated_probs(logits: Tensor, normalizer: Tensor, rows: Rows) -> Tensor:
     """Probabilities [B, V], with the tokens outside top-k and top-p at 0; not normalised again."""
-    b, vocab = logits.shape
+    vocab = logits.shape[1]
     probs = torch.exp(logits - normalizer[:, None])
-    top_k, top_p = rows.top_k[:b], rows.top_p[:b]
+    top_k, top_p = rows["top_k"], rows["top_p"]
     if np.all(top_k == 0) and np.all(top_p >= 1.0):
         return probs
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
