@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import numpy as np
 import pyarrow
@@ -37,15 +37,6 @@ MAX_GROUP_BYTES = 4 * 2**20
 """Size of a group of rows, uncompressed, up to which a parquet file is read in place: a visit reads a whole one."""
 _BATCH_ROWS = 256
 """Rows of an Arrow batch; a visit touches one batch."""
-
-
-class RowPart(Protocol):
-    """The rows of one file."""
-
-    def __len__(self) -> int: ...
-
-    def row(self, index: int) -> dict[str, Any]:
-        """The row of this number, from 0."""
 
 
 class StoredRows(Sequence[dict[str, Any]]):
@@ -177,6 +168,10 @@ class LineRows:
         except UnicodeDecodeError as error:
             raise ValueError(f"{where} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
         return parse_object(text, where)
+
+
+RowPart = MappedRows | BlockRows | LineRows
+"""The rows of one file."""
 
 
 def _parquet_rows(path: Path, cache_dir: str | Path) -> RowPart:
