@@ -104,7 +104,7 @@ def _out(args: argparse.Namespace) -> Path:
     named = [*map(Path, args.words), *([] if args.out is None else [args.out])]
     if len(named) != 1:
         raise UsageError("name one folder for the model: strop export RUN --out OUT")
-    out = named[0]
+    out: Path = named[0]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if not out.exists():

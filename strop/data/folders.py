@@ -47,13 +47,12 @@ def folder_files(folder: Path, split: str) -> list[Path]:
     if not split and len(by_split) == 1:
         return files
     names = [name for name in by_split if name]
+    shown = some_of([file.name for file in files])
     if split:
-        raise ValueError(
-            f"data folder {folder} has no files of the split {split!r}; it holds {_some(files, folder)}"
-        )
+        raise ValueError(f"data folder {folder} has no files of the split {split!r}; it holds {shown}")
     example = f"{folder}@{names[0]}"
     raise ValueError(
-        f"data folder {folder} holds files of several splits ({_some(files, folder)}); name one split, for "
+        f"data folder {folder} holds files of several splits ({shown}); name one split, for "
         f"example {example}, or the files themselves"
     )
 
@@ -89,7 +88,7 @@ def _is_data(path: Path) -> bool:
     return path.suffix in (".parquet", ".jsonl", ".json") and not path.name.startswith(".") and path.is_file()
 
 
-def _some(files: Sequence[Path], folder: Path, limit: int = 8) -> str:
-    names = [str(file.relative_to(folder)) for file in files]
+def some_of(names: Sequence[str], limit: int = 8) -> str:
+    """The first few names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -89,16 +89,6 @@ class PromptDataset:
         """Data source of each row that is kept; what `mixing.visits_per_epoch` takes."""
         return {row: row_data_source(self._source_rows[row], self._config) for row in self._ids}
 
-    @property
-    def num_filtered(self) -> int:
-        """Rows dropped because their prompt was too long."""
-        return self._num_filtered
-
-    @property
-    def num_cut(self) -> int:
-        """Rows whose prompt was cut to the limit."""
-        return self._num_cut
-
     def __len__(self) -> int:
         return len(self._ids)
 

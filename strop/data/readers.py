@@ -13,7 +13,7 @@ import pyarrow.parquet
 
 from strop.base.foreign_files import check_regular, parse_json, read_text
 from strop.border import encodable_value
-from strop.data.folders import folder_files, split_entry
+from strop.data.folders import folder_files, some_of, split_entry
 from strop.data.sources import HUB_PREFIX, fetch, is_url, load_hub
 
 MAX_FILE_BYTES = 2**36
@@ -124,13 +124,8 @@ def _missing(path: Path) -> str:
         return f"{text}; nor does the folder {folder}: check the path"
     others = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
     if others:
-        return f"{text}; in that folder there are: {_some(others)}"
+        return f"{text}; in that folder there are: {some_of(others)}"
     return f"{text}; check the path"
-
-
-def _some(names: Sequence[str], limit: int = 8) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ from strop.data.chat import (
     to_chat,
     to_messages,
 )
+from strop.data.config import SftDataConfig
 from strop.data.media import has_media
 
 _GENERATION_BLOCK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -60,7 +61,7 @@ class SftExample:
 
 
 class SftDataset:
-    """Tokenised conversations of at most `max_tokens` tokens; longer ones are dropped and counted.
+    """Tokenised conversations of at most `config.max_tokens` tokens; longer ones are dropped and counted.
 
     Rows hold `messages`, or `prompt` and `completion` (each a string or a list of messages), and may hold
     `tools` and `enable_thinking` for the template. Every assistant message of `messages` is trained, and
@@ -70,9 +71,7 @@ class SftDataset:
     Args:
         rows: from `read_rows`.
         tokenizer: with a chat template.
-        max_tokens: longest conversation.
-        messages_key: column with the messages; so for the other keys.
-        chat_template_kwargs: variables for the template.
+        config: column names, the longest conversation, and variables for the template.
         split: word for the rows in messages.
 
     Raises:
@@ -84,36 +83,31 @@ class SftDataset:
         self,
         rows: Sequence[Mapping[str, Any]],
         tokenizer: PreTrainedTokenizerBase,
-        max_tokens: int,
+        config: SftDataConfig,
         *,
-        messages_key: str = "messages",
-        prompt_key: str = "prompt",
-        completion_key: str = "completion",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         split: str = "train",
     ) -> None:
         require_chat_template(tokenizer)
         if not rows:
             raise ValueError(f"{split} data has no rows; check data.{split}_files")
         self.split = split
-        self._max_tokens = max_tokens
-        self._keys = (messages_key, prompt_key, completion_key)
+        self._config = config
         self._num_open_ended = 0
         self._num_rows = len(rows)
         self._examples: list[tuple[int, array[int], bytes]] = []
         control = control_token_ids(tokenizer)
         shortest: int | None = None
         for number, row in enumerate(rows):
-            chat, first_trained = self._to_chat(number, row, chat_template_kwargs or {})
+            chat, first_trained = self._to_chat(number, row)
             ids, mask = tokenize_chat(tokenizer, chat, first_trained=first_trained, control_ids=control)
             shortest = len(ids) if shortest is None else min(shortest, len(ids))
-            if len(ids) <= max_tokens:
-                self._num_open_ended += ids[_last_true(mask)] not in control
+            if len(ids) <= config.max_tokens:
+                self._num_open_ended += ids[_runs(mask)[-1][1] - 1] not in control
                 self._examples.append((number, array("i", ids), bytes(mask)))
         if not self._examples:
             raise ValueError(
                 f"no {split} conversation is left: all {len(rows)} are longer than data.max_tokens="
-                f"{max_tokens}; the shortest has {shortest} tokens, so raise it to at least {shortest}"
+                f"{config.max_tokens}; the shortest has {shortest} tokens, so raise it to at least {shortest}"
             )
 
     @property
@@ -140,7 +134,7 @@ class SftDataset:
             share = 100 * self.num_filtered / self._num_rows
             line += (
                 f"; dropped {self.num_filtered} ({share:.1f} %) longer than data.max_tokens="
-                f"{self._max_tokens}"
+                f"{self._config.max_tokens}"
             )
         if self._num_open_ended:
             line += (
@@ -149,9 +143,14 @@ class SftDataset:
             )
         return line
 
-    def _to_chat(self, number: int, row: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Chat, int]:
+    def _to_chat(self, number: int, row: Mapping[str, Any]) -> tuple[Chat, int]:
         """The row's conversation and the number of its first message that may be trained."""
-        messages_key, prompt_key, completion_key = self._keys
+        config = self._config
+        messages_key, prompt_key, completion_key = (
+            config.messages_key,
+            config.prompt_key,
+            config.completion_key,
+        )
         where = f"{self.split} row {number}"
         if row.get(messages_key) is not None:
             messages = to_messages(row[messages_key], role="user", where=where, key=messages_key)
@@ -175,7 +174,7 @@ class SftDataset:
             raise ValueError(
                 f"{where} has images, videos or audios, which fine-tuning does not take; remove the columns"
             )
-        return to_chat(row, messages, options=options, where=where), first_trained
+        return to_chat(row, messages, options=config.chat_template_kwargs, where=where), first_trained
 
 
 def tokenize_chat(
@@ -316,7 +315,3 @@ def _runs(mask: Sequence[bool]) -> list[tuple[int, int]]:
     padded = [False, *mask, False]
     edges = [index for index in range(len(mask) + 1) if padded[index] != padded[index + 1]]
     return list(zip(edges[::2], edges[1::2], strict=True))
-
-
-def _last_true(mask: Sequence[bool]) -> int:
-    return max(index for index, flag in enumerate(mask) if flag)

@@ -18,11 +18,11 @@ import hashlib
 import os
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import numpy as np
 import pyarrow
@@ -37,15 +37,6 @@ MAX_GROUP_BYTES = 4 * 2**20
 """Size of a group of rows, uncompressed, up to which a parquet file is read in place: a visit reads a whole one."""
 _BATCH_ROWS = 256
 """Rows of an Arrow batch; a visit touches one batch."""
-
-
-class RowPart(Protocol):
-    """The rows of one file."""
-
-    def __len__(self) -> int: ...
-
-    def row(self, index: int) -> dict[str, Any]:
-        """The row of this number, from 0."""
 
 
 class StoredRows(Sequence[dict[str, Any]]):
@@ -125,43 +116,25 @@ class MappedRows:
         return found[0]
 
 
-class GroupedRows:
-    """Rows of a parquet file with small groups; the last two groups that were read are held."""
+class BlockRows:
+    """Rows that lie in blocks, of which one is read for a visit."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = pyarrow.parquet.ParquetFile(path)
-        meta = self._file.metadata
-        self._ends = list(accumulate(meta.row_group(i).num_rows for i in range(meta.num_row_groups)))
-        self._group = lru_cache(maxsize=2)(self._file.read_row_group)
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def row(self, index: int) -> dict[str, Any]:
-        """The row of this number."""
-        group = bisect.bisect_right(self._ends, index)
-        start = self._ends[group - 1] if group else 0
-        found: list[dict[str, Any]] = self._group(group).slice(index - start, 1).to_pylist()
-        return found[0]
-
-
-class BatchedRows:
-    """Rows of an Arrow file that is mapped into memory."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = pyarrow.ipc.open_file(pyarrow.memory_map(str(path)))
-        self._ends = list(
-            accumulate(self._file.get_batch(i).num_rows for i in range(self._file.num_record_batches))
-        )
+    def __init__(self, sizes: Iterable[int], block: Callable[[int], Any]) -> None:
+        """Args:
+        sizes: rows of each block.
+        block: gives one by its number, as a table or a batch of Arrow.
+        """
+        self._ends = list(accumulate(sizes))
+        self._block = block
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def row(self, index: int) -> dict[str, Any]:
         """The row of this number."""
-        batch = bisect.bisect_right(self._ends, index)
-        start = self._ends[batch - 1] if batch else 0
-        found: list[dict[str, Any]] = self._file.get_batch(batch).slice(index - start, 1).to_pylist()
+        number = bisect.bisect_right(self._ends, index)
+        start = self._ends[number - 1] if number else 0
+        found: list[dict[str, Any]] = self._block(number).slice(index - start, 1).to_pylist()
         return found[0]
 
 
@@ -197,14 +170,22 @@ class LineRows:
         return parse_object(text, where)
 
 
+RowPart = MappedRows | BlockRows | LineRows
+"""The rows of one file."""
+
+
 def _parquet_rows(path: Path, cache_dir: str | Path) -> RowPart:
     try:
         check_regular(path)
         meta = pyarrow.parquet.read_metadata(path)
-        largest = max((meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)), default=0)
-        if largest <= MAX_GROUP_BYTES:
-            return GroupedRows(path)
-        return BatchedRows(_kept(path, ".arrow", cache_dir, _write_batches))
+        groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
+        if max((group.total_byte_size for group in groups), default=0) <= MAX_GROUP_BYTES:
+            read_group = pyarrow.parquet.ParquetFile(path).read_row_group
+            return BlockRows((group.num_rows for group in groups), lru_cache(maxsize=2)(read_group))
+        kept = _kept(path, ".arrow", cache_dir, _write_batches)
+        file = pyarrow.ipc.open_file(pyarrow.memory_map(str(kept)))
+        batches = range(file.num_record_batches)
+        return BlockRows((file.get_batch(number).num_rows for number in batches), file.get_batch)
     except (pyarrow.ArrowException, OSError) as error:
         raise parquet_refused(path, error) from error
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -23,27 +23,6 @@ from strop.trajectory import Prompt
 _NO_LIMIT = 2**31 - 1
 _NUM_TRIED = 32
 """Rows that are read before a run, at even distances, so that a wrong mapping ends it at once."""
-
-
-class TrainingPrompts(Protocol):
-    """What a run asks of its training prompts; `PromptDataset` and `StreamedPrompts` are such."""
-
-    @property
-    def row_numbers(self) -> Sequence[int]:
-        """What a sampler visits."""
-
-    @property
-    def has_media(self) -> bool:
-        """A row has images or videos, as far as rows were looked at."""
-
-    def prompt(self, row: int, uid: str) -> Prompt:
-        """The prompt of a row, as the visit `uid`."""
-
-    def refusal(self, prompt: Prompt) -> str:
-        """Why a visited prompt is not played; empty when it is."""
-
-    def report(self) -> str:
-        """One line for the person who starts a run."""
 
 
 class StreamedPrompts:
@@ -115,6 +94,10 @@ class StreamedPrompts:
                 f"{self._limit} and are passed over"
             )
         return line
+
+
+TrainingPrompts = PromptDataset | StreamedPrompts
+"""What a run asks for its training prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)

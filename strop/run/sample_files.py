@@ -36,7 +36,6 @@ MAPPINGS = ("reward_parts", "agent_facts", "timings")
 
 def read_file(
     path: Path,
-    ids: Collection[str] | None,
     *,
     schema: pa.Schema,
     json_columns: Collection[str],
@@ -46,7 +45,6 @@ def read_file(
 
     Args:
         path: the file.
-        ids: only samples with these ids; None reads all.
         schema: columns that rows have; one that the file lacks is null.
         json_columns: columns of texts that are JSON.
         required: columns that are never null.
@@ -58,7 +56,7 @@ def read_file(
 
     rows: list[dict[str, Any]] = []
     try:
-        for batch in _batches(path, schema, ids):
+        for batch in _batches(path, schema):
             rows += batch.to_pylist()
     except OSError as error:
         raise RunError(f"cannot read the samples in {path}: {error.strerror or error}") from error
@@ -80,10 +78,9 @@ def _max_bytes() -> int:
     return max(MIN_BYTES, int(MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
 
 
-def _batches(path: Path, schema: pa.Schema, ids: Collection[str] | None) -> Iterator[pa.Table]:
-    """The wanted rows as tables of the schema, a few rows at a time: a small file may stand for a huge one."""
+def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The rows as tables of the schema, a few rows at a time: a small file may stand for a huge one."""
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     check_regular(path)
@@ -106,8 +103,6 @@ def _batches(path: Path, schema: pa.Schema, ids: Collection[str] | None) -> Iter
                 for field in schema
             ]
             table = pa.Table.from_arrays(columns, schema=schema)
-            if ids is not None:
-                table = table.filter(pc.is_in(table["id"], pa.array(ids, pa.string())))
             total += table.nbytes
             if total > limit:
                 raise ValueError(

@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -137,14 +137,11 @@ class SampleStore:
             ) from error
         return path
 
-    def read(
-        self, step: int | None = None, ids: Collection[str] | None = None, *, split: str = "train"
-    ) -> list[dict[str, Any]]:
+    def read(self, step: int | None = None, *, split: str = "train") -> list[dict[str, Any]]:
         """Samples in the order they were written, all columns, JSON columns as values.
 
         Args:
             step: only this step; None reads all.
-            ids: only samples with these ids; None reads all.
             split: as in `write`.
 
         Raises:
@@ -159,7 +156,6 @@ class SampleStore:
             for file in sorted(self._files(split=split, step=one)):
                 rows += read_file(
                     file.path,
-                    ids,
                     schema=_schema(),
                     json_columns=_JSON_COLUMNS,
                     required=("id", "uid", "step"),

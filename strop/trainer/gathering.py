@@ -19,7 +19,7 @@ import torch
 from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED, left_out_for
 from strop.base.metrics import Metric
 from strop.data.sampler import parse_visit_uid
-from strop.data.streaming import Drawn
+from strop.data.streaming import Drawn, draw
 from strop.protocol import DataProto
 from strop.rewards import check_failed_share
 from strop.rollout.types import Sampling
@@ -156,7 +156,7 @@ class Gatherer:
 
     def _next_prompts(self, step: int, count: int) -> Drawn:
         """Prompts of the next visits; from here on they count as consumed, with those that were passed over."""
-        drawn = self._data.draw(count)
+        drawn = draw(self._data.train, self._data.sampler, count)
         samples = range(self._config.rollout.samples_per_prompt)
         uids = [prompt.uid for prompt in drawn.prompts]
         self._run.ledger.issue(step, [f"{uid}/{i}" for uid in [*uids, *drawn.refused] for i in samples])

@@ -10,7 +10,7 @@ import copy
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.base.device import device_name
+from strop.data.streaming import draw
 from strop.health import Agreement, Check, Probe, TokenFacts, can_teach, examine, examine_tokens
 from strop.protocol import columns
 from strop.trainer.config import Config
@@ -150,29 +151,8 @@ def try_out(
 
 def first_prompts(data: TrainingData, count: int) -> list[Prompt]:
     """Those of the next visits, at most one visit per row; the sampler of the run keeps its position."""
-    ahead = replace(data, sampler=copy.deepcopy(data.sampler))
-    return ahead.draw(min(count, len(data.train.row_numbers))).prompts
-
-
-@dataclass(kw_only=True)
-class _Compared:
-    """Log-probs of sampled tokens, [tokens] of each round."""
-
-    trainer: list[Tensor] = field(default_factory=list)
-    engine: list[Tensor] = field(default_factory=list)
-
-    def agreement(self, *, is_float32: bool) -> Agreement | None:
-        if not sum(part.numel() for part in self.trainer):
-            return None
-        ours, theirs = torch.cat(self.trainer).double(), torch.cat(self.engine).double()
-        difference = (ours - theirs).abs()
-        return Agreement(
-            num_tokens=ours.numel(),
-            max_log_prob=float(difference.max()),
-            mean_log_prob=float(difference.mean()),
-            mean_prob=float((ours.exp() - theirs.exp()).abs().mean()),
-            is_float32=is_float32,
-        )
+    ahead = copy.deepcopy(data.sampler)
+    return draw(data.train, ahead, min(count, len(data.train.row_numbers))).prompts
 
 
 class _Trial:
@@ -186,7 +166,7 @@ class _Trial:
         self.reports: list[EpisodeReport] = []
         self._rewards: dict[str, tuple[float, ...]] = {}
         self._responses: dict[str, Tensor] = {}
-        self._compared = _Compared()
+        self._log_probs: list[tuple[Tensor, Tensor]] = []  # the trainer's and the engine's [tokens], by round
 
     def play(self, prompts: Sequence[Prompt]) -> None:
         """One round: sample, score, and compare log-probs, as a step does."""
@@ -213,8 +193,8 @@ class _Trial:
                 self._rewards[report.id] = (total, *part)
                 self._responses[report.id] = response
         sampled = columns.flat(tensors["response_mask"]).bool()
-        self._compared.trainer.append(columns.flat(tensors["old_log_probs"])[sampled])
-        self._compared.engine.append(columns.flat(tensors["rollout_log_probs"])[sampled])
+        both = (columns.flat(tensors[name])[sampled] for name in ("old_log_probs", "rollout_log_probs"))
+        self._log_probs.append((next(both), next(both)))
 
     def probe(self) -> Probe:
         """All rounds together."""
@@ -228,7 +208,20 @@ class _Trial:
             is_group_relative=adv_estimator_declaration(config.algorithm.adv_estimator).is_group_relative,
             lr=config.actor.optim.lr,
             has_teacher=config.uses_teacher,
-            agreement=self._compared.agreement(is_float32=_is_float32(config)),
+            agreement=self._agreement(),
+        )
+
+    def _agreement(self) -> Agreement | None:
+        if not sum(ours.numel() for ours, _ in self._log_probs):
+            return None
+        ours, theirs = (torch.cat(parts).double() for parts in zip(*self._log_probs, strict=True))
+        difference = (ours - theirs).abs()
+        return Agreement(
+            num_tokens=ours.numel(),
+            max_log_prob=float(difference.max()),
+            mean_log_prob=float(difference.mean()),
+            mean_prob=float((ours.exp() - theirs.exp()).abs().mean()),
+            is_float32=_is_float32(self._config),
         )
 
     def shown(self) -> list[dict[str, Any]]:

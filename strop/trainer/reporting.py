@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from strop.algorithms.measures import spread
 from strop.base.metrics import Metric
 from strop.trainer.config import Config
 from strop.workers import metrics as measure
@@ -34,7 +35,7 @@ def episode_metrics(reports: Sequence[EpisodeReport], config: Config) -> dict[st
             max_prompt_tokens=config.data.max_prompt_tokens,
             max_response_tokens=config.data.max_response_tokens,
         ),
-        **measure.turn_metrics([report.num_turns for report in played]),
+        **spread(measure.TURNS, [report.num_turns for report in played]),
         **measure.agent_loop_metrics(
             [_seconds(report) for report in played],
             [(report.num_prompt_tokens, report.num_response_tokens) for report in played],

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.agents.registry import agents
 from strop.agents.rows import with_agents
 from strop.agents.setup import AgentSetup
 from strop.data.cache import cache_folder, prune
@@ -18,7 +17,7 @@ from strop.data.mixing import check_source_weights, weighted_epochs
 from strop.data.prompts import PromptDataset
 from strop.data.sampler import PromptSampler, val_uid
 from strop.data.splits import load_rows
-from strop.data.streaming import Drawn, StreamedPrompts, TrainingPrompts, draw
+from strop.data.streaming import StreamedPrompts, TrainingPrompts
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.engines.model_folder import end_tokens
@@ -38,14 +37,6 @@ class TrainingData:
     num_steps: int
     visits_per_step: float
     """How often a step visits each prompt; below 1, some prompts wait for a later step."""
-
-    def draw(self, count: int) -> Drawn:
-        """The prompts of the next visits, and the visits that were passed over."""
-        drawn = draw(self.train, self.sampler, count)
-        for prompt in drawn.prompts:
-            if prompt.agent_name:
-                _check_agent(prompt.agent_name, "train", prompt.row)
-        return drawn
 
     def report(self) -> list[str]:
         """One line per split."""
@@ -78,7 +69,6 @@ def load_training_data(config: Config) -> TrainingData:
     if data.streaming:
         train = StreamedPrompts(with_agents(rows, setup, "train", is_streamed=True), tokenizer, data)
     else:
-        _check_agents(rows, "train")
         train = PromptDataset(with_agents(rows, setup, "train"), tokenizer, data, "train")
         if weights:
             check_source_weights(train.data_sources, weights)
@@ -139,24 +129,8 @@ def _check_media(config: Config, *, has_media: bool) -> None:
 def load_val_prompts(data: DataConfig, tokenizer: Any, setup: AgentSetup) -> list[Prompt]:
     """The validation prompts, in the order of the files; `setup` knows what their agents and tools show."""
     rows = load_rows(data, "val", tokenizer)
-    _check_agents(rows, "val")
     dataset = PromptDataset(with_agents(rows, setup, "val"), tokenizer, data, "val")
     return [dataset.prompt(row, val_uid(row)) for row in dataset.row_numbers]
-
-
-def _check_agents(rows: Sequence[Mapping[str, Any]], split: str) -> None:
-    for number, row in enumerate(rows):
-        name = row.get("agent_name")
-        if name:
-            _check_agent(str(name), split, number)
-
-
-def _check_agent(name: str, split: str, row: int) -> None:
-    if name not in agents:
-        raise ValueError(
-            f"{split} row {row} has agent_name {name!r}, but no agent has that name; known: "
-            f"{', '.join(sorted(agents))}"
-        )
 
 
 def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()) -> tuple[int, ...]:

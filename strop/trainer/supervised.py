@@ -88,14 +88,7 @@ class SupervisedTrainer:
 
     def _load(self, data: SftDataConfig, files: Sequence[str], split: str) -> SftDataset:
         dataset = SftDataset(
-            read_rows(files, self._config.data.cache_dir),
-            self._tokenizer,
-            data.max_tokens,
-            messages_key=data.messages_key,
-            prompt_key=data.prompt_key,
-            completion_key=data.completion_key,
-            chat_template_kwargs=data.chat_template_kwargs,
-            split=split,
+            read_rows(files, self._config.data.cache_dir), self._tokenizer, data, split=split
         )
         self._say(dataset.report())
         return dataset

@@ -98,11 +98,6 @@ def length_metrics(
     return metrics
 
 
-def turn_metrics(num_turns: Numbers) -> Metrics:
-    """TURNS."""
-    return spread(TURNS, num_turns)
-
-
 def agent_loop_metrics(seconds: Sequence[Mapping[str, float]], lengths: Sequence[tuple[int, int]]) -> Metrics:
     """AGENT_TIME and SLOWEST.
 

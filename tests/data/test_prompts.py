@@ -79,7 +79,7 @@ def test_long_prompts_are_dropped_counted_and_keep_their_row_numbers() -> None:
     rows = [row("a"), row("b" * 10), row("ccc"), row("d" * 20)]
     dataset = PromptDataset(rows, make_tokenizer(CHATML), config(max_prompt_tokens=28), "train")
     assert dataset.row_numbers == (0, 2)
-    assert (len(dataset), dataset.num_filtered) == (2, 2)
+    assert len(dataset) == 2
     assert dataset.prompt(2, "e0-000002").ground_truth == "ccc"
     assert dataset.report() == (
         "train: 2 prompts of 20 to 22 tokens (median 20); dropped 2 (50.0 %) longer than "
@@ -110,7 +110,6 @@ def test_validation_prompts_are_spread_over_the_rows() -> None:
     settings = config(max_val_prompts=4)
     dataset = PromptDataset(rows, make_tokenizer(CHATML), settings, "val")
     assert dataset.row_numbers == (0, 2, 5, 7)
-    assert dataset.num_filtered == 0
     assert dataset.report().endswith("; 6 left out by data.max_val_prompts=4")
     assert len(PromptDataset(rows, make_tokenizer(CHATML), settings, "train")) == 10
     assert len(PromptDataset(rows[:3], make_tokenizer(CHATML), settings, "val")) == 3

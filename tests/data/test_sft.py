@@ -12,6 +12,10 @@ from references.chat_templates import CHATML, FORGETFUL, LLAMA3, LLAMA3_CONTROL,
 from strop.data import SftDataConfig, SftDataset
 
 
+def at_most(max_tokens: int, **settings: Any) -> SftDataConfig:
+    return SftDataConfig(max_tokens=max_tokens, **settings)
+
+
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
@@ -45,7 +49,7 @@ TWO_TURNS = [
 
 def test_chatml_trains_answers_and_their_end_but_not_the_new_line_after_it() -> None:
     tokenizer = make_tokenizer(CHATML)
-    dataset = SftDataset([{"messages": TWO_TURNS}], tokenizer, 200)
+    dataset = SftDataset([{"messages": TWO_TURNS}], tokenizer, at_most(200))
     assert trained(tokenizer, dataset) == ["yo<|im_end|>", "so on<|im_end|>"]
     assert tokenizer.decode(list(dataset[0].token_ids)) == (
         "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
@@ -57,14 +61,14 @@ def test_chatml_trains_answers_and_their_end_but_not_the_new_line_after_it() -> 
 def test_llama3_trims_and_closes_turns_with_its_own_token() -> None:
     tokenizer = make_tokenizer(LLAMA3, LLAMA3_CONTROL)
     messages = [user("hi"), assistant("  yo\n"), user("and?"), assistant("so on")]
-    dataset = SftDataset([{"messages": messages}], tokenizer, 200)
+    dataset = SftDataset([{"messages": messages}], tokenizer, at_most(200))
     assert trained(tokenizer, dataset) == ["yo<|eot|>", "so on<|eot|>"]
 
 
 def test_marked_templates_decide_themselves_even_when_they_rewrite_turns() -> None:
     tokenizer = make_tokenizer(MARKED)
     messages = [user("hi"), assistant("<think>a</think>yo"), user("and?"), assistant("<think>b</think>so on")]
-    dataset = SftDataset([{"messages": messages}], tokenizer, 200)
+    dataset = SftDataset([{"messages": messages}], tokenizer, at_most(200))
     assert trained(tokenizer, dataset) == ["yo<|im_end|>", "<think>b</think>so on<|im_end|>"]
 
 
@@ -73,13 +77,13 @@ def test_a_template_that_rewrites_a_turn_is_refused_by_turn() -> None:
     messages = [user("hi"), assistant("<think>a</think>yo"), user("and?"), assistant("so on")]
     match = r"train row 1: .*not append-only at message 2 of 4 \(assistant\): it writes its text as '<think>a"
     with pytest.raises(ValueError, match=match):
-        SftDataset([{"messages": messages[:2]}, {"messages": messages}], tokenizer, 200)
+        SftDataset([{"messages": messages[:2]}, {"messages": messages}], tokenizer, at_most(200))
 
 
 def test_a_rewriting_template_serves_rows_that_it_does_not_rewrite() -> None:
     tokenizer = make_tokenizer(FORGETFUL)
     rows = [{"messages": [user("hi"), assistant("<think>a</think>yo")]}, {"messages": TWO_TURNS}]
-    dataset = SftDataset(rows, tokenizer, 200)
+    dataset = SftDataset(rows, tokenizer, at_most(200))
     assert trained(tokenizer, dataset, 0) == ["<think>a</think>yo<|im_end|>"]
     assert trained(tokenizer, dataset, 1) == ["yo<|im_end|>", "so on<|im_end|>"]
 
@@ -91,7 +95,7 @@ def test_a_generation_prompt_that_answers_do_not_begin_with_is_refused() -> None
     with pytest.raises(
         ValueError, match="message 2 of 2 .*the generation prompt before it as '<think>.*but as 'yo<"
     ):
-        SftDataset([{"messages": [user("hi"), assistant("yo")]}], tokenizer, 200)
+        SftDataset([{"messages": [user("hi"), assistant("yo")]}], tokenizer, at_most(200))
 
 
 @settings(max_examples=30, deadline=None)
@@ -102,7 +106,7 @@ def test_tokens_before_a_turn_are_the_prompt_a_rollout_is_given(texts: list[str]
     template, control = (LLAMA3, LLAMA3_CONTROL) if llama else (CHATML, ["<|im_start|>", "<|im_end|>"])
     tokenizer = make_tokenizer(template, control, [("\n", "\n"), ("a", "b")])
     messages = [message for text in texts for message in (user("q"), assistant(text))]
-    example = SftDataset([{"messages": messages}], tokenizer, 1000)[0]
+    example = SftDataset([{"messages": messages}], tokenizer, at_most(1000))[0]
     flags = [False, *example.loss_mask]
     starts = [i for i in range(len(example.token_ids)) if flags[i + 1] and not flags[i]]
     assert len(starts) == len(texts)
@@ -111,13 +115,13 @@ def test_tokens_before_a_turn_are_the_prompt_a_rollout_is_given(texts: list[str]
     assert list(example.token_ids[: starts[0]]) == first_prompt
     whole = tokenizer.apply_chat_template(messages, tokenize=False)
     assert tokenizer.decode(list(example.token_ids)) == whole
-    runs = trained(tokenizer, SftDataset([{"messages": messages}], tokenizer, 1000))
+    runs = trained(tokenizer, SftDataset([{"messages": messages}], tokenizer, at_most(1000)))
     assert runs == [(text.strip() if llama else text) + control[-1] for text in texts]
 
 
 def test_an_answer_that_would_merge_with_the_header_is_cut_there() -> None:
     tokenizer = make_tokenizer(CHATML, merges=[("\n", "\n")])
-    dataset = SftDataset([{"messages": [user("q"), assistant("\nyo")]}], tokenizer, 100)
+    dataset = SftDataset([{"messages": [user("q"), assistant("\nyo")]}], tokenizer, at_most(100))
     assert trained(tokenizer, dataset) == ["\nyo<|im_end|>"]
     assert tokenizer.convert_tokens_to_ids("\n\n") not in dataset[0].token_ids
 
@@ -130,7 +134,7 @@ def test_prompt_and_completion_train_the_completion_only(template: str) -> None:
         {"prompt": [user("hi")], "completion": [assistant("yo"), user("and?"), assistant("so on")]},
         {"prompt": [user("hi"), assistant("given"), user("and?")], "completion": "so on"},
     ]
-    dataset = SftDataset(rows, tokenizer, 200)
+    dataset = SftDataset(rows, tokenizer, at_most(200))
     assert trained(tokenizer, dataset, 0) == ["yo<|im_end|>"]
     assert trained(tokenizer, dataset, 1) == ["yo<|im_end|>", "so on<|im_end|>"]
     assert trained(tokenizer, dataset, 2) == ["so on<|im_end|>"]
@@ -139,7 +143,7 @@ def test_prompt_and_completion_train_the_completion_only(template: str) -> None:
 def test_tool_turns_carry_no_loss() -> None:
     tokenizer = make_tokenizer(CHATML)
     messages = [user("2+2?"), assistant("<call>"), {"role": "tool", "content": "4"}, assistant("four")]
-    assert trained(tokenizer, SftDataset([{"messages": messages}], tokenizer, 200)) == [
+    assert trained(tokenizer, SftDataset([{"messages": messages}], tokenizer, at_most(200))) == [
         "<call><|im_end|>",
         "four<|im_end|>",
     ]
@@ -148,13 +152,15 @@ def test_tool_turns_carry_no_loss() -> None:
 def test_an_answer_before_any_question_is_not_trained() -> None:
     tokenizer = make_tokenizer(CHATML)
     messages = [assistant("welcome"), user("hi"), assistant("yo")]
-    assert trained(tokenizer, SftDataset([{"messages": messages}], tokenizer, 200)) == ["yo<|im_end|>"]
+    assert trained(tokenizer, SftDataset([{"messages": messages}], tokenizer, at_most(200))) == [
+        "yo<|im_end|>"
+    ]
 
 
 def test_tools_of_a_row_reach_the_template() -> None:
     tokenizer = make_tokenizer("{% for t in tools or [] %}[{{ t['name'] }}]{% endfor %}" + CHATML)
     rows = [{"messages": [user("hi"), assistant("yo")], "tools": json.dumps([{"name": "add"}])}]
-    dataset = SftDataset(rows, tokenizer, 200)
+    dataset = SftDataset(rows, tokenizer, at_most(200))
     assert tokenizer.decode(list(dataset[0].token_ids)).startswith("[add]<|im_start|>user")
     assert trained(tokenizer, dataset) == ["yo<|im_end|>"]
 
@@ -162,7 +168,7 @@ def test_tools_of_a_row_reach_the_template() -> None:
 def test_long_conversations_are_dropped_and_counted() -> None:
     # 19 tokens of the template before the answer and 2 after it, plus question and answer.
     rows = [{"messages": [user("q"), assistant("a" * count)]} for count in (1, 30, 5)]
-    dataset = SftDataset(rows, make_tokenizer(CHATML), 27)
+    dataset = SftDataset(rows, make_tokenizer(CHATML), at_most(27))
     assert [dataset[index].row for index in range(len(dataset))] == [0, 2]
     assert [len(dataset[index].token_ids) for index in range(2)] == [23, 27]
     assert dataset.num_filtered == 1
@@ -171,24 +177,26 @@ def test_long_conversations_are_dropped_and_counted() -> None:
         "longer than data.max_tokens=27"
     )
     with pytest.raises(ValueError, match="no train conversation is left.*the shortest has 23 tokens"):
-        SftDataset(rows, make_tokenizer(CHATML), 22)
+        SftDataset(rows, make_tokenizer(CHATML), at_most(22))
 
 
 def test_text_after_a_control_token_within_an_answer_is_trained() -> None:
     template = "{% for m in messages %}{{ m['role'] + '|' + m['content'] + '\\n' }}{% endfor %}"
     tokenizer = make_tokenizer(template + "{% if add_generation_prompt %}{{ 'assistant|' }}{% endif %}")
     rows = [{"messages": [user("hi"), assistant("<|im_start|>yo")]}]
-    assert trained(tokenizer, SftDataset(rows, tokenizer, 100)) == ["<|im_start|>yo\n"]
+    assert trained(tokenizer, SftDataset(rows, tokenizer, at_most(100))) == ["<|im_start|>yo\n"]
 
 
 def test_answers_without_an_end_are_reported() -> None:
     template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
     template += "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
     tokenizer = make_tokenizer(template)
-    dataset = SftDataset([{"messages": [user("hi"), assistant("yo")]}], tokenizer, 100)
+    dataset = SftDataset([{"messages": [user("hi"), assistant("yo")]}], tokenizer, at_most(100))
     assert trained(tokenizer, dataset) == ["yo\n"]  # here the new line is what ends a turn
     assert "WARNING: 1 answers end without a control token" in dataset.report()
-    assert "WARNING" not in SftDataset([{"messages": TWO_TURNS}], make_tokenizer(CHATML), 200).report()
+    assert (
+        "WARNING" not in SftDataset([{"messages": TWO_TURNS}], make_tokenizer(CHATML), at_most(200)).report()
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,28 +215,30 @@ def test_answers_without_an_end_are_reported() -> None:
 )
 def test_malformed_rows_are_named(row: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        SftDataset([row], make_tokenizer(CHATML), 100)
+        SftDataset([row], make_tokenizer(CHATML), at_most(100))
 
 
 def test_a_template_that_drops_answers_is_refused() -> None:
     template = "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}"
     with pytest.raises(ValueError, match="train row 0: the assistant turns render to no tokens"):
-        SftDataset([{"messages": [user("hi"), assistant("yo")]}], make_tokenizer(template), 100)
+        SftDataset([{"messages": [user("hi"), assistant("yo")]}], make_tokenizer(template), at_most(100))
 
 
 def test_other_column_names() -> None:
     tokenizer = make_tokenizer(CHATML)
     rows = [{"q": "hi", "a": "yo"}, {"talk": TWO_TURNS}]
-    dataset = SftDataset(rows, tokenizer, 200, messages_key="talk", prompt_key="q", completion_key="a")
+    dataset = SftDataset(
+        rows, tokenizer, at_most(200, messages_key="talk", prompt_key="q", completion_key="a")
+    )
     assert trained(tokenizer, dataset, 0) == ["yo<|im_end|>"]
     assert len(trained(tokenizer, dataset, 1)) == 2
 
 
 def test_a_tokenizer_without_chat_template_or_no_rows() -> None:
     with pytest.raises(ValueError, match="no chat template"):
-        SftDataset([{"messages": TWO_TURNS}], make_tokenizer(None), 100)
+        SftDataset([{"messages": TWO_TURNS}], make_tokenizer(None), at_most(100))
     with pytest.raises(ValueError, match="val data has no rows; check data.val_files"):
-        SftDataset([], make_tokenizer(CHATML), 100, split="val")
+        SftDataset([], make_tokenizer(CHATML), at_most(100), split="val")
 
 
 def test_impossible_settings_are_refused() -> None:
@@ -267,7 +277,7 @@ def test_tool_calls_are_trained_and_what_tools_answer_is_not(arguments: Any) -> 
         {"role": "tool", "content": "2"},
         assistant("it is 2"),
     ]
-    dataset = SftDataset([{"messages": messages, "tools": [{"name": "add"}]}], tokenizer, 400)
+    dataset = SftDataset([{"messages": messages, "tools": [{"name": "add"}]}], tokenizer, at_most(400))
     assert trained(tokenizer, dataset) == [
         '<call>add{"a": 1}</call><|im_end|>',
         'again: <call>add{"a": 1}</call><|im_end|>',
@@ -280,7 +290,7 @@ def test_tool_calls_are_trained_and_what_tools_answer_is_not(arguments: Any) -> 
 
 def test_a_null_in_arguments_written_as_text_is_an_argument() -> None:
     tokenizer = make_tokenizer(TOOLS)
-    dataset = SftDataset([{"messages": [user("q"), calling('{"a": null}')]}], tokenizer, 200)
+    dataset = SftDataset([{"messages": [user("q"), calling('{"a": null}')]}], tokenizer, at_most(200))
     assert trained(tokenizer, dataset) == ['<call>add{"a": null}</call><|im_end|>']
 
 
@@ -298,7 +308,7 @@ def test_a_null_in_arguments_written_as_text_is_an_argument() -> None:
 )
 def test_broken_tool_calls_are_named(message: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=f"train row 0: .*{match}"):
-        SftDataset([{"messages": [user("q"), message]}], make_tokenizer(TOOLS), 200)
+        SftDataset([{"messages": [user("q"), message]}], make_tokenizer(TOOLS), at_most(200))
 
 
 def test_thinking_is_switched_by_row() -> None:
@@ -313,11 +323,11 @@ def test_thinking_is_switched_by_row() -> None:
     rows = [
         {"messages": [user("hi"), assistant("yo")], "enable_thinking": flag} for flag in (True, False, None)
     ]
-    dataset = SftDataset(rows, tokenizer, 200, chat_template_kwargs={"enable_thinking": False})
+    dataset = SftDataset(rows, tokenizer, at_most(200, chat_template_kwargs={"enable_thinking": False}))
     texts = [tokenizer.decode(list(dataset[index].token_ids)) for index in range(3)]
     assert ["<think></think>yo" in text for text in texts] == [False, True, True]
     assert [trained(tokenizer, dataset, index) for index in range(3)] == [["yo<|im_end|>"]] * 3
     with pytest.raises(
         ValueError, match="column 'enable_thinking' holds str 'false'; it must be true or false"
     ):
-        SftDataset([{**rows[0], "enable_thinking": "false"}], tokenizer, 200)
+        SftDataset([{**rows[0], "enable_thinking": "false"}], tokenizer, at_most(200))

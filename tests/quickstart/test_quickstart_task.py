@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.data import DataConfig, PromptDataset, SftDataset, read_rows
+from strop.data import DataConfig, PromptDataset, SftDataConfig, SftDataset, read_rows
 from strop.data.tiny import make_tiny_tokenizer
 from strop.quickstart.task import draw_words, write_task
 
@@ -95,5 +95,5 @@ def test_the_task_goes_through_the_tiny_tokenizer(tmp_path: Path) -> None:
     config = DataConfig(train_files=(str(files.train),), prompts_per_step=2)
     prompts = PromptDataset(read_rows([files.train]), tokenizer, config, "train")
     assert {len(prompts.prompt(row, "e0-000000").token_ids) for row in prompts.row_numbers} == {3 + 9 + 5}
-    example = SftDataset(read_rows([files.sft]), tokenizer, 64)[0]
+    example = SftDataset(read_rows([files.sft]), tokenizer, SftDataConfig(max_tokens=64))[0]
     assert sum(example.loss_mask) == 5 + 1

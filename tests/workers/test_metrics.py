@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.algorithms.measures import critic_metrics, group_metrics, mismatch_metrics
+from strop.algorithms.measures import critic_metrics, group_metrics, mismatch_metrics, spread
 from strop.workers.metrics import (
+    TURNS,
     length_metrics,
     reward_outcome_metrics,
     throughput_metrics,
     timing_metrics,
-    turn_metrics,
 )
 
 
@@ -81,12 +81,12 @@ def test_nothing_is_clipped_below_the_configured_limit() -> None:
 
 
 def test_turns() -> None:
-    assert turn_metrics([2, 4, 6]) == {"num_turns/min": 2.0, "num_turns/max": 6.0, "num_turns/mean": 4.0}
+    assert spread(TURNS, [2, 4, 6]) == {"num_turns/min": 2.0, "num_turns/max": 6.0, "num_turns/mean": 4.0}
 
 
 def test_statistics_over_nothing_are_left_out() -> None:
     none = torch.zeros(0)
-    assert turn_metrics([]) == {}
+    assert spread(TURNS, []) == {}
     assert group_metrics(none, none.long()) == {}
     assert mismatch_metrics(none[None], none[None], none[None]) == {"training/rollout_probs_diff_valid": 0.0}
     metrics = length_metrics(

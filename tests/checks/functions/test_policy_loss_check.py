@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from probing import ratio, terms
 from torch import Tensor
 
 from strop.algorithms.aggregation import agg_loss
@@ -44,14 +45,6 @@ def rules(loss: Callable[..., object]) -> set[str]:
     found = check_policy_loss(loss)
     assert len({finding.sentence for finding in found}) == len(found)
     return {finding.rule for finding in found}
-
-
-def ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    return (log_probs - old_log_probs).clamp(-20, 20).exp()
-
-
-def terms(values: Tensor, **statistics: Tensor) -> PolicyLossTerms:
-    return PolicyLossTerms(terms=values, statistics=statistics)
 
 
 def plain(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
