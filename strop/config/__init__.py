@@ -1,7 +1,8 @@
 """The machinery of configuration: overrides over the dataclasses that live beside the code.
 
 load.py is the way in: values come from sources.py (files, presets) and overrides.py (the command line), are
-laid over each other in layers.py and become objects in build.py, of what schema.py finds in the dataclasses.
+laid over each other in layers.py by the keys of schema.py, and become objects in build.py. What fits a field, and the
+names of bounds, stand below this room (strop.base.field_types).
 save.py and describe.py are the ways out; explain.py (with usage.py) says all there is about one key, deviations.py
 where a configuration leaves its preset.
 Knows no room of strop and imports no torch.
