@@ -43,12 +43,13 @@ GUESTS = (
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {
-    PACKAGE.parent / f"{module.replace('.', '/')}.py" for module in targets("command").values()
+    PACKAGE.parent / f"{target.partition(':')[0].replace('.', '/')}.py"
+    for place in ("command", "data command")
+    for target in targets(place).values()
 }
 STILL_IMPORTING = {
     "agents/context.py", "agents/conversation.py", "agents/setup.py", "agents/templates.py", "agents/turns.py",
-    "cli/data.py", "rewards/child.py", "rewards/functions.py", "rewards/managers.py",
-    "rewards/pool.py", "trainer/code_named.py", "trainer/spending.py", "workers/player.py", "workers/programs.py",
+    "trainer/code_named.py", "workers/player.py", "workers/programs.py",
 }  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 SIDEWAYS = {("agents", "rollout")}

@@ -22,11 +22,19 @@ from typing import Any
 PACKAGE = Path(__file__).parent.parent
 
 PLACES = {
-    "section": "full key of a section of the configuration: its dataclass (strop.base.sections)",
+    "section": "full key of a section of the configuration: its dataclass, with code_named() (strop.base.sections)",
+    "changeable settings": "what they are about: full keys of settings that a run may be continued with anew",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args)",
+    "data command": "word after `strop data`: its strop.cli.data.Action",
     "public name": "a dotted name that users import from the core: what it stands for",
     "function check": "a kind, as in `strop check KIND NAME key=value`: a function (name, words) that lists "
     "the rules it breaks",
+    "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "
+    "answers (strop.rewards.service)",
+    "reward worker": "full key of a section below reward: a function that each process that scores calls as it starts, "
+    "with the section as plain data",
+    "reward loader": "what scores in place of a function of the user's (`built-in scorer`, `manager`): a function from "
+    "its setup to a strop.rewards.functions.RewardFunction",
     "key translation": "a library: a function from a key of it to our full keys and a sentence",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
     "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",

@@ -1,6 +1,7 @@
 """Where the processes of a torch.distributed group find each other, behind a gate.
 
-torch's own TCPStore listens on every address of the machine and lets anybody read, change and delete its keys. A
+torch's own TCPStore listens on every address of the machine unless it is handed a socket, and on any address it lets
+anybody read, change and delete its keys; of a client that died it says nothing before a wait has run out. A
 `MeetingPoint` is bound to one address and serves only who knows the secret of the run; `MeetingStore` is a client of
 it that torch takes for a store. A few hundred bytes per process and group go through it, once.
 

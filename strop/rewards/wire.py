@@ -5,9 +5,11 @@ reward function made of it. A message is one line: a JSON array without line bre
 
     to the worker      [number, call, *comparisons]                 score this; these comparisons have ended a process
     from the worker    ["ready", style]                             the function is loaded
-                       ["grading", number, comparison]              a comparison of this call begins; null: it ended
                        ["failed", sentence]                         the function cannot be loaded
                        ["start", number]                            the deadline of this call counts from here
+                       ["grading", number, comparison]              a comparison of this call begins; null: it ended
+                       ["away", number, seconds]                    the deadline stands still, for at most so long
+                       ["back", number]                             it counts again
                        ["done", number, kind, score, parts, error, s]  its result
 """
 
@@ -101,23 +103,21 @@ def decode(line: bytes) -> list[Any]:
     return message
 
 
-def outcome_of(message: list[Any]) -> tuple[int, Outcome]:
-    """Number and outcome of a "done" message, every field checked.
+def outcome_of(message: list[Any]) -> Outcome:
+    """The outcome in a "done" message, every field checked.
 
     Raises:
         ValueError: the message has another form than a worker of ours writes.
     """
     match message:
-        case ["done", int(number), str(kind), score, dict(parts), str(error), int() | float() as seconds] if (
-            all(
-                isinstance(key, str) and isinstance(value, (bool, int, float, str))
-                for key, value in parts.items()
-            )
+        case ["done", int(), str(kind), score, dict(parts), str(error), int() | float() as seconds] if all(
+            isinstance(key, str) and isinstance(value, (bool, int, float, str))
+            for key, value in parts.items()
         ):
             if error and kind in ("error", "infrastructure"):
-                return number, Outcome(
+                return Outcome(
                     kind="error" if kind == "error" else "infrastructure", error=error, seconds=seconds
                 )
             if kind == "score" and not error and usable(score) is not None:
-                return number, Outcome(kind="score", score=float(score), parts=parts, seconds=seconds)
+                return Outcome(kind="score", score=float(score), parts=parts, seconds=seconds)
     raise ValueError(f"not the result of a reward worker: {str(message)[:200]}")

@@ -1,5 +1,8 @@
 """The same sandbox built by the system's bubblewrap, for machines that give namespaces to it and to nobody else.
 
+Such are those whose AppArmor grants them by program, as Ubuntu's does since 24.04: there a user's Python gets
+namespaces in which it has no capabilities, and so can mount nothing.
+
 bubblewrap makes the namespaces and the file system; its child is an interpreter with inside.py, which then limits,
 filters, runs and reports as it does where the kernel is called directly. Three differences: each of the three writable
 folders holds a third of limits.disk_mib, the source files of this floor are readable inside, at /.strop, and without a
@@ -22,7 +25,7 @@ _FLOOR = "/.strop"
 _ANSWER_S = 20.0
 _BOOT = """\
 import sys, types
-for name, folder in (("strop", "/"), ("strop.rewards", "/"), ("strop.sandbox", sys.argv[1])):
+for name, folder in (("strop", "/"), ("strop.sandbox", sys.argv[1])):
     sys.modules[name] = package = types.ModuleType(name)
     package.__path__ = [folder]
 import strop.sandbox.bubblewrap as bubblewrap

@@ -26,9 +26,7 @@ for name, folder in json.loads(sys.argv[1]):
 import strop.sandbox.launcher as launcher
 launcher.main(int(sys.argv[2]))
 """
-_PACKAGES = (
-    ("strop", _SANDBOX.parents[1]), ("strop.rewards", _SANDBOX.parent), ("strop.sandbox", _SANDBOX),
-)  # fmt: skip
+_PACKAGES = (("strop", _SANDBOX.parent), ("strop.sandbox", _SANDBOX))
 
 
 class LauncherGone(OSError):

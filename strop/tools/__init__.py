@@ -8,7 +8,7 @@ loading.py     tools of a run, from YAML, files and the registry
 session.py     the tools of one episode: create, execute, rewards, release
 threads.py     functions that may hang, with a deadline
 mcp.py         tools of MCP servers (mcp_config.py, mcp_transport.py)
-search.py      a corpus of one's own, and its index (search_index.py)
+search.py      a corpus of one's own, and its index (search_index.py; index_command.py: `strop data index`)
 python_sandbox.py  programs of the model
 calculator.py  arithmetic
 gsm8k.py       checks an answer, and rewards it

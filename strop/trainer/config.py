@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 
 from strop.agents.config import AgentConfig
@@ -11,6 +11,7 @@ from strop.algorithms.balance import even_bounds
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.loss_declarations import LOSS_DECLARATIONS, check_loss_settings
 from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS, check_shaping
+from strop.base.sections import section
 from strop.data.config import DataConfig
 from strop.data.curriculum import SAMPLERS, sees_results
 from strop.engines.config import EngineConfig, ModelConfig
@@ -30,7 +31,7 @@ UNMEASURED_IN_BASELINES = ("algorithm.reward_shaping", "reward_model.path")
 """Settings that greedy answers are scored without."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("")
 class Config:
     """Everything a run depends on.
 
@@ -217,12 +218,8 @@ class Config:
     def _check_services(self) -> None:
         """Every rollout worker must have its share of what services allow."""
         workers = self.resources.apart.get("rollout", self.resources.ranks)
-        for service, address in (
-            (self.reward.judge, self.reward.judge.base_url),
-            (self.reward.server, self.reward.server.url),
-        ):
-            if address:
-                service.share(0, workers)
+        for service in self.reward.services.values():
+            service.share(0, workers)
 
     def _check_reward_parts(self) -> None:
         if self.needs("reward_parts") and not self.algorithm.reward_keys:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.cli.models import find_model
+from strop.cli.models import find_model, run_in
 from strop.cli.output import UsageError, plain, print_json, say
-from strop.cli.run_folders import run_in
 from strop.run import RunError, RunFolder
 from strop.view.dropped import find_fates, table_of
 from strop.view.sample_choice import SORTS, in_order, matching

@@ -161,9 +161,9 @@ def test_kill_9_loses_no_record_that_append_returned_from(tmp_path: Path, start:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("save_every", -1, "counts steps"),
+        ("save_every", -1, "whole number of at least 0"),
         ("keep_last", 0, "needs its newest checkpoint"),
-        ("keep_best", -1, "counts"),
+        ("keep_best", -1, "whole number of at least 0"),
     ],
 )
 def test_run_config_refuses_impossible_numbers(field: str, value: int, message: str) -> None:

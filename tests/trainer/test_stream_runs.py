@@ -220,7 +220,7 @@ def test_names_and_settings_that_nobody_knows_are_refused(project: Project, own:
     for words, sentence in {
         ("data.sampler=easy",): "unknown sampler 'easy'; known: best_first, easy_first",
         ("data.reorder_every=2",): "data.sampler=shuffled does not look at results",
-        ("data.reorder_every=-1",): "data.reorder_every is -1 steps",
+        ("data.reorder_every=-1",): "data.reorder_every is -1, but it needs a whole number",
         ("algorithm.reward_shaping=briefly",): "unknown reward shaping 'briefly'; known: brief, too_few",
         ("algorithm.reward_shaping=brief", "algorithm.shaping_settings.prize=1"): "did you mean 'price'",
         ("algorithm.shaping_settings.price=1",): "algorithm.reward_shaping names no function",

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY, check_adv_settings
-from strop.algorithms.extensions import load_extensions
+from strop.algorithms.adv_declarations import check_adv_settings
+from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
+from strop.base.user_files import load_user_file
 from strop.checks.functions.estimators import SHARED_DEFAULTS, check_adv_estimator
 from strop.checks.functions.findings import Finding
 from strop.checks.functions.policy_losses import check_policy_loss
@@ -20,7 +20,7 @@ from strop.cli.output import UsageError
 from strop.config.overrides import parse_override
 
 if TYPE_CHECKING:
-    from types import ModuleType
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +106,8 @@ def find_subject(name: str, registry: Any) -> Subject:
             raise UsageError(f"{name!r} names no function; write {name}:NAME")
         registry[name]  # an unknown name fails here, with the known ones in the message
         return Subject(shown=name, target=name, file=None)
-    load_extensions([file])
+    module = load_user_file(file, setting="algorithm.extensions")
     path = Path(file).expanduser().resolve()
-    module = _module_of(path)
     registered = [key for key, function in registry.items() if function.__module__ == module.__name__]
     if inside in registered:
         return Subject(shown=name, target=inside, file=path)
@@ -121,11 +120,3 @@ def find_subject(name: str, registry: Any) -> Subject:
         known = sorted({*registered, *functions})
         raise ValueError(f"{file} has no function {inside!r}; it has {', '.join(known) or 'none'}")
     return Subject(shown=name, target=functions[inside], file=path)
-
-
-def _module_of(path: Path) -> ModuleType:
-    """The module that `load_extensions` made of a file."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) and Path(str(module.__file__)).resolve() == path:
-            return module
-    raise AssertionError(f"{path} has just been imported")

@@ -7,19 +7,19 @@ looks like a lost connection; among them the earlier one counts, by the clocks o
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from strop.controller.errors import Failure
+from strop.controller.ray.cluster import run_on
 from strop.controller.ray.launcher import End, end_of
 from strop.controller.ray.members import Member, Ticket
 from strop.controller.ray.messages import MethodRaised
@@ -81,17 +81,10 @@ def observed(ticket: Ticket) -> Observed:
     )
     cause = getattr(error, "cause", None)
     if isinstance(error, RayTaskError) and isinstance(cause, MethodRaised):
-        report = cause.report
-        raised = replace(
-            basis,
-            exception_type=report.exception_type,
-            message=report.message,
-            traceback=report.traceback,
-            at=report.at,
-            peak_memory_bytes=max(basis.peak_memory_bytes, report.peak_memory_bytes),
-            log_tail=_without_end(_log_of(member)),
-        )
-        return Observed(failure=raised, is_consequence=report.is_consequence)
+        facts = dataclasses.asdict(cause.report)
+        is_consequence = facts.pop("is_consequence")
+        raised = replace(basis, **facts, log_tail=_without_end(_log_of(member)))
+        return Observed(failure=raised, is_consequence=is_consequence)
     if isinstance(error, RayTaskError):  # Ray itself could not run the call, or not store its result
         kind = type(cause).__name__ if cause is not None else "RayTaskError"
         failed = replace(basis, exception_type=kind, message=str(cause or error), traceback=str(error))
@@ -174,9 +167,7 @@ def signal_and_tail(pid: int, path: str, number: int | None) -> str:
 
 
 def _remotely(member: Member, number: int | None) -> str:
-    here = NodeAffinitySchedulingStrategy(member.node.node_id, soft=False)
-    run: Any = ray.remote(signal_and_tail).options(num_cpus=0, scheduling_strategy=here, max_retries=0)
-    reference = run.remote(member.pid, str(member.log_path), number)
+    reference = run_on(member.node.node_id, signal_and_tail, member.pid, str(member.log_path), number)
     try:
         return str(ray.get(reference, timeout=_REMOTE_S))
     except (RayError, GetTimeoutError) as error:

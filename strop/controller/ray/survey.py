@@ -14,14 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import psutil
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from strop.base.device import device_name, num_devices
-from strop.controller.ray.cluster import Cluster, Node
+from strop.controller.ray.cluster import Cluster, Node, run_on
 
 PACKAGES = ("strop", "ray", "torch", "transformers", "tensordict", "numpy")
 """What must be the same on every machine: tensors and classes travel between them."""
@@ -75,7 +73,8 @@ def survey(cluster: Cluster, *, marker: Path | None) -> list[tuple[Node, Machine
         marker: a file to read on each machine; None for none.
     """
     nodes = cluster.nodes()
-    tasks = [_facts_on(node).remote(node.address, "" if marker is None else str(marker)) for node in nodes]
+    file = "" if marker is None else str(marker)
+    tasks = [run_on(node.node_id, facts_here, node.address, file) for node in nodes]
     ready, _ = ray.wait(tasks, num_returns=len(tasks), timeout=SURVEY_S)
     answers: list[tuple[Node, MachineFacts | str]] = []
     for node, task in zip(nodes, tasks, strict=True):
@@ -87,11 +86,6 @@ def survey(cluster: Cluster, *, marker: Path | None) -> list[tuple[Node, Machine
         except ray.exceptions.RayError as error:
             answers.append((node, str(error).strip().splitlines()[-1]))
     return answers
-
-
-def _facts_on(node: Node) -> Any:
-    where = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-    return ray.remote(facts_here).options(num_cpus=0, scheduling_strategy=where, max_retries=0)
 
 
 def facts_here(address: str, marker: str) -> MachineFacts:
