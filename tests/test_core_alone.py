@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_imports import GUESTS, PACKAGE, STILL_IMPORTING
 
-from strop.data.tasks import TaskFiles
+from strop.quickstart.task import TaskFiles
 
 REWARD = '''\
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

@@ -214,3 +214,13 @@ def test_a_class_without_a_state_is_refused() -> None:
     own = sampler_object("odd", [1], DataConfig(sampler="odd"))
     with pytest.raises(ValueError, match="Odd.state_dict returned what a checkpoint cannot hold"):
         PromptSampler([1], 1, 0, "odd", instance=own).progress()
+
+
+@pytest.mark.usefixtures("samplers", "core_alone")
+def test_without_the_form_of_classes_functions_are_registered_and_classes_are_refused() -> None:
+    register_sampler("backwards")(lambda rows: rows[::-1])
+    assert PromptSampler([1, 2, 3], 3, 0, "backwards").next() == [(0, 3), (0, 2), (0, 1)]
+    with pytest.raises(
+        ValueError, match="sampler 'rotating' is a class, but the part of strop for that is missing"
+    ):
+        register_sampler("rotating")(Rotating)

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from references.chat_templates import CHATML, LLAMA3, LLAMA3_CONTROL, make_tokenizer
-from strop.base import guests
 from strop.data import DataConfig, PromptDataset
 
 
@@ -212,18 +209,6 @@ def test_more_rows_than_one_tokenizer_call_takes() -> None:
 def test_impossible_settings_are_refused(changes: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         config(**changes)
-
-
-@pytest.fixture
-def core_alone(tmp_path: Path) -> Iterator[None]:
-    """As if the folders of all guests were taken away."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guests, "PACKAGE", tmp_path)
-        guests.guests.cache_clear()
-        guests.targets.cache_clear()
-        yield
-    guests.guests.cache_clear()
-    guests.targets.cache_clear()
 
 
 @pytest.mark.usefixtures("core_alone")
