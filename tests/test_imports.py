@@ -38,9 +38,8 @@ RANKS = (
 GUESTS = ("checks", "compat", "environments", "interactions", "judges", "sandbox", "scorers", "tools")
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 STILL_IMPORTING = {
-    "agents/context.py", "agents/conversation.py", "agents/setup.py", "agents/templates.py", "agents/turns.py",
     "cli/check.py", "cli/data.py", "rewards/child.py", "rewards/functions.py", "rewards/managers.py",
-    "rewards/pool.py", "trainer/code_named.py", "trainer/spending.py", "workers/player.py", "workers/programs.py",
+    "rewards/pool.py", "trainer/spending.py",
 }  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 SIDEWAYS = {("agents", "rollout")}

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from strop.agents.context import AgentContext, Generate
-from strop.agents.loops import loop_as_agent
+from strop.base.guests import all_joined, joined, targets
 from strop.trajectory import Prompt, Trajectory
 
 Played = Trajectory | Sequence[Trajectory] | None
@@ -28,25 +28,22 @@ AnyAgent = TypeVar("AnyAgent", bound=Callable[..., Any])
 
 
 class AgentRegistry(dict[str, Callable[..., Any]]):
-    """Agents by name: async functions (prompt, trajectory, generate[, context]), or loop classes of verl."""
+    """Agents by name: async functions (prompt, trajectory, generate[, context]), or what guests make one of."""
 
     def register(self, name: str) -> Callable[[AnyAgent], AnyAgent]:
         """Decorator that makes an agent known under `name`.
 
         Raises:
             ValueError: another agent has the name.
-            TypeError: it is neither an async function nor a class with an async method `run`.
+            TypeError: it is no async function, and of no form that a guest knows.
         """
 
         def add(agent: AnyAgent) -> AnyAgent:
             if name in self and self[name] is not agent:
                 raise ValueError(f"agent {name!r} is already registered: {self[name]!r}")
-            played = getattr(agent, "run", None) if inspect.isclass(agent) else agent
-            if not inspect.iscoroutinefunction(played):
-                raise TypeError(
-                    f"agent {name!r} is {agent!r}; register an async function (prompt, trajectory, generate), or a "
-                    f"class with `async def run(self, sampling_params, **row)`"
-                )
+            if _as_function(agent) is None:
+                forms = ["an async function (prompt, trajectory, generate)", *targets("form of agents")]
+                raise TypeError(f"agent {name!r} is {agent!r}; register {', or '.join(forms)}")
             self[name] = agent
             return agent
 
@@ -56,18 +53,41 @@ class AgentRegistry(dict[str, Callable[..., Any]]):
         raise ValueError(f"unknown agent {name!r}; known: {', '.join(sorted(self))}")
 
 
-agents = AgentRegistry()
+def _of_guest(place: str, name: str) -> Callable[..., Awaitable[Played]]:
+    """An agent of a guest, which is imported when it plays."""
+
+    async def play(
+        prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
+    ) -> Played:
+        played: Played = await joined(place, name)(prompt, trajectory, generate, context)
+        return played
+
+    return play
+
+
+AGENTS_IN_A_WORLD = frozenset(targets("agent in a world"))
+"""Names of agents that are given no tools, and score their episodes themselves."""
+agents = AgentRegistry(
+    {name: _of_guest(place, name) for place in ("agent", "agent in a world") for name in targets(place)}
+)
 register = agents.register
-"""Decorator: `@register("name")` over an async function, or over a loop class."""
+"""Decorator: `@register("name")` over an async function, or over what a guest makes one of."""
+
+
+def _as_function(agent: object) -> Callable[..., Awaitable[Played]] | None:
+    """The async function that plays an agent; None where it is none."""
+    if inspect.iscoroutinefunction(agent):
+        return agent
+    made = (function_of(agent) for function_of in all_joined("form of agents").values())
+    return next((function for function in made if function is not None), None)
 
 
 async def play_agent(
     name: str, prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
 ) -> Played:
     """Call the agent of this name with as many arguments as it takes."""
-    agent = agents[name]
-    if inspect.isclass(agent):
-        agent = loop_as_agent(agent)
+    agent = _as_function(agents[name])
+    assert agent is not None, "what is no agent is not registered"
     parameters = inspect.signature(agent).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_context = len(positional) > 3 or any(p.kind is p.VAR_POSITIONAL for p in parameters)

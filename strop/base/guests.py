@@ -23,9 +23,15 @@ PACKAGE = Path(__file__).parent.parent
 
 PLACES = {
     "section": "full key of a section of the configuration: its dataclass (strop.base.sections)",
+    "settings": "full key of a section and a word for them: a dataclass whose fields are among those of the section",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args)",
     "public name": "a dotted name that users import from the core: what it stands for",
     "key translation": "a library: a function from a key of it to our full keys and a sentence",
+    "agent": "name of an agent: the async function (prompt, trajectory, generate, context) that plays it",
+    "agent in a world": "name of an agent that is given no tools and scores its episodes itself: as above",
+    "form of agents": "what agents can be beside async functions: a function from such an object to the async function "
+    "that plays it, or None for objects of another form",
+    "agent kit": "what agents of this run find in their context, as an attribute of this name: a strop.agents.kits.Kit",
     "before the first steps": "a function (config, data, run, say) that looks at what a fresh run will use, keeps what "
     "it finds in the event log, and says it",
 }

@@ -1,10 +1,14 @@
-"""Sections of the configuration that belong to guests: fields that a section of the core gets as its class is made."""
+"""Settings that belong to guests: fields that a section of the core gets as its class is made.
+
+A guest declares a section of its own right below one of the core (place "section"), or fields that stand beside those
+of the core (place "settings").
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, cast, dataclass_transform
 
 from strop.base.guests import joined, targets
 
@@ -14,13 +18,19 @@ S = TypeVar("S")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def section(key: str) -> Callable[[C], C]:
-    """Class decorator: a frozen dataclass with a field for every section that a guest declares right below `key`.
+    """Class decorator: a frozen dataclass, with the settings of guests and a field for each of their sections.
+
+    Settings of guests become base classes of the section; `__post_init__` of each is called, the section's own at the
+    end.
 
     Args:
         key: full key of the section in the root configuration; "" for the root itself.
     """
 
     def make(cls: C) -> C:
+        parts = [joined("settings", full) for full in targets("settings") if full.rpartition(".")[0] == key]
+        if parts:
+            cls = _together(cls, parts)
         for full in targets("section"):
             parent, _, name = full.rpartition(".")
             if parent == key:
@@ -31,6 +41,19 @@ def section(key: str) -> Callable[[C], C]:
         return cls
 
     return make
+
+
+def _together(cls: C, parts: Sequence[type]) -> C:
+    """A class with the fields of all: those of `cls` first, and then those of the parts."""
+    own = dataclass(frozen=True, kw_only=True)(cls)
+
+    def check(self: Any) -> None:
+        for part in (*parts, own):
+            if hasattr(part, "__post_init__"):
+                part.__post_init__(self)
+
+    body = {"__module__": own.__module__, "__doc__": own.__doc__, "__post_init__": check}
+    return cast(C, type(own.__name__, (*reversed(parts), own), body))
 
 
 def guest_sections(config: Any, key: str) -> dict[str, Any]:
@@ -48,11 +71,13 @@ def guest_sections(config: Any, key: str) -> dict[str, Any]:
 
 
 def section_of(config: Any, cls: type[S]) -> S:
-    """The section of type `cls` right below `config`, for the guest that declared it.
+    """The section of type `cls` right below `config`, or `config` itself where these settings are among its own.
 
     Raises:
         LookupError: `config` has no such section.
     """
+    if isinstance(config, cls):
+        return config
     for name in type(config).__dataclass_fields__:
         value = getattr(config, name)
         if isinstance(value, cls):

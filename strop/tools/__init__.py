@@ -6,6 +6,8 @@ arguments.py   arguments of a call against the tool's schema
 functions.py   @function_tool: plain functions as tools
 loading.py     tools of a run, from YAML, files and the registry
 session.py     the tools of one episode: create, execute, rewards, release
+kit.py         tools of a run, chosen by rows and given to episodes; settings.py names them
+agent.py       the agent that calls them
 threads.py     functions that may hang, with a deadline
 mcp.py         tools of MCP servers (mcp_config.py, mcp_transport.py)
 search.py      a corpus of one's own, and its index (search_index.py)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from strop.base.sections import guest_sections
 from strop.data.sources import HUB_PREFIX, is_url
-from strop.environments.loading import environments
 from strop.trainer.config import Config
 
 
@@ -55,21 +55,11 @@ def _of_data(config: Config) -> Iterator[Named]:
 
 
 def _of_agents(config: Config) -> Iterator[Named]:
-    agent = config.agent
-    for path in agent.files:
-        yield Named(key="agent.files", value=path, path=path)
-    for key in ("loops", "tools", "function_tools", "interactions"):
-        path = getattr(agent, key)
-        if path:
-            yield Named(key=f"agent.{key}", value=path, path=path)
-    name = agent.environment.name
-    if name:
-        file, colon, _ = name.rpartition(":")
-        is_file = name not in environments and colon and file.endswith(".py")
-        yield Named(key="agent.environment.name", value=name, path=file if is_file else "")
-        if agent.environment.kwargs:  # modules to import, addresses, files, as the environment has it
-            given = ", ".join(agent.environment.kwargs)
-            yield Named(key="agent.environment.kwargs", value=f"{given} (given to {name})")
+    for key, path in config.agent.files_named():
+        yield Named(key=f"agent.{key}", value=path, path=path)
+    for full, section in guest_sections(config.agent, "agent").items():
+        for key, value, path in section.code_named():
+            yield Named(key=f"{full}.{key}", value=value, path=path)
 
 
 def _of_rewards(config: Config) -> Iterator[Named]:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with
+from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with, tool_kit
 from template_family import family_tokenizer
 
 from strop.agents import AgentConfig, AgentSetup, agents
-from strop.agents.config import EnvironmentConfig
 from strop.agents.rows import with_agents
+from strop.environments.config import EnvironmentConfig
 from strop.tools import FUNCTION_TOOL_REGISTRY, BaseTool, ToolResponse
 from strop.tools.calculator import CalculatorTool
 from strop.tools.gsm8k import Gsm8kTool
@@ -184,7 +184,7 @@ def test_a_template_that_writes_no_calls_needs_a_format_by_name() -> None:
         ValueError, match="the chat template writes no tool calls, .* set agent.tool_format to one of"
     ):
         setup_with(tokenizer, [CalculatorTool()])
-    assert setup_with(tokenizer, [CalculatorTool()], tool_format="hermes").tools
+    assert tool_kit(setup_with(tokenizer, [CalculatorTool()], tool_format="hermes")).parser
 
 
 # ---------------------------------------------------------------------- the limits of an episode
