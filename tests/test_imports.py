@@ -38,8 +38,7 @@ RANKS = (
 GUESTS = ("checks", "compat", "environments", "interactions", "judges", "sandbox", "scorers", "tools")
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 STILL_IMPORTING = {
-    "cli/check.py", "cli/data.py", "rewards/child.py", "rewards/functions.py", "rewards/managers.py",
-    "rewards/pool.py", "trainer/spending.py",
+    "cli/check.py",
 }  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 SIDEWAYS = {("agents", "rollout")}

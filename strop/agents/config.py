@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from strop.base.sections import section
+from strop.base.sections import code_of_guests, section
+from strop.base.trust import Named
 from strop.base.user_files import absolute_path
 
 SINGLE_TURN = "single_turn_agent"
@@ -59,14 +60,15 @@ class AgentConfig:
                     f"this run, has no use for it: name more for it to do ({', '.join(keys)}), or remove it"
                 )
 
-    def files_named(self) -> Iterator[tuple[str, str]]:
-        """Each file that is named, behind the name of the setting."""
+    def code_named(self) -> Iterator[Named]:
+        """What agents would run, import, start or contact beside strop and its packages."""
         for setting in dataclasses.fields(self):
-            value = getattr(self, setting.name)
-            if setting.default == ():
-                yield from ((setting.name, path) for path in value)
-            elif setting.default == "" and value:
-                yield setting.name, value
+            if setting.default in ("", ()):
+                value = getattr(self, setting.name)
+                for path in [value] if isinstance(value, str) else value:
+                    if path:
+                        yield Named(key=f"agent.{setting.name}", value=path, path=path)
+        yield from code_of_guests(self, "agent")
 
     def with_absolute_paths(self) -> AgentConfig:
         """For processes that may have another current directory."""

@@ -22,10 +22,17 @@ from typing import Any
 PACKAGE = Path(__file__).parent.parent
 
 PLACES = {
-    "section": "full key of a section of the configuration: its dataclass (strop.base.sections)",
+    "section": "full key of a section of the configuration: its dataclass, with code_named() (strop.base.sections)",
     "settings": "full key of a section and a word for them: a dataclass whose fields are among those of the section",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args)",
+    "data command": "word after `strop data`: a module with run(args), the arguments of `strop data`",
     "public name": "a dotted name that users import from the core: what it stands for",
+    "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "
+    "answers (strop.rewards.service)",
+    "reward worker": "full key of a section below reward: a function that each process that scores calls as it starts, "
+    "with the section as plain data",
+    "reward loader": "what scores in place of a function of the user's (`built-in scorer`, `manager`): a function from "
+    "its setup to a strop.rewards.functions.RewardFunction",
     "key translation": "a library: a function from a key of it to our full keys and a sentence",
     "agent": "name of an agent: the async function (prompt, trajectory, generate, context) that plays it",
     "agent in a world": "name of an agent that is given no tools and scores its episodes itself: as above",

@@ -6,11 +6,12 @@ of the core (place "settings").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, dataclass_transform
 
 from strop.base.guests import joined, targets
+from strop.base.trust import Named
 
 C = TypeVar("C", bound=type[Any])
 S = TypeVar("S")
@@ -68,6 +69,21 @@ def guest_sections(config: Any, key: str) -> dict[str, Any]:
         for full in targets("section")
         if full.rpartition(".")[0] == key
     }
+
+
+def code_of_guests(config: Any, key: str) -> Iterator[Named]:
+    """What the guests' sections of a section would have run, imported, started or contacted.
+
+    A guest's section says it in its method `code_named`: for each such setting its name there, the value with what
+    becomes of it, and the file, where it is one.
+
+    Args:
+        config: the section.
+        key: its full key.
+    """
+    for full, below in guest_sections(config, key).items():
+        for name, value, path in below.code_named():
+            yield Named(key=f"{full}.{name}", value=value, path=path)
 
 
 def section_of(config: Any, cls: type[S]) -> S:

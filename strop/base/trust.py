@@ -27,6 +27,18 @@ class UntrustedCode(ValueError):
     """Something that received settings name would have been run; the message says what, and how to allow it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """One thing that a setting names."""
+
+    key: str
+    """Full key of the setting."""
+    value: str
+    """As it stands there, with what becomes of it."""
+    path: str = ""
+    """The file, where it is one."""
+
+
 @dataclass(frozen=True)
 class _Closed:
     origin: str

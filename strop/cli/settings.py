@@ -17,7 +17,7 @@ from strop.base import trust
 from strop.cli.output import UsageError, say
 
 if TYPE_CHECKING:
-    from strop.trainer.code_named import Named
+    from strop.base.trust import Named
     from strop.trainer.config import Config
 
 EVERYTHING = ("",)

@@ -1,7 +1,6 @@
 """Scores that come over HTTP.
 
 config.py  JudgeConfig, ServerConfig, and what both share
-http.py    one POST with a deadline
 cache.py   answers on disk, by request
 client.py  RemoteClient: the thread that asks, repeats and counts
 purse.py   what asking a judge may cost

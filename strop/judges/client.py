@@ -22,9 +22,9 @@ from strop.base.token_bucket import TokenBucket
 from strop.border import described, read_json, remember_secret, storable_text
 from strop.judges.cache import AnswerCache
 from strop.judges.config import CallsConfig
-from strop.judges.http import Answer, Exchange
 from strop.judges.purse import Purse
-from strop.rewards.outcome import OutcomeKind, RewardError
+from strop.net.exchange import Answer, Exchange
+from strop.rewards.outcome import CallFailed, OutcomeKind, RewardError
 
 T = TypeVar("T")
 _MAX_WAIT_S = 60.0
@@ -32,15 +32,6 @@ _CLOSE_S = 5.0
 _REPEATABLE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _ABOUT_THE_SAMPLE = frozenset({400, 413, 422})
 """Refusals of this one request, such as a prompt that is too long for the model."""
-
-
-class CallFailed(Exception):
-    """A request that did not succeed; the message is one sentence."""
-
-    def __init__(self, kind: OutcomeKind, sentence: str, usage: Mapping[str, float]) -> None:
-        super().__init__(sentence)
-        self.kind = kind
-        self.usage = usage
 
 
 class _Refused(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
@@ -35,8 +36,8 @@ PLACES = ("question", "answer", "reference", "rubric", "tag", "lowest", "highest
 class CallsConfig:
     """How a service is called: time limits, rates, repeats and what is remembered."""
 
-    SECTION: ClassVar[str]
-    """Where its settings are."""
+    ADDRESS: ClassVar[str]
+    """Full key of the setting with its address; where that is empty, there is no service."""
 
     weight: float = 1.0
     """Of this score in the sum, where there are others."""
@@ -59,6 +60,32 @@ class CallsConfig:
     """Folder that keeps answers by request, so that an equal request is asked once: by several runs, too, and after a
     crash. Empty: nothing is kept."""
 
+    @property
+    def section(self) -> str:
+        """Full key of the section."""
+        return self.ADDRESS.rpartition(".")[0]
+
+    @property
+    def address(self) -> str:
+        """Where the service is; empty where there is none."""
+        return str(getattr(self, self.ADDRESS.rpartition(".")[2]))
+
+    @property
+    def scores(self) -> bool:
+        """The service is asked."""
+        return bool(self.address)
+
+    @property
+    def has_price(self) -> bool:
+        """Whether requests cost something."""
+        return False
+
+    def code_named(self) -> Iterator[tuple[str, str, str]]:
+        """The address; see strop.base.sections.code_of_guests."""
+        if self.scores:
+            secret = f" and your {self.api_key_env}" if self.api_key_env else ""
+            yield self.ADDRESS.rpartition(".")[2], f"{self.address} (gets the answers{secret})", ""
+
     def share(self, rank: int, count: int) -> Self:
         """What process `rank` of `count` may do, so that all of them together keep the limits.
 
@@ -67,7 +94,7 @@ class CallsConfig:
         """
         if self.max_concurrent < count:
             raise ValueError(
-                f"{self.SECTION}.max_concurrent is {self.max_concurrent}, for the whole run, but {count} rollout "
+                f"{self.section}.max_concurrent is {self.max_concurrent}, for the whole run, but {count} rollout "
                 f"workers ask, each at least one thing at a time: raise it to {count} or more, or use fewer workers "
                 f"(resources.ranks, resources.apart.rollout)"
             )
@@ -77,30 +104,31 @@ class CallsConfig:
             requests_per_s=None if self.requests_per_s is None else self.requests_per_s / count,
         )
 
-    def _refuse_settings(self, key: str) -> None:
+    def _refuse_settings(self) -> None:
         """Without an address there is no service, so no setting of it can apply."""
         for one in fields(self):
             default = one.default_factory() if one.default_factory is not MISSING else one.default
             if getattr(self, one.name) != default:
                 raise ValueError(
-                    f"{key.rpartition('.')[0]}.{one.name} is set, but {key} is empty, so nothing is asked: set the "
+                    f"{self.section}.{one.name} is set, but {self.ADDRESS} is empty, so nothing is asked: set the "
                     f"address, or remove the setting"
                 )
 
-    def _check_calls(self, key: str, address: str) -> None:
-        if address:
-            parts = urlsplit(address)
-            try:
-                is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-            except ValueError:  # a port that is no number up to 65535
-                is_address = False
-            if not is_address:
-                raise ValueError(f"{key} is {address!r}; give an address such as http://127.0.0.1:8000/v1")
-            if parts.username or parts.password:
-                raise ValueError(
-                    f"{key} holds a password, which would be written to the run folder: use api_key_env"
-                )
-        section = key.rpartition(".")[0]
+    def _check_calls(self) -> None:
+        parts = urlsplit(self.address)
+        try:
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port that is no number up to 65535
+            is_address = False
+        if not is_address:
+            raise ValueError(
+                f"{self.ADDRESS} is {self.address!r}; give an address such as http://127.0.0.1:8000/v1"
+            )
+        if parts.username or parts.password:
+            raise ValueError(
+                f"{self.ADDRESS} holds a password, which would be written to the run folder: use api_key_env"
+            )
+        section = self.section
         if not math.isfinite(self.weight):
             raise ValueError(f"{section}.weight is {self.weight}; use a finite number")
         for name, value in (("timeout_s", self.timeout_s), ("requests_per_s", self.requests_per_s)):
@@ -118,7 +146,7 @@ class CallsConfig:
 class JudgeConfig(CallsConfig):
     """A language model that grades answers, on any server with OpenAI's chat completions."""
 
-    SECTION: ClassVar[str] = "reward.judge"
+    ADDRESS: ClassVar[str] = "reward.judge.base_url"
 
     base_url: str = ""
     """Address up to and without /chat/completions, such as https://api.openai.com/v1. Empty: no judge."""
@@ -153,10 +181,10 @@ class JudgeConfig(CallsConfig):
     `strop eval` count for themselves."""
 
     def __post_init__(self) -> None:
-        if not self.base_url:
-            self._refuse_settings("reward.judge.base_url")
+        if not self.scores:
+            self._refuse_settings()
             return
-        self._check_calls("reward.judge.base_url", self.base_url)
+        self._check_calls()
         if not self.model:
             raise ValueError("reward.judge.model is empty; name the model that the server at base_url has")
         if not (math.isfinite(self.lowest) and math.isfinite(self.highest) and self.lowest < self.highest):
@@ -185,11 +213,6 @@ class JudgeConfig(CallsConfig):
                 "reward.judge.max_cost is set, but both prices are 0, so nothing would ever be counted: set "
                 "reward.judge.price_per_million_input_tokens and price_per_million_output_tokens"
             )
-
-    @property
-    def scores(self) -> bool:
-        """The judge is asked."""
-        return bool(self.base_url)
 
     @property
     def has_price(self) -> bool:
@@ -229,7 +252,7 @@ class JudgeConfig(CallsConfig):
 class ServerConfig(CallsConfig):
     """A reward model behind an HTTP address."""
 
-    SECTION: ClassVar[str] = "reward.server"
+    ADDRESS: ClassVar[str] = "reward.server.url"
 
     url: str = ""
     """Full address that takes the POST requests. Empty: no server."""
@@ -249,10 +272,10 @@ class ServerConfig(CallsConfig):
     """How long an answer waits for others to share its request, in seconds."""
 
     def __post_init__(self) -> None:
-        if not self.url:
-            self._refuse_settings("reward.server.url")
+        if not self.scores:
+            self._refuse_settings()
             return
-        self._check_calls("reward.server.url", self.url)
+        self._check_calls()
         if self.format == "items" and self.model:
             raise ValueError(
                 "reward.server.model is not sent with format=items: remove it, or use score or classify"
@@ -272,11 +295,6 @@ class ServerConfig(CallsConfig):
             raise ValueError(f"reward.server.batch_size is {self.batch_size}; use at least 1")
         if not (math.isfinite(self.batch_wait_s) and self.batch_wait_s >= 0):
             raise ValueError(f"reward.server.batch_wait_s is {self.batch_wait_s}; use a number of at least 0")
-
-    @property
-    def scores(self) -> bool:
-        """The server is asked."""
-        return bool(self.url)
 
     @property
     def sends_messages(self) -> bool:

@@ -17,12 +17,12 @@ from typing import Any
 
 import regex  # type: ignore[import-untyped]
 
-from strop.border import read_json_at, storable, storable_text, without_common_control_text
-from strop.judges.client import CallFailed, RemoteClient, Reply
+from strop.border import encodable, read_json_at, storable, storable_text, without_common_control_text
+from strop.judges.client import RemoteClient, Reply
 from strop.judges.config import JudgeConfig
 from strop.judges.purse import Purse
 from strop.rewards.combining import Part
-from strop.rewards.outcome import Value
+from strop.rewards.outcome import CallFailed, Value
 
 KEY = "judge"
 _MAX_REASON = 500
@@ -46,38 +46,43 @@ class Judge:
         rank, count: which of how many processes this is that ask the judge for the run.
         """
         self.config = config
-        self.purse = Purse(config.max_cost, count=count)
+        self._purse = Purse(config.max_cost, count=count)
         url = f"{config.base_url.rstrip('/')}/chat/completions"
-        self.client = RemoteClient(config.share(rank, count), url, name=KEY, purse=self.purse)
+        self._client = RemoteClient(config.share(rank, count), url, name=KEY, purse=self._purse)
 
-    async def score(
-        self, question: str, answer: str, reference: str, *, fresh: bool
-    ) -> tuple[Part, dict[str, float]]:
-        """The verdict on one answer, and what it used up.
+    def start(self) -> None:
+        """Start the client; RewardError as `RemoteClient.start`."""
+        self._client.start()
 
-        Args:
-            question, answer: as text.
-            reference: the right answer, where it is known; else empty.
-            fresh: do not take the verdict from the cache.
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._client.close()
 
-        Raises:
-            CallFailed: there is no verdict.
-        """
-        return await self.client.run(self._score(question, answer, reference, fresh=fresh))
+    @property
+    def spent(self) -> float:
+        """What it has cost in this process."""
+        return self._purse.spent
 
-    async def _score(
-        self, question: str, answer: str, reference: str, *, fresh: bool
-    ) -> tuple[Part, dict[str, float]]:
+    def tell_spent(self, run_spent: float) -> None:
+        """What it has cost the run so far, in all its processes and starts (reward.judge.max_cost)."""
+        self._purse.tell(run_spent)
+
+    async def score(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[Part, dict[str, float]]:
+        """The verdict on one answer, and what it used up; see RewardService.score."""
+        return await self._client.run(self._score(item, fresh=fresh))
+
+    async def _score(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[Part, dict[str, float]]:
         config = self.config
+        asked = fill(config, item["prompt"], item["response"], _reference(item["ground_truth"]))
         request = {
             "model": config.model,
-            "messages": [{"role": "user", "content": fill(config, question, answer, reference)}],
+            "messages": [{"role": "user", "content": asked}],
             "temperature": config.temperature,
             "max_tokens": config.max_tokens,
             **config.extra_body,
         }
         try:
-            reply = await self.client.ask(request, fresh=fresh)
+            reply = await self._client.ask(request, fresh=fresh)
         except CallFailed as failed:
             raise CallFailed(failed.kind, str(failed), _named(failed.usage)) from failed
         usage = _named(reply.usage) | self._paid(reply)
@@ -90,7 +95,7 @@ class Judge:
         if isinstance(found, str):
             raise CallFailed("error", f"the judge {config.model} {found}: {_shown(text)}", usage)
         score, reason = found
-        self.client.remember(reply)
+        self._client.remember(reply)
         parts: dict[str, Value] = {"acc": (score - config.lowest) / (config.highest - config.lowest)}
         if reason:
             parts["reason"] = reason[:_MAX_REASON]
@@ -107,14 +112,22 @@ class Judge:
             if isinstance(number, int) and 0 <= number <= _MAX_TOKENS:
                 counts[place] = float(number)
             else:
-                self.purse.pay_unknown()
+                self._purse.pay_unknown()
         config = self.config
         cost = (
             counts[0] * config.price_per_million_input_tokens
             + counts[1] * config.price_per_million_output_tokens
         ) / 1e6
-        self.purse.pay(cost)
+        self._purse.pay(cost)
         return {f"{KEY}/input_tokens": counts[0], f"{KEY}/output_tokens": counts[1], f"{KEY}/cost": cost}
+
+
+def _reference(ground_truth: Any) -> str:
+    """The right answer as text; empty where there is none."""
+    if ground_truth is None:
+        return ""
+    is_text = isinstance(ground_truth, str)
+    return encodable(ground_truth if is_text else json.dumps(storable(ground_truth), ensure_ascii=False))
 
 
 def fill(config: JudgeConfig, question: str, answer: str, reference: str) -> str:

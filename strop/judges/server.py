@@ -27,10 +27,10 @@ from typing import Any
 from strop.border import ControlText, storable_text, usable, without_common_control_text
 from strop.border.values import MAX_NUMBER
 from strop.chat_template import TemplateRefused, TemplateTooCostly, apply_template
-from strop.judges.client import CallFailed, RemoteClient
+from strop.judges.client import RemoteClient
 from strop.judges.config import ServerConfig
 from strop.rewards.combining import Part
-from strop.rewards.outcome import RewardError
+from strop.rewards.outcome import CallFailed, RewardError
 
 KEY = "server"
 
@@ -47,13 +47,16 @@ class _Waiting:
 class RewardServer:
     """Collects answers for a moment and sends them together."""
 
+    spent = 0.0
+    """It has no price."""
+
     def __init__(self, config: ServerConfig, *, rank: int = 0, count: int = 1) -> None:
         """Args:
         config: of the run.
         rank, count: which of how many processes this is that ask the server for the run.
         """
         self.config = config
-        self.client = RemoteClient(config.share(rank, count), config.url, name=KEY)
+        self._client = RemoteClient(config.share(rank, count), config.url, name=KEY)
         self._batch_size = 1 if config.sends_messages else config.batch_size
         self._tokenizer: Any = None
         self._waiting: list[_Waiting] = []
@@ -68,19 +71,18 @@ class RewardServer:
         if self.config.tokenizer:
             self._tokenizer = _load_tokenizer(self.config.tokenizer)
             self._control = ControlText(self._tokenizer)
-        self.client.start()
+        self._client.start()
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._client.close()
+
+    def tell_spent(self, run_spent: float) -> None:
+        """Nothing to keep to."""
 
     async def score(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[Part, dict[str, float]]:
-        """The score of one answer, and its share of what the request used up.
-
-        Args:
-            item: prompt, messages, response, data_source and ground_truth.
-            fresh: do not take it from the cache.
-
-        Raises:
-            CallFailed: there is none.
-        """
-        score, usage = await self.client.run(self._enqueue(item, fresh=fresh))
+        """The score of one answer, and its share of what the request used up; see RewardService.score."""
+        score, usage = await self._client.run(self._enqueue(item, fresh=fresh))
         named = {f"{KEY}/{name}": value for name, value in usage.items()}
         return Part(key=KEY, weight=self.config.weight, score=score, parts={}), named
 
@@ -106,11 +108,11 @@ class RewardServer:
         """Ask for a batch and hand the scores out; every one of its futures is resolved."""
         count = len(batch)
         try:
-            reply = await self.client.ask(
+            reply = await self._client.ask(
                 self._request([one.item for one in batch]), fresh=any(one.fresh for one in batch)
             )
             scores = read_scores(self.config.format, reply.data, count)
-            self.client.remember(reply)
+            self._client.remember(reply)
             usage = {name: value / count for name, value in reply.usage.items()}
             for one, score in zip(batch, scores, strict=True):
                 if isinstance(score, str):

@@ -3,13 +3,17 @@
     config.py      RewardConfig
     outcome.py     Outcome (score / error / timeout / infrastructure), RewardError, RewardUnavailable, the summary line
     pool.py        RewardPool: what the trainer uses; policies for what could not be scored
+    answer.py      one answer, as functions and services are told of it
     combining.py   several scores of one sample as one reward
-    managers.py    reward managers of verl, in worker processes (not imported here: it needs torch)
-    supervisor.py  the thread that owns workers and deadlines
+    service.py     what scores beside functions: services of guests
+    workers.py     the functions in worker processes
+    supervisor.py  the thread that owns the processes and deadlines; calls.py: who waits for an outcome
     worker.py      the parent's side of one worker process
     wire.py        the lines between them (JSON)
     child.py       the worker process; functions.py loads and calls the user's function there
+    budget.py      what grading one answer may cost; waiting.py: time that a deadline does not count
     printed.py     what reward functions print
+    managers.py    names that reward managers import
 
 Nothing here imports torch: a worker process starts in a fraction of a second.
 """

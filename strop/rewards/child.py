@@ -20,24 +20,23 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from strop.base.guests import joined
 from strop.border import usable
 from strop.border.values import MAX_NUMBER
+from strop.rewards import budget, waiting
 from strop.rewards.combining import Part, combine
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe, load_functions
 from strop.rewards.outcome import OutcomeKind, RewardUnavailable, Value
 from strop.rewards.wire import MAX_PARTS_BYTES, decode, encode
-from strop.sandbox import SandboxFailed, SandboxUnavailable, waiting
-from strop.sandbox.opening import config_from_data, shared
-from strop.scorers import budget
 
 _READ_BYTES = 1 << 16
 MAX_ERROR_CHARACTERS = 2000
 """Of the text of an exception, which may hold the whole answer."""
-_NOT_THE_ANSWER = (RewardUnavailable, SandboxFailed, SandboxUnavailable, ConnectionError)
+_NOT_THE_ANSWER = (RewardUnavailable, ConnectionError)
 """Exceptions that say that something scoring needs is not there."""
 
 
@@ -221,10 +220,7 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
     return isinstance(error, MemoryError) or "failed to map segment" in str(error)
 
 
-Loader = Callable[[Sequence[Mapping[str, Any]]], list[RewardFunction]]
-
-
-def main(commands_fd: int, results_fd: int, life_fd: int, *, load: Loader = load_functions) -> None:
+def main(commands_fd: int, results_fd: int, life_fd: int) -> None:
     """Entry point of the process; the first line on the pipe says what to load."""
     for fd in (commands_fd, results_fd, life_fd):
         os.set_inheritable(fd, False)
@@ -237,9 +233,10 @@ def main(commands_fd: int, results_fd: int, life_fd: int, *, load: Loader = load
         return
     (setup,) = decode(first)
     _limit_resources(setup["max_memory_bytes"])
-    shared.configure(config_from_data(setup["sandbox"]))
+    for section, data in setup["sections"].items():
+        joined("reward worker", section)(data)
     try:
-        functions = load(setup["functions"])
+        functions = load_functions(setup["functions"])
     except LoadError as error:
         limit = setup["memory_limit"] if _is_out_of_memory(error.__cause__) else ""
         pipe.put(["failed", f"{error}{limit}"])

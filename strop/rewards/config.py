@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from strop.base.sections import guest_sections, section
+from strop.base.guests import targets
+from strop.base.sections import code_of_guests, guest_sections, section
+from strop.base.trust import Named
+from strop.rewards.service import ServiceSection
 
 Policy = Literal["exclude", "fixed", "retry"]
 MAX_WORKERS = 1024
@@ -18,7 +22,7 @@ _MANAGERS_ELSEWHERE = {
     "batch": "leave it out: a function for whole batches in reward.path is recognised by its parameters",
     "prime": "leave it out: answers are scored at the same time in reward.num_workers processes",
     "dapo": "set reward.overlong_buffer and reward.overlong_penalty",
-    "rate_limited": "set reward.judge, whose requests_per_s and max_concurrent are such limits",
+    "rate_limited": "leave it out: a service that scores has such limits of its own, requests_per_s and max_concurrent",
 }
 """Managers that users know by name, and what does their work here."""
 
@@ -163,8 +167,8 @@ class RewardConfig:
             )
         if self.kwargs and not self.uses_functions:
             raise ValueError(
-                "reward.kwargs is set, but only a judge or a server scores: set reward.path, or reward.functions=[{}] "
-                "for the scorer of the data source"
+                "reward.kwargs is set, but no function scores: set reward.path, or reward.functions=[{}] for the "
+                "scorer of the data source"
             )
         keys = [function.part for function in self.functions]
         keys += [self.part] if self.uses_functions and not self.functions and self.services else []
@@ -197,19 +201,29 @@ class RewardConfig:
 
     @property
     def part(self) -> str:
-        """Name of the score of the one function, where a judge or a server scores as well."""
+        """Name of the score of the one function, where a service scores as well."""
         return self.name if self.path else "rule"
 
     @property
     def uses_functions(self) -> bool:
-        """False where a judge or a server alone scores."""
+        """False where services alone score."""
         return bool(self.path or self.functions) or not self.services
 
     @property
-    def services(self) -> list[str]:
-        """Sections of guests that score as well: names of the sections, which are those of their parts too."""
-        below = guest_sections(self, "reward")
-        return [key.rpartition(".")[2] for key, given in below.items() if getattr(given, "scores", False)]
+    def services(self) -> dict[str, ServiceSection]:
+        """Services that score as well, by the names of their sections, which are those of their parts too."""
+        joined = targets("reward service")
+        below = {key: given for key, given in guest_sections(self, "reward").items() if key in joined}
+        return {key.rpartition(".")[2]: given for key, given in below.items() if given.scores}
+
+    def code_named(self) -> Iterator[Named]:
+        """What scoring would run, import, start or contact beside strop and its packages."""
+        if self.path:
+            yield Named(key="reward.path", value=self.path, path=self.path)
+        for function in self.functions:
+            if function.path:
+                yield Named(key="reward.functions", value=function.path, path=function.path)
+        yield from code_of_guests(self, "reward")
 
 
 def _check_function(section: str, path: str, name: str) -> None:

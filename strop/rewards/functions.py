@@ -23,14 +23,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from strop.base.guests import joined, targets
 from strop.border import real, usable
 from strop.border.text import describe_object
 from strop.border.values import MAX_NUMBER
 from strop.rewards.combining import Part
 from strop.rewards.outcome import Value, usable_part
-from strop.scorers import default_compute_score, prepare
 
-Style = Literal["default", "verl", "trl", "batch", "manager"]
+Style = Literal["verl", "trl", "batch", "manager"]
 MODULE_NAME = "strop_user_reward"
 _SINGLE = ("data_source", "solution_str", "ground_truth", "extra_info")
 
@@ -66,13 +66,12 @@ class RewardFunction:
     """Of its score, where there are several functions."""
 
     def prepare(self, data_source: str) -> None:
-        """Import what the scorer of this data source needs, before the clock of a sample runs."""
-        if self.style == "default":
-            prepare(data_source)
+        """Import what scoring this data source needs, before the clock of a sample runs. A user's function needs
+        nothing more than its file."""
 
     def __call__(self, call: Mapping[str, Any]) -> Any:
         """What the function returns for one call, as it is; possibly a coroutine."""
-        if self.style in ("default", "verl"):
+        if self.style == "verl":
             given = {name: call[name] for name in _SINGLE}
         elif self.style == "batch":
             given = {f"{name}s": [call[name]] for name in _SINGLE}
@@ -183,25 +182,25 @@ def load_functions(setups: Sequence[Mapping[str, Any]]) -> list[RewardFunction]:
 
 
 def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> RewardFunction:
-    """The reward function of a file, or the built-in scorers when its path is empty.
+    """The reward function of a file, or what a guest loads in its place.
 
     Args:
-        setup: path, source, name, kwargs, key and weight.
+        setup: path, source, name, kwargs, manager, tokenizer, key and weight.
         modules: files that are imported already, by path; gains this one.
 
     Raises:
         LoadError: the file cannot be imported, has no such function, or the function cannot be called.
     """
     path, name, kwargs = setup["path"], setup["name"], setup["kwargs"]
-    part = {"key": setup["key"], "weight": setup["weight"]}
-    if not path:
-        return RewardFunction(
-            function=default_compute_score,
-            label="the built-in scorer",
-            style="default",
-            kwargs=kwargs,
-            **part,
-        )
+    kind = "manager" if setup["manager"] else "" if path else "built-in scorer"
+    if kind:
+        if kind not in targets("reward loader"):
+            raise LoadError(
+                f"this installation has no {kind} of a reward (reward.manager is {setup['manager']!r}, reward.path "
+                f"{path!r}): set reward.path to a file with a function of your own"
+            )
+        loaded: RewardFunction = joined("reward loader", kind)(setup)
+        return loaded
     if path not in modules:
         modules[path] = load_module(path, setup["source"], len(modules))
     module = modules[path]
@@ -217,7 +216,10 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
             f"{name!r} in reward file {path} is {_shown(function)}, not a function; set reward.name"
         )
     return replace(
-        _with_convention(function, f"{name} in {Path(path).name}", path, kwargs), path=path, **part
+        _with_convention(function, f"{name} in {Path(path).name}", path, kwargs),
+        path=path,
+        key=setup["key"],
+        weight=setup["weight"],
     )
 
 

@@ -5,7 +5,7 @@ with a training step. It waits in one place, on: the workers' pipes, the wake-up
 and the nearest deadline. Callers wait for a future that this thread always resolves: with a score, an error
 or a timeout, and with an error when the pool stops.
 
-A call's deadline stands still while it is in a sandbox, which has limits of its own (sandbox/waiting.py).
+A call's deadline stands still while it is where other limits hold, as in a sandbox (waiting.py).
 
 A worker works on one call at a time, in the order in which it got them, and says when it starts one. What is
 queued behind a call that times out or kills its worker goes back to the front of the line.
@@ -13,7 +13,6 @@ queued behind a call that times out or kills its worker goes back to the front o
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -23,13 +22,13 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from strop.rewards.calls import Call, deliver, unscored
 from strop.rewards.outcome import Outcome, RewardError
 from strop.rewards.printed import Printed
-from strop.rewards.wire import decode, encode, outcome_of
+from strop.rewards.wire import decode, outcome_of
 from strop.rewards.worker import REAP_S, Launch, WorkerProcess, death_sentence
 
 log = logging.getLogger(__name__)
@@ -44,20 +43,8 @@ _DUMP_S = 0.15
 """Time a hanging worker gets to write where it hangs, in seconds."""
 _OVERTAXED = {-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS}
 """Ends of a process whose comparison needs more computing or stack than there is."""
-_MAX_LEFT_OUT = 3
-"""Comparisons of one sample that are left out, after which its deaths are errors."""
 _MAX_IDLE_DEATHS = 3
 """Deaths in a row without one finished call, after which the pool gives up."""
-
-
-@dataclass(kw_only=True, eq=False)
-class Call:
-    """One sample to score, and who waits for it."""
-
-    number: int
-    line: bytes
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Outcome]
 
 
 class Supervisor:
@@ -68,8 +55,6 @@ class Supervisor:
         launch: Launch,
         *,
         num_workers: int,
-        timeout_s: float,
-        start_timeout_s: float,
         label: str,
         log_file: Path | None = None,
     ) -> None:
@@ -78,15 +63,12 @@ class Supervisor:
         self._launch = launch
         self._printed = Printed(log_file)
         self._num_workers = num_workers
-        self._timeout_s = timeout_s
-        self._start_timeout_s = start_timeout_s
         self._label = label
         self._lock = threading.Lock()
         self._incoming: list[Call] = []
         self._stopped = ""
         self._waiting: deque[Call] = deque()
         self._done: list[tuple[Call, Outcome]] = []
-        self._calls: dict[int, Call] = {}
         self._workers: list[WorkerProcess] = []
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
@@ -111,7 +93,7 @@ class Supervisor:
                 if len(self._incoming) == 1:
                     self._wake()
         if reason:
-            call.loop.call_soon_threadsafe(_resolve, [(call, _unscored(reason))])
+            deliver([(call, unscored(reason))])
 
     def stop(self, reason: str) -> None:
         """End the workers; what is still waiting gets an error outcome with the reason. Returns at once."""
@@ -167,21 +149,10 @@ class Supervisor:
             os.close(self._wake_read)
 
     def _wait_s(self) -> float | None:
-        deadlines = [deadline for worker in self._workers if (deadline := self._deadline(worker)) is not None]
+        deadlines = [worker.deadline for worker in self._workers if worker.deadline is not None]
         if not deadlines:
             return None
         return min(max(0.0, min(deadlines) - time.monotonic()), _CHECK_S)
-
-    def _deadline(self, worker: WorkerProcess) -> float | None:
-        """When something must have happened to this worker; None when it has nothing to do."""
-        if worker.kill_at is not None:
-            return worker.kill_at
-        if worker.current is not None:
-            away_s = 0.0 if worker.away_since is None else worker.away_until - worker.away_since
-            return worker.since + self._timeout_s + away_s
-        if worker.state == "loading" or worker.sent:  # importing the reward file, or what a scorer needs
-            return worker.since + self._start_timeout_s
-        return None
 
     def _on_wake(self, _mask: int) -> None:
         os.read(self._wake_read, 4096)
@@ -239,32 +210,16 @@ class Supervisor:
         return has_ended
 
     def _on_message(self, worker: WorkerProcess, message: list[object]) -> None:
+        if worker.note(message):
+            return
         match message:
-            case ["start", int(number)] if worker.sent and worker.sent[0].number == number:
-                worker.current, worker.since, worker.grading = number, time.monotonic(), None
-                worker.away_since, worker.away_until = None, 0.0
-            case ["away", int(number), float() | int() as at_most_s]:
-                if worker.current == number:  # else it prepares to score, which has a deadline of its own
-                    now = time.monotonic()
-                    worker.away_since = worker.away_since or now
-                    worker.away_until = max(worker.away_until, now + at_most_s)
-            case ["back", int(number)]:
-                if worker.current == number and worker.away_since is not None:
-                    worker.since += time.monotonic() - worker.away_since
-                    worker.away_since, worker.away_until = None, 0.0
-            case ["grading", int(number), (int() | None) as comparison] if worker.current == number:
-                worker.grading = comparison
             case ["done", int(number), *_] if worker.sent and worker.sent[0].number == number:
                 _, outcome = outcome_of(message)
                 if worker.kill_at is not None:  # it came back because it was asked where it hangs
                     outcome = self._timeout(worker, worker.where())
-                worker.sent.popleft()
-                worker.current, worker.kill_at, worker.since = None, None, time.monotonic()
-                worker.grading = None
-                worker.calls_done += 1
+                self._done.append((worker.finish(), outcome))
                 self._idle_deaths, self._last_death = 0, ""
                 self._mean_s += 0.1 * (outcome.seconds - self._mean_s)
-                self._finish(number, outcome)
             case ["ready", str(style)]:
                 worker.state = "ready"
                 worker.style = style
@@ -285,46 +240,32 @@ class Supervisor:
         if not timed_out:
             self._read_messages(worker)
         if worker.current is not None:
-            call = worker.sent.popleft()
-            outcome: Outcome | None = None
-            if not timed_out and status in _OVERTAXED and self._leave_out(call.number, worker.grading):
-                worker.sent.appendleft(call)
-            elif timed_out:
-                outcome = self._timeout(worker, where)
-            else:
+            if timed_out:
+                self._done.append((worker.sent.popleft(), self._timeout(worker, where)))
+            elif status not in _OVERTAXED or not worker.sent[0].leave_out(worker.grading):
                 outcome = Outcome(
                     kind="error",
                     seconds=time.monotonic() - worker.since,
                     error=f"the worker process {death_sentence(status)} in {self._label}{where}",
                 )
-            if outcome is not None:
-                self._finish(call.number, outcome)
+                self._done.append((worker.sent.popleft(), outcome))
         elif not worker.calls_done or worker.sent:
             self._idle_deaths += 1
             action = "loading" if worker.state == "loading" else "preparing to score with"
             death = f"the worker process {death_sentence(status)} while {action} {self._label}{where}"
             self._last_death = self._last_death or death
-        for call in reversed(worker.sent):
-            self._waiting.appendleft(self._calls.pop(call.number))
+        while worker.sent:
+            self._waiting.appendleft(worker.sent.pop())
         for fd in (worker.results_fd, worker.output_fd, worker.printed_fd, worker.commands_fd):
             if fd in self._selector.get_map():
                 self._selector.unregister(fd)
         worker.release()
 
-    def _leave_out(self, number: int, comparison: int | None) -> bool:
-        """Let a call be done again without the comparison that ended the process: its answer is wrong."""
-        call = self._calls[number]
-        message = decode(call.line)
-        if comparison is None or len(message) - 2 >= _MAX_LEFT_OUT:
-            return False
-        call.line = encode([*message, comparison])
-        return True
-
     def _timeout(self, worker: WorkerProcess, where: str) -> Outcome:
         return Outcome(
             kind="timeout",
             seconds=time.monotonic() - worker.since,
-            error=f"{self._label} did not finish in {self._timeout_s:g} s (reward.timeout_s){where}",
+            error=f"{self._label} did not finish in {self._launch.timeout_s:g} s (reward.timeout_s){where}",
         )
 
     def _check_deadlines(self) -> None:
@@ -332,7 +273,7 @@ class Supervisor:
         for worker in self._workers:
             if worker.state == "dead":
                 continue
-            deadline = self._deadline(worker)
+            deadline = worker.deadline
             if deadline is not None and now >= deadline:
                 self._on_deadline(worker, deadline, now)
             elif deadline is not None and not worker.is_running():
@@ -341,14 +282,14 @@ class Supervisor:
     def _on_deadline(self, worker: WorkerProcess, deadline: float, now: float) -> None:
         if worker.current is not None:
             self._on_results(worker, selectors.EVENT_READ)  # the result may lie in the pipe already
-            if self._deadline(worker) != deadline:
+            if worker.deadline != deadline:
                 return
         if worker.kill_at is not None:
             self._bury(worker, wait_s=0.0, timed_out=True)
         elif worker.current is not None:
             worker.ask_where(now + _DUMP_S)
         else:
-            limit = f"within {self._start_timeout_s:g} s (reward.start_timeout_s)"
+            limit = f"within {self._launch.start_timeout_s:g} s (reward.start_timeout_s)"
             worker.ask_where(now)
             time.sleep(_DUMP_S)  # nothing else can go on with a worker that does not load
             self._last_death = f"{self._label} could not be loaded {limit}: its imports hang{worker.where()}"
@@ -383,7 +324,6 @@ class Supervisor:
             call = self._waiting.popleft()
             if call.future.cancelled():
                 continue
-            self._calls[call.number] = call
             worker.send(call)
             if len(worker.sent) >= depth:
                 free.remove(worker)
@@ -391,26 +331,13 @@ class Supervisor:
             if worker.has_output_waiting:
                 self._push(worker)
 
-    def _finish(self, number: int, outcome: Outcome) -> None:
-        self._done.append((self._calls.pop(number), outcome))
-
     def _deliver(self) -> None:
-        """Resolve the futures of finished calls, one wake-up per event loop."""
         done, self._done = self._done, []
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Call, Outcome]]] = {}
-        for call, outcome in done:
-            by_loop.setdefault(call.loop, []).append((call, outcome))
-        for loop, pairs in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_resolve, pairs)
-            except RuntimeError:  # the loop is closed: nobody waits there any more
-                log.debug("dropped %d outcomes of a closed event loop", len(pairs))
+        deliver(done)
 
     def _fail_all(self, reason: str) -> None:
-        for call in [*self._calls.values(), *self._waiting]:
-            self._done.append((call, _unscored(reason)))
-        self._calls.clear()
-        self._waiting.clear()
+        left = [*(call for worker in self._workers for call in worker.sent), *self._waiting]
+        self._done += [(call, unscored(reason)) for call in left]
         self._deliver()
 
     def _end_workers(self) -> None:
@@ -421,13 +348,3 @@ class Supervisor:
         for worker in living:
             worker.reap(wait_s=0.0 if worker.sent else max(0.0, until - time.monotonic()))
             worker.release()
-
-
-def _unscored(reason: str) -> Outcome:
-    return Outcome(kind="infrastructure", error=f"not scored: {reason}")
-
-
-def _resolve(pairs: list[tuple[Call, Outcome]]) -> None:
-    for call, outcome in pairs:
-        if not call.future.done():
-            call.future.set_result(outcome)

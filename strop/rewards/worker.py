@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from strop.rewards.calls import Call
 from strop.rewards.printed import Lines, Printed
 from strop.rewards.wire import encode
 
@@ -30,15 +31,8 @@ _READ_BYTES = 1 << 18
 _MAX_LINE_BYTES = 16 << 20
 _TAIL_BYTES = 8192
 _MAX_READS = 64
-_BOOT = "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import strop.rewards.{} as c;c.main({},{},{})"
+_BOOT = "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import strop.rewards.child as c;c.main({},{},{})"
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
-
-
-class Numbered(Protocol):
-    """A call on its way: its number and its line for the pipe."""
-
-    number: int
-    line: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,20 +40,20 @@ class Launch:
     """What every worker of a pool is started with."""
 
     functions: Sequence[Mapping[str, Any]]
-    """Path, source, name, kwargs, key and weight of each function. The source is the text of the file, read once, so
-    that a replaced worker runs what the first one ran."""
-    module: Literal["child", "managers"] = "child"
-    """Of strop.rewards: its `main` is the process."""
+    """Path, source, name, kwargs, manager, tokenizer, key and weight of each function. The source is the text of the
+    file, read once, so that a replaced worker runs what the first one ran."""
     max_memory_gib: float | None
     timeout_s: float
-    """Deadline of one sample."""
-    sandbox: Mapping[str, Any]
-    """The configuration of the sandbox, as plain data."""
+    """Deadline of one sample, in seconds."""
+    start_timeout_s: float
+    """Of loading the functions, in seconds."""
+    sections: Mapping[str, Mapping[str, Any]]
+    """Sections that guests want to see in the process, as plain data by full key."""
 
     def first_line(self) -> bytes:
         limit = self.max_memory_gib
         return encode([{
-            "functions": list(self.functions), "sandbox": self.sandbox, "timeout_s": self.timeout_s,
+            "functions": list(self.functions), "sections": self.sections, "timeout_s": self.timeout_s,
             "max_memory_bytes": None if limit is None else int(limit * 2**30),
             "memory_limit": f"; a worker may allocate {limit:g} GiB (reward.max_memory_gib)" if limit else "",
         }])  # fmt: skip
@@ -75,11 +69,12 @@ class WorkerProcess:
             launch: what it is started with.
             printed: gets what it writes to standard output and standard error.
         """
+        self._launch = launch
         self._printed = Lines(partial(printed.take, is_shown=True))
         self._complained = Lines(partial(printed.take, is_shown=False))
         self.state: Literal["loading", "ready", "dead"] = "loading"
         self.style = ""
-        self.sent: deque[Numbered] = deque()
+        self.sent: deque[Call] = deque()
         """Calls handed over and not answered, oldest first."""
         self.current: int | None = None
         """Number of the call it has started."""
@@ -87,9 +82,9 @@ class WorkerProcess:
         """Number of the comparison within the current call that is under way."""
         self.since = time.monotonic()
         """When it started the current call; else when it last made progress."""
-        self.away_since: float | None = None
-        """Since when the current call is in a sandbox, which has limits of its own."""
-        self.away_until = 0.0
+        self._away_since: float | None = None
+        """Since when the current call is where other limits hold (waiting.py)."""
+        self._away_until = 0.0
         """When it will have come back from there at the latest."""
         self.kill_at: float | None = None
         """Set once it was asked to show where it hangs."""
@@ -108,7 +103,7 @@ class WorkerProcess:
             # One thread per worker: several of them run beside the training process.
             environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-P", "-c", _BOOT.format(launch.module, *child_fds), search_path],
+                [sys.executable, "-u", "-P", "-c", _BOOT.format(*child_fds), search_path],
                 stdin=subprocess.DEVNULL, stdout=said[1], stderr=output[1], pass_fds=child_fds,
                 start_new_session=True, env=environment,
             )  # fmt: skip
@@ -134,7 +129,7 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, call: Numbered) -> None:
+    def send(self, call: Call) -> None:
         """Hand over one call; it leaves with the next `push`."""
         if not self.sent:
             self.since = time.monotonic()
@@ -151,6 +146,45 @@ class WorkerProcess:
         except BrokenPipeError:  # it died; the end of its results pipe says so too
             self._to_send.clear()
         return bool(self._to_send)
+
+    def note(self, message: list[object]) -> bool:
+        """Take in what it says about the call that it works on; False for a message about anything else."""
+        now = time.monotonic()
+        match message:
+            case ["start", int(number)] if self.sent and self.sent[0].number == number:
+                self.current, self.since, self.grading = number, now, None
+                self._away_since, self._away_until = None, 0.0
+            case ["away", int(number), float() | int() as at_most_s]:
+                if self.current == number:  # else it prepares to score, which has a deadline of its own
+                    self._away_since = self._away_since or now
+                    self._away_until = max(self._away_until, now + at_most_s)
+            case ["back", int(number)]:
+                if self.current == number and self._away_since is not None:
+                    self.since += now - self._away_since
+                    self._away_since, self._away_until = None, 0.0
+            case ["grading", int(number), (int() | None) as comparison] if self.current == number:
+                self.grading = comparison
+            case _:
+                return False
+        return True
+
+    def finish(self) -> Call:
+        """It has an outcome for its oldest call, which is returned."""
+        self.current, self.kill_at, self.grading, self.since = None, None, None, time.monotonic()
+        self.calls_done += 1
+        return self.sent.popleft()
+
+    @property
+    def deadline(self) -> float | None:
+        """When something must have happened; None when it has nothing to do."""
+        if self.kill_at is not None:
+            return self.kill_at
+        if self.current is not None:
+            away_s = 0.0 if self._away_since is None else self._away_until - self._away_since
+            return self.since + self._launch.timeout_s + away_s
+        if self.state == "loading" or self.sent:  # importing the reward file, or what a scorer needs
+            return self.since + self._launch.start_timeout_s
+        return None
 
     def pull(self) -> tuple[list[bytes], bool]:
         """Complete lines that have arrived, and whether the pipe has ended."""

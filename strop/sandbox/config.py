@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -108,3 +109,14 @@ class SandboxConfig:
                 raise ValueError(
                     f"sandbox.read_only_paths has {path!r}; name files or folders by their full path, not the root"
                 )
+
+    def code_named(self) -> Iterator[tuple[str, str, str]]:
+        """The service that programs are sent to, and what of this machine they are given; see
+        strop.base.sections.code_of_guests."""
+        if self.backend != "local":
+            where = self.url or "the hosted service, with your key"
+            yield "url" if self.url else "backend", f"{self.backend} at {where}", ""
+        if self.python:
+            yield "python", self.python, self.python
+        for path in self.read_only_paths:
+            yield "read_only_paths", f"{path} (shown to programs of the model)", path

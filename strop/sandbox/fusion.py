@@ -24,10 +24,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from strop.judges.http import AnswerTooLargeError, Exchange
+from strop.net.exchange import AnswerTooLargeError, Exchange
+from strop.rewards.waiting import away
 from strop.sandbox.config import Limits, SandboxConfig
 from strop.sandbox.program import Program, SandboxOutcome, SandboxResult, SandboxUnavailable
-from strop.sandbox.waiting import away
 
 _COMPILE_S = 30.0
 _GRACE_S = 30.0

@@ -17,9 +17,9 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from strop.rewards.waiting import away
 from strop.sandbox.config import SandboxConfig
 from strop.sandbox.program import Program, SandboxResult, SandboxUnavailable
-from strop.sandbox.waiting import away
 
 _FOLDER = "/home/user/box"
 _COMMANDS = {"python": ("python3", "-B", "__program__.py"), "bash": ("bash", "__program__.sh")}

@@ -22,12 +22,12 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from strop.rewards.waiting import away
 from strop.sandbox import checking
 from strop.sandbox.config import SandboxConfig
 from strop.sandbox.process import EXIT_S, Launcher, LauncherGone
 from strop.sandbox.program import ENVIRONMENT, Program, SandboxResult, SandboxUnavailable
 from strop.sandbox.view import HostView, host_view
-from strop.sandbox.waiting import away
 from strop.sandbox.watch import END_S, SETUP_S
 
 log = logging.getLogger(__name__)

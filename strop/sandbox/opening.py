@@ -6,16 +6,15 @@ reward function, and starts its sandbox with the first program.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Mapping
 from typing import Any
 
+from strop.rewards.waiting import away
 from strop.sandbox.config import Limits, SandboxConfig
 from strop.sandbox.fusion import FusionSandbox
 from strop.sandbox.hosted import HostedSandbox
 from strop.sandbox.local import LocalSandbox
-from strop.sandbox.waiting import away
 
 _START_S = 600.0
 """The most that starting a sandbox and proving its isolation can take."""
@@ -31,13 +30,8 @@ def make_sandbox(config: SandboxConfig) -> AnySandbox:
     return HostedSandbox(config) if config.backend == "e2b" else LocalSandbox(config)
 
 
-def config_as_data(config: SandboxConfig) -> dict[str, Any]:
-    """A configuration as plain data for another process; `config_from_data` reads it."""
-    return dataclasses.asdict(config)
-
-
 def config_from_data(data: Mapping[str, Any]) -> SandboxConfig:
-    """The configuration that `config_as_data` wrote."""
+    """A configuration that came to another process as plain data (`dataclasses.asdict`)."""
     limits = Limits(**data["limits"])
     return SandboxConfig(**{**data, "limits": limits, "read_only_paths": tuple(data["read_only_paths"])})
 
@@ -80,3 +74,8 @@ class SharedSandbox:
 
 
 shared = SharedSandbox()
+
+
+def configure_shared(data: Mapping[str, Any]) -> None:
+    """Tell a worker process of the reward its configuration, as plain data."""
+    shared.configure(config_from_data(data))

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
+from strop.rewards.outcome import RewardUnavailable
 from strop.sandbox.config import Limits
 
 SandboxOutcome = Literal["ok", "error", "timeout", "memory", "output", "killed", "infrastructure"]
@@ -19,11 +20,11 @@ ENVIRONMENT = {
 """The variables of a program in a local sandbox."""
 
 
-class SandboxUnavailable(ValueError):
+class SandboxUnavailable(RewardUnavailable, ValueError):
     """Programs cannot be isolated here; the message names the missing property and what to do."""
 
 
-class SandboxFailed(RuntimeError):
+class SandboxFailed(RewardUnavailable):
     """A sandbox did not do its work; this says nothing about the program."""
 
 

@@ -10,7 +10,7 @@ kit.py         tools of a run, chosen by rows and given to episodes; settings.py
 agent.py       the agent that calls them
 threads.py     functions that may hang, with a deadline
 mcp.py         tools of MCP servers (mcp_config.py, mcp_transport.py)
-search.py      a corpus of one's own, and its index (search_index.py)
+search.py      a corpus of one's own, and its index (search_index.py; index_command.py: `strop data index`)
 python_sandbox.py  programs of the model
 calculator.py  arithmetic
 gsm8k.py       checks an answer, and rewards it

@@ -24,7 +24,7 @@ Numbers
 reporting.py        metrics from reports of samples
 validation.py       answers on held-out prompts; evaluate.py: without a run
 trackers.py         where numbers go; progress.py, tensorboard.py, curve.py: the terminal, TensorBoard, pictures
-results.py          how a run ended; spending.py: what judges have cost
+results.py          how a run ended; spending.py: what services of the reward have cost
 
 checkpointing.py    what a checkpoint holds, for every kind of training
 stopping.py         signals that ask a run to end

@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from strop.base.sections import guest_sections
+from strop.base.trust import Named
 from strop.data.sources import HUB_PREFIX, is_url
 from strop.trainer.config import Config
-
-
-@dataclass(frozen=True, kw_only=True)
-class Named:
-    """One thing that a setting names."""
-
-    key: str
-    """Full key of the setting."""
-    value: str
-    """As it stands there, with what becomes of it."""
-    path: str = ""
-    """The file, where it is one."""
 
 
 def code_named(config: Config) -> Iterator[Named]:
@@ -33,8 +20,8 @@ def code_named(config: Config) -> Iterator[Named]:
     if config.model.trust_remote_code:
         yield Named(key="model.trust_remote_code", value=f"true (the code in {config.model.path})")
     yield from _of_data(config)
-    yield from _of_agents(config)
-    yield from _of_rewards(config)
+    yield from config.agent.code_named()
+    yield from config.reward.code_named()
     if config.resources.address:
         yield Named(key="resources.address", value=f"{config.resources.address} (a Ray cluster)")
 
@@ -52,41 +39,6 @@ def _of_data(config: Config) -> Iterator[Named]:
         for entry in files:
             if is_url(entry) or entry.startswith(HUB_PREFIX):
                 yield Named(key=key, value=f"{entry} (fetched)")
-
-
-def _of_agents(config: Config) -> Iterator[Named]:
-    for key, path in config.agent.files_named():
-        yield Named(key=f"agent.{key}", value=path, path=path)
-    for full, section in guest_sections(config.agent, "agent").items():
-        for key, value, path in section.code_named():
-            yield Named(key=f"{full}.{key}", value=value, path=path)
-
-
-def _of_rewards(config: Config) -> Iterator[Named]:
-    reward = config.reward
-    if reward.path:
-        yield Named(key="reward.path", value=reward.path, path=reward.path)
-    for function in reward.functions:
-        if function.path:
-            yield Named(key="reward.functions", value=function.path, path=function.path)
-    for key, service, address in (
-        ("reward.judge.base_url", reward.judge, reward.judge.base_url),
-        ("reward.server.url", reward.server, reward.server.url),
-    ):
-        if address:
-            secret = f" and your {service.api_key_env}" if service.api_key_env else ""
-            yield Named(key=key, value=f"{address} (gets the answers{secret})")
-    sandbox = reward.sandbox
-    if sandbox.backend != "local":
-        where = sandbox.url or "the hosted service, with your key"
-        key = "reward.sandbox.url" if sandbox.url else "reward.sandbox.backend"
-        yield Named(key=key, value=f"{sandbox.backend} at {where}")
-    if sandbox.python:
-        yield Named(key="reward.sandbox.python", value=sandbox.python, path=sandbox.python)
-    for path in sandbox.read_only_paths:
-        yield Named(
-            key="reward.sandbox.read_only_paths", value=f"{path} (shown to programs of the model)", path=path
-        )
 
 
 def is_elsewhere(named: Named) -> bool:

@@ -217,12 +217,8 @@ class Config:
     def _check_services(self) -> None:
         """Every rollout worker must have its share of what services allow."""
         workers = self.resources.apart.get("rollout", self.resources.ranks)
-        for service, address in (
-            (self.reward.judge, self.reward.judge.base_url),
-            (self.reward.server, self.reward.server.url),
-        ):
-            if address:
-                service.share(0, workers)
+        for service in self.reward.services.values():
+            service.share(0, workers)
 
     def _check_reward_parts(self) -> None:
         if self.needs("reward_parts") and not self.algorithm.reward_keys:

@@ -84,7 +84,7 @@ class Trainer:
         if checkpoint is not None:
             restore_position(run, checkpoint, self.data.sampler)
         precision = describe_precision(config.model, config.resources.device)
-        self._spending = Spending(config.reward.judge, run.path)
+        self._spending = Spending(config.reward, run.path)
         for line in [*self.data.report(), config.arithmetic(), precision, threads.line()]:
             say(line)
 
@@ -137,11 +137,11 @@ class Trainer:
             async with RewardPool(
                 self.config.reward, tokenizer=self.config.model.path, logs=self._run.path / "logs"
             ) as pool:
-                pool.tell_spent(self._spending.total)
+                pool.tell_spent(self._spending.totals)
                 try:
                     await probe_scorers(pool, visited, self._say)
                 finally:
-                    self._spending.add(pool.spent)
+                    self._spending.add(pool.spent())
 
         asyncio.run(probe())
 

@@ -55,7 +55,7 @@ class Roles:
     actor: WorkerGroup[ActorWorker]
     rollout: WorkerGroup[RolloutWorker]
     spending: Spending
-    """What the judge costs; generation is told before its turn and asked after it."""
+    """What services of the reward cost; generation is told before its turn and asked after it."""
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
     teacher: WorkerGroup[TeacherWorker] | None = None
@@ -241,7 +241,7 @@ def make_roles(
     roles = Roles(
         **groups,
         shares_weights="rollout" not in apart,
-        spending=spending or Spending(config.reward.judge, None),
+        spending=spending or Spending(config.reward, None),
         offloads_idle=config.resources.offload_idle,
     )
     if not roles.shares_weights:

@@ -145,14 +145,14 @@ class RolloutWorker(Worker):
         return episodes_as_rows(played)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def tell_spent(self, run_spent: float) -> None:
-        """What the judge has cost the run so far: each worker may spend its share of the rest."""
+    def tell_spent(self, run_spent: Mapping[str, float]) -> None:
+        """What services of the reward have cost the run so far: each worker may spend its share of the rest."""
         self._pool.tell_spent(run_spent)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def spent(self) -> float:
-        """What the judge has cost in this process."""
-        return self._pool.spent
+    def spent(self) -> dict[str, float]:
+        """What services of the reward have cost in this process."""
+        return self._pool.spent()
 
     async def _play(
         self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling

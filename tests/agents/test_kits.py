@@ -67,7 +67,9 @@ def test_settings_of_guests_stand_beside_those_of_the_core() -> None:
         section_of(config.environment, ToolSettings)  # type: ignore[attr-defined]
 
 
-def test_paths_become_absolute_whoever_declares_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_files_are_told_and_become_absolute_whoever_declares_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     config = AgentConfig(
         files=("a.py", "/b.py"),
@@ -76,11 +78,13 @@ def test_paths_become_absolute_whoever_declares_them(monkeypatch: pytest.MonkeyP
         environment=EnvironmentConfig(name="w.py:World"),
     )
     made = config.with_absolute_paths()
-    assert dict(made.files_named()) == {
-        "files": "/b.py", "loops": f"{tmp_path}/l.yaml", "tools": f"{tmp_path}/t.yaml"
-    }  # fmt: skip
-    assert made.files == (f"{tmp_path}/a.py", "/b.py")
-    assert section_of(made, EnvironmentConfig).name == f"{tmp_path}/w.py:World"
+    assert [(one.key, one.value, one.path) for one in made.code_named()] == [
+        ("agent.files", f"{tmp_path}/a.py", f"{tmp_path}/a.py"),
+        ("agent.files", "/b.py", "/b.py"),
+        ("agent.loops", f"{tmp_path}/l.yaml", f"{tmp_path}/l.yaml"),
+        ("agent.tools", f"{tmp_path}/t.yaml", f"{tmp_path}/t.yaml"),
+        ("agent.environment.name", f"{tmp_path}/w.py:World", f"{tmp_path}/w.py"),
+    ]
     assert section_of(made, InteractionSettings).interactions == ""
 
 
@@ -103,13 +107,9 @@ def test_an_agent_of_a_class_needs_the_form_that_a_guest_knows(tmp_path: Path) -
         textwrap.dedent("""
             from strop.agents import register
 
-            class Loop:
-                async def run(self, sampling_params, **row): ...
-
             class NoLoop:
                 def run(self): ...
 
-            register("loop_form")(Loop)
             register("no_form")(NoLoop)
         """)
     )

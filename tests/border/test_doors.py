@@ -16,8 +16,8 @@ from border import hostile
 from border.hostile import ESCAPES, LONE, MAKERS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rewards.judge_cases import completion, serve
-from rewards.reward_cases import make_prompt, score_all, write_reward
+from judges.judge_cases import completion, serve
+from reward_cases import make_prompt, score_all, write_reward
 from transformers import AutoTokenizer
 
 import strop.cli

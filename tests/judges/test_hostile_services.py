@@ -14,7 +14,7 @@ from judge_cases import completion
 from reward_cases import score_all
 
 from strop.judges.config import JudgeConfig, ServerConfig
-from strop.judges.http import Exchange
+from strop.net.exchange import Exchange
 from strop.rewards import RewardConfig
 from strop.rewards.config import PoliciesConfig
 

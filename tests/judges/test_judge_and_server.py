@@ -398,7 +398,7 @@ def test_prompt_of_several_messages_is_one_text() -> None:
         ),
         (
             lambda: RewardConfig(kwargs={"a": 1}, server=ServerConfig(url="http://a")),
-            "reward.kwargs is set, but only a judge or a server scores",
+            "reward.kwargs is set, but no function scores",
         ),
     ],
 )

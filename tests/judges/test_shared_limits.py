@@ -180,9 +180,9 @@ def test_pools_of_a_run_together_spend_what_is_left_of_its_money() -> None:
 
         async def one(rank: int) -> tuple[list[Outcome], float]:
             async with RewardPool(config, rank=rank, count=2) as pool:
-                pool.tell_spent(COST)
+                pool.tell_spent({"judge": COST})
                 asked = (pool.score_text(make_prompt(), f"{rank} {number}") for number in range(5))
-                return list(await asyncio.gather(*asked)), pool.spent
+                return list(await asyncio.gather(*asked)), pool.spent()["judge"]
 
         async def run() -> list[tuple[list[Outcome], float]]:
             return list(await asyncio.gather(one(0), one(1)))

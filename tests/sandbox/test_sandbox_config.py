@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from strop.rewards import RewardConfig
 from strop.sandbox import Limits, LocalSandbox, Program, SandboxConfig, make_sandbox
 from strop.sandbox.fusion import FusionSandbox
-from strop.sandbox.opening import SharedSandbox, config_as_data, config_from_data
+from strop.sandbox.opening import SharedSandbox, config_from_data
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_backend_follows_the_configuration() -> None:
 
 def test_configuration_passes_to_another_process_as_plain_data() -> None:
     config = SandboxConfig(read_only_paths=("/opt",), num_warm=0, limits=Limits(memory_mib=99))
-    assert config_from_data(config_as_data(config)) == config
+    assert config_from_data(asdict(config)) == config
     assert RewardConfig(sandbox=config).sandbox is config
 
 

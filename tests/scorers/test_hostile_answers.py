@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from reward_cases import make_prompt, write_reward
 
-from strop.rewards import Outcome, RewardConfig, RewardPool, default_compute_score
-from strop.scorers import budget
+from strop.rewards import Outcome, RewardConfig, RewardPool, budget, default_compute_score
 from strop.scorers.tags import last_tagged
 
 pytestmark = pytest.mark.timeout(280)
@@ -151,7 +150,7 @@ def test_a_grader_that_hangs_in_c_or_overflows_the_stack_is_done_again_without_t
         tmp_path,
         """
         import ctypes
-        from strop.scorers.budget import bounded
+        from strop.rewards.budget import bounded
 
         def hang():
             return sum(range(10 ** 13)) > 0  # never looks at signals
@@ -177,7 +176,7 @@ def test_a_hang_outside_of_a_comparison_is_a_timeout_and_a_crash_an_error(tmp_pa
         tmp_path,
         f"""
         import ctypes, time
-        from strop.scorers.budget import bounded
+        from strop.rewards.budget import bounded
 
         def compute_score(solution_str, **_):
             bounded(lambda: True, False)
@@ -198,7 +197,7 @@ def test_a_sample_whose_comparisons_all_crash_ends_as_an_error(tmp_path: Path) -
         tmp_path,
         """
         import ctypes
-        from strop.scorers.budget import bounded
+        from strop.rewards.budget import bounded
 
         def compute_score(solution_str, **_):
             for _ in range(10):
@@ -216,7 +215,7 @@ def test_a_process_whose_comparison_was_interrupted_is_replaced(tmp_path: Path) 
         tmp_path,
         """
         import os
-        from strop.scorers.budget import bounded
+        from strop.rewards.budget import bounded
 
         def spin():
             while True:

@@ -13,8 +13,9 @@ import pytest
 import torch
 from reward_cases import make_prompt, make_trajectory, write_reward
 
+from strop.compat import reward_managers as managers
 from strop.data.tiny import make_tiny_model
-from strop.rewards import Outcome, RewardConfig, RewardError, RewardPool, managers
+from strop.rewards import Outcome, RewardConfig, RewardError, RewardPool
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction
 
 pytestmark = pytest.mark.timeout(120)
@@ -98,8 +99,7 @@ def load(tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> Cal
             "path": write_reward(tmp_path, MANAGERS), "source": MANAGERS, "name": "compute_score", "manager": manager,
             "tokenizer": tokenizer, "kwargs": kwargs,
         }  # fmt: skip
-        (function,) = managers.load_manager([setup])
-        return function
+        return managers.load_manager(setup)
 
     return load_one
 
@@ -183,3 +183,9 @@ def test_managers_known_by_name_say_what_does_their_work(name: str) -> None:
 def test_manager_needs_its_file() -> None:
     with pytest.raises(ValueError, match="reward.manager is 'Mine', but reward.path is empty"):
         RewardConfig(manager="Mine")
+
+
+def test_reward_files_import_the_names_from_where_they_are_documented() -> None:
+    from strop.rewards.managers import RewardManagerBase, register
+
+    assert (RewardManagerBase, register) == (managers.RewardManagerBase, managers.register)
