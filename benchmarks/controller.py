@@ -19,7 +19,7 @@ from pathlib import Path
 from machine import machine
 
 from strop.config import load_config
-from strop.data.tasks import write_task
+from strop.quickstart.task import write_task
 from strop.data.tiny import make_tiny_model
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run

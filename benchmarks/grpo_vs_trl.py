@@ -34,7 +34,7 @@ import pyarrow.parquet
 from machine import machine
 from transformers import AutoModelForCausalLM
 
-from strop.data.tasks import write_task
+from strop.quickstart.task import write_task
 from strop.data.tiny import make_tiny_model
 from strop.trainer.trackers import read_metrics
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from strop.data.tasks import TaskFiles, write_task
 from strop.data.tiny import make_tiny_model
+from strop.quickstart.task import TaskFiles, write_task
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

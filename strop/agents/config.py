@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Any
 
+from strop.base.field_types import PositiveFloat, PositiveInt
 from strop.base.sections import code_of_guests, section
 from strop.base.trust import Named
 from strop.base.user_files import absolute_path
@@ -26,29 +26,18 @@ class AgentConfig:
     files: tuple[str, ...] = ()
     """Python files that register agents, tools or tool-call formats of your own. Relative paths start at the
     current directory."""
-    max_assistant_turns: int | None = None
+    max_assistant_turns: PositiveInt | None = None
     """Most answers of the model in one episode; null: as many as fit, in at most 256 training sequences."""
-    max_user_turns: int | None = None
+    max_user_turns: PositiveInt | None = None
     """Most replies to the model, of tools or of a user; null: as many as fit."""
-    timeout_s: float = 3600.0
+    timeout_s: PositiveFloat = 3600.0
     """Wall-clock limit of one episode, in seconds. The built-in agents with turns end with what they have then; an
     agent of your own fails."""
-    tool_timeout_s: float = 60.0
+    tool_timeout_s: PositiveFloat = 60.0
     """Wall-clock limit of one call of a tool, an interaction or an environment, in seconds."""
 
     def __post_init__(self) -> None:
-        for key in ("max_assistant_turns", "max_user_turns"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ValueError(f"agent.{key} is {value}; use at least 1")
-        for key in ("timeout_s", "tool_timeout_s"):
-            value = getattr(self, key)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"agent.{key} is {value}; use a number of seconds above 0")
-        self._check_uses()
-
-    def _check_uses(self) -> None:
-        """Refuse settings that a single turn, where nothing else can be played, does not read."""
+        # Where nothing else can be played, settings that a single turn does not read are refused.
         given = [one for one in dataclasses.fields(self) if getattr(self, one.name) != _default(one)]
         if self.default_agent != SINGLE_TURN or any(_names_code(setting) for setting in given):
             return

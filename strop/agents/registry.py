@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from enum import Enum
+from typing import Any, Protocol
 
 from strop.agents.context import AgentContext, Generate
 from strop.base.guests import all_joined, joined, targets
+from strop.base.registry import Registry
 from strop.trajectory import Prompt, Trajectory
 
 Played = Trajectory | Sequence[Trajectory] | None
@@ -24,33 +26,25 @@ class Agent(Protocol):
     ) -> Awaitable[Played]: ...
 
 
-AnyAgent = TypeVar("AnyAgent", bound=Callable[..., Any])
-
-
-class AgentRegistry(dict[str, Callable[..., Any]]):
+class AgentRegistry(Registry[Callable[..., Any]]):
     """Agents by name: async functions (prompt, trajectory, generate[, context]), or what guests make one of."""
 
-    def register(self, name: str) -> Callable[[AnyAgent], AnyAgent]:
+    def register(self, name: str | Enum) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator that makes an agent known under `name`.
 
         Raises:
             ValueError: another agent has the name.
             TypeError: it is no async function, and of no form that a guest knows.
         """
+        add_checked = super().register(name)
 
-        def add(agent: AnyAgent) -> AnyAgent:
-            if name in self and self[name] is not agent:
-                raise ValueError(f"agent {name!r} is already registered: {self[name]!r}")
+        def add(agent: Callable[..., Any]) -> Callable[..., Any]:
             if _as_function(agent) is None:
                 forms = ["an async function (prompt, trajectory, generate)", *targets("form of agents")]
                 raise TypeError(f"agent {name!r} is {agent!r}; register {', or '.join(forms)}")
-            self[name] = agent
-            return agent
+            return add_checked(agent)
 
         return add
-
-    def __missing__(self, name: str) -> Callable[..., Any]:
-        raise ValueError(f"unknown agent {name!r}; known: {', '.join(sorted(self))}")
 
 
 def _of_guest(place: str, name: str) -> Callable[..., Awaitable[Played]]:
@@ -68,7 +62,8 @@ def _of_guest(place: str, name: str) -> Callable[..., Awaitable[Played]]:
 AGENTS_IN_A_WORLD = frozenset(targets("agent in a world"))
 """Names of agents that are given no tools, and score their episodes themselves."""
 agents = AgentRegistry(
-    {name: _of_guest(place, name) for place in ("agent", "agent in a world") for name in targets(place)}
+    "agent",
+    {name: _of_guest(place, name) for place in ("agent", "agent in a world") for name in targets(place)},
 )
 register = agents.register
 """Decorator: `@register("name")` over an async function, or over what a guest makes one of."""

@@ -21,13 +21,10 @@
     kl_control.py        KL in the reward, and the controllers of its coefficient
     aggregation.py       per-token weights: how terms become one loss, for any cut of the batch
 
-    masked.py            sums, means, variances and whitening under a mask
+    masked.py            sums, means and whitening under a mask
     evaluation.py        pass@k, best@k, worst@k, maj@k and intervals of rates, in closed form
     balance.py           partitions of near-equal load; which rows each rank gets
     measures.py          what is measured on the rows of a step
-    tensor_metrics.py    what is measured while a loss runs, read once per optimizer step
-    metric.py            metrics, declared beside the function that makes them (torch-free)
-    reduce.py            metric values that know how they merge (torch-free)
 
 Rules that functions keep, ours and a user's own, are checked by the guest `strop.checks`.
 Nothing is imported here, so that the torch-free modules stay free of torch.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from strop.algorithms.registry import Declaration, Declarations, check_settings, name_of
+from strop.algorithms.registry import Declaration, check_settings
+from strop.base.registry import Registry, name_of
 
 SHARED_SETTINGS = {
     "norm_by_std": "algorithm.norm_adv_by_std",
@@ -26,7 +27,7 @@ _TOKEN_BASELINE = Declaration(
 )
 """Compares tokens at the same place of a prompt's samples."""
 
-ADV_DECLARATIONS = Declarations(
+ADV_DECLARATIONS: Registry[Declaration] = Registry(
     "advantage estimator",
     {
         "gae": Declaration(

@@ -41,7 +41,7 @@ class Aggregation:
     """How the per-token terms of an optimizer batch become one loss."""
 
     mode: str
-    """One of AGGREGATION_MODES; see `sample_weights`."""
+    """One of AGGREGATION_MODES; see `token_weights`."""
     scale: float | None = None
     """The constant of seq-mean-token-sum-norm, in tokens."""
 
@@ -57,7 +57,7 @@ class Aggregation:
             dtype: of the weights.
 
         Raises:
-            ValueError: as `sample_weights`.
+            ValueError: as `token_weights`.
         """
         return token_weights(
             self.mode,
@@ -76,51 +76,6 @@ def batch_totals(mask: Tensor, row_lengths: Tensor | None = None) -> BatchTotals
     return BatchTotals(num_tokens=int(per_row.sum()), num_samples=int((per_row > 0).sum()))
 
 
-def sample_weights(
-    mode: str,
-    num_valid: Tensor,
-    *,
-    num_tokens: int,
-    num_samples: int,
-    scale: float | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """Weight of each token of a sample, [B]: in every mode it is one number per sample.
-
-        token-mean                1 / num_tokens
-        token-sum                 1
-        seq-mean-token-sum        1 / num_samples
-        seq-mean-token-sum-norm   1 / (num_samples * scale)
-        seq-mean-token-mean       1 / (num_samples * num_valid_i)
-
-    Args:
-        num_valid: [B] int64, tokens of each sample that are trained on; any part of the batch.
-        num_tokens: such tokens in the whole optimizer batch, over all ranks.
-        num_samples: samples in the whole optimizer batch, over all ranks.
-        scale: the constant of seq-mean-token-sum-norm, in tokens; no other mode takes it. There is no
-            default: the width of a padded batch would make the loss depend on its longest row.
-        dtype: of the result.
-
-    Raises:
-        ValueError: unknown mode, a scale missing or out of place, or a batch without tokens.
-
-    Source: token-mean: Yu et al. 2025, arXiv:2503.14476; the constant divisor: Liu et al. 2025,
-        arXiv:2503.20783; seq-mean-token-mean: Shao et al. 2024, arXiv:2402.03300.
-    """
-    _check(mode, num_tokens=num_tokens, num_samples=num_samples, scale=scale)
-    ones = torch.ones(num_valid.shape, dtype=dtype, device=num_valid.device)
-    if mode == "token-sum":
-        return ones
-    if mode == "token-mean":
-        return ones / num_tokens
-    if mode == "seq-mean-token-sum":
-        return ones / num_samples
-    if mode == "seq-mean-token-mean":
-        return ones / (num_valid.clamp(min=1).to(dtype) * num_samples)
-    assert scale is not None, "checked above for the only mode left"
-    return ones / (num_samples * scale)
-
-
 def token_weights(
     mode: str,
     mask: Tensor,
@@ -131,19 +86,41 @@ def token_weights(
     row_lengths: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Weight of each token, in the shape of `mask`, 0 where it is false; see `sample_weights`.
+    """Weight of each token, in the shape of `mask`, 0 where it is false; one number per sample i in every mode.
 
-    `mask` may cover the optimizer batch or any of its parts that consist of whole rows; the counts are
-    those of the optimizer batch in every case.
+        token-mean                1 / num_tokens
+        token-sum                 1
+        seq-mean-token-sum        1 / num_samples
+        seq-mean-token-sum-norm   1 / (num_samples * scale)
+        seq-mean-token-mean       1 / (num_samples * num_valid_i)
+
+    Args:
+        mask: true on tokens that are trained on, in either layout; the optimizer batch, or any of its parts that
+            consist of whole rows. The counts are those of the optimizer batch in every case.
+        num_tokens: such tokens in the whole optimizer batch, over all ranks.
+        num_samples: samples in the whole optimizer batch, over all ranks.
+        scale: the constant of seq-mean-token-sum-norm, in tokens; no other mode takes it. There is no
+            default: the width of a padded batch would make the loss depend on its longest row.
+        row_lengths: [B] int64, for the flat layout.
+        dtype: of the result.
+
+    Raises:
+        ValueError: unknown mode, a scale missing or out of place, or a batch without tokens.
+
+    Source: token-mean: Yu et al. 2025, arXiv:2503.14476; the constant divisor: Liu et al. 2025,
+        arXiv:2503.20783; seq-mean-token-mean: Shao et al. 2024, arXiv:2402.03300.
     """
-    per_sample = sample_weights(
-        mode,
-        valid_tokens_per_row(mask, row_lengths),
-        num_tokens=num_tokens,
-        num_samples=num_samples,
-        scale=scale,
-        dtype=dtype,
-    )  # [B]
+    _check(mode, num_tokens=num_tokens, num_samples=num_samples, scale=scale)
+    num_valid = valid_tokens_per_row(mask, row_lengths)
+    per_sample = torch.ones(num_valid.shape, dtype=dtype, device=mask.device)  # [B]
+    if mode == "token-mean":
+        per_sample = per_sample / num_tokens
+    elif mode == "seq-mean-token-sum":
+        per_sample = per_sample / num_samples
+    elif mode == "seq-mean-token-mean":
+        per_sample = per_sample / (num_valid.clamp(min=1).to(dtype) * num_samples)
+    elif scale is not None:
+        per_sample = per_sample / (num_samples * scale)
     if row_lengths is None:
         spread = per_sample[:, None].expand(mask.shape)
     else:
@@ -177,7 +154,6 @@ def agg_loss(
     Raises:
         ValueError: unknown mode, a missing scale, or `dp_size` > 1 without the total the mode divides by.
     """
-    local = batch_totals(loss_mask)
     if dp_size > 1:
         needed = {"token-mean": batch_num_tokens, "token-sum": 0}.get(loss_agg_mode, global_batch_size)
         if needed is None:
@@ -185,12 +161,16 @@ def agg_loss(
             raise ValueError(
                 f"{loss_agg_mode} over {dp_size} ranks needs {name}, the count over all ranks: pass it"
             )
+    if batch_num_tokens is None or global_batch_size is None:  # waits for the device
+        local = batch_totals(loss_mask)
+        # A micro-batch without valid tokens adds 0, so the count it divides by does not matter.
+        batch_num_tokens = max(local.num_tokens, 1) if batch_num_tokens is None else batch_num_tokens
+        global_batch_size = max(local.num_samples, 1) if global_batch_size is None else global_batch_size
     weights = token_weights(
         loss_agg_mode,
         loss_mask,
-        # A micro-batch without valid tokens adds 0, so the count it divides by does not matter.
-        num_tokens=max(local.num_tokens, 1) if batch_num_tokens is None else batch_num_tokens,
-        num_samples=max(local.num_samples, 1) if global_batch_size is None else global_batch_size,
+        num_tokens=batch_num_tokens,
+        num_samples=global_batch_size,
         scale=loss_scale_factor if loss_agg_mode == "seq-mean-token-sum-norm" else None,
         dtype=loss_mat.dtype,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 LINEAR_COST = 24_576
 """Cost of one token beside its attention: 6 times a hidden size of 4096, in the units of L^2."""
@@ -76,7 +75,7 @@ def _distribute(units: Sequence[list[int]], workloads: Sequence[int], parts: int
     if not filled:
         return [[] for _ in range(parts)]
     loads = [sum(workloads[row] for row in unit) for unit in units]
-    chosen = get_seqlen_balanced_partitions(loads, filled, equal_size=False)
+    chosen = get_seqlen_balanced_partitions(loads, filled)
     together = [sorted(row for unit in part for row in units[unit]) for part in chosen]
     return [*sorted(together, key=lambda part: part[0]), *([] for _ in range(parts - filled))]
 
@@ -89,23 +88,20 @@ def _halves(unit: list[int], workloads: Sequence[int], heavy: float) -> list[lis
     """Two near-equal halves of a unit above `heavy`."""
     if len(unit) == 1 or sum(workloads[row] for row in unit) <= heavy:
         return [unit]
-    halves = get_seqlen_balanced_partitions([workloads[row] for row in unit], 2, equal_size=False)
+    halves = get_seqlen_balanced_partitions([workloads[row] for row in unit], 2)
     return [[unit[index] for index in half] for half in halves]
 
 
-def get_seqlen_balanced_partitions(
-    seqlen_list: Sequence[int], k_partitions: int, equal_size: bool
-) -> list[list[int]]:
+def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int) -> list[list[int]]:
     """Indices 0..n-1 in `k_partitions` parts of near-equal sums, by the largest differencing method.
 
-    Every index appears once. The sums differ by at most the longest length, if sizes are free. With
-    `equal_size` the sizes differ by at most one. A cap on the tokens of a part is no promise of this
-    function: parts of ceil(total / cap) often exceed it. Memory bounds belong to the engines' packing.
+    Every index appears once. The sums differ by at most the longest length. A cap on the tokens of a part is
+    no promise of this function: parts of ceil(total / cap) often exceed it. Memory bounds belong to the engines'
+    packing.
 
     Args:
         seqlen_list: loads, at least 0: lengths, or `sequence_workload` of lengths.
         k_partitions: number of parts, between 1 and n.
-        equal_size: spread the number of indices evenly too.
 
     Returns:
         Parts sorted by their first index, each sorted.
@@ -123,12 +119,9 @@ def get_seqlen_balanced_partitions(
     if min(seqlen_list) < 0:
         raise ValueError(f"a sequence has length {min(seqlen_list)}: lengths are at least 0")
     order = sorted(range(len(seqlen_list)), key=lambda index: (seqlen_list[index], index))
-    width = k_partitions if equal_size else 1
-    # Singles, or groups of k that spread over all parts; the remainder is the lightest group.
-    cuts = [0, *range(len(order) % width or width, len(order) + 1, width)]
     heap: list[tuple[int, int, _Split]] = []
-    for number, (start, end) in enumerate(pairwise(cuts)):
-        split = _Split.of(order[start:end], seqlen_list, k_partitions)
+    for number, index in enumerate(order):
+        split = _Split.of(index, seqlen_list[index], k_partitions)
         heapq.heappush(heap, (-split.spread, number, split))
     for number in range(len(heap), 2 * len(heap) - 1):
         joined = heapq.heappop(heap)[2].join(heapq.heappop(heap)[2])
@@ -144,11 +137,9 @@ class _Split:
     parts: tuple[tuple[int, tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, indices: Sequence[int], loads: Sequence[int], num_parts: int) -> _Split:
-        """Each index in a part of its own; the other parts are empty."""
-        single = [(loads[index], (index,)) for index in indices]
-        empty: list[tuple[int, tuple[int, ...]]] = [(0, ())] * (num_parts - len(indices))
-        return cls(tuple(sorted(single + empty, key=_by_load)))
+    def of(cls, index: int, load: int, num_parts: int) -> _Split:
+        """One sequence in the first part; the others are empty."""
+        return cls(((load, (index,)), *[(0, ())] * (num_parts - 1)))
 
     @property
     def spread(self) -> int:

@@ -22,14 +22,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strop.algorithms import measures
 from strop.algorithms.correction_config import CorrectionConfig, RejectRule
+from strop.algorithms.kl import LOG_RATIO_BOUND
 from strop.algorithms.masked import masked_mean, masked_sum
-from strop.algorithms.metric import Metric
+from strop.base.metrics import Metric
 
 Metrics = dict[str, float]
 
-LOG_RATIO_BOUND = measures.LOG_RATIO_BOUND
 CORRECTION = Metric(
     "rollout_corr/rollout_<is or rs>_{mean,max,min,std,fraction_high,fraction_low,ratio_fraction_high,"
     "ratio_fraction_low,masked_fraction,eff_sample_size,oob_ratio,batch_norm_factor,seq_mean,seq_max,seq_min,seq_std,seq_max_deviation,"

@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
+
+from strop.base.field_types import PositiveShare
+from strop.base.sections import section
 
 LEVELS = ("token", "seq_sum", "seq_mean", "seq_max")
 KINDS = ("k1", "k2", "k3")
@@ -14,6 +19,9 @@ STATISTICS: tuple[str, ...] = tuple(
 )
 """Statistics that `reject` can bound. The largest k1 of a row is missing: k1 has a sign, and the ratio that is
 far off below would pass."""
+
+
+_AROUND_1 = "the ratio is 1 where trainer and rollout agree"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +38,7 @@ class RejectRule:
     """k1: largest ratio that stays. Others: largest value of the statistic that stays."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("algorithm.correction")
 class CorrectionConfig:
     """How training accounts for tokens that another policy than the trainer's sampled. Off by default.
 
@@ -43,9 +51,9 @@ class CorrectionConfig:
     mode: Literal["truncate", "mask"] = "truncate"
     """truncate: a ratio above `upper` becomes `upper` (TIS). mask: a ratio outside [lower, upper] becomes 0
     (MIS, IcePop); the token still counts in the loss's denominators, unlike a rejected one."""
-    upper: float = 2.0
+    upper: Annotated[float, Ge(1), _AROUND_1] = 2.0
     """Largest weight."""
-    lower: float = 0.5
+    lower: Annotated[PositiveShare, _AROUND_1] = 0.5
     """Smallest weight of mode=mask; a smaller one becomes 0."""
     normalize: bool = False
     """Divide the weights by their mean over the batch: over tokens, or over samples where a sample has one."""
@@ -55,22 +63,6 @@ class CorrectionConfig:
     [1/u, u]. {seq_mean_k3: 0.01}: largest value of the statistic, which k2 and k3 take alone."""
 
     def __post_init__(self) -> None:
-        if self.weights not in ("none", "token", "sequence", "geometric"):
-            raise ValueError(
-                f"algorithm.correction.weights is {self.weights!r}; use none, token, sequence or geometric"
-            )
-        if self.mode not in ("truncate", "mask"):
-            raise ValueError(f"algorithm.correction.mode is {self.mode!r}; use truncate or mask")
-        if not (_is_number(self.upper) and self.upper >= 1):
-            raise ValueError(
-                f"algorithm.correction.upper is {self.upper!r}, but it bounds a ratio that is 1 where trainer "
-                f"and rollout agree: use a number of at least 1, for example 2.0"
-            )
-        if not (_is_number(self.lower) and 0 < self.lower <= 1):
-            raise ValueError(
-                f"algorithm.correction.lower is {self.lower!r}, but it bounds a ratio that is 1 where trainer "
-                f"and rollout agree: use a number above 0 and at most 1, for example 0.5"
-            )
         if self.weights == "none" and (self.mode == "mask" or self.normalize):
             key, value = ("mode", "mask") if self.mode == "mask" else ("normalize", "true")
             raise ValueError(

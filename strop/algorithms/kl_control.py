@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,22 +18,6 @@ from strop.algorithms.masked import masked_mean
 
 MAX_RELATIVE_ERROR = 0.2
 """Bound on the relative distance from the target that one update answers to."""
-
-
-def penalized_rewards(
-    token_level_scores: Tensor, kl: Tensor, response_mask: Tensor, *, coef: float
-) -> Tensor:
-    """Rewards per token: token_level_scores - coef * kl on sampled tokens, the score alone elsewhere.
-
-    Args:
-        token_level_scores: [B, R], in reward units; scores on given tokens stay.
-        kl: [B, R], estimate of the KL at each token, in nats; any value outside the mask.
-        response_mask: [B, R], true on tokens the policy sampled.
-        coef: reward per nat.
-
-    Source: Ziegler et al. 2019, arXiv:1909.08593, eq. 2.
-    """
-    return token_level_scores - coef * torch.where(response_mask.bool(), kl, torch.zeros_like(kl))
 
 
 def token_level_rewards(
@@ -55,15 +38,17 @@ def token_level_rewards(
         response_mask: [B, R], true on tokens that are trained on.
         row_lengths: [B] int64, tokens of each response.
         answer_scores: [B], a reward model's word on the whole answer; None without one.
-        kl: [B, R], see `penalized_rewards`; None without a penalty.
+        kl: [B, R], estimate of the KL at each token, in nats; any value outside the mask; None without a penalty.
         kl_coef: reward per nat.
+
+    Source: of the penalty: Ziegler et al. 2019, arXiv:1909.08593, eq. 2.
     """
     rewards = token_level_scores
     if answer_scores is not None:
         is_last = torch.arange(rewards.shape[1])[None] == row_lengths[:, None] - 1  # [B, R]
         rewards = rewards + torch.where(is_last, answer_scores.to(rewards.dtype)[:, None], 0.0)
     if kl is not None:
-        rewards = penalized_rewards(rewards, kl, response_mask, coef=kl_coef)
+        rewards = rewards - kl_coef * torch.where(response_mask.bool(), kl, torch.zeros_like(kl))
     return rewards
 
 
@@ -80,106 +65,65 @@ def reward_kl(
     return kl, masked_mean(per_sample, response_mask.bool().any(dim=-1))
 
 
-class KlController(Protocol):
-    """A coefficient that may change from step to step."""
-
-    @property
-    def value(self) -> float:
-        """The coefficient of the next step."""
-
-    def update(self, current_kl: float, num_samples: int) -> None:
-        """Take note of the KL of a step of `num_samples` samples."""
-
-    def state(self) -> dict[str, float]:
-        """Plain numbers for a checkpoint."""
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        """Continue from `state()`."""
-
-
-class FixedKlController:
-    """Always the same coefficient."""
-
-    def __init__(self, kl_coef: float) -> None:
-        self._kl_coef = kl_coef
-
-    @property
-    def value(self) -> float:
-        """The coefficient."""
-        return self._kl_coef
-
-    def update(self, current_kl: float, num_samples: int) -> None:
-        """Nothing changes."""
-
-    def state(self) -> dict[str, float]:
-        """Nothing to remember: the configuration says it all."""
-        return {}
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        """Nothing to restore."""
-
-
-class AdaptiveKlController:
-    """A coefficient that grows while the KL is above its target, and shrinks while it is below.
+class KlController:
+    """A coefficient that is fixed, or that grows while the KL is above its target and shrinks while it is below.
 
         coef <- coef * (1 + clip(kl / target - 1, -0.2, 0.2) * num_samples / horizon)
 
-    Its value is part of a checkpoint: without it, a resumed run would start again from kl_coef.
+    The value of an adaptive one is part of a checkpoint: without it, a resumed run would start again from kl_coef.
 
     Source: Ziegler et al. 2019, arXiv:1909.08593, section 2.2.
     """
 
-    def __init__(self, kl_coef: float, *, target_kl: float, horizon: int) -> None:
-        self._value = kl_coef
-        self._target_kl = target_kl
-        self._horizon = horizon
+    def __init__(self, config: KlControlConfig) -> None:
+        self._config = config
+        self.value = config.kl_coef
+        """The coefficient of the next step."""
 
     @property
-    def value(self) -> float:
-        """The coefficient of the next step."""
-        return self._value
+    def is_adaptive(self) -> bool:
+        """Whether it follows the KL."""
+        return self._config.type == "adaptive"
 
     def update(self, current_kl: float, num_samples: int) -> None:
         """Take note of the KL of a step of `num_samples` samples.
 
         Raises:
-            ValueError: the KL is not finite, or the step is so large beside the horizon that the coefficient
-                could become 0 or negative.
+            ValueError: it is adaptive, and the KL is not finite, or the step is so large beside the horizon that the
+                coefficient could become 0 or negative.
         """
+        if not self.is_adaptive:
+            return
+        horizon = self._config.horizon
         if not math.isfinite(current_kl):
             raise ValueError(
                 f"the KL of the policy to the reference is {current_kl}, which no coefficient can follow; "
                 f"look at the log-probs of both"
             )
-        if MAX_RELATIVE_ERROR * num_samples >= self._horizon:
+        if MAX_RELATIVE_ERROR * num_samples >= horizon:
             raise ValueError(
-                f"algorithm.kl_ctrl.horizon is {self._horizon} samples, but one step has {num_samples}, so "
+                f"algorithm.kl_ctrl.horizon is {horizon} samples, but one step has {num_samples}, so "
                 f"one update could turn the coefficient negative: set it above "
                 f"{math.ceil(MAX_RELATIVE_ERROR * num_samples)}, usually to many steps' samples"
             )
-        error = min(max(current_kl / self._target_kl - 1, -MAX_RELATIVE_ERROR), MAX_RELATIVE_ERROR)
-        self._value *= 1 + error * num_samples / self._horizon
+        error = min(max(current_kl / self._config.target_kl - 1, -MAX_RELATIVE_ERROR), MAX_RELATIVE_ERROR)
+        self.value *= 1 + error * num_samples / horizon
 
     def state(self) -> dict[str, float]:
-        """The coefficient."""
-        return {"kl_coef": self._value}
+        """Plain numbers for a checkpoint; none of a fixed one, of which the configuration says it all."""
+        return {"kl_coef": self.value} if self.is_adaptive else {}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Continue with the coefficient of a checkpoint.
+        """Continue from `state()`.
 
         Raises:
-            ValueError: the state holds none; it is that of a fixed coefficient.
+            ValueError: it is adaptive, and the state is that of a fixed coefficient.
         """
+        if not self.is_adaptive:
+            return
         if "kl_coef" not in state:
             raise ValueError(
                 f"the checkpoint holds no coefficient of the KL penalty (found: {sorted(state) or 'nothing'}); "
                 f"it is of a run with algorithm.kl_ctrl.type=fixed, so resume it with that"
             )
-        self._value = float(state["kl_coef"])
-
-
-def make_kl_controller(config: KlControlConfig) -> KlController:
-    """The controller of a configuration, at its start."""
-    if config.type == "fixed":
-        return FixedKlController(config.kl_coef)
-    return AdaptiveKlController(config.kl_coef, target_kl=config.target_kl, horizon=config.horizon)
+        self.value = float(state["kl_coef"])

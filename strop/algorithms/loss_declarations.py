@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from strop.algorithms.metric import Metric
-from strop.algorithms.registry import Declaration, Declarations, check_settings
+from strop.algorithms.registry import Declaration, check_settings
+from strop.base.metrics import Metric
+from strop.base.registry import Registry
 
 SHARED_SETTINGS = {
     "clip_low": "algorithm.clip_ratio_low",
@@ -37,7 +38,7 @@ _TRUNCATED = Declaration(needs=_TOKENS, settings=_CLIP, own={"truncation": 20.0}
 _PLAIN = Declaration(needs=_TOKENS)
 _SELECTED = frozenset({"cov_selected"})
 
-LOSS_DECLARATIONS = Declarations(
+LOSS_DECLARATIONS: Registry[Declaration] = Registry(
     "policy loss",
     {
         "vanilla": Declaration(needs=_TOKENS, settings=_CLIP | {"clip_c"}),

@@ -1,4 +1,4 @@
-"""Sums, means, variances and whitening over the valid positions of a tensor.
+"""Sums, means and whitening over the valid positions of a tensor.
 
 Values outside the mask never matter, also where they are NaN or infinite. Means divide by the exact
 count; the 1e-8 that verl adds to it would bias every short row.
@@ -26,36 +26,11 @@ def masked_mean(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor
     return masked_sum(values, valid, axis) / count.clamp(min=1)
 
 
-def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
-    """Variance of the valid values: divided by n - 1 if unbiased, else by n.
-
-    Raises:
-        ValueError: fewer than two values are valid.
-    """
-    centered, count = _centered(values, mask)
-    return centered.square().sum() / (count - 1 if unbiased else count)
-
-
-def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+def masked_whiten(values: Tensor, mask: Tensor) -> Tensor:
     """(v - mean) / sqrt(var + 1e-8) over the valid values, exactly 0 outside the mask.
 
-    With `shift_mean=False` the mean is added back, so that only the scale changes.
-
     Raises:
         ValueError: fewer than two values are valid.
-    """
-    valid = mask.bool()
-    centered, count = _centered(values, valid)
-    whitened = centered * torch.rsqrt(centered.square().sum() / (count - 1) + WHITEN_EPS)
-    if not shift_mean:
-        whitened = whitened + masked_mean(values, valid)
-    return torch.where(valid, whitened, torch.zeros_like(whitened))
-
-
-def _centered(values: Tensor, mask: Tensor) -> tuple[Tensor, int]:
-    """Valid values minus their mean (0 elsewhere), and their count.
-
-    The smallest value is taken off first, so that equal values give exactly 0 whatever their rounding.
     """
     valid = mask.bool()
     count = int(valid.sum())
@@ -64,6 +39,8 @@ def _centered(values: Tensor, mask: Tensor) -> tuple[Tensor, int]:
             f"a variance needs at least two valid tokens, but the batch has {count}: raise the number of "
             f"samples, or look for why almost every token was masked or rejected"
         )
+    # Without the smallest value, equal values give exactly 0 whatever their rounding.
     shifted = values - values[valid].min()
-    centered = shifted - masked_mean(shifted, valid)
-    return torch.where(valid, centered, torch.zeros_like(centered)), count
+    centered = torch.where(valid, shifted - masked_mean(shifted, valid), torch.zeros_like(shifted))
+    whitened = centered * torch.rsqrt(centered.square().sum() / (count - 1) + WHITEN_EPS)
+    return torch.where(valid, whitened, torch.zeros_like(whitened))

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.aggregation import row_numbers
-from strop.algorithms.metric import Metric
+from strop.algorithms.kl import LOG_RATIO_BOUND
+from strop.base.metrics import Metric
 
 Numbers: TypeAlias = Tensor | Sequence[float] | Sequence[int] | Sequence[bool]
 Metrics: TypeAlias = dict[str, float]
-
-LOG_RATIO_BOUND = 20.0
-"""Largest |log-ratio| that is exponentiated."""
 
 SCORE = Metric("critic/score/{mean,max,min}", "reward", "what the scorer gave, over trained samples")
 REWARDS = Metric("critic/rewards/{mean,max,min}", "reward", "the same after penalties, over trained samples")

@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from strop.algorithms.config import AGGREGATION_MODES
+from strop.base.registry import Registry, name_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,25 +52,8 @@ class Declaration:
         return asked or self.aggregation or "token-mean"
 
 
-class Declarations(dict[str, Declaration]):
-    """What the functions of one kind ask for, by name: those that are built in, before any of them is imported, and
-    those that were registered since. An unknown name lists the known ones.
-
-    Args:
-        kind: what the functions are, for messages.
-        declared: the built-in ones.
-    """
-
-    def __init__(self, kind: str, declared: Mapping[str, Declaration] | None = None) -> None:
-        super().__init__(declared or {})
-        self.kind = kind
-
-    def __missing__(self, name: str) -> Declaration:
-        raise _unknown(self.kind, name, self)
-
-
-class Registry(dict[str, F], Generic[F]):
-    """Functions by name. An unknown name lists the known ones; names are case-sensitive.
+class FunctionRegistry(Registry[F]):
+    """Functions by name, and what each declared.
 
     Args:
         kind: what the functions are, for messages.
@@ -78,24 +62,23 @@ class Registry(dict[str, F], Generic[F]):
             it declares columns that it needs.
         optional_columns: what a function gets if it has a parameter of that name and the batch has the column; such
             a parameter is no setting.
-        declarations: what each function declared; not given: of this registry alone.
+        declarations: what the built-in functions declare, before any of them is imported.
     """
 
     def __init__(
         self,
         kind: str,
         *,
-        replaceable: bool,
+        replaceable: bool = False,
         verl_parameters: frozenset[str] = frozenset(),
         optional_columns: frozenset[str] = frozenset(),
-        declarations: Declarations | None = None,
+        declarations: Registry[Declaration] | None = None,
     ) -> None:
-        super().__init__()
-        self.kind = kind
-        self.replaceable = replaceable
+        super().__init__(kind, replaceable=replaceable)
         self.verl_parameters = verl_parameters
         self.optional_columns = optional_columns
-        self.declarations = Declarations(kind) if declarations is None else declarations
+        self.declarations = Registry[Declaration](kind) if declarations is None else declarations
+        """By name, those that are built in and those that were registered since."""
 
     def register(
         self,
@@ -137,14 +120,7 @@ class Registry(dict[str, F], Generic[F]):
                 follows_verl=not self.verl_parameters.isdisjoint(parameters),
                 own=self._own(function, declaration),
             )
-            for key in keys:
-                taken_by = self.get(key)
-                if taken_by is not None and taken_by is not function and not self.replaceable:
-                    raise ValueError(
-                        f"{self.kind} {key!r} is already registered by "
-                        f"{taken_by.__module__}.{taken_by.__qualname__}: choose another name for "
-                        f"{function.__module__}.{function.__qualname__}"
-                    )
+            self.check_free(function, *keys)
             for key in keys:
                 self[key] = function
                 self.declarations[key] = declared
@@ -186,26 +162,6 @@ class Registry(dict[str, F], Generic[F]):
         key = name_of(name)
         self[key]  # an unknown name fails here, with the known ones in the message
         return self.declarations.get(key, Declaration())
-
-    def __missing__(self, name: str) -> F:
-        raise _unknown(self.kind, name, self)
-
-
-def _unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
-    return ValueError(
-        f"unknown {kind} {name!r}; known: {', '.join(sorted(known)) or 'none'}. A function of "
-        f"your own must be registered under this name before the run starts"
-    )
-
-
-def name_of(name: str | Enum) -> str:
-    """The registered spelling of a name or of an enum member, which stands for its value."""
-    return str(name.value) if isinstance(name, Enum) else name
-
-
-def dotted(function: Callable[..., object]) -> str:
-    """The dotted path of a function, for messages."""
-    return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
 
 
 def own_settings(function: Callable[..., object], declaration: Declaration) -> dict[str, object]:

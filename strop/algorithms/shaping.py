@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.advantages.groups import require_finite
-from strop.base.randomness import uniforms
+from strop.algorithms.config import AlgorithmConfig
+from strop.base.randomness import random_key, uniforms
 
 PfPpoMethod = Literal["pow", "max_min", "max_random"]
 PF_PPO_METHODS: tuple[str, ...] = get_args(PfPpoMethod)
@@ -153,3 +155,33 @@ def resample_rows(weights: Tensor, *, key: int, num_rows: int | None = None) -> 
         max=torch.nextafter(total[-1], torch.zeros_like(total[-1]))
     )
     return torch.searchsorted(total, targets, right=True)
+
+
+def drawn_rows(
+    scores: Tensor, uids: Sequence[str], algorithm: AlgorithmConfig, *, seed: int, step: int
+) -> list[int]:
+    """Row numbers to train on, in ascending order, one as often as it was drawn.
+
+    As many are drawn as there are rows; with algorithm.resampling_within=prompt, of each prompt as many as it has. The
+    draw is a pure function of the scores and of (seed, step), or of (seed, step, prompt) within prompts: a resume and
+    any number of ranks draw the same.
+
+    Args:
+        scores: [B].
+        uids: [B], equal for the samples of a prompt.
+        algorithm: its resampling.
+        seed, step: of the run.
+
+    Source: Zhang et al. 2024, arXiv:2409.06957, which draws within prompts; verl draws within the batch.
+    """
+    members: dict[str, list[int]] = {}
+    for row, uid in enumerate(uids):
+        members.setdefault(uid if algorithm.resampling_within == "prompt" else "", []).append(row)
+    assert algorithm.resampling != "none", "only called to draw"
+    method: PfPpoMethod = algorithm.resampling
+    drawn: list[int] = []
+    for uid, rows in members.items():
+        weights = pf_ppo_weights(scores[rows], method=method, power=algorithm.resampling_power)
+        draws = resample_rows(weights, key=random_key(seed, "pf_ppo", step, uid))
+        drawn += [rows[draw] for draw in draws.tolist()]
+    return sorted(drawn)

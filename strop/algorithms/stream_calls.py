@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strop.algorithms.registry import dotted
 from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS, SHAPING_COLUMNS, SampleGroup
+from strop.base.registry import dotted
 
 
 def filter_cause(name: str, group: SampleGroup) -> str:

@@ -13,7 +13,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from strop.algorithms.registry import Registry, check_settings, dotted
+from strop.algorithms.registry import FunctionRegistry, check_settings
+from strop.base.registry import dotted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,8 @@ class SampleGroup:
 GroupFilter = Callable[[SampleGroup], object]
 RewardShaping = Callable[..., object]
 
-FILTERS: Registry[GroupFilter] = Registry("filter", replaceable=False)
-REWARD_SHAPINGS: Registry[RewardShaping] = Registry("reward shaping", replaceable=False)
+FILTERS: FunctionRegistry[GroupFilter] = FunctionRegistry("filter")
+REWARD_SHAPINGS: FunctionRegistry[RewardShaping] = FunctionRegistry("reward shaping")
 
 SHAPING_COLUMNS = (
     "rewards",

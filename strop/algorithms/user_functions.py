@@ -24,7 +24,7 @@ from torch import Tensor
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.loss_declarations import PG_CLIPFRAC, PG_CLIPFRAC_LOWER, PPO_KL
-from strop.algorithms.registry import dotted
+from strop.base.registry import dotted
 
 LOSS_COLUMNS = ("log_probs", "old_log_probs", "advantages", "rollout_is_weights", "rollout_log_probs")
 """Columns that a loss of verl's convention can get."""
@@ -123,11 +123,10 @@ def adv_config(
     algorithm: AlgorithmConfig,
     *,
     settings: Mapping[str, object] | None = None,
-    extra: Mapping[str, object] | None = None,
 ) -> VerlConfig:
     """The config that an estimator of verl's convention gets: the keys of AlgorithmConfig, verl's name
-    for the division by the standard deviation, the user's own settings (algorithm.adv_settings), and `extra`."""
-    values: dict[str, object] = {**(settings or {}), **_fields(algorithm), **(extra or {})}
+    for the division by the standard deviation, and the user's own settings (algorithm.adv_settings)."""
+    values: dict[str, object] = {**(settings or {}), **_fields(algorithm)}
     values["norm_adv_by_std_in_grpo"] = algorithm.norm_adv_by_std
     return VerlConfig(values)
 
@@ -245,7 +244,7 @@ def call_advantage_estimator(
         and all(isinstance(part, Tensor) and tuple(part.shape) == wanted for part in result)
     ):
         raise ValueError(
-            f"{dotted(function)} returned {_describe(result)}, but an advantage estimator returns (advantages, "
+            f"{dotted(function)} returned {describe(result)}, but an advantage estimator returns (advantages, "
             f"returns), two tensors of the shape of the rewards, {wanted}"
         )
     valid = response_mask.bool()
@@ -308,7 +307,7 @@ def _loss_and_metrics(function: Callable[..., object], result: object) -> tuple[
         case (Tensor() as loss, first, second, third):
             return loss, dict(zip(METRICS_OF_FOUR, (first, second, third), strict=True))
     raise ValueError(
-        f"{dotted(function)} returned {_describe(result)}, but a policy loss returns (loss, metrics), or the four "
+        f"{dotted(function)} returned {describe(result)}, but a policy loss returns (loss, metrics), or the four "
         f"tensors (pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower)"
     )
 
@@ -320,14 +319,14 @@ def _number(function: Callable[..., object], key: str, value: object) -> Tensor:
     if isinstance(value, bool | int | float):
         return torch.tensor(float(value), dtype=torch.float64)
     raise ValueError(
-        f"{dotted(function)} returned the metric {key!r} as {_describe(value)}; a metric is one number"
+        f"{dotted(function)} returned the metric {key!r} as {describe(value)}; a metric is one number"
     )
 
 
-def _describe(value: object) -> str:
+def describe(value: object) -> str:
     """What a result is, with its shapes, for an error."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, tuple):
-        return f"({', '.join(_describe(part) for part in value)})"
+        return f"({', '.join(describe(part) for part in value)})"
     return "None" if value is None else f"a {type(value).__name__}"

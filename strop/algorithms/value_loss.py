@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strop.algorithms.metric import Metric
-from strop.algorithms.reduce import ExplainedVariance
+from strop.base.metrics import ExplainedVariance, Metric
 
 VALUE_STATISTIC = Metric(
     "critic/{vf_clipfrac,vpred_mean}",
@@ -37,8 +36,8 @@ class ValueLossTerms:
     """Detached per-token numbers by metric name."""
 
 
-def clipped_value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, *, clip_range: float
+def value_loss_terms(
+    values: Tensor, old_values: Tensor, returns: Tensor, *, mask: Tensor, clip_range: float
 ) -> ValueLossTerms:
     """Half the squared error, or that of the value clipped around the old one, whichever is larger.
 
@@ -48,6 +47,7 @@ def clipped_value_loss(
         values: current values, with gradient; any shape.
         old_values: values at the start of the step; same shape, as are the returns.
         returns: what the values should have been.
+        mask: same shape, true on tokens that are trained on; any number elsewhere, NaN included, does no harm.
         clip_range: c, in reward units.
 
     Returns:
@@ -56,6 +56,10 @@ def clipped_value_loss(
 
     Source: the value clipping that came with the implementations of Schulman et al. 2017, arXiv:1707.06347.
     """
+    valid = mask.bool()
+    values, old_values, returns = (
+        torch.where(valid, part, torch.zeros_like(part)) for part in (values, old_values, returns)
+    )
     bounded = values.clamp(old_values - clip_range, old_values + clip_range)
     plain, clipped = (values - returns).square(), (bounded - returns).square()
     with torch.no_grad():
@@ -64,15 +68,6 @@ def clipped_value_loss(
             "vpred_mean": values.detach(),
         }
     return ValueLossTerms(terms=torch.maximum(plain, clipped) / 2, statistics=statistics)
-
-
-def value_loss_terms(
-    values: Tensor, old_values: Tensor, returns: Tensor, *, mask: Tensor, clip_range: float
-) -> ValueLossTerms:
-    """`clipped_value_loss` that is safe for any number outside the mask, NaN included, and in its gradient."""
-    valid = mask.bool()
-    masked = [torch.where(valid, part, torch.zeros_like(part)) for part in (values, old_values, returns)]
-    return clipped_value_loss(*masked, clip_range=clip_range)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> ExplainedVariance:

@@ -24,9 +24,12 @@ PACKAGE = Path(__file__).parent.parent
 PLACES = {
     "section": "full key of a section of the configuration: its dataclass, with code_named() (strop.base.sections)",
     "settings": "full key of a section and a word for them: a dataclass whose fields are among those of the section",
+    "changeable settings": "what they are about: full keys of settings that a run may be continued with anew",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args)",
-    "data command": "word after `strop data`: a module with run(args), the arguments of `strop data`",
+    "data command": "word after `strop data`: its strop.cli.data.Action",
     "public name": "a dotted name that users import from the core: what it stands for",
+    "function check": "a kind, as in `strop check KIND NAME key=value`: a function (name, words) that lists "
+    "the rules it breaks",
     "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "
     "answers (strop.rewards.service)",
     "reward worker": "full key of a section below reward: a function that each process that scores calls as it starts, "

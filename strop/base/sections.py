@@ -1,4 +1,4 @@
-"""Settings that belong to guests: fields that a section of the core gets as its class is made.
+"""Sections of the configuration: frozen dataclasses that check their fields, those of guests among them.
 
 A guest declares a section of its own right below one of the core (place "section"), or fields that stand beside those
 of the core (place "settings").
@@ -6,10 +6,11 @@ of the core (place "settings").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, dataclass_transform
 
+from strop.base.field_types import field_hints, fits, mismatch
 from strop.base.guests import joined, targets
 from strop.base.trust import Named
 
@@ -19,42 +20,55 @@ S = TypeVar("S")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def section(key: str) -> Callable[[C], C]:
-    """Class decorator: a frozen dataclass, with the settings of guests and a field for each of their sections.
-
-    Settings of guests become base classes of the section; `__post_init__` of each is called, the section's own at the
-    end.
+    """Class decorator: a frozen dataclass whose values fit the annotations of their fields, bounds included
+    (strop.base.field_types). It has a field for every section that a guest declares right below `key`, and the fields
+    of the settings that guests declare there, which become its base classes. Rules across fields follow in
+    `__post_init__` of the settings of guests, and in its own at the end.
 
     Args:
-        key: full key of the section in the root configuration; "" for the root itself.
+        key: full key of the section in the root configuration, which errors begin with; "" for the root itself.
     """
 
     def make(cls: C) -> C:
         parts = [joined("settings", full) for full in targets("settings") if full.rpartition(".")[0] == key]
+        rules = [part.__post_init__ for part in (*parts, cls) if hasattr(part, "__post_init__")]
+
+        def check(self: Any) -> None:
+            check_fields(self, key)
+            for rule in rules:
+                rule(self)
+
         if parts:
-            cls = _together(cls, parts)
+            own = dataclass(frozen=True, kw_only=True)(cls)
+            texts = {"__module__": own.__module__, "__doc__": own.__doc__}
+            cls = cast(C, type(own.__name__, (*reversed(parts), own), texts))
         for full in targets("section"):
             parent, _, name = full.rpartition(".")
             if parent == key:
                 below = joined("section", full)
                 cls.__annotations__[name] = below
                 setattr(cls, name, field(default_factory=below))
+        cls.__post_init__ = check
         dataclass(frozen=True, kw_only=True)(cls)
         return cls
 
     return make
 
 
-def _together(cls: C, parts: Sequence[type]) -> C:
-    """A class with the fields of all: those of `cls` first, and then those of the parts."""
-    own = dataclass(frozen=True, kw_only=True)(cls)
+def check_fields(config: Any, key: str) -> None:
+    """Refuse a section with a value that does not fit its field.
 
-    def check(self: Any) -> None:
-        for part in (*parts, own):
-            if hasattr(part, "__post_init__"):
-                part.__post_init__(self)
+    Args:
+        config: the section.
+        key: its full key.
 
-    body = {"__module__": own.__module__, "__doc__": own.__doc__, "__post_init__": check}
-    return cast(C, type(own.__name__, (*reversed(parts), own), body))
+    Raises:
+        ValueError: the sentence says which, and what the field needs.
+    """
+    cls: type = type(config)
+    for name, hint in field_hints(cls).items():
+        if not fits(hint, getattr(config, name)):
+            raise ValueError(mismatch(f"{key}.{name}".lstrip("."), hint, getattr(config, name)))
 
 
 def guest_sections(config: Any, key: str) -> dict[str, Any]:

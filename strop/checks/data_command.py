@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from strop.base.guests import joined, targets
-from strop.cli.data import SETTING
+from strop.cli.data import Action
 from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
 from strop.cli.settings import load_settings
+from strop.cli.unread import refuse_unread
 
 if TYPE_CHECKING:
     from strop.checks.data_files import DataReport
@@ -23,11 +24,9 @@ _NUM_PAIRS = 5
 
 def run(args: argparse.Namespace) -> int:
     """Read the files as a run would, and say what is wrong with them."""
-    if args.with_tool:
-        raise UsageError("--with-tool belongs to prepare gsm8k")
-    files = [word for word in args.words if not SETTING.match(word)]
-    args.overrides = [word for word in args.words if SETTING.match(word)]
+    files = args.words
     config = load_settings(args, needs=("model", "data", "agent"))
+    refuse_unread(args, "data check")
     train = files or list(config.data.train_files)
     val = args.val or ([] if files else list(config.data.val_files))
     if not train:
@@ -177,3 +176,10 @@ def _pairs_line(what: str, pairs: Mapping[int, int]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+ACTION = Action(
+    summary="everything that is wrong with the rows of FILE ..., as `strop train` would read them",
+    carry_out=run,
+    options=("model", "val", "config"),
+)

@@ -5,13 +5,12 @@ output.py     what reaches the terminal: escaped text, JSON, the errors of the c
 libraries.py  the noise of libraries, and the log on the terminal
 settings.py   --config and key=value, the same for every command
 launching.py  what `strop train` and `strop sft` share: a run folder, its resume, its end
-models.py     MODEL_OR_RUN: from a run, a checkpoint or a Hugging Face folder to a model and its settings
+models.py     RUN and MODEL_OR_RUN: from a run, a checkpoint or a Hugging Face folder to a model and its settings
 answering.py  answers of a model to chats, for `strop generate`
-run_folders.py, unread.py  which run a folder stands for; settings that a command has no use for
+unread.py     settings that a command has no use for
 standard_error.py  standard error that cannot end a run
 
 One module per command, by its name: train.py is `strop train`; those of guests are with the guests. Each has
-`add_arguments(parser)` and `run(args) -> int`, and imports what is heavy when it runs. quickstart_stages.py,
-explaining.py, sockets.py, dropped.py, token_view.py and turn_view.py are parts of quickstart, config, doctor and
-samples.
+`add_arguments(parser)` and `run(args) -> int`, and imports what is heavy when it runs. explaining.py and sockets.py are
+parts of config and doctor.
 """

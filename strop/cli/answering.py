@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from strop.agents.config import SINGLE_TURN
 from strop.agents.episodes import default_setup
@@ -21,19 +20,8 @@ from strop.trainer.config import Config
 from strop.trainer.setup import stop_token_ids
 from strop.trainer.threads import set_threads
 from strop.trajectory import Prompt
+from strop.workers.episodes import Episode
 from strop.workers.player import make_player
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """One answer to one chat."""
-
-    chat_index: int
-    sample_index: int
-    text: str
-    """Without special tokens."""
-    num_tokens: int
-    stop_reason: str
 
 
 class Answerer:
@@ -66,53 +54,40 @@ class Answerer:
 
     async def answer_all(
         self, chats: Sequence[Chat], *, samples: int = 1, on_done: Callable[[], None] = lambda: None
-    ) -> list[Answer]:
-        """Answers in the order of the chats; `on_done` is called as each one ends.
+    ) -> list[Episode]:
+        """Answers in the order of the chats, whose numbers are their rows; `on_done` is called as each one ends.
 
         Raises:
             ValueError: a chat that the template refuses, or that is too long for the model.
             RolloutTimeout: an answer took longer than rollout.timeout_s.
         """
         texts = [render(self._tokenizer, chat, add_generation_prompt=True) for chat in chats]
-        prompts = encode_all(self._tokenizer, texts)
-        for chat, ids in zip(chats, prompts, strict=True):
-            self._check_length(chat, ids)
+        encoded = zip(chats, encode_all(self._tokenizer, texts), strict=True)
+        prompts = [self._prompt(number, chat, ids) for number, (chat, ids) in enumerate(encoded)]
         turns = asyncio.Semaphore(self._max_running)
 
-        async def one(chat_index: int, sample_index: int) -> Answer:
+        async def one(prompt: Prompt, sample_index: int) -> Episode:
             async with turns:
-                answer = await self._answer(chats[chat_index], prompts[chat_index], chat_index, sample_index)
+                episode = await self._player.episode(prompt, sample_index, self._sampling)
             on_done()
-            return answer
+            return episode
 
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(one(index, sample))
-                for index in range(len(chats))
-                for sample in range(samples)
+                group.create_task(one(prompt, sample)) for prompt in prompts for sample in range(samples)
             ]
         return [task.result() for task in tasks]
 
-    async def _answer(
-        self, chat: Chat, prompt_ids: Sequence[int], chat_index: int, sample_index: int
-    ) -> Answer:
-        prompt = Prompt(
-            uid=f"chat-{chat_index}",
-            row=chat_index,
-            token_ids=tuple(prompt_ids),
+    def _prompt(self, number: int, chat: Chat, ids: Sequence[int]) -> Prompt:
+        self._check_length(chat, ids)
+        return Prompt(
+            uid=f"chat-{number}",
+            row=number,
+            token_ids=tuple(ids),
             messages=tuple(chat.messages),
             data_source="",
             ground_truth=None,
             agent_name=SINGLE_TURN,
-        )
-        episode = await self._player.episode(prompt, sample_index, self._sampling)
-        assert episode.trajectory is not None, "the episode did not fail"
-        return Answer(
-            chat_index=chat_index,
-            sample_index=sample_index,
-            text=episode.text,
-            num_tokens=len(episode.trajectory.response_ids),
-            stop_reason=episode.trajectory.stop_reason,
         )
 
     def _check_length(self, chat: Chat, ids: Sequence[int]) -> None:

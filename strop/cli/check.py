@@ -7,22 +7,14 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import inspect
-import sys
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from strop.base.guests import joined, targets
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import add_trust_argument, load_settings
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from strop.checks.functions.findings import Finding
 
 EPILOG = """\
 examples:
@@ -42,19 +34,7 @@ trained, and ten answers are shown with what the scorer made of them. `strop tra
 before its first step. FAIL: the run would not start; warn: it would, but look at it.
 """
 
-KINDS = ("loss", "estimator")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """What is checked."""
-
-    shown: str
-    """As it was written."""
-    target: Any
-    """A registered name, or a function."""
-    file: Path | None
-    """Where it was defined; None for one that comes with strop."""
+KINDS = tuple(targets("function check"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
             f"`strop check {args.what}` needs a function: FILE.py:NAME, or a name that comes with strop"
         )
     name, *settings = args.words
-    findings = _check_loss(name, settings) if args.what == "loss" else _check_estimator(name, settings)
+    findings = joined("function check", args.what)(name, settings)
     if args.json:
         print_json(
             {
@@ -152,109 +132,3 @@ def _check_run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     for line in found.lines():
         print_plain(plain(line, is_one_line=True))
     return 1 if found.obstacles else 0
-
-
-def _check_loss(name: str, words: Sequence[str]) -> list[Finding]:
-    from strop.algorithms.losses import POLICY_LOSS_REGISTRY
-    from strop.checks.functions.policy_losses import check_policy_loss
-
-    subject = find_subject(name, POLICY_LOSS_REGISTRY)
-    settings = settings_in(words)
-    return _findings(subject, lambda: check_policy_loss(subject.target, settings=settings))
-
-
-def _check_estimator(name: str, words: Sequence[str]) -> list[Finding]:
-    from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY, check_adv_settings
-    from strop.checks.functions.estimators import SHARED_DEFAULTS, check_adv_estimator
-
-    subject = find_subject(name, ADV_ESTIMATOR_REGISTRY)
-    settings = settings_in(words)
-    if isinstance(subject.target, str):
-        own = {key: value for key, value in settings.items() if key not in SHARED_DEFAULTS}
-        check_adv_settings(subject.target, own)
-    else:
-        _check_parameters(subject, settings)
-    return _findings(subject, lambda: check_adv_estimator(subject.target, settings=settings))
-
-
-def _check_parameters(subject: Subject, settings: Mapping[str, object]) -> None:
-    """Refuse settings that a function would never see."""
-    parameters = inspect.signature(subject.target).parameters
-    if parameters.keys() & {"config", "kwargs"}:
-        return
-    lost = sorted(settings.keys() - parameters.keys())
-    if lost:
-        raise ValueError(
-            f"{subject.shown} has no setting {lost[0]!r}; its parameters are {', '.join(parameters)}"
-        )
-
-
-def _findings(subject: Subject, check: Callable[[], list[Finding]]) -> list[Finding]:
-    """What a check finds; an error that the user's own file raised is one of the findings."""
-    from strop.checks.functions.findings import Finding
-
-    try:
-        return check()
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if subject.file and Path(frame.filename) == subject.file]
-        if not own:
-            raise
-        where = f"{own[-1].filename}, line {own[-1].lineno}"
-        return [Finding("it runs", f"{subject.shown} raised {type(error).__name__}: {error} ({where})")]
-
-
-def settings_in(words: Sequence[str]) -> dict[str, object]:
-    """Settings that are written as key=value.
-
-    Raises:
-        UsageError: a word is none.
-    """
-    from strop.config.overrides import parse_override
-
-    settings = {}
-    for word in words:
-        override = parse_override(word)
-        if override.kind != "set" or "." in override.key:
-            raise UsageError(f"{word!r} is no setting of a function; write its name alone, as in delta=0.3")
-        settings[override.key] = override.value
-    return settings
-
-
-def find_subject(name: str, registry: Any) -> Subject:
-    """The function that FILE.py:NAME or a name that comes with strop stands for.
-
-    Raises:
-        ValueError: there is no such name, the file cannot be imported, or has no such function.
-    """
-    file, colon, inside = name.rpartition(":")
-    if not colon:
-        if name.endswith(".py"):
-            raise UsageError(f"{name!r} names no function; write {name}:NAME")
-        registry[name]  # an unknown name fails here, with the known ones in the message
-        return Subject(shown=name, target=name, file=None)
-    from strop.algorithms.extensions import load_extensions
-
-    load_extensions([file])
-    path = Path(file).expanduser().resolve()
-    module = _module_of(path)
-    registered = [key for key, function in registry.items() if function.__module__ == module.__name__]
-    if inside in registered:
-        return Subject(shown=name, target=inside, file=path)
-    functions = {
-        key: value
-        for key, value in vars(module).items()
-        if callable(value) and getattr(value, "__module__", "") == module.__name__
-    }
-    if inside not in functions:
-        known = sorted({*registered, *functions})
-        raise ValueError(f"{file} has no function {inside!r}; it has {', '.join(known) or 'none'}")
-    return Subject(shown=name, target=functions[inside], file=path)
-
-
-def _module_of(path: Path) -> ModuleType:
-    """The module that `load_extensions` made of a file."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) and Path(str(module.__file__)).resolve() == path:
-            return module
-    raise AssertionError(f"{path} has just been imported")

@@ -10,7 +10,7 @@ import json
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strop.base import trust
 from strop.cli.output import UsageError, plain, print_json, print_plain
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from strop.config import describe, to_dict
+    from strop.config import describe, to_dict, to_flat_dict
     from strop.config.yaml_text import dump
     from strop.trainer.loading import load_and_tell
 
@@ -81,83 +81,80 @@ def _show(args: argparse.Namespace) -> int:
     values = to_dict(config)
     docs = {doc.key: doc for doc in describe(type(config))}
     if args.json and origin_of is not None:
-        leaves = _leaves(values, docs, "")
+        leaves = to_flat_dict(config).items()
         print_json({key: {"value": value, "origin": origin_of(key)} for key, value in leaves})
     elif args.json:
         print_json(values)
     elif args.docs:
-        print_plain("\n".join(_documented(values, docs, "", "")))
+        print_plain("\n".join(_documented(values, docs)))
     elif origin_of is not None:
-        print_plain("\n".join(_with_origins(values, docs, origin_of, "", "")))
+        print_plain("\n".join(_with_origins(values, docs, origin_of)))
     else:
         print_plain(dump(values), end="")
     return 0
 
 
-def _documented(
-    values: Mapping[str, Any], docs: Mapping[str, FieldDoc], prefix: str, indent: str
-) -> Iterator[str]:
+def _documented(values: Mapping[str, Any], docs: Mapping[str, FieldDoc]) -> Iterator[str]:
     """Lines of YAML, each key under a comment with its meaning, type and default."""
     from strop.config.yaml_text import dump
 
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if _is_section(value, docs, key):
-            yield f"{indent}{name}:"
-            yield from _documented(value, docs, f"{key}.", f"{indent}  ")
+    for one in _entries_of(values, docs):
+        if one.is_section:
+            yield f"{one.indent}{one.name}:"
             continue
-        doc = docs[key]
-        default = "required" if doc.required else f"default {json.dumps(doc.default, ensure_ascii=False)}"
-        comment = f"{doc.doc} ({doc.type}; {default})".strip()
+        doc = docs[one.key]
         yield textwrap.fill(
-            comment,
+            f"{doc.doc} ({doc.type}; default {_shown(doc.default)})".strip(),
             width=_COMMENT_WIDTH,
-            initial_indent=f"{indent}# ",
-            subsequent_indent=f"{indent}# ",
+            initial_indent=f"{one.indent}# ",
+            subsequent_indent=f"{one.indent}# ",
             break_on_hyphens=False,
         )
-        yield textwrap.indent(dump({name: value}).rstrip("\n"), indent)
+        yield textwrap.indent(dump({one.name: one.value}).rstrip("\n"), one.indent)
 
 
 def _with_origins(
-    values: Mapping[str, Any],
-    docs: Mapping[str, FieldDoc],
-    origin_of: Callable[[str], str],
-    prefix: str,
-    indent: str,
+    values: Mapping[str, Any], docs: Mapping[str, FieldDoc], origin_of: Callable[[str], str]
 ) -> Iterator[str]:
     """Lines of YAML, each value with a comment that says where it comes from."""
     from strop.config.yaml_text import dump
 
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if _is_section(value, docs, key):
-            yield f"{indent}{name}:"
-            yield from _with_origins(value, docs, origin_of, f"{key}.", f"{indent}  ")
+    for one in _entries_of(values, docs):
+        if one.is_section:
+            yield f"{one.indent}{one.name}:"
             continue
-        origin = plain(origin_of(key), is_one_line=True)
-        first, *rest = dump({name: value}).rstrip("\n").splitlines()
-        if rest and isinstance(value, str):  # a comment inside a text of several lines would be part of it
-            yield f"{indent}# {origin}"
-            yield from (f"{indent}{line}" for line in (first, *rest))
+        origin = plain(origin_of(one.key), is_one_line=True)
+        first, *rest = dump({one.name: one.value}).rstrip("\n").splitlines()
+        if rest and isinstance(
+            one.value, str
+        ):  # a comment inside a text of several lines would be part of it
+            lines = [f"# {origin}", first, *rest]
         else:
-            yield f"{indent}{first}  # {origin}"
-            yield from (f"{indent}{line}" for line in rest)
+            lines = [f"{first}  # {origin}", *rest]
+        yield from (f"{one.indent}{line}" for line in lines)
 
 
-def _leaves(
-    values: Mapping[str, Any], docs: Mapping[str, FieldDoc], prefix: str
-) -> Iterator[tuple[str, Any]]:
+class _Entry(NamedTuple):
+    """A key of the tree, at its depth."""
+
+    key: str
+    name: str
+    value: Any
+    is_section: bool
+    indent: str
+
+
+def _entries_of(
+    values: Mapping[str, Any], docs: Mapping[str, FieldDoc], above: _Entry | None = None
+) -> Iterator[_Entry]:
+    """Every key in order, a section before what is in it."""
     for name, value in values.items():
-        key = f"{prefix}{name}"
-        if _is_section(value, docs, key):
-            yield from _leaves(value, docs, f"{key}.")
-        else:
-            yield key, value
-
-
-def _is_section(value: Any, docs: Mapping[str, FieldDoc], key: str) -> bool:
-    return isinstance(value, dict) and any(known.startswith(f"{key}.") for known in docs)
+        key, indent = (name, "") if above is None else (f"{above.key}.{name}", f"{above.indent}  ")
+        is_section = isinstance(value, dict) and any(known.startswith(f"{key}.") for known in docs)
+        entry = _Entry(key, name, value, is_section, indent)
+        yield entry
+        if is_section:
+            yield from _entries_of(value, docs, entry)
 
 
 # ------------------------------------------------------------------------------------------------ explain
@@ -212,8 +209,7 @@ def settings_of(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it is neither, or cannot be read.
     """
-    from strop.config import ConfigError, describe
-    from strop.config.deviations import flat
+    from strop.config import ConfigError, to_flat_dict
     from strop.config.layers import Layers
     from strop.config.sources import read_mapping, source_layers
     from strop.trainer.config import Config
@@ -225,11 +221,7 @@ def settings_of(path: Path) -> dict[str, Any]:
                 f"{path} is a folder without config.yaml, so it is no run; give a run or a YAML file"
             )
         return dict(_entries(read_mapping(file, str(file))))
-    layers = Layers(Config)
-    for layer in source_layers(str(path)):
-        layers.add(layer)
-    values: dict[str, Any] = {doc.key: doc.default for doc in describe(Config) if not doc.required}
-    values |= dict(flat(Config, layers.values))
+    values = to_flat_dict(Config()) | Layers(Config, source_layers(str(path))).values
     # Keys of another version of strop are no settings here, and still a difference.
     given = read_mapping(path, str(path)) if path.is_file() else {}
     values |= {key: value for key, value in _entries(given) if _is_unknown(key)}

@@ -1,4 +1,4 @@
-"""`strop data prepare` and `cache`: well-known data sets made ready, and what is kept of files. Guests join others.
+"""`strop data check`, `prepare` and `cache`: data files before a run, and what is kept of them.
 
 Exit codes: 0 a run would take the files; 2 it would refuse them, with every reason, or they cannot be read.
 """
@@ -6,14 +6,15 @@ Exit codes: 0 a run would take the files; 2 it would refuse them, with every rea
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from strop.base.guests import joined, targets
+from strop.base.guests import all_joined
 from strop.cli.output import UsageError, plain, print_json, print_plain
-from strop.cli.settings import add_trust_argument, load_settings
+from strop.cli.settings import add_trust_argument, is_setting, load_settings
+from strop.cli.unread import refuse_unread
 
 EPILOG = """\
 examples:
@@ -36,58 +37,48 @@ cache lists what data.cache_dir keeps, last used first: fetched files, token ids
 files. --clear removes all of it; a run that is about to start may need it made again.
 """
 
-SETTING = re.compile(r"[+~]?[a-z_]+(\.[\w/-]+)+=|[a-z_]+=")
-"""How a word of the command line begins that is a setting, and no file."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
+    width = max(map(len, ACTIONS))
+    listed = "\n".join(f"  {name:<{width}}  {action.summary}" for name, action in ACTIONS.items())
+    parser.description = f"{parser.description}\n\nactions:\n{listed}"
     parser.epilog = EPILOG
+    parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help="one of those above")
     parser.add_argument(
-        "action", choices=(*sorted(targets("data command")), "prepare", "cache"), help="what to do"
-    )
-    parser.add_argument(
-        "words",
-        nargs="*",
-        default=[],
-        metavar="FILE",
-        help="check: files, and settings as key=value; prepare: NAME SRC; cache: settings; index: CORPUS",
+        "words", nargs="*", default=[], metavar="WORD", help="what the action takes; settings are key=value"
     )
     parser.add_argument("--model", metavar="MODEL", help="check: whose tokenizer and chat template count")
     parser.add_argument(
         "--val", action="append", default=[], metavar="FILE", help="check: validation file; may be repeated"
     )
-    parser.add_argument("--config", metavar="FILE", help="check: YAML file with settings")
+    parser.add_argument("--config", metavar="FILE", help="check, cache: YAML file with settings")
     add_trust_argument(parser)
     parser.add_argument(
         "--with-tool", action="store_true", help="prepare gsm8k: rows for an agent with a tool"
     )
     parser.add_argument("--clear", action="store_true", help="cache: remove what is kept")
-    parser.add_argument(
-        "-o", "--out", metavar="FILE", help="prepare: the rows to write; index: the search index to write"
-    )
+    parser.add_argument("-o", "--out", metavar="FILE", help="prepare, index: the file to write")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    if args.clear and args.action != "cache":
-        raise UsageError("--clear belongs to cache")
-    if args.out and args.action not in ("prepare", "index"):
-        raise UsageError("--out belongs to prepare and index")
-    own = {"prepare": _prepare, "cache": _cache}
-    chosen: Callable[[argparse.Namespace], int] = (
-        own[args.action] if args.action in own else joined("data command", args.action).run
-    )
-    return chosen(args)
+    action = ACTIONS[args.action]
+    for option in ("model", "val", "config", "with_tool", "clear", "out"):
+        if getattr(args, option) and option not in action.options:
+            owners = " and ".join(name for name, one in ACTIONS.items() if option in one.options)
+            raise UsageError(f"--{option.replace('_', '-')} belongs to {owners}")
+    args.overrides = [word for word in args.words if is_setting(word)]
+    args.words = [word for word in args.words if not is_setting(word)]
+    return action.carry_out(args)
 
 
 def _cache(args: argparse.Namespace) -> int:
-    others = [word for word in args.words if not SETTING.match(word)]
-    if others or args.model or args.val or args.with_tool:
+    if args.words:
         raise UsageError("cache takes settings such as data.cache_dir=DIR, and --config, --clear and --json")
-    args.overrides = list(args.words)
     config = load_settings(args, needs=("data.cache_dir",))
+    refuse_unread(args, "data cache")
     from strop.data.cache import cache_folder, entries, remove
 
     folder = cache_folder(config.data.cache_dir)
@@ -107,26 +98,24 @@ def _cache(args: argparse.Namespace) -> int:
         print_plain(f"{entry.num_bytes / 2**20:10.1f} MiB  last used {used} UTC  {name}")
     what = "removed from" if args.clear else "in"
     limit = config.data.cache_max_bytes / 2**20
-    size = f"{_count_entries(len(found))} of {total / 2**20:.1f} MiB"
+    size = f"{len(found)} {'entry' if len(found) == 1 else 'entries'} of {total / 2**20:.1f} MiB"
     print_plain(f"{size} {what} {plain(str(folder))}; a run keeps at most {limit:.0f} MiB")
     return 0
 
 
-def _count_entries(number: int) -> str:
-    return f"{number} {'entry' if number == 1 else 'entries'}"
-
-
 def _prepare(args: argparse.Namespace) -> int:
-    if args.model or args.val or args.config:
-        raise UsageError("prepare takes NAME SRC --out OUT; --model, --val and --config belong to check")
-    words = [*args.words, args.out] if args.out else args.words  # OUT may also be the third word
-    if len(words) != 3:
+    words = [
+        *args.words,
+        *args.overrides,
+        *([args.out] if args.out else []),
+    ]  # OUT may also be the third word
+    if len(words) != 3 or args.overrides:
         raise UsageError(f"prepare takes NAME SRC --out OUT, got {' '.join(words)}; see `strop data --help`")
     from strop.data.prepare import RECIPES, prepare_rows, write_rows
     from strop.data.readers import read_rows
 
     name, source, out = words[0], words[1], Path(words[2]).expanduser()
-    if name not in RECIPES:
+    if name not in RECIPES:  # before anything is fetched
         raise UsageError(f"there is no recipe for {name!r}; known: {', '.join(RECIPES)}")
     prepared = prepare_rows(name, read_rows([source]), split=out.stem, with_tool=args.with_tool)
     write_rows(out, prepared.rows)
@@ -137,3 +126,30 @@ def _prepare(args: argparse.Namespace) -> int:
     repeated = f"; {prepared.num_repeated} repeated prompts left out" if prepared.num_repeated else ""
     print_plain(f"{num_rows} row{'' if num_rows == 1 else 's'} written to {plain(str(out))}{repeated}")
     return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """What `strop data` can do."""
+
+    summary: str
+    """One line for --help."""
+    carry_out: Callable[[argparse.Namespace], int]
+    options: tuple[str, ...]
+    """Those of its own."""
+
+
+ACTIONS: dict[str, Action] = {
+    **all_joined("data command"),
+    "prepare": Action(
+        summary="NAME SRC: the raw rows of a well-known data set as rows for training",
+        carry_out=_prepare,
+        options=("with_tool", "out"),
+    ),
+    "cache": Action(
+        summary="what is kept for the next run, and --clear to remove it",
+        carry_out=_cache,
+        options=("config", "clear"),
+    ),
+}
+"""By name, in the order of --help."""

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from strop.cli.output import UsageError, plain, print_json, print_plain
-from strop.cli.settings import load_settings
+from strop.cli.settings import is_setting, load_settings
 from strop.cli.sockets import show, sockets_of
+from strop.cli.unread import refuse_unread
 
 if TYPE_CHECKING:
     from strop.controller.ray.cluster import Node
@@ -82,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    folders = [word for word in args.overrides if "=" not in word]
+    folders = [word for word in args.overrides if not is_setting(word)]
     if folders:
         _refuse_more(args, folders)
         if args.sockets:
@@ -94,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
         )
     args.trust_code = False
     resources = load_settings(args, needs=("resources",)).resources
+    refuse_unread(args, "doctor")
     findings = examine(resources, path=args.path or Path.cwd())
     if args.json:
         print_json({"findings": [vars(one) for one in findings]})

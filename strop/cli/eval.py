@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING
 from strop.cli.libraries import quiet_models
 from strop.cli.models import HELP, add_step_argument, find_model
 from strop.cli.output import check_writable, plain, print_json, print_plain, say, write_json_lines
-from strop.cli.settings import (
-    add_config_arguments,
-    add_trust_argument,
-    load_settings,
-    refuse_overrides_of,
-)
+from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 from strop.cli.unread import refuse_unread
 
 if TYPE_CHECKING:
@@ -55,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    refuse_overrides_of(args, "model.path", "MODEL_OR_RUN already names the model")
     source = find_model(args.model, step=args.step)
     for line in source.lines:
         say(line)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -81,7 +80,7 @@ def explained_lines(explained: Explained) -> Iterator[str]:
         yield _filled(key.doc)
     yield f"  type: {key.type}"
     if key.type != "section":
-        yield f"  default: {'required' if key.required else _json(key.default)}"
+        yield f"  default: {_json(key.default)}"
     if key.choices:
         yield f"  choices: {', '.join(key.choices)}"
     if key.papers:
@@ -90,8 +89,8 @@ def explained_lines(explained: Explained) -> Iterator[str]:
         yield "  keys:"
         width = max(len(doc.key) for doc in key.below)
         for doc in key.below:
-            default = "required" if doc.required else _json(doc.default)
-            yield f"    {doc.key:<{width}}  {textwrap.shorten(f'{default}: {doc.doc}', _WIDTH, placeholder=' …')}"
+            text = textwrap.shorten(f"{_json(doc.default)}: {doc.doc}", _WIDTH, placeholder=" …")
+            yield f"    {doc.key:<{width}}  {text}"
     if key.presets:
         yield _filled(f"presets: {_presets(key)}")
     if explained.functions:
@@ -126,14 +125,14 @@ def _registered(key: str) -> Iterator[Registered]:
         return
     from strop.algorithms.adv_declarations import ADV_DECLARATIONS
     from strop.algorithms.loss_declarations import LOSS_DECLARATIONS
+    from strop.algorithms.registry import Declaration
     from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS
     from strop.config.explain import papers_in
     from strop.data.curriculum import SAMPLERS
 
-    tables = (
-        ADV_DECLARATIONS, LOSS_DECLARATIONS, FILTERS.declarations, REWARD_SHAPINGS.declarations, SAMPLERS.declarations,
-    )  # fmt: skip
-    table = next(one for one in tables if one.kind == kind)
+    tables = (ADV_DECLARATIONS, LOSS_DECLARATIONS, FILTERS.declarations, REWARD_SHAPINGS.declarations)
+    samplers = dict.fromkeys(SAMPLERS, Declaration())  # they have no settings
+    table = next((one for one in tables if one.kind == kind), samplers)
     docs = {name: inspect.getdoc(function) or "" for name, function in SAMPLERS.items()}
     if kind in _SOURCES:
         docs = dict(_documented_in(_SOURCES[kind]))
@@ -148,24 +147,21 @@ def _registered(key: str) -> Iterator[Registered]:
 
 
 def _documented_in(folder: Path) -> Iterator[tuple[str, str]]:
-    """Names that the functions in a folder implement, with the docstring of each, or of the function that its first
-    line refers to in backticks. Read from the source: importing it takes seconds."""
+    """Names that the functions in a folder implement, with the docstring of each. Read from the source: importing it
+    takes seconds."""
     for path in folder.glob("*.py"):
         functions = [
             node
             for node in ast.parse(path.read_text(encoding="utf-8")).body
             if isinstance(node, ast.FunctionDef)
         ]
-        docs = {function.name: ast.get_docstring(function) or "" for function in functions}
         for function in functions:
-            text = docs[function.name]
-            reference = re.match(r"(?:Advantages and returns of )`(\w+)`", text)
             for decorator in function.decorator_list:
                 match decorator:
-                    case ast.Call(func=ast.Name(id="implements"), args=names):
+                    case ast.Call(func=ast.Name(id="implements" | "implements_outcome"), args=names):
                         for name in names:
                             assert isinstance(name, ast.Constant), "names stand in the decorator"
-                            yield str(name.value), docs.get(reference[1], text) if reference else text
+                            yield str(name.value), ast.get_docstring(function) or ""
 
 
 def _filled(text: str, indent: str = "  ") -> str:

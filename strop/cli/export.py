@@ -7,10 +7,10 @@ import dataclasses
 from pathlib import Path
 
 from strop.cli.libraries import quiet_models
-from strop.cli.models import add_step_argument, choose_checkpoint
+from strop.cli.models import add_step_argument, choose_checkpoint, run_in
 from strop.cli.output import UsageError, print_json, print_plain, say
-from strop.cli.run_folders import run_in
-from strop.cli.settings import add_trust_argument, load_settings
+from strop.cli.settings import add_trust_argument, is_setting, load_settings
+from strop.cli.unread import refuse_unread
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 
 EPILOG = """\
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="a run folder")
-    parser.add_argument("out_word", nargs="?", metavar="OUT", type=Path, help="the same as --out OUT")
+    parser.add_argument("words", nargs="*", metavar="OUT", help="the same as --out OUT")
     parser.add_argument("--out", metavar="OUT", type=Path, help="folder of the model, absent or empty")
     add_step_argument(parser)
     parser.add_argument(
@@ -47,13 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_trust_argument(parser)
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
-    parser.set_defaults(config=None, overrides=[])
+    parser.set_defaults(config=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     if args.adapter and args.dtype is not None:
         raise UsageError("--dtype has no place beside --adapter: an adapter stays as it was trained")
+    args.overrides = [word for word in args.words if is_setting(word)]
+    refuse_unread(args, "export")
     folder = run_in(args.run_folder)
     _check_run(folder)
     out = _out(args)
@@ -99,10 +101,10 @@ def _check_run(folder: Path) -> None:
 
 def _out(args: argparse.Namespace) -> Path:
     """Where the model goes; told before a checkpoint is read that it cannot be written."""
-    named = [one for one in (args.out_word, args.out) if one is not None]
+    named = [*map(Path, args.words), *([] if args.out is None else [args.out])]
     if len(named) != 1:
         raise UsageError("name one folder for the model: strop export RUN --out OUT")
-    out: Path = named[0]
+    out = named[0]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if not out.exists():

@@ -16,18 +16,14 @@ from strop.cli.eval import progress_bar
 from strop.cli.libraries import quiet_models
 from strop.cli.models import HELP, add_step_argument, find_model
 from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain, say, write_json_lines
-from strop.cli.settings import (
-    add_config_arguments,
-    add_trust_argument,
-    load_settings,
-    refuse_overrides_of,
-)
+from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 from strop.cli.unread import refuse_unread
 
 if TYPE_CHECKING:
-    from strop.cli.answering import Answer, Answerer
+    from strop.cli.answering import Answerer
     from strop.data.chat import Chat
     from strop.trainer.config import Config
+    from strop.workers.reports import EpisodeReport
 
 EPILOG = """\
 examples:
@@ -80,7 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    refuse_overrides_of(args, "model.path", "MODEL_OR_RUN already names the model")
     source = find_model(args.model, step=args.step)
     for line in source.lines:
         say(line)
@@ -104,7 +99,9 @@ def run(args: argparse.Namespace) -> int:
         answers = asyncio.run(
             answerer.answer_all([q.chat for q in questions], samples=args.samples, on_done=one_more)
         )
-    _report(questions, answers, args)
+    from strop.workers.reports import report_of
+
+    _report(questions, [(answer.text, report_of(answer)) for answer in answers], args)
     return 0
 
 
@@ -192,17 +189,20 @@ def _row(row: Mapping[str, Any], where: str, config: Config) -> _Question:
     return _Question(prompt=row[key], chat=chat)
 
 
-def _report(questions: Sequence[_Question], answers: Sequence[Answer], args: argparse.Namespace) -> None:
+def _report(
+    questions: Sequence[_Question], answers: Sequence[tuple[str, EpisodeReport]], args: argparse.Namespace
+) -> None:
+    """Every answer, `--samples` of them to each question in turn."""
     records = [
         {
-            "row": answer.chat_index,
-            "sample_index": answer.sample_index,
-            "prompt": questions[answer.chat_index].prompt,
-            "response": answer.text,
-            "stop_reason": answer.stop_reason,
-            "num_tokens": answer.num_tokens,
+            "row": number // args.samples,
+            "sample_index": report.sample_index,
+            "prompt": questions[number // args.samples].prompt,
+            "response": text,
+            "stop_reason": report.stop_reason,
+            "num_tokens": report.num_response_tokens,
         }
-        for answer in answers
+        for number, (text, report) in enumerate(answers)
     ]
     if args.out is not None:
         write_json_lines(args.out, records)
@@ -211,12 +211,11 @@ def _report(questions: Sequence[_Question], answers: Sequence[Answer], args: arg
         for record in records:
             print_json(record)
     elif args.out is None:
-        for answer in answers:
-            number = f" #{answer.sample_index}" if args.samples > 1 else ""
-            cut = " [cut at the length limit]" if answer.stop_reason == "length" else ""
-            print_plain(
-                f"> {plain(_last_words(questions[answer.chat_index]))}{number}\n{plain(answer.text)}{cut}\n"
-            )
+        for number, (text, report) in enumerate(answers):
+            sample = f" #{report.sample_index}" if args.samples > 1 else ""
+            cut = " [cut at the length limit]" if report.stop_reason == "length" else ""
+            asked = _last_words(questions[number // args.samples])
+            print_plain(f"> {plain(asked)}{sample}\n{plain(text)}{cut}\n")
 
 
 def _last_words(question: _Question) -> str:

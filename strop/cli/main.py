@@ -48,10 +48,6 @@ class Command:
 
 
 COMMANDS = {
-    "quickstart": Command(
-        summary="train a tiny model end to end on this machine, in about three minutes",
-        module="strop.cli.quickstart",
-    ),
     "sft": Command(summary="supervised fine-tuning on conversations", module="strop.cli.sft"),
     "train": Command(summary="reinforcement learning from rewards", module="strop.cli.train"),
     "eval": Command(
@@ -71,12 +67,10 @@ COMMANDS = {
         summary="the model of a checkpoint as a Hugging Face folder, proved by its log-probs",
         module="strop.cli.export",
     ),
-    "samples": Command(summary="what the model wrote during a run, with rewards", module="strop.cli.samples"),
     "score": Command(
         summary="a reward over saved answers, without a model: what would change",
         module="strop.cli.score",
     ),
-    "diff": Command(summary="where two runs part: first step and stage", module="strop.cli.diff"),
     "doctor": Command(
         summary="whether the machines of a cluster fit together; and of a run, what its numbers say",
         module="strop.cli.doctor",

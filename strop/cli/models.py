@@ -1,13 +1,14 @@
-"""MODEL_OR_RUN: what people point at, and the model folder and settings that it stands for."""
+"""RUN and MODEL_OR_RUN: what people point at, and the run, or the model folder and settings, that it stands for."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.cli.run_folders import run_in
+from strop.cli.output import UsageError, say
 from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, check_files, read_manifest
 
@@ -64,6 +65,27 @@ def choose_checkpoint(run: RunFolder, step: int | str | None) -> tuple[Checkpoin
         return run.checkpoints.at(int(step)), []
     except CheckpointError as error:
         raise CheckpointError(f"no checkpoint of step {step} of {run.path}: {error}") from error
+
+
+def run_in(folder: Path) -> Path:
+    """The folder itself, or the run right inside it where that is the only one: quickstart's --out holds runs.
+
+    Raises:
+        UsageError: it is no run and holds several; the sentence names them.
+    """
+    if is_run(folder):
+        return folder
+    runs: list[Path] = []
+    with contextlib.suppress(OSError):  # who opens it says why it cannot be read
+        runs = sorted(entry for entry in folder.iterdir() if is_run(entry))
+    if len(runs) > 1:
+        raise UsageError(
+            f"{folder} is no run, but holds {len(runs)}: name one, {' or '.join(map(str, runs))}"
+        )
+    if not runs:
+        return folder
+    say(f"the run in {folder}: {runs[0]}")
+    return runs[0]
 
 
 def find_model(text: str, *, step: int | str | None = None) -> ModelSource:

@@ -29,14 +29,8 @@ class Interrupted(KeyboardInterrupt):
         """The signal."""
 
 
-def plain(text: str, *, is_one_line: bool = False) -> str:
-    """The text with everything a terminal would act on written as escapes such as \\x1b.
-
-    Args:
-        text: of any origin.
-        is_one_line: also escape line breaks and tabs.
-    """
-    return printable(text, is_one_line=is_one_line)
+plain = printable
+"""The text with everything a terminal would act on written as escapes such as \\x1b."""
 
 
 def shorten(text: str, length: int) -> str:

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.base.guests import targets
 from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
+from strop.cli.unread import refuse_unread
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -103,9 +105,11 @@ def _settings(args: argparse.Namespace) -> Config:
             "reward.functions=[]",
             "reward.manager=''",
         ]
-        args.overrides = [*chosen, "reward.judge={}", "reward.server={}", *args.overrides]
+        args.overrides = [*chosen, *(f"{key}={{}}" for key in targets("reward service")), *args.overrides]
     source = args.samples / "config.yaml" if is_run and (args.samples / "config.yaml").is_file() else None
-    return load_settings(args, source=source, needs=NEEDS)
+    config = load_settings(args, source=source, needs=NEEDS)
+    refuse_unread(args, "score")
+    return config
 
 
 def _samples(args: argparse.Namespace, config: Config) -> list[SavedSample]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.base import trust
-from strop.cli.output import UsageError, say
+from strop.cli.output import say
 
 if TYPE_CHECKING:
     from strop.base.trust import Named
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 EVERYTHING = ("",)
 """A command that trains needs all that the settings name."""
 _GIVEN = "command line"
+_SETTING = re.compile(r"[+~]?[a-z_]+(\.[\w/-]+)+=|[a-z_]+=")
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, *, source: str = "") -> None:
@@ -53,6 +55,11 @@ def add_trust_argument(parser: argparse.ArgumentParser) -> None:
         help="run what the settings of a run folder name (reward files, extensions, tools, servers), although strop "
         "did not write them for you on this machine; without it, a sentence says what that would be",
     )
+
+
+def is_setting(word: str) -> bool:
+    """Whether a word among files and folders is key=value."""
+    return _SETTING.match(word) is not None
 
 
 def load_settings(
@@ -124,10 +131,3 @@ def _received(path: Path, text: str, overrides: Sequence[str], needs: Collection
 
 def _listed(named: Sequence[Named]) -> list[str]:
     return [f"{one.key}: {one.value}" for one in named]
-
-
-def refuse_overrides_of(args: argparse.Namespace, key: str, reason: str) -> None:
-    """Raise a UsageError when `key` is set on the command line although something else decides it."""
-    for text in args.overrides:
-        if text.lstrip("+~").split("=", 1)[0] == key:
-            raise UsageError(f"{text!r} has no place here: {reason}")

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
-from typing import TYPE_CHECKING
 
 from strop.cli.launching import MODEL_LINK, add_run_arguments, begin, carrying_out
 from strop.cli.libraries import quiet_models
 from strop.cli.output import print_json, print_plain, say
-from strop.run import RunFolder
-
-if TYPE_CHECKING:
-    from strop.trainer.supervised import SftResult
 
 EPILOG = """\
 examples:
@@ -32,10 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
+    from strop.trainer.results import sft_result_of
+
     start = begin(args, kind="sft")
     with carrying_out(start, kind="sft"):
         if start.is_finished:
-            result = finished_result(start.run)
+            result = sft_result_of(start.run)
         else:
             quiet_models()
             from strop.trainer.supervised import fine_tune
@@ -57,19 +53,3 @@ def run(args: argparse.Namespace) -> int:
         print_plain(f"{result.steps} steps, {result.seconds:.0f} s; loss {result.loss:.4f}{val}")
         print_plain(f"run folder: {result.run}\nmodel:      {result.run / MODEL_LINK}")
     return 0
-
-
-def finished_result(run: RunFolder) -> SftResult:
-    """The result of a run that ended before, from its records."""
-    from strop.border import as_number
-    from strop.trainer.supervised import SftResult
-
-    end = run.events.read("finished")[-1]
-    loss, val_loss = end.get("loss"), end.get("val_loss")
-    return SftResult(
-        run=run.path,
-        steps=end["step"],
-        seconds=end["seconds"],
-        loss=math.nan if loss is None else as_number(loss),
-        val_loss=None if val_loss is None else as_number(val_loss),
-    )

@@ -33,7 +33,17 @@ class Reads:
 
 
 _ONE_PROCESS = ("resources.device", "resources.num_threads")
-_GENERATION = ("model", "rollout.max_running", "rollout.stop_token_ids", "rollout.timeout_s", *_ONE_PROCESS)
+_ANSWERS = ("eval.temperature", "eval.top_p", "eval.top_k")
+_BUDGET = "actor.engine.max_tokens_per_device"
+"""A configuration with long prompts or answers is refused without more of it."""
+_GENERATION = (
+    "model", "rollout.max_running", "rollout.stop_token_ids", "rollout.timeout_s", *_ONE_PROCESS, *_ANSWERS,
+    _BUDGET, "algorithm.extensions",
+)  # fmt: skip
+_ORDER = (
+    "data.cache_max_bytes", "data.source_weights", "data.prompts_per_step", "data.sampler", "data.reorder_every",
+)  # fmt: skip
+_AFTER_SCORING = ("reward.weight", "reward.overlong_buffer", "reward.overlong_penalty")
 READS: Mapping[str, Reads] = {
     "train": Reads(keys=("",), but=("sft",)),
     "sft": Reads(
@@ -44,29 +54,47 @@ READS: Mapping[str, Reads] = {
         but=("run.keep_best", "run.save_samples", "resources.apart", "resources.offload_idle"),
     ),
     "eval": Reads(
-        keys=(
-            *_GENERATION, "data", "agent", "reward", "trainer.seed", "eval.samples_per_prompt", "eval.temperature",
-            "algorithm.extensions",
-        ),
+        keys=(*_GENERATION, "data", "agent", "reward", "trainer.seed", "eval.samples_per_prompt"),
         but=(
-            "data.train_files", "data.streaming", "data.cache_max_bytes", "data.source_weights",
-            "data.prompts_per_step", "data.sampler", "data.reorder_every", "data.max_train_prompts", "reward.weight",
-            "reward.overlong_buffer", "reward.overlong_penalty",
+            "model.path", "data.train_files", "data.streaming", "data.max_train_prompts", *_ORDER, *_AFTER_SCORING,
         ),
         instead={
             "rollout.temperature": "eval.temperature", "rollout.samples_per_prompt": "eval.samples_per_prompt",
-            "data.train_files": "data.val_files", "data.max_train_prompts": "data.max_val_prompts",
+            "rollout.top_p": "eval.top_p", "rollout.top_k": "eval.top_k", "data.train_files": "data.val_files",
+            "data.max_train_prompts": "data.max_val_prompts", "model.path": "MODEL_OR_RUN",
         },
     ),
     "generate": Reads(
-        keys=(
-            *_GENERATION, "eval.temperature", "data.prompt_key", "data.max_response_tokens",
-            "data.chat_template_kwargs", "algorithm.extensions",
-        ),
+        keys=(*_GENERATION, "data.prompt_key", "data.max_response_tokens", "data.chat_template_kwargs"),
+        but=("model.path",),
         instead={
             "rollout.temperature": "--temperature", "rollout.top_p": "--top-p", "rollout.top_k": "--top-k",
             "rollout.samples_per_prompt": "--samples", "eval.samples_per_prompt": "--samples", "trainer.seed": "--seed",
+            "model.path": "MODEL_OR_RUN",
         },
+    ),
+    "score": Reads(
+        keys=(
+            "reward", "model", "data.train_files", "data.val_files", "data.dataset_class", "data.cache_dir",
+            "data.prompt_key", "data.data_source_key", "data.ground_truth_key", "data.default_data_source",
+            "algorithm.extensions",
+        ),
+        but=_AFTER_SCORING,
+    ),
+    "export": Reads(keys=()),
+    "data check": Reads(
+        keys=(
+            "model", "data", "agent", "reward.path", "trainer.seed", "algorithm.extensions", _BUDGET,
+            "trainer.max_steps",  # streaming is refused without
+        ),
+        but=_ORDER,
+    ),
+    "data cache": Reads(keys=("data.cache_dir", "data.cache_max_bytes")),
+    "doctor": Reads(
+        keys=("resources",),
+        but=(
+            "resources.num_threads", "resources.call_timeout_s", "resources.start_timeout_s", "resources.offload_idle",
+        ),
     ),
 }  # fmt: skip
 """By the name of the command."""

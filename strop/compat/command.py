@@ -172,12 +172,11 @@ def _open_sentences(migration: Migration) -> list[str]:
 
 def _load_problems(values: dict[str, Any]) -> list[str]:
     """Why the configuration does not load; nothing where it does."""
-    from strop.config import ConfigError
-    from strop.config.build import build_config
+    from strop.config import ConfigError, config_of
     from strop.trainer.config import Config
 
     try:
-        build_config(Config, values, origin=lambda key: "", problems=[])
+        config_of(Config, values)
     except ConfigError as error:
         return [f"the configuration does not load yet: {error}"]
     return []

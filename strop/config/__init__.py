@@ -9,29 +9,31 @@ Knows no room of strop and imports no torch.
 
 from __future__ import annotations
 
+from strop.config.build import build_config
 from strop.config.describe import FieldDoc, describe
 from strop.config.deviations import deviations, preset_deviations
 from strop.config.errors import ConfigError
 from strop.config.explain import Explanation, explain
-from strop.config.load import load_config, load_with_origins, named_presets, read_config
-from strop.config.save import changed_keys, save_config, to_dict
+from strop.config.load import config_of, load_config, load_layers, read_config
+from strop.config.save import save_config, to_dict, to_flat_dict
 from strop.config.sources import preset_names, read_settings
 
 __all__ = [
     "ConfigError",
     "Explanation",
     "FieldDoc",
-    "changed_keys",
+    "build_config",
+    "config_of",
     "describe",
     "deviations",
     "explain",
     "load_config",
-    "load_with_origins",
-    "named_presets",
+    "load_layers",
     "preset_deviations",
     "preset_names",
     "read_config",
     "read_settings",
     "save_config",
     "to_dict",
+    "to_flat_dict",
 ]

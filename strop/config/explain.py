@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
+from strop.base.field_types import literals, type_name, union_members
 from strop.config.describe import FieldDoc, describe, field_texts
-from strop.config.deviations import flat
 from strop.config.layers import Layers
-from strop.config.schema import field_specs, locate, type_name, union_members
+from strop.config.schema import Key, locate
 from strop.config.sources import preset_layers, preset_names, preset_sections
 from strop.config.usage import readers
 
@@ -23,11 +23,9 @@ class Explanation:
     key: str
     """The full key; of an entry of a free dict, the key of that dict."""
     type: str
-    """Its type in words; `section` for a section."""
+    """Its type in words, bounds included; `section` for a section."""
     default: Any
-    """The plain default value; None for a section and where required."""
-    required: bool
-    """True where there is no default."""
+    """The plain default value; None for a section."""
     doc: str
     """The text under the field."""
     choices: tuple[str, ...]
@@ -48,28 +46,19 @@ def explain(root: type, key: str) -> Explanation:
     Raises:
         ValueError: there is no such key; the message names the nearest one.
     """
-    location = locate(root, key)
-    owner = root
-    for name in location.sections:
-        section = field_specs(owner)[name].section
-        assert section is not None, "a location's way leads through sections"
-        owner = section
-    spec = location.spec
-    full = ".".join((*location.sections, spec.name))
+    found = locate(root, key)[0]
     docs = {doc.key: doc for doc in describe(root)}
-    known = docs.get(full)
-    doc = field_texts(owner).get(spec.name, "")
-    is_section = spec.section is not None
+    parent, _, name = found.key.rpartition(".")
+    doc = field_texts(found.owner).get(name, "")
     return Explanation(
-        key=full,
-        type="section" if is_section else type_name(spec.hint),
-        default=known.default if known else None,
-        required=known.required if known else False,
+        key=found.key,
+        type=type_name(found.hint),
+        default=None if found.is_section else docs[found.key].default,
         doc=doc,
-        choices=_choices(spec.hint),
-        below=tuple(one for one in docs.values() if one.key.startswith(f"{full}.")),
-        presets=_presets(root, full, is_section=is_section),
-        read_in=tuple(readers(owner, location.sections[-1] if location.sections else "", spec.name)),
+        choices=_choices(found.hint),
+        below=tuple(one for one in docs.values() if one.key.startswith(f"{found.key}.")),
+        presets=_presets(root, found),
+        read_in=tuple(readers(found.owner, parent.rpartition(".")[2], name)),
         papers=papers_in(doc),
     )
 
@@ -82,28 +71,17 @@ def papers_in(text: str) -> tuple[str, ...]:
 
 
 def _choices(hint: Any) -> tuple[str, ...]:
-    found: list[str] = []
-    for member in union_members(hint):
-        if get_origin(member) is Literal:
-            found += map(str, get_args(member))
-        elif member is bool:
-            found += ["true", "false"]
-    return tuple(found)
+    words = tuple(map(str, literals(hint)))
+    return (*words, "true", "false") if bool in union_members(hint) else words
 
 
-def _presets(root: type, key: str, *, is_section: bool) -> dict[str, Any]:
+def _presets(root: type, wanted: Key) -> dict[str, Any]:
     """Presets that set a key, or anything below a section."""
     found: dict[str, Any] = {}
     for section in preset_sections():
         for name in preset_names(section):
-            layers = Layers(root)
-            for layer in preset_layers(section, name):
-                layers.add(layer)
-            values = dict(flat(root, layers.values))
-            if is_section:
-                values = {one: value for one, value in values.items() if one.startswith(f"{key}.")}
-                if values:
-                    found[f"{section}={name}"] = values
-            elif key in values:
-                found[f"{section}={name}"] = values[key]
+            values = Layers(root, preset_layers(section, name)).values
+            below = {key: value for key, value in values.items() if key.startswith(f"{wanted.key}.")}
+            if below or wanted.key in values:
+                found[f"{section}={name}"] = values.get(wanted.key, below)
     return found

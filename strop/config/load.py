@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from strop.config.build import build_config
-from strop.config.errors import ConfigError
 from strop.config.layers import Layers
-from strop.config.overrides import Override, parse_override
-from strop.config.sources import mapping_in, preset_layers, read_mapping, source_layers
+from strop.config.overrides import parse_override
+from strop.config.sources import Layer, mapping_in, preset_layers, read_settings, source_layers
 
 T = TypeVar("T")
 
@@ -24,61 +23,57 @@ def load_config(
 ) -> T:
     """The configuration of type `root` from a source, with overrides on top of it.
 
+    Args:
+        root: a frozen dataclass, whose fields may be dataclasses (sections).
+        source, text, overrides: as for `load_layers`.
+
+    Raises:
+        ConfigError: a key is unknown, a value has the wrong type or is out of bounds, or a check of a dataclass
+            refuses it. What can be found in one pass is reported together.
+    """
+    return build_config(root, load_layers(root, source=source, text=text, overrides=overrides))
+
+
+def load_layers(
+    root: type,
+    *,
+    source: str | Path | None = None,
+    text: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Layers:
+    """What a source and overrides give for the tree of `root`, and where each value comes from.
+
     Laid over each other, later ones winning: the defaults of the dataclasses; the presets that the file
     lists under `defaults:`; the file; presets named by overrides (`algorithm=dr_grpo` makes the section that
     preset, and forgets what the file set in it); the other overrides, in their order. File paths in values
     are relative to the current directory.
 
     Args:
-        root: a frozen dataclass, whose fields may be dataclasses (sections).
+        root: the dataclass at the top.
         source: a YAML file, or the name of a preset. None: the defaults alone.
         text: content of that file, where it was read before.
         overrides: in Hydra's grammar. `a.b=1` sets; `~a.b` goes back to the default; `+a.b.c=1` adds an entry
             to a free dict a.b, where the + may be left out.
 
     Raises:
-        ConfigError: a key is unknown, a value has the wrong type or is missing, or a check of a dataclass
-            refuses it. What can be found in one pass is reported together.
+        ConfigError: the source cannot be read. Other problems are in the result.
     """
-    return load_with_origins(root, source=source, text=text, overrides=overrides)[0]
-
-
-def load_with_origins(
-    root: type[T],
-    *,
-    source: str | Path | None = None,
-    text: str | None = None,
-    overrides: Sequence[str] = (),
-) -> tuple[T, Callable[[str], str]]:
-    """As `load_config`, with a function from a full key to where its value comes from: `default`, `preset
-    algorithm/dapo`, `file my.yaml` or `command line`."""
-    layers = Layers(root)
-    for layer in source_layers(source, text) if source is not None else ():
-        layers.add(layer)
-    presets, others = _parse(overrides, layers)
-    for override in presets:
+    layers = Layers(root, source_layers(source, text) if source is not None else ())
+    others = []
+    for word in overrides:
         try:
-            layers.replace_section(override.key, preset_layers(override.key, override.value))
-        except ConfigError as error:
+            override = parse_override(word)
+            names_preset = isinstance(override.value, str) and layers.is_section(override.key)
+            if names_preset and override.kind == "set":
+                layers.replace_section(override.key, preset_layers(override.key, override.value))
+            else:
+                others.append(override)
+        except ValueError as error:
             layers.problems.append(str(error))
     for override in others:
         layers.apply(override)
-    config = build_config(root, layers.values, origin=layers.origin, problems=layers.problems)
-    return config, layers.source_of
-
-
-def named_presets(
-    root: type, *, source: str | Path | None = None, overrides: Sequence[str] = ()
-) -> dict[str, str]:
-    """The presets of sections that a source and overrides name: full key of the section to the preset's name.
-
-    Raises:
-        ConfigError: the source, or one of its presets, cannot be read.
-    """
-    layers = source_layers(source) if source is not None else []
-    named = {layer.section: layer.preset for layer in layers if layer.section}
-    presets, _ = _parse(overrides, Layers(root))
-    return named | {override.key: override.value for override in presets}
+    layers.refuse_interpolations()
+    return layers
 
 
 def read_config(root: type[T], path: str | Path, *, text: str | None = None) -> T:
@@ -92,20 +87,19 @@ def read_config(root: type[T], path: str | Path, *, text: str | None = None) -> 
     Raises:
         ConfigError: the file cannot be read, or is not one of `root`.
     """
-    values = read_mapping(Path(path), str(path)) if text is None else mapping_in(text, str(path))
-    return build_config(root, values, origin=lambda _: f" (in {path})", problems=[])
+    name = str(path)
+    return config_of(root, mapping_in(read_settings(Path(path)) if text is None else text, name), name)
 
 
-def _parse(overrides: Sequence[str], layers: Layers) -> tuple[list[Override], list[Override]]:
-    """The overrides that name a preset of a section, and the others; unreadable ones become problems."""
-    presets: list[Override] = []
-    others: list[Override] = []
-    for text in overrides:
-        try:
-            override = parse_override(text)
-        except ValueError as error:
-            layers.problems.append(str(error))
-            continue
-        names_preset = isinstance(override.value, str) and layers.is_section(override.key)
-        (presets if names_preset and override.kind == "set" else others).append(override)
-    return presets, others
+def config_of(root: type[T], values: dict[str, Any], place: str = "") -> T:
+    """The configuration of nested plain values.
+
+    Args:
+        root: its type.
+        values: nested, as `to_dict` gives them.
+        place: where they were found, for errors.
+
+    Raises:
+        ConfigError: they are not those of a `root`.
+    """
+    return build_config(root, Layers(root, [Layer(section="", values=values, origin=place)]))

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.base.field_types import nearest
 from strop.base.foreign_files import MAX_YAML_BYTES, read_text
 from strop.config.errors import ConfigError
-from strop.config.schema import join, nearest
+from strop.config.schema import join
 from strop.config.yaml_text import parse
 
 PRESETS = Path(__file__).parent / "presets"
@@ -70,7 +71,7 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
     if text is not None:
         return _layers_of(mapping_in(text, str(source)), str(source))
     if path.exists() and not path.is_dir():
-        return _file_layers(path, str(source))
+        return _layers_of(read_mapping(path, str(source)), str(source))
     if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
         return preset_layers("", source)
     what = "is a directory" if path.is_dir() else "does not exist"
@@ -80,26 +81,32 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
     )
 
 
-def preset_layers(section: str, name: str) -> list[Layer]:
-    """The layers of a preset, lowest first: `name` of a section, or of the whole tree for "".
+def preset_layers(section: str, name: str, *, above: tuple[str, ...] = ()) -> list[Layer]:
+    """The layers of a preset, lowest first.
+
+    Args:
+        section: full key of the section that it is for; "" for the whole tree.
+        name: of the preset.
+        above: the presets whose defaults lead to it.
 
     Raises:
         ConfigError: there is no such preset.
     """
-    return _preset_layers(section, name, ())
-
-
-def _preset_layers(section: str, name: str, above: tuple[str, ...]) -> list[Layer]:
     label = f"preset {section.replace('.', '/')}/{name}" if section else f"preset {name}"
     if label in above:
         raise ConfigError(f"{' -> '.join((*above, label))}: the defaults of these presets form a circle")
     known = preset_names(section)
     if name not in known:
         raise ConfigError(_no_such_preset(section, name, known))
-    path = PRESETS.joinpath(*section.split("."), f"{name}.yaml")
-    if section:
-        return _section_layers(path, section, name, label)
-    return _file_layers(path, label, preset=name, above=(*above, label))
+    values = read_mapping(PRESETS.joinpath(*section.split("."), f"{name}.yaml"), label)
+    if not section:
+        return _layers_of(values, label, preset=name, above=(*above, label))
+    if "defaults" in values:
+        raise ConfigError(f"{label} is the preset of a section and cannot have defaults")
+    outside = values.pop("outside", {})
+    left_open = tuple(join(section, key) for key in values.pop("left_open", ()))
+    own = Layer(section=section, values=values, origin=label, preset=name, left_open=left_open)
+    return [own, Layer(section="", values=outside, origin=label, preset=name)]
 
 
 def _no_such_preset(section: str, name: str, known: list[str]) -> str:
@@ -115,30 +122,12 @@ def _no_such_preset(section: str, name: str, known: list[str]) -> str:
     return f"{section} has no preset {name}; it has {', '.join(known)}{meant}"
 
 
-def _section_layers(path: Path, section: str, name: str, label: str) -> list[Layer]:
-    """The layers of a section's preset: its keys, and those outside of the section."""
-    values = read_mapping(path, label)
-    if "defaults" in values:
-        raise ConfigError(f"{label} is the preset of a section and cannot have defaults")
-    outside = values.pop("outside", {})
-    left_open = tuple(join(section, key) for key in values.pop("left_open", ()))
-    layers = [Layer(section=section, values=values, origin=label, preset=name, left_open=left_open)]
-    if outside:
-        layers.append(Layer(section="", values=outside, origin=label, preset=name))
-    return layers
-
-
-def _file_layers(path: Path, label: str, *, preset: str = "", above: tuple[str, ...] = ()) -> list[Layer]:
-    """The layers of a file for the whole tree: those of its defaults, and its own keys."""
-    return _layers_of(read_mapping(path, label), label, preset=preset, above=above)
-
-
 def _layers_of(
     values: dict[str, Any], label: str, *, preset: str = "", above: tuple[str, ...] = ()
 ) -> list[Layer]:
     layers = []
     for entry in _defaults(values.pop("defaults", []), label):
-        layers.extend(_preset_layers(*entry, above))
+        layers.extend(preset_layers(*entry, above=above))
     return [*layers, Layer(section="", values=values, origin=label, preset=preset)]
 
 

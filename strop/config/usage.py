@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+
+from strop.config.describe import class_body
 
 PACKAGE = Path(__file__).parent.parent
 
@@ -40,7 +41,7 @@ def readers(owner: type, section: str, name: str, package: Path = PACKAGE) -> li
     return found
 
 
-def _attributes(tree: ast.Module, names: set[str]) -> Iterator[ast.Attribute]:
+def _attributes(tree: ast.AST, names: set[str]) -> Iterator[ast.Attribute]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in names)
 
 
@@ -72,15 +73,10 @@ def _receivers(tree: ast.Module, class_name: str, section: str) -> set[str]:
 
 def _properties_of(owner: type, name: str) -> Iterator[str]:
     """Properties of the dataclass that read the field."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-    assert isinstance(definition, ast.ClassDef), "the source of a class is a class definition"
-    for node in definition.body:
+    for node in class_body(owner):
         is_property = isinstance(node, ast.FunctionDef) and any(
             isinstance(one, ast.Name) and one.id == "property" for one in node.decorator_list
         )
-        if is_property and any(
-            isinstance(part, ast.Attribute) and part.attr == name and _identifier(part.value) == "self"
-            for part in ast.walk(node)
-        ):
+        if is_property and any(_identifier(part.value) == "self" for part in _attributes(node, {name})):
             assert isinstance(node, ast.FunctionDef), "checked above"
             yield node.name

@@ -7,6 +7,7 @@ roles         what to make: class, arguments and mesh of a role
 cut           a batch that its caller cut over the workers
 dispatch      how arguments reach the workers and results become one
 registration  the mark on a worker method
+call          one call of one worker, and how it is carried out there
 group         the interface of a worker group
 runtime       the interface of what makes worker groups
 inline        workers in this process
@@ -16,10 +17,11 @@ errors        how workers in other processes fail
 
 from __future__ import annotations
 
+from strop.controller.call import Returns, WorkerCall
 from strop.controller.cut import Cut
 from strop.controller.dispatch import Dispatch, DispatchMode, register_dispatch_mode
 from strop.controller.errors import CallTimeout, Failure, GroupStopped, NotEnoughDevices, WorkerFailed
-from strop.controller.group import ResultFuture, Returns, WorkerGroup, as_batch, as_future, as_list
+from strop.controller.group import ResultFuture, WorkerGroup, as_batch, as_future, as_list
 from strop.controller.inline import InlineRuntime, InlineWorkerGroup
 from strop.controller.mesh import Mesh
 from strop.controller.registration import Execute, Registration, register
@@ -48,6 +50,7 @@ __all__ = [
     "RoleSpec",
     "Runtime",
     "Worker",
+    "WorkerCall",
     "WorkerFailed",
     "WorkerGroup",
     "as_batch",

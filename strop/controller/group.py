@@ -10,13 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strop.controller.call import Returns, WorkerCall
 from strop.controller.cut import Cut
 from strop.controller.dispatch import DispatchMode, cut_among
 from strop.controller.mesh import Mesh
@@ -26,32 +26,6 @@ from strop.protocol import DataProto, DataProtoFuture, Pending, PendingRows
 
 W = TypeVar("W", bound=Worker)
 R = TypeVar("R")
-
-
-class Returns(Enum):
-    """What the group wants of the value that a worker's method returns."""
-
-    VALUE = "value"
-    """The value, whatever it is."""
-    ROWS = "rows"
-    """A batch: `submit` returns PendingRows, whose `num_rows` moves no row."""
-    NOTHING = "nothing"
-    """Only that the method ended: its value is dropped in the worker, and `result()` gives None."""
-
-    def of(self, value: Any, worker: Worker) -> Any:
-        """What leaves the worker; to be called in the worker's process.
-
-        Raises:
-            TypeError: a batch was wanted, and the method returned something else.
-        """
-        if self is Returns.NOTHING:
-            return None
-        if self is Returns.ROWS and not isinstance(value, DataProto):
-            raise TypeError(
-                f"worker {worker.rank} returned {type(value).__name__}, but this dispatch mode joins "
-                f"DataProtos; return one, or register the method with Dispatch.DP_COMPUTE_METRIC to get a list"
-            )
-        return value
 
 
 @dataclass(frozen=True)
@@ -87,30 +61,12 @@ class WorkerGroup(ABC, Generic[W]):
         self.call_timeout_s = None
 
     @abstractmethod
-    def submit(
-        self,
-        rank: int,
-        method_name: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        *,
-        materialize: bool,
-        returns: Returns,
-    ) -> Pending[Any]:
-        """Start a method on one worker. Calls on one worker run in the order of their submission.
-
-        Args:
-            rank: the worker.
-            method_name: its method, marked or not.
-            args: positional arguments. Workers of one data-parallel group are given the same objects, so a
-                runtime may send each object once.
-            kwargs: keyword arguments.
-            materialize: turn DataProtoFutures among the arguments into batches, in the worker.
-            returns: what is wanted of the method's value; the worker applies `returns.of`.
+    def submit(self, calls: Sequence[WorkerCall]) -> list[Pending[Any]]:
+        """Start the calls of one group call. Calls on one worker run in the order of their submission.
 
         Returns:
-            The pending value; PendingRows for `Returns.ROWS`. It may be dropped without a wait: that the
-            method failed must then come up with what else is waited for.
+            The pending values in the same order; PendingRows for `Returns.ROWS`. They may be dropped without a wait:
+            that the method failed must then come up with what else is waited for.
         """
 
     @property
@@ -137,7 +93,12 @@ class WorkerGroup(ABC, Generic[W]):
 
         Lists are arguments like any other: they are never cut over the workers.
         """
-        return [self._start(rank, method_name, args, kwargs) for rank in range(self.world_size)]
+        return self.submit(
+            [
+                WorkerCall(rank=rank, method=method_name, args=args, kwargs=kwargs)
+                for rank in range(self.world_size)
+            ]
+        )
 
     def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """As `execute_all_async`, and wait: the results in rank order."""
@@ -149,7 +110,8 @@ class WorkerGroup(ABC, Generic[W]):
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Pending[Any]:
         """Start a method on worker 0."""
-        return self._start(0, method_name, args, kwargs)
+        (pending,) = self.submit([WorkerCall(rank=0, method=method_name, args=args, kwargs=kwargs)])
+        return pending
 
     def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """Run a method on worker 0 and wait for its result."""
@@ -191,16 +153,19 @@ class WorkerGroup(ABC, Generic[W]):
             heard = self.mesh.reporters()
         calls = self._calls_of(method_name, mode, args, kwargs)
         wanted = Returns.ROWS if mode.joins_rows else Returns.VALUE
-        pending = [
-            self.submit(
-                rank,
-                method_name,
-                *calls[rank],
-                materialize=registration.materialize_futures,
-                returns=wanted if rank in heard else Returns.NOTHING,
-            )
-            for rank in started
-        ]
+        pending = self.submit(
+            [
+                WorkerCall(
+                    rank=rank,
+                    method=method_name,
+                    args=calls[rank][0],
+                    kwargs=calls[rank][1],
+                    materialize=registration.materialize_futures,
+                    returns=wanted if rank in heard else Returns.NOTHING,
+                )
+                for rank in started
+            ]
+        )
         outputs = [pending[rank] for rank in heard]
         others = [pending[rank] for rank in started if rank not in heard]  # may fail, and say nothing else
         if mode.collect_fn is None:
@@ -234,11 +199,6 @@ class WorkerGroup(ABC, Generic[W]):
             )
             for rank in range(self.world_size)
         ]
-
-    def _start(
-        self, rank: int, method_name: str, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Pending[Any]:
-        return self.submit(rank, method_name, args, kwargs, materialize=True, returns=Returns.VALUE)
 
     if not TYPE_CHECKING:
         # `group.method(...)` works too, as in verl; checked programs go through `call`.

@@ -11,15 +11,16 @@ them is found out, because on another runtime the write would be lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
-from strop.controller.group import Returns, WorkerGroup
+from strop.controller.call import WorkerCall
+from strop.controller.group import WorkerGroup
 from strop.controller.mesh import Mesh
 from strop.controller.resources import ResourcePool
 from strop.controller.roles import RoleSpec, meshes_on
-from strop.controller.worker import Placement, Worker, placed
-from strop.protocol import DataProto, DataProtoFuture, Done
+from strop.controller.runtime import Runtime
+from strop.controller.worker import Placement, Worker, close_all, placed
+from strop.protocol import DataProto, Done, Pending
 
 W = TypeVar("W", bound=Worker)
 
@@ -50,34 +51,12 @@ class InlineWorkerGroup(WorkerGroup[W]):
                 self.workers.append(make_worker())
         super().__init__(type(self.workers[0]), layout)
 
-    def submit(
-        self,
-        rank: int,
-        method_name: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        *,
-        materialize: bool,
-        returns: Returns,
-    ) -> Done[Any]:
-        """Run the method now; an error is raised here, not when the result is asked for."""
-        worker = self.workers[rank]
-        own_args = [_handed_over(arg, materialize) for arg in args]
-        own_kwargs = {name: _handed_over(arg, materialize) for name, arg in kwargs.items()}
-        batches = [arg for arg in [*own_args, *own_kwargs.values()] if isinstance(arg, DataProto)]
-        originals = [(batch.tensors(), _write_counts(batch)) for batch in batches]
-        result = getattr(worker, method_name)(*own_args, **own_kwargs)
-        for tensors, counts in originals:
-            for name, count in counts.items():
-                if tensors[name]._version != count:
-                    raise RuntimeError(
-                        f"{type(worker).__name__}.{method_name} wrote into column {name!r} of "
-                        f"the batch it was given; clone the column before writing, or return a new one"
-                    )
-        return Done(returns.of(result, worker))
+    def submit(self, calls: Sequence[WorkerCall]) -> list[Pending[Any]]:
+        """Run the methods now; an error is raised here, not when the result is asked for."""
+        return [Done(call.run(self.workers[call.rank], _handed_over)) for call in calls]
 
 
-class InlineRuntime:
+class InlineRuntime(Runtime):
     """Makes worker groups whose workers live in this process; every pool is this process."""
 
     def __init__(self) -> None:
@@ -110,28 +89,10 @@ class InlineRuntime:
 
     def close(self) -> None:
         """Close all workers, last made first; an error of one is raised after all were closed."""
-        errors: list[Exception] = []
-        while self._processes:
-            process = self._processes.pop()
-            for worker in reversed(list(process.values())):
-                try:
-                    worker.close()
-                except Exception as error:  # noqa: BLE001  the other workers hold things too
-                    errors.append(error)
+        processes, self._processes = self._processes, []
+        close_all([worker for process in processes for worker in process.values()])
+        for process in processes:
             process.clear()
-        if errors:
-            raise errors[0]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _placement(rank: int, mesh: Mesh, role: str) -> Placement:
@@ -139,17 +100,10 @@ def _placement(rank: int, mesh: Mesh, role: str) -> Placement:
     return Placement(rank=rank, mesh=mesh, local_rank=rank, local_world_size=mesh.world_size, role=role)
 
 
-def _handed_over(arg: Any, materialize: bool) -> Any:
+def _handed_over(arg: Any) -> Any:
     """What a worker gets: of a batch, its own object, arrays and facts around the same tensors."""
-    if materialize and isinstance(arg, DataProtoFuture):
-        arg = arg.get()
     if not isinstance(arg, DataProto):
         return arg
     own = arg.select()
     arrays = {name: array.copy() for name, array in own.non_tensor_batch.items()}
     return DataProto(own.batch, arrays, dict(own.meta_info))
-
-
-def _write_counts(data: DataProto) -> dict[str, int]:
-    """How often each tensor column was written to, as torch counts it (not kept for inference tensors)."""
-    return {name: column._version for name, column in data.tensors().items() if not column.is_inference()}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from strop.controller.group import WorkerGroup
 from strop.controller.roles import RoleSpec
 
 
-class Runtime(Protocol):
-    """Makes worker groups on named pools of processes, and ends them."""
+class Runtime(ABC):
+    """Makes worker groups on named pools of processes, and ends them; as a context manager it is closed at its end."""
 
+    @abstractmethod
     def groups(
         self, roles: Mapping[str, RoleSpec[Any]], *, pool: str = "main"
     ) -> dict[str, WorkerGroup[Any]]:
@@ -25,11 +27,12 @@ class Runtime(Protocol):
             ValueError: there is no such pool, or a role's mesh does not fit it.
         """
 
+    @abstractmethod
     def close(self) -> None:
         """Close all workers, last made first, and end their processes; more than once does no harm."""
 
     def __enter__(self) -> Self:
-        """The runtime; it is closed when the context ends."""
+        return self
 
     def __exit__(
         self,
@@ -37,4 +40,4 @@ class Runtime(Protocol):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the runtime."""
+        self.close()

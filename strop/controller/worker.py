@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -148,3 +148,15 @@ class Worker:
     def dp_size(self) -> int:
         """Number of parts a batch is cut into."""
         return self.placement.mesh.dp
+
+
+def close_all(workers: Sequence[Worker]) -> None:
+    """Close the workers of a process, last made first; an error of one is raised after all were closed."""
+    errors: list[Exception] = []
+    for worker in reversed(workers):
+        try:
+            worker.close()
+        except Exception as error:  # noqa: BLE001  the other workers hold things too
+            errors.append(error)
+    if errors:
+        raise errors[0]

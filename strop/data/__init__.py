@@ -10,8 +10,7 @@
     curriculum.py, verl_samplers.py      orders by name, and those of a user's own: functions and classes
     prepare.py                           well-known data sets in verl's schema
 
-`prepare` is imported by its command, not here; so are `strop.data.tiny`, which makes a small model folder, and
-`strop.data.tasks`, a small verifiable task.
+`prepare` is imported by its command, not here; so is `strop.data.tiny`, which makes a small model folder.
 """
 
 from __future__ import annotations

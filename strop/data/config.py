@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from strop.base.field_types import NonEmptyText, NonNegativeFloat, NonNegativeInt, PositiveInt
+from strop.base.sections import section
+
+Column = Annotated[NonEmptyText, "name a column, or leave it out for the usual one"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("data.dataset_class")
 class DatasetClassConfig:
     """A class of the user's own that makes the rows."""
 
@@ -26,7 +30,7 @@ class DatasetClassConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("data")
 class DataConfig:
     """Prompts for training and validation."""
 
@@ -44,33 +48,35 @@ class DataConfig:
     cache_dir: str = ""
     """Folder for fetched files, for the token ids of large sets and for indexes of streamed ones; empty means
     ~/.cache/strop. May be deleted at any time but while a run starts."""
-    cache_max_bytes: int = 50 * 2**30
+    cache_max_bytes: NonNegativeInt = 50 * 2**30
     """Most that the cache folder may take, in bytes: at the start of a run what was not used for longest is removed
     from it, but nothing that this run uses or that was used within the last hour."""
-    prompt_key: str = "prompt"
+    prompt_key: Column = "prompt"
     """Column with the prompt: a list of chat messages, or a string that becomes one user message."""
-    data_source_key: str = "data_source"
+    data_source_key: Column = "data_source"
     """Column that selects the scorer and groups the validation metrics."""
-    ground_truth_key: str | None = "reward_model.ground_truth"
+    ground_truth_key: Annotated[NonEmptyText, "null where the reward function needs none"] | None = (
+        "reward_model.ground_truth"
+    )
     """Column with the right answer, a dot for each level inside it (`answer` for a plain column); null when
     the rows have none and the reward function needs none."""
     default_data_source: str = ""
     """The data source of rows without one; empty means that each row must name its own."""
-    source_weights: dict[str, float] = field(default_factory=dict)
+    source_weights: dict[str, NonNegativeFloat] = field(default_factory=dict)
     """How often the training rows of a data source are visited per epoch, by its name: 2 is twice, 0.5 in every
     other epoch, 0 never. 1 for sources that are not named."""
-    max_prompt_tokens: int = 512
+    max_prompt_tokens: PositiveInt = 512
     """Longest prompt, in tokens after the chat template."""
-    max_response_tokens: int = 512
+    max_response_tokens: PositiveInt = 512
     """Longest response, in tokens."""
-    prompts_per_step: int = 64
+    prompts_per_step: PositiveInt = 64
     """Prompts per training step; each is sampled rollout.samples_per_prompt times. Need not divide
     anything."""
     sampler: str = "shuffled"
     """Order of the rows of an epoch: shuffled (drawn from the seed), in_order (of the files); by the pass rate at their
     last visit, easy_first, hard_first or near_half (those first that passed about half of the time); or one of your
     own (algorithm.extensions)."""
-    reorder_every: int = 0
+    reorder_every: NonNegativeInt = 0
     """Steps after which a sampler that sees results orders the rest of the epoch again; 0: at the start of each epoch
     only."""
     filter_overlong_prompts: bool = True
@@ -79,35 +85,14 @@ class DataConfig:
     truncation: Literal["error", "left", "right", "middle"] = "error"
     """What becomes of prompts over max_prompt_tokens that are not dropped: the first one is an error, or tokens
     are cut off on the left (the end stays, with the generation prompt), on the right, or in the middle."""
-    max_train_prompts: int | None = None
+    max_train_prompts: PositiveInt | None = None
     """Train on at most this many prompts, spread evenly over the rows; null means all."""
-    max_val_prompts: int | None = None
+    max_val_prompts: PositiveInt | None = None
     """Validate on at most this many prompts, spread evenly over the rows; null means all."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Variables for the chat template, for example {enable_thinking: false}."""
 
     def __post_init__(self) -> None:
-        _check_positive("data.prompts_per_step", self.prompts_per_step)
-        _check_positive("data.max_prompt_tokens", self.max_prompt_tokens)
-        _check_positive("data.max_response_tokens", self.max_response_tokens)
-        for name, limit in (("train", self.max_train_prompts), ("val", self.max_val_prompts)):
-            if limit is not None:
-                _check_positive(f"data.max_{name}_prompts", limit)
-        if self.reorder_every < 0:
-            raise ValueError(
-                f"data.reorder_every is {self.reorder_every} steps; use 0 for each epoch's start only"
-            )
-        if self.cache_max_bytes < 0:
-            raise ValueError(
-                f"data.cache_max_bytes is {self.cache_max_bytes}; use 0 to keep only what is in use"
-            )
-        _check_named("data.prompt_key", self.prompt_key)
-        _check_named("data.data_source_key", self.data_source_key)
-        if self.ground_truth_key == "":
-            raise ValueError(
-                "data.ground_truth_key is empty; name the column with the right answer, or set it to null "
-                "when the reward function needs none"
-            )
         if self.truncation != "error" and self.filter_overlong_prompts:
             raise ValueError(
                 f"data.truncation={self.truncation} cuts long prompts, but data.filter_overlong_prompts=true "
@@ -125,15 +110,9 @@ class DataConfig:
                 "data.truncation=error would end it: set data.filter_overlong_prompts=true to pass over such "
                 "prompts, or data.truncation to left, right or middle to cut them"
             )
-        for source, weight in self.source_weights.items():
-            if not (math.isfinite(weight) and weight >= 0):
-                raise ValueError(
-                    f"data.source_weights of {source!r} is {weight}; use the number of visits per epoch, 0 for "
-                    f"none"
-                )
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("sft.data")
 class SftDataConfig:
     """Conversations for supervised fine-tuning."""
 
@@ -142,30 +121,14 @@ class SftDataConfig:
     (FOLDER@split), hub:owner/name[:config][@split], or URLs. Relative paths start at the current directory."""
     val_files: tuple[str, ...] = ()
     """The same for validation; empty means no validation."""
-    messages_key: str = "messages"
+    messages_key: Column = "messages"
     """Column with the chat messages; all assistant turns are trained."""
-    prompt_key: str = "prompt"
+    prompt_key: Column = "prompt"
     """Without messages: column with what is given, a string (one user message) or a list of messages."""
-    completion_key: str = "completion"
+    completion_key: Column = "completion"
     """Without messages: column with what is trained, a string (one assistant message) or a list of
     messages."""
-    max_tokens: int = 1024
+    max_tokens: PositiveInt = 1024
     """Longest conversation, in tokens after the chat template; longer ones are dropped and counted."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Variables for the chat template, for example {enable_thinking: false}."""
-
-    def __post_init__(self) -> None:
-        _check_positive("data.max_tokens", self.max_tokens)
-        _check_named("data.messages_key", self.messages_key)
-        _check_named("data.prompt_key", self.prompt_key)
-        _check_named("data.completion_key", self.completion_key)
-
-
-def _check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} is {value}; it must be at least 1")
-
-
-def _check_named(name: str, value: str) -> None:
-    if not value:
-        raise ValueError(f"{name} is empty; name a column, or leave it out for the usual one")

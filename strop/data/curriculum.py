@@ -18,8 +18,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from strop.algorithms.registry import Registry, dotted
 from strop.base.randomness import permutation, random_key
+from strop.base.registry import Registry, dotted
 
 Rows = Sequence[int] | NDArray[np.int64]
 """Row numbers."""
@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Sampler)
 OFFERED = ("rows", "results", "epoch", "seed")
 """What a sampler is given, by keyword, where it has a parameter of the name."""
 
-SAMPLERS: Registry[Sampler] = Registry("sampler", replaceable=False)
+SAMPLERS: Registry[Sampler] = Registry("sampler")
 
 UNKNOWN_PASS_RATE = 0.5
 """Of a row that was never scored: in the middle between easy and hard."""

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Lt
+
+from strop.base.field_types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Share,
+)
+from strop.base.sections import section
+
+DecayRate = Annotated[float, Ge(0), Lt(1)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("model.lora")
 class LoraConfig:
     """Low-rank adapters instead of all weights: W + alpha / rank * B A, with A and B trained and W frozen.
 
     Source: Hu et al. 2021, arXiv:2106.09685.
     """
 
-    rank: int = 0
+    rank: NonNegativeInt = 0
     """Rows of A and columns of B; 0 trains all weights instead."""
-    alpha: float = 32.0
+    alpha: PositiveFloat = 32.0
     """Scale of the adapter: its product is multiplied by alpha / rank."""
     target_modules: tuple[str, ...] = ("all-linear",)
     """Names, or ends of names, of the linear layers that get an adapter; all-linear: every one but the head."""
@@ -24,15 +38,11 @@ class LoraConfig:
     empty to start at zero."""
 
     def __post_init__(self) -> None:
-        if self.rank < 0:
-            raise ValueError(f"model.lora.rank is {self.rank}; use 0 to train all weights, or for example 16")
         if self.path and self.rank == 0:
             raise ValueError(
                 f"model.lora.path is {self.path!r}, but model.lora.rank is 0, which trains all weights; set the rank "
                 f"of the adapter in that folder"
             )
-        if self.alpha <= 0:
-            raise ValueError(f"model.lora.alpha is {self.alpha}; use a value above 0, for example 32")
         if not self.target_modules or not all(self.target_modules):
             raise ValueError(
                 f"model.lora.target_modules is {list(self.target_modules)}; name at least one layer, or use "
@@ -50,7 +60,7 @@ class LoraConfig:
         return self.rank > 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("model")
 class ModelConfig:
     path: str = ""
     """Hugging Face model folder: config.json, weights as safetensors, tokenizer with a chat template."""
@@ -68,72 +78,42 @@ class ModelConfig:
     freeze_vision_tower: bool = False
     """Train the language part of a vision-language model alone; the part that reads images stays as it is."""
 
-    def __post_init__(self) -> None:
-        if self.dtype not in ("auto", "float32", "bfloat16", "float64"):
-            raise ValueError(f"model.dtype is {self.dtype!r}; use auto, float32, bfloat16 or float64")
 
-
-@dataclass(frozen=True, kw_only=True)
+@section("optim")
 class OptimizerConfig:
     name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     """adamw_8bit keeps AdamW's moments in 8 bits (install strop[optim8bit]); muon orthogonalises the update of
     hidden matrices, with AdamW for embeddings, head, norms and biases."""
-    lr: float = 1e-6
+    lr: PositiveFloat = 1e-6
     """Peak learning rate. Muon's updates are scaled to the size of AdamW's, so one value serves both."""
-    weight_decay: float = 0.01
+    weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay; not applied to biases and normalisation weights."""
-    betas: tuple[float, ...] = (0.9, 0.999)
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
-    eps: float = 1e-8
+    eps: NonNegativeFloat = 1e-8
     """AdamW's denominator offset."""
-    momentum: float = 0.95
+    momentum: DecayRate = 0.95
     """Muon's decay rate of past gradients; unused by the others."""
-    max_grad_norm: float = 1.0
-    """Gradients are scaled down to this global L2 norm."""
+    max_grad_norm: Annotated[float, Gt(0)] = 1.0
+    """Gradients are scaled down to this global L2 norm; .inf never clips."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
     """Learning rate after the warm-up: constant, or decaying to min_lr_ratio at the last optimizer step. wsd
     (warm-up, stable, decay) stays at the peak and decays linearly over the last decay_share of the steps."""
-    decay_share: float = 0.1
+    decay_share: PositiveShare = 0.1
     """Share of all optimizer steps over which wsd decays; unused by the others."""
-    warmup_steps: int = 0
+    warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up from 0."""
-    min_lr_ratio: float = 0.0
+    min_lr_ratio: Share = 0.0
     """Learning rate at the end of a decaying schedule, as a share of lr."""
 
-    def __post_init__(self) -> None:
-        if self.name not in ("adamw", "adamw_8bit", "muon"):
-            raise ValueError(f"optim.name is {self.name!r}; use adamw, adamw_8bit or muon")
-        if self.schedule not in ("constant", "linear", "cosine", "wsd"):
-            raise ValueError(f"optim.schedule is {self.schedule!r}; use constant, linear, cosine or wsd")
-        if self.lr <= 0:
-            raise ValueError(f"optim.lr is {self.lr}, but a learning rate must be above 0")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"optim.betas is {self.betas}, but AdamW needs two numbers in [0, 1)")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"optim.momentum is {self.momentum}, but Muon needs a number in [0, 1)")
-        if not 0 < self.decay_share <= 1:
-            raise ValueError(
-                f"optim.decay_share is {self.decay_share}; it is a share of all steps, above 0 and at most 1"
-            )
-        if self.max_grad_norm <= 0:
-            raise ValueError(
-                f"optim.max_grad_norm is {self.max_grad_norm}; use a value above 0 (1e9 to never clip)"
-            )
-        if self.warmup_steps < 0:
-            raise ValueError(f"optim.warmup_steps is {self.warmup_steps}; use 0 for none")
-        if not 0 <= self.min_lr_ratio <= 1:
-            raise ValueError(
-                f"optim.min_lr_ratio is {self.min_lr_ratio}; it is a share of lr, between 0 and 1"
-            )
 
-
-@dataclass(frozen=True, kw_only=True)
+@section("engine")
 class EngineConfig:
-    max_tokens_per_device: int = 16384
+    max_tokens_per_device: PositiveInt = 16384
     """Hard bound on the packed tokens of one forward pass. A prompt shared by several samples counts once."""
-    sequence_parallel: int = 1
+    sequence_parallel: PositiveInt = 1
     """Ranks that share each sequence (Ulysses). It divides the number of ranks and of attention heads."""
-    shard_size: int = 0
+    shard_size: NonNegativeInt = 0
     """Ranks over which parameters, gradients and optimizer state are sharded; 0: all. A smaller number, a divisor of
     that of the ranks, keeps one copy per such group (hybrid sharding): more memory, less traffic between nodes."""
     reshard_after_forward: bool = True
@@ -148,15 +128,3 @@ class EngineConfig:
     """Keep activations in host memory between the forward and the backward pass."""
     compile: bool = False
     """Compile the decoder layers with torch.compile; attention excepted. The first steps take longer."""
-
-    def __post_init__(self) -> None:
-        if self.max_tokens_per_device < 1:
-            raise ValueError(f"engine.max_tokens_per_device is {self.max_tokens_per_device}; use at least 1")
-        if self.sequence_parallel < 1:
-            raise ValueError(f"engine.sequence_parallel is {self.sequence_parallel}; use 1 for none")
-        if self.shard_size < 0:
-            raise ValueError(f"engine.shard_size is {self.shard_size}; use 0 to shard over all ranks")
-        if self.gradient_sync not in ("last", "each"):
-            raise ValueError(f"engine.gradient_sync is {self.gradient_sync!r}; use last or each")
-        if self.offload not in ("none", "optimizer", "all"):
-            raise ValueError(f"engine.offload is {self.offload!r}; use none, optimizer or all")

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from strop.base.sections import section_of
+from strop.base.sections import section, section_of
 from strop.base.user_files import absolute_path
 
 ENV_AGENT = "env_agent"
 """Name of the agent that plays them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("agent.environment")
 class EnvironmentConfig:
     """What env_agent plays."""
 
@@ -60,8 +60,6 @@ class CreditSettings:
     discount, and estimators that compare the samples of a prompt compare all answers of all its episodes."""
 
     def __post_init__(self) -> None:
-        if self.credit not in ("trajectory", "turn"):
-            raise ValueError(f"agent.credit is {self.credit!r}; use trajectory or turn")
         agent: Any = self
         plays = agent.default_agent == ENV_AGENT or section_of(agent, EnvironmentConfig).name
         if self.credit == "turn" and not plays:

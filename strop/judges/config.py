@@ -300,3 +300,16 @@ class ServerConfig(CallsConfig):
     def sends_messages(self) -> bool:
         """Whether the server makes the text of a conversation."""
         return self.format == "classify" and not self.tokenizer
+
+
+_CALLS = "timeout_s retries backoff_s max_concurrent requests_per_s api_key_env cache_dir"
+CHANGEABLE = (
+    "reward.judge.base_url",
+    "reward.judge.max_cost",
+    *(f"reward.judge.{key}" for key in _CALLS.split()),
+    "reward.server.url",
+    "reward.server.batch_size",
+    "reward.server.batch_wait_s",
+    *(f"reward.server.{key}" for key in _CALLS.split()),
+)
+"""Settings that a run may be continued with anew: where it asks, how patiently, and what that may cost."""

@@ -1,9 +1,9 @@
-"""Time in a sandbox is limited by the sandbox, and not by the deadline of the sample that is scored.
+"""Time that has limits of its own, as that of a program in a sandbox, is not counted by the deadline of a sample.
 
-Waiting for a place, starting and running a program each have limits of their own, and a program that reaches one has an
-outcome that counts. A deadline around all of it would turn a busy machine, or a program that takes its time, into a
-sample without a score. So a process that scores under a deadline is told when its main thread is away, and for how long
-at most; in other processes nobody listens.
+Waiting for a place, starting and running a program each have such limits, and a program that reaches one has an outcome
+that counts. A deadline around all of it would turn a busy machine, or a program that takes its time, into a sample
+without a score. So a process that scores under a deadline is told when its main thread is away, and for how long at
+most; in other processes nobody listens.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ reward function made of it. A message is one line: a JSON array without line bre
 
     to the worker      [number, call, *comparisons]                 score this; these comparisons have ended a process
     from the worker    ["ready", style]                             the function is loaded
-                       ["grading", number, comparison]              a comparison of this call begins; null: it ended
                        ["failed", sentence]                         the function cannot be loaded
                        ["start", number]                            the deadline of this call counts from here
+                       ["grading", number, comparison]              a comparison of this call begins; null: it ended
+                       ["away", number, seconds]                    the deadline stands still, for at most so long
+                       ["back", number]                             it counts again
                        ["done", number, kind, score, parts, error, s]  its result
 """
 

@@ -120,3 +120,10 @@ class SandboxConfig:
             yield "python", self.python, self.python
         for path in self.read_only_paths:
             yield "read_only_paths", f"{path} (shown to programs of the model)", path
+
+
+CHANGEABLE = tuple(
+    f"reward.sandbox.{key}"
+    for key in ["backend", "url", "isolation", "max_concurrent", "num_warm", "queue_s"]
+)
+"""Settings that a run may be continued with anew: all but the limits, which decide a verdict."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from strop.cli.data import Action
 from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.tools.search_index import build_index
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the index of a corpus."""
-    if len(args.words) != 1 or not args.out or args.model or args.val or args.with_tool or args.config:
+    if len(args.words) != 1 or args.overrides or not args.out:
         raise UsageError(
             "index takes one corpus and --out FILE: strop data index corpus.jsonl --out index.sqlite"
         )
@@ -21,3 +22,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_plain(f"{plain(args.out)}: {count} passages")
     return 0
+
+
+ACTION = Action(
+    summary="CORPUS: the index that the search tool reads, of a file with a passage per line",
+    carry_out=run,
+    options=("out",),
+)

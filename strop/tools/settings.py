@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from strop.base.field_types import PositiveInt
+
 TOOL_AGENT = "tool_agent"
 """Name of the agent that alternates answers and calls of tools."""
 
@@ -18,24 +20,14 @@ class ToolSettings:
     """Python file with functions marked @function_tool."""
     tool_format: str = "auto"
     """How the model writes tool calls; auto: as its chat template writes them."""
-    max_parallel_calls: int = 1
+    max_parallel_calls: PositiveInt = 1
     """Tool calls of one answer that are carried out; the others are answered with a sentence that says so."""
-    max_tool_response_tokens: int = 256
+    max_tool_response_tokens: PositiveInt = 256
     """Tokens of one tool result; longer ones are cut."""
     tool_response_truncation: Literal["left", "right", "middle"] = "middle"
     """Where a long tool result is cut: left keeps its end, right its beginning, middle both."""
 
     def __post_init__(self) -> None:
-        for key, count in (
-            ("max_parallel_calls", self.max_parallel_calls),
-            ("max_tool_response_tokens", self.max_tool_response_tokens),
-        ):
-            if count < 1:
-                raise ValueError(f"agent.{key} is {count}; use at least 1")
-        if self.tool_response_truncation not in ("left", "right", "middle"):
-            raise ValueError(
-                f"agent.tool_response_truncation is {self.tool_response_truncation!r}; use left, right or middle"
-            )
         agent: Any = self
         has_tools = bool(self.tools or self.function_tools or agent.files)
         if agent.default_agent == TOOL_AGENT and not has_tools:

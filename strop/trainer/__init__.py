@@ -25,6 +25,7 @@ reporting.py        metrics from reports of samples
 validation.py       answers on held-out prompts; evaluate.py: without a run
 trackers.py         where numbers go; progress.py, tensorboard.py, curve.py: the terminal, TensorBoard, pictures
 results.py          how a run ended; spending.py: what services of the reward have cost
+watching.py         how far a long generation is
 
 checkpointing.py    what a checkpoint holds, for every kind of training
 stopping.py         signals that ask a run to end

@@ -11,6 +11,7 @@ from strop.controller import WorkerGroup, as_list
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
 from strop.run import Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
+from strop.trainer.stopping import StopRequest
 
 MODEL_FOLDER = "model"
 """Folder of a checkpoint with the policy as an ordinary Hugging Face model."""
@@ -50,6 +51,7 @@ class Saver:
         self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
         self._writing: PendingCheckpoint | None = None
         self._is_sealing = False
+        self._saved_step = 0
 
     def save(self, step: int, score: float | None, *, facts: Mapping[str, Any], is_last: bool) -> None:
         """Write a checkpoint, or begin to.
@@ -75,7 +77,7 @@ class Saver:
             "chain": run.fingerprints.head,
         }
         pending = run.checkpoints.begin(step, score=score, facts={**facts, **position})
-        self._writing = pending
+        self._writing, self._saved_step = pending, step
         in_background = self._settings.async_save
         with pending.writing():
             for group in self._trained.values():
@@ -86,6 +88,16 @@ class Saver:
                 self._save_model(pending.folder / MODEL_FOLDER)
         if not in_background:
             self.finish()
+
+    def save_before_the_end(self, stop: StopRequest, step: int, *, facts: Mapping[str, Any]) -> None:
+        """Where somebody has asked the run to end: what it has is saved, so that a resume goes on from here."""
+        if not stop.number:
+            return
+        stop.settle()
+        if self._saved_step != step:
+            self.save(step, None, facts=facts, is_last=False)
+        self.finish()
+        self._run.events.append("interrupted", step, fsync=True, phase="", error=stop.reason)
 
     def poll(self) -> None:
         """Bring the checkpoint that is being written one stage on, if it can be; never waits for files."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 
 from strop.agents.config import AgentConfig
@@ -11,6 +11,7 @@ from strop.algorithms.balance import even_bounds
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.loss_declarations import LOSS_DECLARATIONS, check_loss_settings
 from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS, check_shaping
+from strop.base.sections import section
 from strop.data.config import DataConfig
 from strop.data.curriculum import SAMPLERS, sees_results
 from strop.engines.config import EngineConfig, ModelConfig
@@ -30,7 +31,7 @@ UNMEASURED_IN_BASELINES = ("algorithm.reward_shaping", "reward_model.path")
 """Settings that greedy answers are scored without."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("")
 class Config:
     """Everything a run depends on.
 

@@ -9,17 +9,15 @@ limits that a run ends at: it has never passed one, so a higher limit changes no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.config import ConfigError, to_dict
-from strop.config.deviations import flat
+from strop.base.guests import all_joined
+from strop.config import ConfigError, to_flat_dict
 from strop.run import Checkpoint, RunError, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.loading import load, read
 
-_CALLS = "timeout_s retries backoff_s max_concurrent requests_per_s api_key_env cache_dir"
 _ENGINES = "actor reference teacher critic reward_model sft"
 
 CHANGEABLE: Mapping[str, tuple[str, ...]] = {
@@ -49,23 +47,7 @@ CHANGEABLE: Mapping[str, tuple[str, ...]] = {
         "algorithm.filter_groups.max_rounds",
         "algorithm.filter_groups.at_limit",
     ),
-    "services that it asks, and what they may cost": (
-        "reward.judge.base_url",
-        "reward.judge.max_cost",
-        *(f"reward.judge.{key}" for key in _CALLS.split()),
-        "reward.server.url",
-        "reward.server.batch_size",
-        "reward.server.batch_wait_s",
-        *(f"reward.server.{key}" for key in _CALLS.split()),
-    ),
-    "the sandbox of programs, without the limits that decide a verdict": (
-        "reward.sandbox.backend",
-        "reward.sandbox.url",
-        "reward.sandbox.isolation",
-        "reward.sandbox.max_concurrent",
-        "reward.sandbox.num_warm",
-        "reward.sandbox.queue_s",
-    ),
+    **all_joined("changeable settings"),
 }
 """Keys, and sections (with a dot at the end), by what they are about."""
 
@@ -84,16 +66,14 @@ def settings_to_continue(file: Path, overrides: Sequence[str], *, text: str) -> 
     before = read(file, text=text)
     if not overrides:
         return before, {}
-    own = dict(flat(Config, to_dict(before)))
+    own = to_flat_dict(before)
     config = load(file, text=text, overrides=overrides)
-    changed = {
-        key: value for key, value in flat(Config, to_dict(config)) if key not in own or own[key] != value
-    }
+    changed = {key: value for key, value in to_flat_dict(config).items() if own[key] != value}
     refused = {key: value for key, value in changed.items() if not is_changeable(key)}
     if refused:
         key, value = next(iter(refused.items()))
         raise ConfigError(
-            f"{key} is {own.get(key)!r} in this run, and {value!r} would make it another one, which --resume cannot: "
+            f"{key} is {own[key]!r} in this run, and {value!r} would make it another one, which --resume cannot: "
             f"leave it out, or start a run of its own with --out. May be given anew: {changeable_keys()}"
         )
     return config, changed
@@ -116,20 +96,9 @@ def changeable_keys() -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Continuation:
-    """Where an existing run goes on."""
-
-    checkpoint: Checkpoint | None
-    """None: from the beginning, because no checkpoint was written yet."""
-    is_finished: bool
-    """True when there is nothing left to do."""
-    lines: list[str]
-    """What the person who resumes should know."""
-
-
-def find_continuation(run: RunFolder, *, settings: Mapping[str, Any]) -> Continuation:
-    """The last valid checkpoint of a run; the run is rolled back to it.
+def roll_back(run: RunFolder, *, settings: Mapping[str, Any]) -> tuple[Checkpoint | None, list[str]]:
+    """The last valid checkpoint of a run that is not finished, to which the run is rolled back, and what the person who
+    resumes should know. None: from the beginning, because no checkpoint was written yet.
 
     Args:
         run: to continue.
@@ -138,10 +107,6 @@ def find_continuation(run: RunFolder, *, settings: Mapping[str, Any]) -> Continu
     Raises:
         RunError: checkpoints exist, but none is valid.
     """
-    if run.events.read("finished"):
-        return Continuation(
-            checkpoint=None, is_finished=True, lines=[f"{run.path} is finished; nothing to resume"]
-        )
     checkpoint, lines = run.checkpoints.latest_valid()
     if checkpoint is None and run.events.read("checkpoint"):
         raise RunError(
@@ -157,4 +122,4 @@ def find_continuation(run: RunFolder, *, settings: Mapping[str, Any]) -> Continu
         f"resumed at step {step}: {after['trained']} samples trained, {repeated} after that step are made again, "
         f"0 lost"
     )
-    return Continuation(checkpoint=checkpoint, is_finished=False, lines=lines)
+    return checkpoint, lines

@@ -54,6 +54,8 @@ class Experience:
     @staticmethod
     def concat(parts: Sequence[Experience]) -> Experience:
         """The rows of all parts, one after another; all have the same columns."""
+        if len(parts) == 1:
+            return parts[0]
         return replace(
             parts[0],
             rows=DataProtoFuture.concat([part.rows for part in parts]),

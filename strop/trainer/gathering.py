@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED
-from strop.algorithms.metric import Metric
+from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED, left_out_for
+from strop.base.metrics import Metric
 from strop.data.sampler import parse_visit_uid
 from strop.data.streaming import Drawn
 from strop.protocol import DataProto
@@ -26,7 +26,7 @@ from strop.rollout.types import Sampling
 from strop.run import Fate, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, experience_of
-from strop.trainer.groups import SURPLUS, judge, shaped_rewards_of
+from strop.trainer.groups import sample_groups, shaped_rewards_of
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
@@ -36,6 +36,8 @@ from strop.workers.reports import EpisodeReport, check_failed_episodes, training
 _LOWEST_RATE = 0.1
 """Share of groups that is expected to teach at least, when the size of the next round is chosen."""
 
+SURPLUS = "surplus of dynamic sampling"
+"""Why a group that can teach is left out."""
 OVERLONG_PROMPTS = Metric("training/overlong_prompts", "prompts", "passed over with `data.streaming`")
 FILTER = Metric(
     "training/filter_groups/<what>",
@@ -66,9 +68,11 @@ def training_rows(config: Config, roles: Roles, played: Played, sampling: Sampli
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """The samples of one step."""
+    """The samples of one step, or of one round of it."""
 
     prompts: tuple[Prompt, ...]
+    num_refused: int
+    """Visits that were passed over, because their prompt is too long."""
     played: Played
     """All samples, also those that are not trained on."""
     experience: Experience
@@ -76,16 +80,6 @@ class Gathered:
     dropped: Mapping[str, str] = field(default_factory=dict)
     """Uids of the groups that dynamic sampling left out, with the cause."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Round:
-    """Some prompts, drawn and played."""
-
-    prompts: tuple[Prompt, ...]
-    num_refused: int
-    played: Played
-    experience: Experience
 
 
 class Gatherer:
@@ -107,8 +101,8 @@ class Gatherer:
         settings = self._config.algorithm.filter_groups
         wanted = self._config.data.prompts_per_step
         if not settings.enable:
-            return self._gathered([self._round(step, wanted)], {}, {})
-        rounds: list[_Round] = []
+            return self._joined([self._round(step, wanted)], {}, {})
+        rounds: list[Gathered] = []
         causes: dict[str, str] = {}
         found, rate = 0, 1.0
         while found < wanted and len(rounds) < settings.max_rounds:
@@ -123,27 +117,30 @@ class Gatherer:
                 f"({', '.join(f'{n} {cause}' for cause, n in Counter(dropped.values()).items())}): use data "
                 f"of another difficulty, raise algorithm.filter_groups.max_rounds, or set at_limit=train"
             )
-        return self._gathered(rounds, dropped, self._counts(dropped, rounds))
+        return self._joined(rounds, dropped, self._counts(dropped, rounds))
 
-    def _gathered(
-        self, rounds: Sequence[_Round], dropped: Mapping[str, str], metrics: Mapping[str, float]
+    def _joined(
+        self, rounds: Sequence[Gathered], dropped: Mapping[str, str], metrics: Mapping[str, float]
     ) -> Gathered:
-        refused: dict[str, float] = {OVERLONG_PROMPTS: float(sum(one.num_refused for one in rounds))}
-        kept = [
-            one.experience.take([i for i, r in enumerate(one.experience.reports) if r.uid not in dropped])
-            if dropped
-            else one.experience
-            for one in rounds
-        ]
+        """All rounds, without the samples of dropped groups."""
+        num_refused = sum(one.num_refused for one in rounds)
+        experience = Experience.concat([one.experience for one in rounds])
+        if dropped:
+            kept = [row for row, report in enumerate(experience.reports) if report.uid not in dropped]
+            experience = experience.take(kept)
         return Gathered(
             prompts=tuple(prompt for one in rounds for prompt in one.prompts),
+            num_refused=num_refused,
             played=Played.concat([one.played for one in rounds]),
-            experience=kept[0] if len(kept) == 1 else Experience.concat(kept),
+            experience=experience,
             dropped=dropped,
-            metrics={**metrics, **(refused if self._config.data.streaming else {})},
+            metrics={
+                **metrics,
+                **({OVERLONG_PROMPTS: float(num_refused)} if self._config.data.streaming else {}),
+            },
         )
 
-    def _round(self, step: int, num_prompts: int) -> _Round:
+    def _round(self, step: int, num_prompts: int) -> Gathered:
         drawn = self._next_prompts(step, num_prompts)
         prompts = drawn.prompts
         baselines = self._greedy_rewards(prompts) if self._config.needs("reward_baselines") else {}
@@ -153,7 +150,7 @@ class Gatherer:
         experience = training_rows(self._config, self._roles, played, self._sampling)
         if self._config.needs("reward_baselines") and experience.reports:
             experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
-        return _Round(
+        return Gathered(
             prompts=tuple(prompts), num_refused=len(drawn.refused), played=played, experience=experience
         )
 
@@ -203,17 +200,18 @@ class Gatherer:
         settings = self._config.algorithm.filter_groups
         causes: dict[str, str] = {}
         num_kept = 0
-        for group in judge(reports, settings):
-            causes[group.uid] = group.cause or (SURPLUS if num_kept == at_most else "")
+        for group in sample_groups(reports):
+            cause = left_out_for(group, settings)
+            causes[group.uid] = cause or (SURPLUS if num_kept == at_most else "")
             num_kept += not causes[group.uid]
             epoch, row = parse_visit_uid(group.uid)
-            if group.cause == SOLVED and settings.retire_solved:
+            if cause == SOLVED and settings.retire_solved:
                 self._data.sampler.retire(row, epoch)
-            if group.cause == FAILED and settings.defer_failed:
+            if cause == FAILED and settings.defer_failed:
                 self._data.sampler.defer(row, epoch, epochs=settings.defer_failed)
         return causes
 
-    def _counts(self, dropped: Mapping[str, str], rounds: Sequence[_Round]) -> dict[str, float]:
+    def _counts(self, dropped: Mapping[str, str], rounds: Sequence[Gathered]) -> dict[str, float]:
         """Metrics of the filter."""
         uids = [report.uid for one in rounds for report in one.played.reports]
         causes = Counter(dropped[uid] for uid in uids if uid in dropped)

@@ -1,15 +1,11 @@
-"""The samples of a prompt together: which groups can teach, what a user's shaping makes of their rewards, and what a
-sampler learns of prompts."""
+"""The samples of a prompt together: what shaping makes of their rewards, and what a sampler learns of prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from strop.algorithms.config import FilterGroupsConfig
-from strop.algorithms.group_filter import left_out_for
 from strop.algorithms.stream_calls import shaped_rewards
 from strop.algorithms.stream_functions import SampleGroup
 from strop.data.curriculum import RowResult
@@ -18,30 +14,6 @@ from strop.protocol import DataProto
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
 from strop.workers.reports import PASS_THRESHOLD, EpisodeReport, training_rewards
-
-SURPLUS = "surplus of dynamic sampling"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """The samples of one prompt, judged."""
-
-    uid: str
-    """Of the prompt's visit."""
-    cause: str
-    """Why it is left out; empty where it is trained on."""
-
-
-def judge(reports: Sequence[EpisodeReport], settings: FilterGroupsConfig) -> list[Group]:
-    """Every group of these samples, in the order of their first samples.
-
-    See `strop.algorithms.group_filter` for the rules.
-
-    Args:
-        reports: samples, those of a prompt with the same uid.
-        settings: which number is judged, and the band. Samples without a reward are not judged.
-    """
-    return [Group(uid=group.uid, cause=left_out_for(group, settings)) for group in sample_groups(reports)]
 
 
 def sample_groups(reports: Sequence[EpisodeReport]) -> list[SampleGroup]:

@@ -14,7 +14,7 @@ from strop.config.yaml_text import dump
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 from strop.run.durable import replace_text
 from strop.trainer.config import Config
-from strop.trainer.continuing import find_continuation, settings_to_continue
+from strop.trainer.continuing import roll_back, settings_to_continue
 from strop.trainer.loading import read, with_extensions
 
 logger = logging.getLogger(__name__)
@@ -92,19 +92,19 @@ def resume_run(
     config, changed = settings_to_continue(path, overrides, text=text)
     run = RunFolder.open(folder, settings=config.run)
     try:
-        if not run.events.read("finished"):
+        is_finished = bool(run.events.read("finished"))
+        checkpoint, lines = None, [f"{run.path} is finished; nothing to resume"]
+        if not is_finished:
             _check_inputs(run.path, config, text)
-        continuation = find_continuation(run, settings=changed)
+            checkpoint, lines = roll_back(run, settings=changed)
     except BaseException:
         run.close()
         raise
-    for line in continuation.lines:
+    for line in lines:
         say(line)
     for key, value in changed.items():
         say(f"continues with {key}={json.dumps(value)}")
-    return Start(
-        run=run, config=config, checkpoint=continuation.checkpoint, is_finished=continuation.is_finished
-    )
+    return Start(run=run, config=config, checkpoint=checkpoint, is_finished=is_finished)
 
 
 def _check_inputs(folder: Path, config: Config, text: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from strop.algorithms.kl_control import KlController
-from strop.algorithms.metric import Metric
-from strop.algorithms.reduce import Reduction
+from strop.algorithms.shaping import drawn_rows
+from strop.base.metrics import Metric, Reduction
 from strop.controller import as_batch, as_future, as_list
 from strop.protocol import DataProtoFuture
 from strop.protocol.schema import labels_for
@@ -15,7 +15,7 @@ from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
 from strop.trainer.phases import Stages
 from strop.trainer.producers import Making, produced, rows, wanted_before_updates, wanted_by_the_update
-from strop.trainer.resampling import draw_metrics, drawn_rows, sample_scores
+from strop.trainer.resampling import draw_metrics, sample_scores
 from strop.trainer.roles import Roles
 from strop.workers.estimates import REWARD_KL
 from strop.workers.reports import check_versions

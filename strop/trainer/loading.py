@@ -7,7 +7,7 @@ from pathlib import Path
 
 from strop.algorithms.extensions import load_extensions
 from strop.base.trust import may_run
-from strop.config import ConfigError, load_with_origins, read_config
+from strop.config import ConfigError, build_config, load_layers, read_config
 from strop.trainer.config import Config
 
 
@@ -26,8 +26,8 @@ def load_and_tell(
     source: str | Path | None = None, *, text: str | None = None, overrides: Sequence[str] = ()
 ) -> tuple[Config, Callable[[str], str]]:
     """As `load`, with a function from a full key to where its value comes from."""
-    config, origin_of = load_with_origins(Config, source=source, text=text, overrides=overrides)
-    return with_extensions(config), origin_of
+    layers = load_layers(Config, source=source, text=text, overrides=overrides)
+    return with_extensions(build_config(Config, layers)), layers.source_of
 
 
 def read(path: str | Path, *, text: str | None = None) -> Config:

@@ -16,10 +16,11 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from strop.algorithms.kl_control import make_kl_controller
-from strop.algorithms.metric import Metric
+from strop.algorithms.kl_control import KlController
 from strop.base.guests import all_joined
+from strop.base.metrics import Metric
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
 from strop.health import Watch
@@ -80,7 +81,6 @@ class Trainer:
         self._start_step = checkpoint.step if checkpoint is not None else 0
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         self.data: TrainingData = load_training_data(config)
-        self._saved_step = self._start_step
         if checkpoint is not None:
             restore_position(run, checkpoint, self.data.sampler)
         precision = describe_precision(config.model, config.resources.device)
@@ -103,13 +103,14 @@ class Trainer:
                 folder=self._run.path, total_steps=self.data.num_steps, resume_step=self._start_step
             )
             trackers = stack.enter_context(TrackerGroup(self.config.trainer.trackers, setup))
+            self.roles.watch.show = trackers.note
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
                 self._watch.see(metrics)
             for step in range(self._start_step + 1, self.data.num_steps + 1):
                 with self._stop.step():
                     self._run_step(step, trackers)
-                    self._save_before_the_end(step)
+                    self._saver.save_before_the_end(self._stop, step, facts=self._facts())
             self._saver.finish()
         seconds = time.perf_counter() - start
         self._run.events.append("finished", self.data.num_steps, fsync=True, seconds=seconds)
@@ -199,7 +200,7 @@ class Trainer:
             logs=self._run.path / "logs",
             spending=self._spending,
         )
-        kl = make_kl_controller(config.algorithm.kl_ctrl)
+        kl = KlController(config.algorithm.kl_ctrl)
         if self._checkpoint is not None:
             kl.load_state(self._checkpoint.manifest.facts.get("kl", {}))
         self.learner = Learner(config, self.roles, kl)
@@ -256,7 +257,7 @@ class Trainer:
         trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
         if is_last or is_due(step, self.config.run.save_every):
             with phases.phase("save_checkpoint"):
-                self._save(step, score, is_last=is_last)
+                self._saver.save(step, score, facts=self._facts(), is_last=is_last)
             trackers.log(step, {measure.TIMING.of("save_checkpoint"): phases.seconds["save_checkpoint"]})
         self._saver.poll()
 
@@ -300,20 +301,9 @@ class Trainer:
             self.roles.write_samples(record.step, record.gathered.played, decided, split="train")
         self._run.fingerprints.append(record.step, **record.digests(self.roles.checksums()))
 
-    def _save_before_the_end(self, step: int) -> None:
-        """Where somebody has asked the run to end: what it has is saved, so that a resume goes on from here."""
-        if not self._stop.number:
-            return
-        self._stop.settle()
-        if self._saved_step != step:
-            self._save(step, None, is_last=False)
-        self._saver.finish()
-        self._run.events.append("interrupted", step, fsync=True, phase="", error=self._stop.reason)
-
-    def _save(self, step: int, score: float | None, *, is_last: bool) -> None:
-        facts = {"kl": self.learner.kl.state(), "curriculum": self.data.sampler.curriculum()}
-        self._saver.save(step, score, facts=facts, is_last=is_last)
-        self._saved_step = step
+    def _facts(self) -> dict[str, Any]:
+        """What a continuation needs of the algorithm."""
+        return {"kl": self.learner.kl.state(), "curriculum": self.data.sampler.curriculum()}
 
     def _metrics(self, record: StepRecord, phases: Phases) -> dict[str, float]:
         """All numbers of a step that do not depend on what follows it."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.algorithms.advantages import adv_estimator_declaration
+from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.base.device import device_name
 from strop.health import Agreement, Check, Probe, TokenFacts, can_teach, examine, examine_tokens
 from strop.protocol import columns

@@ -20,6 +20,8 @@ from rich.text import Text
 
 PERIOD_S = 1.0
 """Shortest time between two plain lines, in seconds."""
+NOTE_PERIOD_S = 30.0
+"""Shortest time between a plain line and the next one about a step that goes on, in seconds."""
 
 _ETA_STEPS = 20  # steps that the estimate of the time left looks back on: enough to even out validation steps
 
@@ -71,6 +73,7 @@ class ConsoleTracker:
         self._steps: dict[str, int] = {}
         self._marks: deque[tuple[int, float]] = deque([(first_step, clock())], maxlen=_ETA_STEPS + 1)
         self._printed_at = -math.inf
+        self._noted_at = clock()
         self._pending = self._printed = ""
         self._bar = _Bar(label, total_steps, first_step, console) if console.is_terminal else None
 
@@ -92,6 +95,15 @@ class ConsoleTracker:
         if now - self._printed_at >= PERIOD_S or step >= self._total:
             self._print_pending()
 
+    def note(self, text: str) -> None:
+        """Show how far the step is that goes on: beside the bar until the step ends, or on a line now and then."""
+        step = self._marks[-1][0]
+        if self._bar:
+            self._bar.show(step, text, self._eta())
+        elif self._clock() - max(self._noted_at, self._printed_at) >= NOTE_PERIOD_S:
+            self._noted_at = self._clock()
+            self._print(f"{self._label} after step {step}/{self._total}  {text}")
+
     def close(self) -> None:
         """Leave the last state on the screen; a second call does nothing."""
         if self._bar:
@@ -100,8 +112,11 @@ class ConsoleTracker:
 
     def _print_pending(self) -> None:
         if self._pending:
-            self._console.print(self._pending, soft_wrap=True, markup=False, highlight=False)
+            self._print(self._pending)
             self._printed, self._printed_at, self._pending = self._pending, self._clock(), ""
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _eta(self) -> str:
         (first, start), (last, end) = self._marks[0], self._marks[-1]

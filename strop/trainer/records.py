@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strop.algorithms.reduce import merge_metrics, metric_values
+from strop.base.metrics import merge_metrics, metric_values
 from strop.run import Fate, digest
 from strop.trainer.gathering import Gathered
 from strop.trainer.learning import REJECTED, Learned, OptimizerStep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strop.algorithms.metric import Metric
+from strop.base.metrics import Metric
 from strop.trainer.config import Config
 from strop.workers import metrics as measure
 from strop.workers.reports import EpisodeReport

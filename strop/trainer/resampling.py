@@ -1,8 +1,4 @@
-"""PF-PPO: which samples of a step are trained on, and how often, drawn by their scores.
-
-The draw is a pure function of the scores and of (seed, step), or of (seed, step, prompt) within prompts: a resume
-and any number of ranks draw the same.
-"""
+"""PF-PPO: what the samples of a step are drawn by, and what came of the draw."""
 
 from __future__ import annotations
 
@@ -11,10 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.metric import Metric
-from strop.algorithms.shaping import PfPpoMethod, pf_ppo_weights, resample_rows
-from strop.base.randomness import random_key
+from strop.base.metrics import Metric
 from strop.protocol import DataProto, columns
 
 NOT_DRAWN = "not drawn"
@@ -33,34 +26,6 @@ def sample_scores(data: DataProto) -> Tensor:
         [row.sum(dtype=torch.float64) for row in columns.rows(tensors["token_level_scores"])]
     )
     return scores + tensors["rm_scores"].to(scores) if "rm_scores" in tensors else scores
-
-
-def drawn_rows(
-    scores: Tensor, uids: Sequence[str], algorithm: AlgorithmConfig, *, seed: int, step: int
-) -> list[int]:
-    """Row numbers to train on, in ascending order, one as often as it was drawn.
-
-    As many are drawn as there are rows; with algorithm.resampling_within=prompt, of each prompt as many as it has.
-
-    Args:
-        scores: [B].
-        uids: [B], equal for the samples of a prompt.
-        algorithm: its resampling.
-        seed, step: of the run.
-
-    Source: Zhang et al. 2024, arXiv:2409.06957, which draws within prompts; verl draws within the batch.
-    """
-    members: dict[str, list[int]] = {}
-    for row, uid in enumerate(uids):
-        members.setdefault(uid if algorithm.resampling_within == "prompt" else "", []).append(row)
-    assert algorithm.resampling != "none", "only called to draw"
-    method: PfPpoMethod = algorithm.resampling
-    drawn: list[int] = []
-    for uid, rows in members.items():
-        weights = pf_ppo_weights(scores[rows], method=method, power=algorithm.resampling_power)
-        draws = resample_rows(weights, key=random_key(seed, "pf_ppo", step, uid))
-        drawn += [rows[draw] for draw in draws.tolist()]
-    return sorted(drawn)
 
 
 def draw_metrics(scores: Tensor, drawn: Sequence[int]) -> dict[str, float]:

@@ -37,6 +37,7 @@ from strop.protocol import DataProto, DataProtoFuture
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.spending import Spending
+from strop.trainer.watching import PlayWatch
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
@@ -56,6 +57,8 @@ class Roles:
     rollout: WorkerGroup[RolloutWorker]
     spending: Spending
     """What services of the reward cost; generation is told before its turn and asked after it."""
+    watch: PlayWatch
+    """Shows how far generation is."""
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
     teacher: WorkerGroup[TeacherWorker] | None = None
@@ -98,7 +101,7 @@ class Roles:
         Raises:
             RewardError: the scorers cannot go on.
         """
-        with self.turn("rollout"):
+        with self.turn("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
             return Played.of(
                 as_future(self.rollout.call.play(prompts_as_rows(prompts), samples_per_prompt, sampling))
             )
@@ -242,6 +245,7 @@ def make_roles(
         **groups,
         shares_weights="rollout" not in apart,
         spending=spending or Spending(config.reward, None),
+        watch=PlayWatch(logs),
         offloads_idle=config.resources.offload_idle,
     )
     if not roles.shares_weights:
@@ -256,7 +260,7 @@ def _specs(
     checkpoint: Path | None,
     version: int,
     samples: Path | None,
-    logs: Path | None = None,
+    logs: Path | None,
 ) -> Mapping[str, RoleSpec[Any]]:
     """What to make, in the order in which roles of one process are made."""
     device = device_name(config.resources.device)
@@ -269,7 +273,7 @@ def _specs(
             device=device,
             num_updates=num_steps * config.updates_per_step,
             checkpoint=checkpoint,
-        ).on(role_mesh(config, "actor", config.actor.engine))
+        )
     }
     if config.uses_critic:
         specs["critic"] = role(
@@ -280,36 +284,15 @@ def _specs(
             device=device,
             num_updates=num_steps * config.critic_updates_per_step,
             checkpoint=checkpoint,
-        ).on(role_mesh(config, "critic", config.critic.engine))
+        )
     if config.uses_reference and config.model.lora.rank == 0:
-        specs["reference"] = role(
-            ReferenceWorker,
-            config.model,
-            config.reference,
-            device=device,
-        ).on(role_mesh(config, "reference", config.reference.engine))
+        specs["reference"] = role(ReferenceWorker, config.model, config.reference, device=device)
     if config.uses_teacher:
-        specs["teacher"] = role(
-            TeacherWorker,
-            config.model,
-            config.teacher,
-            config.algorithm.distillation,
-            device=device,
-        ).on(role_mesh(config, "teacher", config.teacher.engine))
+        distillation = config.algorithm.distillation
+        specs["teacher"] = role(TeacherWorker, config.model, config.teacher, distillation, device=device)
     if config.uses_reward_model:
-        specs["reward_model"] = role(
-            RewardModelWorker,
-            config.reward_model,
-            device=device,
-        ).on(Mesh(dp=_num_ranks(config, "reward_model")))
-    specs["rollout"] = _rollout_spec(config, device=device, version=version, samples=samples, logs=logs)
-    return specs
-
-
-def _rollout_spec(
-    config: Config, *, device: str, version: int, samples: Path | None, logs: Path | None
-) -> RoleSpec[RolloutWorker]:
-    return role(
+        specs["reward_model"] = role(RewardModelWorker, config.reward_model, device=device)
+    specs["rollout"] = role(
         RolloutWorker,
         config.model,
         config.rollout,
@@ -325,14 +308,21 @@ def _rollout_spec(
         samples=None if samples is None else samples.absolute(),
         logs=None if logs is None else logs.absolute(),
         keeps_rows=bool(config.data.dataset_class.path),
-    ).on(Mesh(dp=_num_ranks(config, "rollout")))
+    )
+    engines = {
+        "actor": config.actor.engine,
+        "critic": config.critic.engine,
+        "reference": config.reference.engine,
+        "teacher": config.teacher.engine,
+    }
+    return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
 
 
 def _num_ranks(config: Config, name: str) -> int:
     return config.resources.apart.get(name, config.resources.ranks)
 
 
-def role_mesh(config: Config, name: str, engine: EngineConfig) -> Mesh:
-    """The parallel axes of a training role."""
-    ranks = _num_ranks(config, name)
-    return Mesh(dp=ranks // engine.sequence_parallel, sp=engine.sequence_parallel)
+def role_mesh(config: Config, name: str, engine: EngineConfig | None) -> Mesh:
+    """The parallel axes of a role; one without this engine has data-parallel ranks alone."""
+    sp = 1 if engine is None else engine.sequence_parallel
+    return Mesh(dp=_num_ranks(config, name) // sp, sp=sp)

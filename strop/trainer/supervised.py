@@ -6,16 +6,14 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from strop.algorithms.aggregation import BatchTotals, batch_totals
-from strop.algorithms.metric import Metric
-from strop.algorithms.reduce import metric_values
 from strop.base.device import device_name
+from strop.base.metrics import Metric, metric_values
 from strop.border import as_number
 from strop.controller import WorkerGroup, as_list, role
 from strop.data.config import SftDataConfig
@@ -30,6 +28,7 @@ from strop.trainer.checkpointing import Saver, is_due, restore_position
 from strop.trainer.config import Config, check_ranks
 from strop.trainer.launch import Say
 from strop.trainer.phases import Phases
+from strop.trainer.results import SftResult, sft_result_of
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.stopping import StopRequest
 from strop.trainer.threads import set_threads_of_run
@@ -42,24 +41,6 @@ from strop.workers.updates import merged_update
 VALIDATION_LOSS = Metric(
     "val/loss", "nats", "of `strop sft` on held-out rows: -log p, mean over trained tokens"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SftResult:
-    """How a fine-tuning ended."""
-
-    run: Path
-    steps: int
-    seconds: float
-    loss: float
-    """Mean loss per trained token of the last step."""
-    val_loss: float | None
-    """The same on validation data; None without any."""
-
-    @property
-    def model(self) -> Path:
-        """The trained model as a Hugging Face folder."""
-        return self.run / "checkpoints" / f"global_step_{self.steps}" / "model"
 
 
 class SupervisedTrainer:
@@ -139,9 +120,7 @@ class SupervisedTrainer:
         self._run.events.append(
             "finished", self._num_steps, fsync=True, seconds=seconds, loss=loss, val_loss=val_loss
         )
-        return SftResult(
-            run=self._run.path, steps=self._num_steps, seconds=seconds, loss=loss, val_loss=val_loss
-        )
+        return sft_result_of(self._run)
 
     def _run_step(self, step: int, trackers: TrackerGroup) -> None:
         """One step with its records and its checkpoint, which is also written where the run is asked to end."""
@@ -150,16 +129,10 @@ class SupervisedTrainer:
         if self._val is not None and (is_last or is_due(step, self._config.eval.every)):
             numbers |= self._validate(self._val, step)
         trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
-        saves = is_last or is_due(step, self._config.run.save_every)
-        if saves:
+        if is_last or is_due(step, self._config.run.save_every):
             self._saver.save(step, None, facts={}, is_last=is_last)
         self._saver.poll()
-        if self._stop.number:
-            self._stop.settle()
-            if not saves:
-                self._saver.save(step, None, facts={}, is_last=is_last)
-            self._saver.finish()
-            self._run.events.append("interrupted", step, fsync=True, phase="", error=self._stop.reason)
+        self._saver.save_before_the_end(self._stop, step, facts={})
 
     def _start_worker(self, stack: ExitStack) -> None:
         config, sft = self._config, self._config.sft

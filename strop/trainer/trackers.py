@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from strop.algorithms.registry import Registry
 from strop.base.foreign_files import lines_of, open_regular, parse_json
+from strop.base.registry import Registry
 from strop.border import as_number, storable, storable_text
 from strop.run.durable import replace_text
 from strop.run.errors import RunError
@@ -61,7 +61,7 @@ class TrackerSetup:
 TrackerFactory = Callable[[TrackerSetup], Tracker]
 
 
-trackers: Registry[TrackerFactory] = Registry("tracker", replaceable=False)
+trackers: Registry[TrackerFactory] = Registry("tracker")
 """Tracker factories by the names that a configuration uses."""
 
 
@@ -100,6 +100,16 @@ class TrackerGroup:
             except RunError:
                 raise
             except Exception as error:  # noqa: BLE001 (a tracker may be the user's; the run does not depend on it)
+                _warn(name, error)
+                self._close_one(name, is_said=True)
+
+    def note(self, text: str) -> None:
+        """Let trackers that have a method `note` show how far a step is."""
+        for name, tracker in list(self._trackers.items()):
+            try:
+                if show := getattr(tracker, "note", None):
+                    show(text)
+            except Exception as error:  # noqa: BLE001 (as in log)
                 _warn(name, error)
                 self._close_one(name, is_said=True)
 

@@ -10,10 +10,11 @@ rollout.py       RolloutWorker: plays prompts, makes training rows and saved sam
 supervised.py    SupervisedWorker: fine-tuning on given answers
 
 What they share: rows.py (rows of a batch), joining.py (the ranks of a role), saving.py (state of a role that
-learns), frozen.py (a model that does not), updates.py (what an optimizer step came to), estimates.py (advantages),
-correcting.py (rollout correction), summary.py (what the controller keeps of a batch).
+learns), frozen.py (a role that does not), updates.py (what an optimizer step came to), estimates.py (rollout correction
+and advantages), summary.py (what the controller keeps of a batch).
 
 Playing, for training, validation and every command alike: player.py (Player: engine, agents and scorers of one
-process), episodes.py (what was played), reports.py (the same without tokens), played.py (Played: reports, and a
-reference to the episodes), metrics.py and validation_metrics.py (numbers of what was played, from plain tensors).
+process), episodes.py (what was played), reports.py (the same without tokens),
+played.py (Played: reports, and a reference to the episodes), tally.py (how far a call is), metrics.py and
+validation_metrics.py (numbers of what was played, from plain tensors).
 """

@@ -23,9 +23,8 @@ from strop.algorithms.losses import (
     policy_batch,
     policy_loss,
 )
-from strop.algorithms.metric import Metric
-from strop.algorithms.reduce import Mean
-from strop.algorithms.tensor_metrics import TensorMetrics
+from strop.base.metrics import Mean, Metric
+from strop.base.tensor_metrics import TensorMetrics
 from strop.controller import Dispatch, Execute, register
 from strop.engines.config import ModelConfig
 from strop.engines.lora import adapter_off, has_adapter, merged_tensors
@@ -37,8 +36,7 @@ from strop.protocol import DataProto
 from strop.rollout.sync.sender import WeightSender
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.workers.config import ActorConfig
-from strop.workers.correcting import correction_columns
-from strop.workers.estimates import batch_advantages, shaping_metrics
+from strop.workers.estimates import batch_advantages, correction_columns, shaping_metrics
 from strop.workers.joining import join
 from strop.workers.rows import (
     data_rows,
@@ -144,8 +142,8 @@ class ActorWorker(TrainedWorker):
         report = self.engine.step()
         metrics = update.metrics.read()
         metrics[LOSS] = Mean(value, share)
-        if self._loss.uses_kl_loss:
-            metrics[KL_COEF] = Mean(self._loss.kl_loss_coef, 1)
+        if self._algorithm.use_kl_loss:
+            metrics[KL_COEF] = Mean(self._algorithm.kl_loss_coef, 1)
         metrics |= step_metrics("actor", report)
         seen = response_columns(data, {name: column.cpu() for name, column in update.kept.items()})
         return with_update(seen, Update(metrics=metrics, skipped=report.skipped))

@@ -11,15 +11,14 @@ from strop.algorithms.aggregation import BatchTotals, weighted_sum
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.extensions import load_extensions
 from strop.algorithms.losses import aggregation_of
-from strop.algorithms.metric import Metric
-from strop.algorithms.reduce import Mean
-from strop.algorithms.tensor_metrics import TensorMetrics
 from strop.algorithms.value_loss import (
     EXPLAINED_VARIANCE,
     VALUE_STATISTIC,
     explained_variance,
     value_loss_terms,
 )
+from strop.base.metrics import Mean, Metric
+from strop.base.tensor_metrics import TensorMetrics
 from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_value_model

@@ -41,15 +41,6 @@ class Episode:
         return tuple(one for one in played if any(one.sampled))
 
 
-def media_column(episodes: Sequence[Episode]) -> DataProto:
-    """Column `media` of each row's prompt and response: what roles with a vision-language model need as well."""
-    media = [sequence.media for episode in episodes for sequence in episode.sequences]
-    column = np.empty(len(media), dtype=object)
-    for index, one in enumerate(media):  # one by one: numpy would look into tuples of equal length
-        column[index] = one
-    return DataProto.from_dict({}, non_tensors={"media": column})
-
-
 def row_id(episode_id: str, number: int, count: int) -> str:
     """Name of a training sequence: its sample's for the last (or only) one, else with its number behind."""
     return episode_id if number == count - 1 else f"{episode_id}.{number}"

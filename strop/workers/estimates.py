@@ -1,6 +1,6 @@
-"""Advantages of a batch, from its columns: the formulas are in strop.algorithms.
+"""Rollout correction and advantages of a batch, from its columns: the formulas are in strop.algorithms.
 
-Needs all rows at once (groups, whitening) but no token ids: it runs in one worker, on light columns.
+They need all rows at once (groups, whitening) but no token ids: they run in one worker, on light columns.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from torch import Tensor
 
 from strop.algorithms.advantages import adv_estimator_columns, estimate_advantages, group_ids_of
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.correction import correct
 from strop.algorithms.kl_control import reward_kl, token_level_rewards
 from strop.algorithms.measures import spread
-from strop.algorithms.metric import Metric
 from strop.algorithms.sequence_credit import episode_speakers, spread_over_sequences
+from strop.base.metrics import Metric
 from strop.protocol import DataProto, columns
 
 OFFERED = frozenset({"reward_baselines", "old_log_probs", "sum_pi_squared", "rollout_is_weights"})
@@ -30,6 +31,31 @@ REWARD_MODEL_SCORE = Metric(
     "of the reward model, when there is one, over trained samples",
 )
 REWARD_MODEL_TRUNCATED = Metric("reward_model/truncated", "samples", "that it did not read to the end")
+
+
+def correction_columns(data: DataProto, algorithm: AlgorithmConfig) -> DataProto:
+    """Columns loss_mask [B, R~], rollout_is_weights [B, R~] where weights are asked for, and num_trained [B] int64.
+
+    Args:
+        data: response_mask, rollout_log_probs and old_log_probs [B, R~] of all rows of a step.
+        algorithm: its `correction` says what is weighted and rejected.
+
+    Returns:
+        The columns, and meta_info["numbers"]: metrics of the whole batch, by name.
+    """
+    tensors = data.tensors()
+    mask = _padded(data, "response_mask").bool()
+    found = correct(
+        _padded(data, "old_log_probs"), _padded(data, "rollout_log_probs"), mask, algorithm.correction
+    )
+    inside = torch.arange(mask.shape[1])[None] < columns.row_lengths(tensors["response_mask"])[:, None]
+    made = {
+        "loss_mask": columns.from_padded(found.mask, inside),
+        "num_trained": found.mask.sum(dim=1, dtype=torch.int64),
+    }
+    if found.weights is not None:
+        made["rollout_is_weights"] = columns.from_padded(found.weights, inside)
+    return DataProto.from_dict(made, meta_info={"numbers": found.metrics})
 
 
 def batch_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: float) -> DataProto:

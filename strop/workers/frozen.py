@@ -1,4 +1,4 @@
-"""A model that is never trained, on the ranks of its role: what the reference and the reward model share."""
+"""A role whose model is never trained: what the reference, the teacher and the reward model share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from strop.controller import Dispatch, Worker, register
 from strop.engines import fsdp
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig
@@ -14,35 +15,38 @@ from strop.engines.parallel import Parallel
 from strop.engines.tokens import TokenFunction, map_tokens
 
 
-class FrozenModel:
-    """Forward passes of a model whose weights stay as they are.
+class FrozenWorker(Worker):
+    """Holds a model, or this rank's share of it, whose weights stay as they are.
 
-    Concurrency: on several ranks every method is a collective, each rank with its own rows, also with none.
+    Concurrency: on several ranks every method is a collective, called on all of them in the same order, each
+    with its own rows, also with none.
     """
 
-    def __init__(self, model: CausalLM, engine: EngineConfig, parallel: Parallel) -> None:
-        """Shard the model over its ranks, if there are several.
+    def _hold(self, model: CausalLM, engine: EngineConfig, parallel: Parallel) -> None:
+        """Take this model as the role's, sharded over its ranks, if there are several.
 
         Args:
             model: just loaded, with `parallel`.
             engine: how passes are cut and distributed.
             parallel: the ranks that hold it.
         """
-        self.model = model
-        self._parallel = parallel
-        self._max_tokens = engine.max_tokens_per_device
+        self._model, self._parallel = model, parallel
+        self._max_tokens_per_device = engine.max_tokens_per_device
         self._on_host: fsdp.HostCopies | None = None
         model.module.requires_grad_(False)
         fsdp.shard(model, parallel, engine)
 
-    def map_tokens(self, rows: Sequence[Row], function: TokenFunction) -> dict[str, Tensor]:
+    def _map_tokens(self, rows: Sequence[Row], function: TokenFunction) -> dict[str, Tensor]:
         """What a function says of all response tokens [N, ...] of these rows; see `strop.engines.tokens`."""
         if self._on_host is not None:
             fsdp.onload(self._on_host)
             self._on_host = None
-        return map_tokens(self.model, rows, function, max_tokens=self._max_tokens, parallel=self._parallel)
+        return map_tokens(
+            self._model, rows, function, max_tokens=self._max_tokens_per_device, parallel=self._parallel
+        )
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:
-        """Leave the device, if it is not a CPU, until the next forward pass."""
+        """The role's turn is over: it leaves the device, if that is not a CPU, until it is called again."""
         if self._on_host is None:
-            self._on_host = fsdp.offload(self.model)
+            self._on_host = fsdp.offload(self._model)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from strop.algorithms.measures import Metrics, Numbers, doubles, spread
-from strop.algorithms.metric import Metric
+from strop.base.metrics import Metric
 from strop.rewards.outcome import KINDS, OutcomeKind
 
 PHASES_OVER_ALL_TOKENS = ("ref", "values", "adv", "update_critic", "update_actor")

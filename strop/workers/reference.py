@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 
-from strop.controller import Dispatch, Worker, register
+from strop.controller import Dispatch, register
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
 from strop.protocol import DataProto
 from strop.workers.config import ReferenceConfig
-from strop.workers.frozen import FrozenModel
+from strop.workers.frozen import FrozenWorker
 from strop.workers.joining import join
 from strop.workers.rows import data_rows, log_prob_column, response_columns
 
 
-class ReferenceWorker(Worker):
-    """Holds the reference model; it is never trained.
-
-    Concurrency: on several ranks every method is a collective, called on all of them in the same order.
-    """
+class ReferenceWorker(FrozenWorker):
+    """Holds the reference model."""
 
     def __init__(self, model: ModelConfig, reference: ReferenceConfig, *, device: str) -> None:
         super().__init__()
@@ -30,16 +27,11 @@ class ReferenceWorker(Worker):
             freeze_vision_tower=False,
         )
         parallel = join(self.placement, reference.engine, device=device)
-        self._frozen = FrozenModel(load_model(frozen, parallel=parallel), reference.engine, parallel)
+        self._hold(load_model(frozen, parallel=parallel), reference.engine, parallel)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Column ref_log_prob [B, R~] of the responses."""
         return response_columns(
-            data, self._frozen.map_tokens(data_rows(data), log_prob_column("ref_log_prob", data))
+            data, self._map_tokens(data_rows(data), log_prob_column("ref_log_prob", data))
         )
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def offload(self) -> None:
-        """The turn of the reference is over: it leaves the device until it is called again."""
-        self._frozen.offload()

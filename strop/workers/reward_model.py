@@ -14,26 +14,22 @@ from typing import Any
 import torch
 
 from strop.border import ControlText
-from strop.controller import Dispatch, Worker, register
+from strop.controller import Dispatch, register
 from strop.data.chat import Chat, encode, render
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_reward_model, load_tokenizer
 from strop.engines.packing import make_rows
 from strop.protocol import DataProto
 from strop.workers.config import RewardModelConfig
-from strop.workers.frozen import FrozenModel
+from strop.workers.frozen import FrozenWorker
 from strop.workers.joining import join
 
 _AFTER_THE_END = torch.zeros(1, dtype=torch.int64)
 """The engine gives the number before each response token; before this one stands the whole conversation."""
 
 
-class RewardModelWorker(Worker):
-    """Holds the reward model; it is never trained.
-
-    Concurrency: on several ranks every method is a collective, called on all of them in the same order, each
-    with its own rows, also with none.
-    """
+class RewardModelWorker(FrozenWorker):
+    """Holds the reward model."""
 
     def __init__(self, reward_model: RewardModelConfig, *, device: str) -> None:
         """Load model and tokenizer.
@@ -49,7 +45,7 @@ class RewardModelWorker(Worker):
         self._control = ControlText(self._tokenizer)
         parallel = join(self.placement, reward_model.engine, device=device)
         loaded = load_reward_model(model, parallel=parallel)
-        self._frozen = FrozenModel(loaded, reward_model.engine, parallel)
+        self._hold(loaded, reward_model.engine, parallel)
         limits = (reward_model.max_tokens, reward_model.engine.max_tokens_per_device, loaded.max_positions)
         self._max_tokens = min(limit for limit in limits if limit is not None)
 
@@ -77,13 +73,8 @@ class RewardModelWorker(Worker):
         )
         prompts = [torch.tensor(ids, dtype=torch.int64) for ids in fitted]
         rows = make_rows(prompts, [_AFTER_THE_END] * len(prompts))
-        scores = self._frozen.map_tokens(rows, lambda tokens: {"rm_scores": tokens.values().float()})
+        scores = self._map_tokens(rows, lambda tokens: {"rm_scores": tokens.values().float()})
         return DataProto.from_dict({**scores, "rm_cut_tokens": cut})
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def offload(self) -> None:
-        """The turn of the reward model is over: it leaves the device until it is called again."""
-        self._frozen.offload()
 
     def _use_template(self) -> None:
         """The configured chat template, or the tokenizer's."""

@@ -38,10 +38,11 @@ from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.rollout.types import Sampling
 from strop.run import SampleStore
 from strop.trajectory import Prompt
-from strop.workers.episodes import Episode, episode_rows, media_column
+from strop.workers.episodes import Episode, episode_rows
 from strop.workers.played import as_column, episodes_as_rows, episodes_of
 from strop.workers.player import make_player
 from strop.workers.reports import reward_parts, sample_row
+from strop.workers.tally import Tally
 
 
 class RolloutWorker(Worker):
@@ -80,7 +81,7 @@ class RolloutWorker(Worker):
             reward_keys: parts of the reward that become the column reward_parts.
             samples: folder of the sample store that `write_samples` writes to.
             keeps_rows: write what rewards get of the dataset rows as well, which cannot be read again by number.
-            logs: folder for what reward functions print.
+            logs: folder for what reward functions print, and for how far a call is.
         """
         super().__init__()
         self._rollout, self._reward = rollout, reward
@@ -107,6 +108,7 @@ class RolloutWorker(Worker):
             reward, tokenizer=model.path, rank=self.rank, count=self.world_size, logs=logs
         )
         self._pool_runs = self._is_closed = False
+        self._tally = Tally(logs, rank=self.rank)
         self._player = make_player(
             self._engine,
             policy,
@@ -160,7 +162,10 @@ class RolloutWorker(Worker):
         if not self._pool_runs:
             await self._pool.start()
             self._pool_runs = True
-        return await self._player.play(prompts, samples_per_prompt=samples_per_prompt, sampling=sampling)
+        self._tally.begin()
+        return await self._player.play(
+            prompts, samples_per_prompt=samples_per_prompt, sampling=sampling, on_group=self._tally.add
+        )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def rows(self, episodes: DataProto) -> DataProto:
@@ -180,15 +185,14 @@ class RolloutWorker(Worker):
             parts = torch.tensor([reward_parts(one, self._reward_keys) for one in kept])
             parts = parts.reshape(len(kept), len(self._reward_keys))  # also without samples
             rows = rows.union(DataProto.from_dict({"reward_parts": parts}))
-        if self._takes_media:
-            rows = rows.union(media_column(kept))
+        objects: dict[str, list[Any]] = {}
+        if self._takes_media:  # roles with a vision-language model need those of prompt and response
+            objects["media"] = [sequence.media for one in kept for sequence in one.sequences]
         if self._keeps_text:
-            texts = {
-                "raw_prompt": as_column([list(episode.prompt.messages) for episode in kept]),
-                "response_text": as_column([episode.text for episode in kept]),
-            }
-            rows = rows.union(DataProto.from_dict({}, non_tensors=texts))
-        return rows
+            objects["raw_prompt"] = [list(one.prompt.messages) for one in kept]
+            objects["response_text"] = [one.text for one in kept]
+        made = {name: as_column(values) for name, values in objects.items()}
+        return rows.union(DataProto.from_dict({}, non_tensors=made)) if made else rows
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def write_samples(self, step: int, episodes: DataProto, *, split: str) -> None:

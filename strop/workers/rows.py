@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from strop.algorithms.metric import Metric
-from strop.algorithms.reduce import Max, Mean, Reduction
+from strop.base.metrics import Max, Mean, Metric, Reduction
 from strop.engines.optimizer import StepReport
 from strop.engines.packing import Row, make_rows
 from strop.engines.tokens import TokenFunction, Tokens

@@ -7,8 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from strop.algorithms.aggregation import Aggregation, BatchTotals, weighted_sum
-from strop.algorithms.metric import Metric
-from strop.algorithms.reduce import Mean, Reduction
+from strop.base.metrics import Mean, Metric, Reduction
 from strop.controller import Dispatch, register
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.distillation_config import DistillationConfig
-from strop.controller import Dispatch, Worker, register
+from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_tokenizer, read_shape
 from strop.engines.packing import Row
@@ -16,17 +16,13 @@ from strop.engines.tokens import Tokens
 from strop.engines.vision_pixels import media_token_ids
 from strop.protocol import DataProto
 from strop.workers.config import TeacherConfig
-from strop.workers.frozen import FrozenModel
+from strop.workers.frozen import FrozenWorker
 from strop.workers.joining import join
 from strop.workers.rows import data_rows, log_prob_column, response_columns
 
 
-class TeacherWorker(Worker):
-    """Holds the teacher; it is never trained.
-
-    Concurrency: on several ranks every method is a collective, called on all of them in the same order, each
-    with its own rows, also with none.
-    """
+class TeacherWorker(FrozenWorker):
+    """Holds the teacher."""
 
     def __init__(
         self, policy: ModelConfig, teacher: TeacherConfig, distillation: DistillationConfig, *, device: str
@@ -53,13 +49,13 @@ class TeacherWorker(Worker):
                 f"{model.vocab_size - len(never)} tokens: lower it to at most that"
             )
         self._never = torch.tensor(never, dtype=torch.int64, device=parallel.device) if never else None
-        self._frozen = FrozenModel(model, teacher.engine, parallel)
+        self._hold(model, teacher.engine, parallel)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_teacher_log_prob(self, data: DataProto) -> DataProto:
         """Column teacher_log_prob [B, R~] of the responses."""
         return response_columns(
-            data, self._frozen.map_tokens(self._rows(data), log_prob_column("teacher_log_prob", data))
+            data, self._map_tokens(self._rows(data), log_prob_column("teacher_log_prob", data))
         )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
@@ -72,17 +68,12 @@ class TeacherWorker(Worker):
             ids, log_probs = tokens.top_k(self._top_k, temperature=temperature, banned=self._never)
             return {"teacher_ids": ids.to(torch.int32), "teacher_logprobs": log_probs}
 
-        return response_columns(data, self._frozen.map_tokens(self._rows(data), most_likely))
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def offload(self) -> None:
-        """The turn of the teacher is over: it leaves the device until it is called again."""
-        self._frozen.offload()
+        return response_columns(data, self._map_tokens(self._rows(data), most_likely))
 
     def _rows(self, data: DataProto) -> list[Row]:
         rows = data_rows(data)
         for row in rows:
-            largest = max(_largest(row.prompt), _largest(row.response))
+            largest = max(int(row.prompt.max()), int(row.response.max()))
             if largest >= self._vocab_size:
                 raise ValueError(
                     f"a sample has the token {largest}, but the teacher's head ends at {self._vocab_size - 1}: use a "
@@ -119,7 +110,3 @@ def _never_sampled(policy: Any, vocab_size: int) -> list[int]:
     """Ids of the teacher that the policy gives probability zero: those beyond its head, and those of media."""
     own = int(policy.get_text_config().vocab_size)
     return sorted({*range(own, vocab_size), *(i for i in media_token_ids(policy).values() if i < vocab_size)})
-
-
-def _largest(ids: Tensor) -> int:
-    return int(ids.max())

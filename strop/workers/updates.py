@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from strop.algorithms.reduce import Reduction, merge_metrics
+from strop.base.metrics import Reduction, merge_metrics
 from strop.protocol import DataProto
 from strop.protocol.merging import METRICS
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from strop.algorithms.evaluation import Moments, best_at_k, maj_at_k, pass_at_k, worst_at_k
-from strop.algorithms.metric import Metric
+from strop.base.metrics import Metric
 
 Value: TypeAlias = float | int | bool | str | None
 

@@ -57,14 +57,20 @@ def registries() -> Iterator[None]:
             },
             "agent.tool_response_truncation is left, but the run has no tools",
         ),
-        ({"max_assistant_turns": 0, "tools": "t.yaml"}, "agent.max_assistant_turns is 0; use at least 1"),
-        ({"max_user_turns": 0, "tools": "t.yaml"}, "agent.max_user_turns is 0; use at least 1"),
+        (
+            {"max_assistant_turns": 0, "tools": "t.yaml"},
+            "agent.max_assistant_turns is 0, but it needs a whole number of at least 1",
+        ),
+        (
+            {"max_user_turns": 0, "tools": "t.yaml"},
+            "agent.max_user_turns is 0, but it needs a whole number of at least 1",
+        ),
         (
             {"tool_timeout_s": 0.0, "tools": "t.yaml"},
-            "agent.tool_timeout_s is 0.0; use a number of seconds above 0",
+            "agent.tool_timeout_s is 0.0, but it needs a finite number above 0",
         ),
         ({"timeout_s": float("inf")}, "agent.timeout_s is inf"),
-        ({"tool_response_truncation": "end", "tools": "t.yaml"}, "use left, right or middle"),
+        ({"tool_response_truncation": "end", "tools": "t.yaml"}, "but it needs one of left, right, middle"),
     ],
 )
 def test_settings_that_cannot_apply_are_refused(settings: dict[str, Any], match: str) -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.advantages import (
-    adv_estimator_declaration,
-    estimate_advantages,
-    gdpo_advantages,
+from strop.algorithms.adv_declarations import adv_estimator_declaration
+from strop.algorithms.advantages import estimate_advantages
+from strop.algorithms.advantages.batch_whitened import gdpo_advantages
+from strop.algorithms.advantages.group_relative import (
     gpg_advantages,
     grpo_passk_advantages,
     maxrl_advantages,

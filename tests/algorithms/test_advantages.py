@@ -11,20 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from references import advantages as reference
+from strop.algorithms.adv_declarations import adv_estimator_declaration, check_adv_settings, check_estimator
 from strop.algorithms.advantages import (
     ADV_ESTIMATOR_REGISTRY,
     adv_estimator_columns,
-    adv_estimator_declaration,
-    check_adv_settings,
-    check_estimator,
     estimate_advantages,
     get_adv_estimator_fn,
     group_ids_of,
-    grpo_advantages,
     register_adv_est,
-    reward_to_go,
-    rloo_advantages,
 )
+from strop.algorithms.advantages.group_relative import grpo_advantages, rloo_advantages
+from strop.algorithms.advantages.returns import reward_to_go
 
 ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus")
 
@@ -303,11 +300,11 @@ def test_a_result_of_another_shape_names_the_function_and_the_shape() -> None:
 
     args = double([[1.0, 2.0]]), torch.tensor([0]), torch.ones(1, 2)
     with pytest.raises(
-        ValueError, match=r"'narrow' returned a tensor of shape \[1\] as advantages: .*\[1, 2\]"
+        ValueError, match=r"'narrow' returned a tensor of shape \(1,\) as advantages: .*\[1, 2\]"
     ):
         estimate("narrow", *args)
     with pytest.raises(
-        ValueError, match=r"'single' returned a tensor of shape \[1\]: return \(advantages, ret"
+        ValueError, match=r"'single' returned a tensor of shape \(1,\): return \(advantages, ret"
     ):
         estimate("single", *args)
 

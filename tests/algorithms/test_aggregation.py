@@ -13,7 +13,6 @@ from strop.algorithms.aggregation import (
     BatchTotals,
     agg_loss,
     batch_totals,
-    sample_weights,
     token_weights,
     valid_tokens_per_row,
     weighted_sum,
@@ -181,11 +180,6 @@ def test_totals_of_ranks_add_up() -> None:
     left = batch_totals(torch.tensor([[1, 1, 0], [0, 0, 0]]))
     right = batch_totals(torch.tensor([1, 0, 1]), row_lengths=torch.tensor([2, 1]))
     assert left.merge(right) == BatchTotals(num_tokens=4, num_samples=3)
-
-
-def test_sample_weights_by_hand() -> None:
-    weights = sample_weights("seq-mean-token-mean", torch.tensor([4, 0, 1]), num_tokens=5, num_samples=2)
-    assert weights.tolist() == [0.125, 0.5, 0.5]
 
 
 def test_a_micro_batch_without_valid_tokens_adds_zero() -> None:

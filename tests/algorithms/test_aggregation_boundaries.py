@@ -13,7 +13,6 @@ from strop.algorithms.aggregation import (
     agg_loss,
     batch_totals,
     row_numbers,
-    sample_weights,
     token_weights,
     valid_tokens_per_row,
     weighted_sum,
@@ -61,30 +60,30 @@ def test_a_batch_without_tokens_or_samples_is_refused(tokens: int, samples: int)
         with pytest.raises(
             ValueError, match=f"of {samples} samples and {tokens} tokens has nothing to train on"
         ):
-            sample_weights(mode, torch.tensor([1]), num_tokens=tokens, num_samples=samples)
+            token_weights(mode, torch.tensor([[1]]), num_tokens=tokens, num_samples=samples)
 
 
 def test_a_scale_is_for_one_mode_and_above_0() -> None:
-    one = torch.tensor([1])
-    assert sample_weights(NORM, one, num_tokens=1, num_samples=1, scale=1e-9).item() == pytest.approx(1e9)
+    one = torch.tensor([[1]])
+    assert token_weights(NORM, one, num_tokens=1, num_samples=1, scale=1e-9).item() == pytest.approx(1e9)
     for scale in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="divides by its scale, which is .*: use one above 0"):
-            sample_weights(NORM, one, num_tokens=1, num_samples=1, scale=scale)
+            token_weights(NORM, one, num_tokens=1, num_samples=1, scale=scale)
     with pytest.raises(ValueError, match="divides by a constant: set algorithm.loss_scale_factor"):
-        sample_weights(NORM, one, num_tokens=1, num_samples=1)
+        token_weights(NORM, one, num_tokens=1, num_samples=1)
     for mode in AGGREGATION_MODES:
         if mode != NORM:
             with pytest.raises(
                 ValueError, match=f"a scale of 2.0 was given, but {mode} does not divide by one"
             ):
-                sample_weights(mode, one, num_tokens=1, num_samples=1, scale=2.0)
+                token_weights(mode, one, num_tokens=1, num_samples=1, scale=2.0)
     with pytest.raises(ValueError, match="unknown loss aggregation mode 'mean'; known: token-mean"):
-        sample_weights("mean", one, num_tokens=1, num_samples=1)
+        token_weights("mean", one, num_tokens=1, num_samples=1)
 
 
 def test_weights_of_samples_by_hand() -> None:
     # Three samples of 2, 0 and 3 tokens, of a batch of 10 tokens and 4 samples.
-    valid = torch.tensor([2, 0, 3])
+    mask = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 1, 1]])
     expected = {
         "token-mean": [0.1, 0.1, 0.1],
         "token-sum": [1.0, 1.0, 1.0],
@@ -94,9 +93,9 @@ def test_weights_of_samples_by_hand() -> None:
     }
     for mode, weights in expected.items():
         scale = 5.0 if mode == NORM else None
-        got = sample_weights(mode, valid, num_tokens=10, num_samples=4, scale=scale, dtype=torch.float64)
-        torch.testing.assert_close(got, double(weights))
-        assert sample_weights(mode, valid, num_tokens=10, num_samples=4, scale=scale).dtype == torch.float32
+        got = token_weights(mode, mask, num_tokens=10, num_samples=4, scale=scale, dtype=torch.float64)
+        torch.testing.assert_close(got, double(weights)[:, None] * mask)
+        assert token_weights(mode, mask, num_tokens=10, num_samples=4, scale=scale).dtype == torch.float32
 
 
 @pytest.mark.parametrize("mode", AGGREGATION_MODES)
@@ -187,14 +186,14 @@ def test_samples_of_a_prompt_stay_together_up_to_the_limit_and_not_beyond() -> N
         (lambda: balance_parts([1], [0], 0), "rows cannot go into 0 parts; use at least 1"),
         (lambda: balance_parts([-1], [0], 1), "a sequence has length -1"),
         (
-            lambda: get_seqlen_balanced_partitions([1], 0, equal_size=True),
+            lambda: get_seqlen_balanced_partitions([1], 0),
             "1 sequences cannot fill 0 partitions",
         ),
         (
-            lambda: get_seqlen_balanced_partitions([], 1, equal_size=False),
+            lambda: get_seqlen_balanced_partitions([], 1),
             "0 sequences cannot fill 1 partitions",
         ),
-        (lambda: get_seqlen_balanced_partitions([0, -2], 1, equal_size=False), "a sequence has length -2"),
+        (lambda: get_seqlen_balanced_partitions([0, -2], 1), "a sequence has length -2"),
     ],
 )
 def test_partitions_that_cannot_be(call: object, message: str) -> None:
@@ -204,10 +203,10 @@ def test_partitions_that_cannot_be(call: object, message: str) -> None:
 
 
 def test_lengths_of_0_and_parts_of_one() -> None:
-    assert get_seqlen_balanced_partitions([0], 1, equal_size=False) == [[0]]
-    assert get_seqlen_balanced_partitions([0, 0, 0], 3, equal_size=False) == [[0], [1], [2]]
-    assert get_seqlen_balanced_partitions([5, 1, 3], 3, equal_size=True) == [[0], [1], [2]]
-    assert get_seqlen_balanced_partitions([5, 1, 3], 1, equal_size=True) == [[0, 1, 2]]
+    assert get_seqlen_balanced_partitions([0], 1) == [[0]]
+    assert get_seqlen_balanced_partitions([0, 0, 0], 3) == [[0], [1], [2]]
+    assert get_seqlen_balanced_partitions([5, 1, 3], 3) == [[0], [1], [2]]
+    assert get_seqlen_balanced_partitions([5, 1, 3], 1) == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +221,7 @@ def test_lengths_of_0_and_parts_of_one() -> None:
     ],
 )
 def test_differencing_by_hand_on_more_lists(lengths: list[int], k: int, sums: list[int]) -> None:
-    parts = get_seqlen_balanced_partitions(lengths, k, equal_size=False)
+    parts = get_seqlen_balanced_partitions(lengths, k)
     assert sorted(sum(lengths[i] for i in part) for part in parts) == sums
 
 

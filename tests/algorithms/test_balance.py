@@ -36,34 +36,20 @@ def test_even_parts_are_as_few_as_the_limit_allows_and_differ_by_one(count: int,
 def test_differencing_by_hand() -> None:
     # 8, 7, 6, 5, 4: 8-7 = 1, 6-5 = 1, 4-1 = 3, 3-1 = 2. Sums 16 and 14.
     lengths = [8, 7, 6, 5, 4]
-    assert sorted(sums(lengths, get_seqlen_balanced_partitions(lengths, 2, equal_size=False))) == [14, 16]
+    assert sorted(sums(lengths, get_seqlen_balanced_partitions(lengths, 2))) == [14, 16]
 
 
-def test_equal_sizes_by_hand() -> None:
-    # Two each: 9+1 and 3+2 is the best that pairs allow (9 stands alone otherwise).
-    lengths = [9, 3, 2, 1]
-    parts = get_seqlen_balanced_partitions(lengths, 2, equal_size=True)
-    assert parts == [[0, 3], [1, 2]]
-    assert get_seqlen_balanced_partitions(lengths, 2, equal_size=False) == [[0], [1, 2, 3]]
-
-
-@given(
-    lengths=st.lists(st.integers(0, 400), min_size=1, max_size=30), k=st.integers(1, 8), equal=st.booleans()
-)
+@given(lengths=st.lists(st.integers(0, 400), min_size=1, max_size=30), k=st.integers(1, 8))
 @settings(max_examples=120, deadline=None)
-def test_every_index_once_no_part_empty_and_loads_near(lengths: list[int], k: int, equal: bool) -> None:
+def test_every_index_once_no_part_empty_and_loads_near(lengths: list[int], k: int) -> None:
     k = min(k, len(lengths))
-    parts = get_seqlen_balanced_partitions(lengths, k, equal_size=equal)
+    parts = get_seqlen_balanced_partitions(lengths, k)
     assert len(parts) == k
     assert sorted(index for part in parts for index in part) == list(range(len(lengths)))
     assert all(part and part == sorted(part) for part in parts)
     assert parts == sorted(parts, key=lambda part: part[0])
-    if equal:
-        sizes = [len(part) for part in parts]
-        assert max(sizes) - min(sizes) <= 1
-    else:
-        loads = sums(lengths, parts)
-        assert max(loads) - min(loads) <= max(lengths)
+    loads = sums(lengths, parts)
+    assert max(loads) - min(loads) <= max(lengths)
 
 
 def test_the_load_of_a_part_is_bounded_though_no_token_cap_is_promised() -> None:
@@ -73,7 +59,7 @@ def test_the_load_of_a_part_is_bounded_though_no_token_cap_is_promised() -> None
     for _ in range(200):
         lengths = [min(8192, int(generator.lognormvariate(6, 0.8)) + 1) for _ in range(64)]
         k = math.ceil(sum(lengths) / 8192)
-        largest = max(sums(lengths, get_seqlen_balanced_partitions(lengths, k, equal_size=False)))
+        largest = max(sums(lengths, get_seqlen_balanced_partitions(lengths, k)))
         assert largest <= (sum(lengths) + (k - 1) * max(lengths)) / k
 
 
@@ -84,6 +70,6 @@ def test_workload_counts_attention() -> None:
 
 def test_clear_errors() -> None:
     with pytest.raises(ValueError, match="2 sequences cannot fill 3 partitions"):
-        get_seqlen_balanced_partitions([1, 2], 3, equal_size=False)
+        get_seqlen_balanced_partitions([1, 2], 3)
     with pytest.raises(ValueError, match="a sequence has length -1"):
-        get_seqlen_balanced_partitions([1, -1], 1, equal_size=False)
+        get_seqlen_balanced_partitions([1, -1], 1)

@@ -69,7 +69,7 @@ def test_each_row_once_in_order_and_never_much_worse_than_rows_alone(
     filled = [part for part in made if part]
     assert made[: len(filled)] == sorted(filled), "empty parts come last, the others by their first row"
     if len(rows) >= parts:
-        alone = get_seqlen_balanced_partitions(workloads, parts, equal_size=False)
+        alone = get_seqlen_balanced_partitions(workloads, parts)
         assert max(loads(workloads, made)) <= UNBALANCE * max(loads(workloads, alone))
 
 

@@ -13,11 +13,9 @@ from torch import Tensor
 from references import critics as reference
 from references.advantages import reward_to_go as reference_reward_to_go
 from references.advantages import whiten
-from strop.algorithms.advantages import (
-    check_estimator,
-    estimate_advantages,
-    gae_advantages,
-)
+from strop.algorithms.adv_declarations import check_estimator
+from strop.algorithms.advantages import estimate_advantages
+from strop.algorithms.advantages.returns import gae_advantages
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 Rows = list[list[float]]

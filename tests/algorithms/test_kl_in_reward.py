@@ -11,13 +11,7 @@ from torch import Tensor
 
 from references import critics as reference
 from strop.algorithms.config import KlControlConfig
-from strop.algorithms.kl_control import (
-    AdaptiveKlController,
-    FixedKlController,
-    make_kl_controller,
-    penalized_rewards,
-    reward_kl,
-)
+from strop.algorithms.kl_control import KlController, reward_kl, token_level_rewards
 
 
 def double(values: object) -> Tensor:
@@ -33,7 +27,7 @@ def test_the_penalty_by_hand() -> None:
     # k1 is old - ref: 0.5 and -1 in row 0, 0.25 in row 1. Coefficient 2.
     kl, mean = reward_kl(OLD, REF, MASK, kind="kl")
     scores = double([[0.0, 0.0, 7.0], [1.0, 5.0, 0.0], [0.0, 0.0, 3.0]])
-    rewards = penalized_rewards(scores, kl, MASK, coef=2.0)
+    rewards = token_level_rewards(scores, MASK, torch.tensor([3, 2, 1]), kl=kl, kl_coef=2.0)
     # The scores of tokens that were not sampled stay, and no NaN comes from them.
     torch.testing.assert_close(rewards, double([[-1.0, 2.0, 7.0], [0.5, 5.0, 0.0], [0.0, 0.0, 3.0]]))
     # Row means -0.25 and 0.25; the row without a sampled token has none.
@@ -54,8 +48,7 @@ def test_every_estimator_can_be_the_penalty(kind: str, row_0: float, row_1: floa
 
 
 def test_a_fixed_coefficient_stays() -> None:
-    controller = make_kl_controller(KlControlConfig(kl_coef=0.3))
-    assert isinstance(controller, FixedKlController)
+    controller = KlController(KlControlConfig(kl_coef=0.3))
     controller.update(100.0, 512)
     assert controller.value == 0.3
     assert controller.state() == {}
@@ -64,7 +57,7 @@ def test_a_fixed_coefficient_stays() -> None:
 def test_an_adaptive_coefficient_by_hand() -> None:
     # Target 0.1, horizon 100, 10 samples a step: at most 2 % per step.
     #   KL 0.11: error 0.1 -> factor 1.01. KL 5: error capped at 0.2 -> 1.02. KL 0: capped at -0.2 -> 0.98.
-    controller = AdaptiveKlController(1.0, target_kl=0.1, horizon=100)
+    controller = KlController(KlControlConfig(type="adaptive", kl_coef=1.0, target_kl=0.1, horizon=100))
     for kl, expected in ((0.11, 1.01), (5.0, 1.01 * 1.02), (0.0, 1.01 * 1.02 * 0.98)):
         controller.update(kl, 10)
         assert controller.value == pytest.approx(expected, rel=1e-12)
@@ -72,9 +65,7 @@ def test_an_adaptive_coefficient_by_hand() -> None:
 
 def test_an_adaptive_coefficient_equals_the_reference_and_moves_towards_the_target() -> None:
     kls = [0.05, 0.3, 0.101, 0.099, -0.2, 0.1]
-    controller = make_kl_controller(
-        KlControlConfig(type="adaptive", kl_coef=0.02, horizon=1000, target_kl=0.1)
-    )
+    controller = KlController(KlControlConfig(type="adaptive", kl_coef=0.02, horizon=1000, target_kl=0.1))
     seen = []
     for kl in kls:
         before = controller.value
@@ -86,9 +77,9 @@ def test_an_adaptive_coefficient_equals_the_reference_and_moves_towards_the_targ
 
 def test_a_restored_controller_goes_on_where_it_was() -> None:
     config = KlControlConfig(type="adaptive", kl_coef=0.02, horizon=100)
-    first = make_kl_controller(config)
+    first = KlController(config)
     first.update(3.0, 40)
-    second = make_kl_controller(config)
+    second = KlController(config)
     second.load_state(json.loads(json.dumps(first.state())))
     assert second.value == first.value != 0.02
     first.update(0.0, 40)
@@ -99,7 +90,7 @@ def test_a_restored_controller_goes_on_where_it_was() -> None:
 
 
 def test_what_no_coefficient_can_follow_is_refused() -> None:
-    controller = AdaptiveKlController(1.0, target_kl=0.1, horizon=100)
+    controller = KlController(KlControlConfig(type="adaptive", kl_coef=1.0, target_kl=0.1, horizon=100))
     with pytest.raises(ValueError, match="the KL of the policy to the reference is nan"):
         controller.update(math.nan, 10)
     with pytest.raises(
@@ -113,11 +104,11 @@ def test_what_no_coefficient_can_follow_is_refused() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"type": "linear"}, "algorithm.kl_ctrl.type is 'linear'; use fixed or adaptive"),
-        ({"kl_coef": -0.1}, "algorithm.kl_ctrl.kl_coef is -0.1, but a penalty"),
+        ({"type": "linear"}, "algorithm.kl_ctrl.type is 'linear', but it needs one of fixed, adaptive"),
+        ({"kl_coef": -0.1}, "algorithm.kl_ctrl.kl_coef is -0.1, but it needs a finite number of at least 0"),
         ({"type": "adaptive", "kl_coef": 0.0}, "is 0, and an adaptive coefficient is changed by factors"),
-        ({"horizon": 0}, "algorithm.kl_ctrl.horizon is 0 samples; use at least 1"),
-        ({"target_kl": 0.0}, "algorithm.kl_ctrl.target_kl is 0.0, but the KL is compared with it"),
+        ({"horizon": 0}, "algorithm.kl_ctrl.horizon is 0, but it needs a whole number"),
+        ({"target_kl": 0.0}, "algorithm.kl_ctrl.target_kl is 0.0, but it needs a finite number above 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(values: dict[str, object], message: str) -> None:

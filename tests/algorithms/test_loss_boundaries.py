@@ -11,26 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.losses import (
-    POLICY_LOSS_REGISTRY,
-    PolicyLossTerms,
-    clip_cov_loss,
-    clipped_policy_loss,
-    dppo_kl_loss,
-    dppo_tv_loss,
-    dro_loss,
-    gmpo_loss,
-    gspo_loss,
-    policy_loss_declaration,
-    policy_loss_terms,
-    reverse_kl_terms,
-    sapo_loss,
-    select_clip_cov,
-    select_kl_cov,
-    topk_forward_kl,
-)
-from strop.algorithms.losses.sequence import row_means
+from strop.algorithms.loss_declarations import policy_loss_declaration
+from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, policy_loss_terms
+from strop.algorithms.losses.clipped import clipped_policy_loss
+from strop.algorithms.losses.covariance import clip_cov_loss, select_clip_cov, select_kl_cov
+from strop.algorithms.losses.distillation import reverse_kl_terms, topk_forward_kl
+from strop.algorithms.losses.sequence import gmpo_loss, gspo_loss, row_means
+from strop.algorithms.losses.smooth import dro_loss, sapo_loss
 from strop.algorithms.losses.terms import call_loss, call_prepare
+from strop.algorithms.losses.weighted import dppo_kl_loss, dppo_tv_loss
 from strop.algorithms.registry import Declaration
 from strop.base.randomness import random_key, uniforms
 

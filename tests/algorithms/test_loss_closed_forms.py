@@ -9,28 +9,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from strop.algorithms.loss_declarations import check_loss_settings, policy_loss_declaration
 from strop.algorithms.losses import (
     POLICY_LOSS_REGISTRY,
     PolicyLossTerms,
-    check_loss_settings,
-    cispo_loss,
-    clip_cov_loss,
-    dppo_kl_loss,
-    dppo_tv_loss,
-    dro_loss,
     get_policy_loss_fn,
-    gmpo_loss,
-    gspo_loss,
-    kl_cov_loss,
-    policy_gradient_loss,
-    policy_loss_declaration,
     policy_loss_terms,
     prepare_columns,
-    sapo_loss,
+)
+from strop.algorithms.losses.covariance import (
+    clip_cov_loss,
+    kl_cov_loss,
     select_clip_cov,
     select_kl_cov,
+    token_covariances,
 )
-from strop.algorithms.losses.covariance import token_covariances
+from strop.algorithms.losses.sequence import gmpo_loss, gspo_loss
+from strop.algorithms.losses.smooth import dro_loss, policy_gradient_loss, sapo_loss
+from strop.algorithms.losses.weighted import cispo_loss, dppo_kl_loss, dppo_tv_loss
 
 LN2 = math.log(2)
 

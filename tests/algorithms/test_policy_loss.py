@@ -22,8 +22,8 @@ from strop.algorithms.losses import (
     register_policy_loss,
 )
 from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY
-from strop.algorithms.reduce import Max, Mean, Min
-from strop.algorithms.tensor_metrics import TensorMetrics
+from strop.base.metrics import Max, Mean, Min
+from strop.base.tensor_metrics import TensorMetrics
 
 # Rows of 3, 1 and 2 tokens; the second token of the first row is a tool's. Ratio 1 everywhere but at the last token.
 LENGTHS = torch.tensor([3, 1, 2])

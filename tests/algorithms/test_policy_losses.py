@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from references import losses as reference
+from strop.algorithms.loss_declarations import policy_loss_declaration
 from strop.algorithms.losses import (
     POLICY_LOSS_REGISTRY,
     PolicyLossTerms,
-    clipped_policy_loss,
     get_policy_loss_fn,
-    policy_loss_declaration,
     policy_loss_terms,
     register_policy_loss,
 )
+from strop.algorithms.losses.clipped import clipped_policy_loss
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.3, "clip_c": 3.0}
 

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from strop.algorithms.reduce import (
+from strop.algorithms.value_loss import explained_variance, value_loss_terms
+from strop.base.metrics import (
     ExplainedVariance,
     Max,
     Mean,
@@ -16,7 +17,6 @@ from strop.algorithms.reduce import (
     merge_metrics,
     metric_values,
 )
-from strop.algorithms.value_loss import clipped_value_loss, explained_variance, value_loss_terms
 
 
 def test_a_mean_over_nothing_is_neutral() -> None:
@@ -79,7 +79,7 @@ def test_explained_variance_of_nothing() -> None:
 def test_explained_variance_takes_no_gradient_along() -> None:
     values, returns = VALUES.clone().requires_grad_(), RETURNS.clone().requires_grad_()
     assert explained_variance(values, returns, torch.ones(3)).value == pytest.approx(2 / 3)
-    loss = clipped_value_loss(values, VALUES, RETURNS, clip_range=0.5)
+    loss = value_loss_terms(values, VALUES, RETURNS, mask=torch.ones_like(values), clip_range=0.5)
     assert not any(statistic.requires_grad for statistic in loss.statistics.values())
 
 
@@ -130,7 +130,7 @@ def test_a_value_at_the_edge_of_its_range_is_not_clipped() -> None:
     # Old value 1, range 1/2, target 3: 1.5 is the edge itself.
     edge = torch.tensor([1.5, 0.5], dtype=torch.float64, requires_grad=True)
     old, target = torch.ones(2, dtype=torch.float64), torch.full((2,), 3.0, dtype=torch.float64)
-    loss = clipped_value_loss(edge, old, target, clip_range=0.5)
+    loss = value_loss_terms(edge, old, target, mask=torch.ones_like(edge), clip_range=0.5)
     assert loss.terms.tolist() == [1.125, 3.125]
     assert loss.statistics["vf_clipfrac"].tolist() == [0.0, 0.0]
 

@@ -16,9 +16,8 @@ from strop.algorithms.aggregation import BatchTotals, agg_loss
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.registry import (
     Declaration,
-    Registry,
+    FunctionRegistry,
     check_settings,
-    name_of,
     own_settings,
     settings_for,
     with_own_settings,
@@ -33,6 +32,7 @@ from strop.algorithms.user_functions import (
     loss_config,
 )
 from strop.base.randomness import random_key, uniforms
+from strop.base.registry import name_of
 
 
 class Names(Enum):
@@ -52,14 +52,14 @@ def other(x: int) -> int:
 
 def test_an_enum_stands_for_its_value() -> None:
     assert name_of(Names.MINE) == name_of("mine") == "mine"
-    registry: Registry[Any] = Registry("thing", replaceable=False)
+    registry: FunctionRegistry[Any] = FunctionRegistry("thing")
     assert registry.register(Names.MINE, needs=["x"])(one) is one
     assert registry["mine"] is one
     assert registry.declaration(Names.MINE) == registry.declaration("mine")
 
 
 def test_names_that_are_taken() -> None:
-    fixed: Registry[Any] = Registry("thing", replaceable=False)
+    fixed: FunctionRegistry[Any] = FunctionRegistry("thing")
     fixed.register("mine", needs=["x"])(one)
     fixed.register("mine", needs=["x"], settings=["beta"])(one)  # the same function may be declared again
     assert fixed.declaration("mine").settings == {"beta"}
@@ -68,7 +68,7 @@ def test_names_that_are_taken() -> None:
     ):
         fixed.register("mine", needs=["x"])(other)
     assert fixed["mine"] is one
-    loose: Registry[Any] = Registry("thing", replaceable=True)
+    loose: FunctionRegistry[Any] = FunctionRegistry("thing", replaceable=True)
     loose.register("mine", needs=["x"])(one)
     loose.register("mine")(other)
     assert loose["mine"] is other
@@ -76,7 +76,7 @@ def test_names_that_are_taken() -> None:
 
 
 def test_a_name_that_nobody_has() -> None:
-    registry: Registry[Any] = Registry("thing", replaceable=False)
+    registry: FunctionRegistry[Any] = FunctionRegistry("thing")
     with pytest.raises(ValueError, match="unknown thing 'x'; known: none. A function of your own"):
         registry["x"]
     registry.register("b", needs=["x"])(one)
@@ -89,7 +89,8 @@ def test_a_name_that_nobody_has() -> None:
 
 
 def test_what_a_declaration_says() -> None:
-    registry: Registry[Any] = Registry("thing", replaceable=False, verl_parameters=frozenset({"config"}))
+    verl = frozenset({"config"})
+    registry: FunctionRegistry[Any] = FunctionRegistry("thing", verl_parameters=verl)
 
     def field(x: int, config: object) -> int:
         return x
@@ -198,7 +199,7 @@ def test_settings_that_a_function_does_not_have() -> None:
 
 
 def test_columns_that_a_function_has_no_parameter_for() -> None:
-    registry: Registry[Any] = Registry("thing", replaceable=False)
+    registry: FunctionRegistry[Any] = FunctionRegistry("thing")
     with pytest.raises(ValueError, match="'mine' declares .*other has no parameter"):
         registry.register("mine", needs=["x", "y"])(other)
     with pytest.raises(ValueError, match="'mine' declares .*other has no parameter"):
@@ -258,9 +259,8 @@ def test_the_configs_that_functions_of_verl_get() -> None:
         "loss_scale_factor": None,
     }
     assert config.correction.weights == "none"
-    estimator = adv_config(algorithm, settings={"width": 2.0}, extra={"num_repeat": 4})
+    estimator = adv_config(algorithm, settings={"width": 2.0})
     assert (estimator.norm_adv_by_std_in_grpo, estimator.gamma, estimator.width) == (False, 0.5, 2.0)
-    assert estimator.num_repeat == 4
     assert not adv_config(algorithm).get("width")
 
 

@@ -10,13 +10,13 @@ from strop.algorithms.loss_declarations import LOSS_DECLARATIONS
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
 from strop.algorithms.registry import (
     Declaration,
-    Declarations,
-    Registry,
+    FunctionRegistry,
     check_settings,
     own_settings,
     settings_for,
     with_own_settings,
 )
+from strop.base.registry import Registry
 
 
 def prepare(*, log_probs: int, share: float = 0.1, clip_low: float = 0.2) -> dict[str, int]:
@@ -82,7 +82,7 @@ def test_valid_settings_pass() -> None:
 
 
 def test_what_a_function_cannot_take_is_refused_when_it_is_registered() -> None:
-    registry: Registry = Registry("loss", replaceable=True)
+    registry: FunctionRegistry = FunctionRegistry("loss", replaceable=True)
     with pytest.raises(ValueError, match="'mine' declares values, but .*loss has no parameter of that name"):
         registry.register("mine", needs=["log_probs", "values"])(loss)
     with pytest.raises(ValueError, match="declares the aggregation 'token-men'; known: token-mean"):
@@ -93,7 +93,7 @@ def test_what_a_function_cannot_take_is_refused_when_it_is_registered() -> None:
 
 
 def test_an_alias_is_a_second_name_of_the_same_declaration() -> None:
-    registry: Registry = Registry("loss", replaceable=False)
+    registry: FunctionRegistry = FunctionRegistry("loss")
     registry.register("mine", needs=["log_probs"], aliases=["yours"])(loss)
     assert registry["yours"] is registry["mine"] is loss
     assert registry.declaration("yours") is registry.declaration("mine")
@@ -105,7 +105,7 @@ def test_an_alias_is_a_second_name_of_the_same_declaration() -> None:
 
 
 def test_a_built_in_function_has_the_signature_that_its_declaration_says() -> None:
-    declared = Declarations(
+    declared: Registry[Declaration] = Registry(
         "loss",
         {
             "mine": Declaration(needs=frozenset({"log_probs"}), own={"beta": 1.0}),
@@ -113,7 +113,7 @@ def test_a_built_in_function_has_the_signature_that_its_declaration_says() -> No
             "theirs": Declaration(needs=frozenset({"values"})),
         },
     )
-    registry: Registry[Callable[..., int]] = Registry("loss", replaceable=False, declarations=declared)
+    registry: FunctionRegistry[Callable[..., int]] = FunctionRegistry("loss", declarations=declared)
 
     def right(log_probs: int, *, beta: float = 1.0) -> int:
         return log_probs

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import agg_loss, batch_totals, token_weights, weighted_sum
 from strop.algorithms.config import AGGREGATION_MODES, AlgorithmConfig
-from strop.algorithms.losses import clipped_policy_loss
+from strop.algorithms.losses.clipped import clipped_policy_loss
 from strop.algorithms.masked import masked_mean
 from strop.algorithms.user_functions import (
     VerlConfig,

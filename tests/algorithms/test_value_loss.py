@@ -13,8 +13,8 @@ from torch import Tensor
 from references import critics as reference
 from references.losses import reduce_terms
 from strop.algorithms.aggregation import batch_totals, token_weights, weighted_sum
-from strop.algorithms.reduce import ExplainedVariance, Mean, merge_metrics, metric_values
-from strop.algorithms.value_loss import clipped_value_loss, explained_variance, value_loss_terms
+from strop.algorithms.value_loss import explained_variance, value_loss_terms
+from strop.base.metrics import ExplainedVariance, Mean, merge_metrics, metric_values
 
 
 def double(values: object, *, grad: bool = False) -> Tensor:
@@ -27,7 +27,9 @@ def test_terms_by_hand() -> None:
     #   v = 2.0: clipped to 1.5, farther from the target: (1.5)^2 / 2 = 1.125, not (1)^2 / 2.
     #   v = 0.0: clipped to 0.5, nearer to the target: the plain error counts, 9 / 2 = 4.5.
     values = double([1.2, 2.0, 0.0], grad=True)
-    loss = clipped_value_loss(values, double([1.0] * 3), double([3.0] * 3), clip_range=0.5)
+    loss = value_loss_terms(
+        values, double([1.0] * 3), double([3.0] * 3), mask=torch.ones_like(values), clip_range=0.5
+    )
     torch.testing.assert_close(loss.terms, double([1.62, 1.125, 4.5]))
     assert loss.statistics["vf_clipfrac"].tolist() == [0.0, 1.0, 0.0]
     assert loss.statistics["vpred_mean"].tolist() == [1.2, 2.0, 0.0]
@@ -45,7 +47,7 @@ def test_terms_by_hand() -> None:
 @settings(max_examples=60, deadline=None)
 def test_terms_equal_the_reference(rows: list[tuple[float, float, float]], clip_range: float) -> None:
     values, old, returns = (double(column) for column in zip(*rows, strict=True))
-    loss = clipped_value_loss(values, old, returns, clip_range=clip_range)
+    loss = value_loss_terms(values, old, returns, mask=torch.ones_like(values), clip_range=clip_range)
     expected = [reference.value_term(*row, clip_range) for row in rows]
     torch.testing.assert_close(loss.terms, double([term for term, _ in expected]), rtol=1e-12, atol=1e-12)
     if clip_range == math.inf:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cli_calls import Project, cli, interrupted_after
 
-from strop.data.tasks import write_task
 from strop.data.tiny import make_tiny_model
+from strop.quickstart.task import write_task
 
 CONFIG = """\
 model: {{path: '{folder}/model'}}

@@ -176,7 +176,7 @@ def test_what_is_no_model_is_refused(project: Project, tmp_path: Path) -> None:
     assert "holds no model (found: sft.parquet" in cli("eval", project.folder / "data").sentence
     assert "the model comes first" in cli("eval", "data.max_val_prompts=2").sentence
     assert "data.val_files is empty" in cli("eval", project.model).sentence
-    assert "already names the model" in cli("eval", project.model, "model.path=x").sentence
+    assert "set MODEL_OR_RUN" in cli("eval", project.model, "model.path=x").sentence
     with RunFolder.create(tmp_path / "run", config={}, command=["strop", "train"]):
         pass
     assert "has no valid checkpoint yet" in cli("eval", tmp_path / "run").sentence

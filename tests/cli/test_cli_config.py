@@ -25,7 +25,7 @@ def test_explain_says_what_a_key_is() -> None:
     assert lines[:4] == [
         "algorithm.clip_ratio_high",
         "  Upper clip range; not set: clip_ratio.",
-        "  type: float or null",
+        "  type: a finite number of at least 0 or null",
         "  default: null",
     ]
     text = " ".join(" ".join(lines).split())

@@ -129,18 +129,29 @@ def test_text_of_the_data_cannot_act_on_the_terminal(tmp_path: Path, model: Path
     [
         (["check"], "name the files to check, or a configuration with data.train_files"),
         (["check", "x.jsonl"], "name it with --model MODEL"),
-        (["check", "x.jsonl", "--with-tool"], "--with-tool belongs to prepare gsm8k"),
+        (["check", "x.jsonl", "--with-tool"], "--with-tool belongs to prepare"),
         (["check", "x.jsonl", "data.promt_key=q"], "unknown key data.promt_key"),
         (["prepare", "gsm8k"], "prepare takes NAME SRC --out OUT, got gsm8k"),
         (["prepare", "gsm9k", "a", "b.parquet"], "there is no recipe for 'gsm9k'; known: gsm8k, math"),
         (["prepare", "gsm8k", "nowhere.jsonl", "b.parquet"], "data file nowhere.jsonl does not exist"),
-        (["prepare", "gsm8k", "a", "b", "--model", "m"], "--model, --val and --config belong to check"),
+        (["prepare", "gsm8k", "a", "b", "--model", "m"], "--model belongs to check"),
         (["check", "x.jsonl", "--out", "y"], "--out belongs to prepare and index"),
         (["mend", "x"], "invalid choice: 'mend'"),
+        (
+            ["index", "corpus.jsonl", "data.cache_dir=x", "--out", "y"],
+            "index takes one corpus and --out FILE",
+        ),
     ],
 )
 def test_command_lines_that_cannot_be_carried_out(words: list[str], expected: str) -> None:
     assert expected in cli("data", *words).sentence
+
+
+def test_the_help_lists_every_action_once_on_a_line_of_its_own() -> None:
+    lines = cli("data", "--help").out.split("examples:")[0].splitlines()
+    actions = lines[lines.index("actions:") + 1 :][:4]
+    assert [line.split()[0] for line in actions] == ["check", "prepare", "cache", "index"]
+    assert all(len(line.split()) > 4 for line in actions)
 
 
 def test_a_prepared_file_passes_the_check(tmp_path: Path, model: Path) -> None:

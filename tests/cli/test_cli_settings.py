@@ -8,8 +8,7 @@ import pytest
 from cli_calls import Project, cli
 
 from strop.cli.unread import READS
-from strop.config import to_dict
-from strop.config.deviations import flat
+from strop.config import to_flat_dict
 from strop.trainer.config import Config
 
 
@@ -30,19 +29,47 @@ from strop.trainer.config import Config
         ("generate", "resources.call_timeout_s=5", "reads resources.device, resources.num_threads alone"),
         ("generate", "rollout.top_p=0.5", "set --top-p"),
         ("generate", "reward.num_workers=2", "`strop generate` does not read reward.num_workers"),
+        ("generate", "model.path=other", "does not read model.path; set MODEL_OR_RUN"),
+        ("score", "rollout.temperature=0.5", "`strop score` does not read rollout.temperature; leave it out"),
+        ("score", "reward.weight=2", "`strop score` does not read reward.weight"),
+        ("data check", "data.sampler=in_order", "`strop data check` does not read data.sampler"),
+        ("data check", "rollout.top_k=4", "`strop data check` does not read rollout.top_k"),
+        ("data cache", "data.max_prompt_tokens=4", "reads data.cache_dir, data.cache_max_bytes alone"),
+        ("doctor", "resources.call_timeout_s=5", "`strop doctor` does not read resources.call_timeout_s"),
+        ("doctor", "trainer.seed=1", "`strop doctor` does not read trainer.seed; leave it out"),
     ],
 )
 def test_a_setting_that_would_do_nothing_is_refused(
     project: Project, tmp_path: Path, command: str, setting: str, sentence: str
 ) -> None:
-    where = ["--out", tmp_path / "run"] if command in ("sft", "train") else [project.model]
-    result = cli(command, *where, "--config", project.config, setting)
+    run = ["--out", tmp_path / "run"]
+    where = {"sft": run, "train": run, "score": ["builtin", project.data("train")]}
+    where |= {name: [project.model] for name in ("eval", "generate")}
+    result = cli(*command.split(), *where.get(command, []), "--config", project.config, setting)
     assert sentence in result.sentence
     assert not (tmp_path / "run").exists()
 
 
+def test_an_export_takes_no_settings(trained: Path, tmp_path: Path) -> None:
+    result = cli("export", trained, "--out", tmp_path / "model", "model.dtype=float32")
+    assert "`strop export` does not read model.dtype; leave it out" in result.sentence
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    "setting", ["eval={temperature: 1.0, top_p: 0.9, top_k: 5}", "data.max_response_tokens=9000"]
+)
+def test_what_an_answer_depends_on_is_read(project: Project, setting: str) -> None:
+    budget = "actor.engine.max_tokens_per_device=10000"
+    for command in ("eval", "generate"):
+        result = cli(
+            command, project.model, "--config", project.config, setting, budget, "data.prompt_key=''"
+        )
+        assert "data.prompt_key is empty" in result.sentence
+
+
 def test_what_commands_are_said_to_read_are_keys() -> None:
-    known = {key for key, _ in flat(Config, to_dict(Config()))}
+    known = to_flat_dict(Config())
     named = [key for reads in READS.values() for key in (*reads.keys, *reads.but, *reads.instead) if key]
     assert [key for key in named if not any(one == key or one.startswith(f"{key}.") for one in known)] == []
 

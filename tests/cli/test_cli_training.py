@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from cli_calls import Project, cli, interrupted_after
 
-from strop.cli.quickstart_stages import _sft
 from strop.config import load_config, read_config
+from strop.quickstart.stages import _sft
 from strop.run import RunError, RunFolder
 from strop.trainer.config import Config
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from cli_calls import Project, cli
 
-from strop.cli.samples import panel
-from strop.cli.token_view import Token, response_tokens, summary, token_text
-from strop.cli.turn_view import turns_text
 from strop.run import Fate, RunFolder
+from strop.view.samples import panel
+from strop.view.token_view import Token, response_tokens, summary, token_text
+from strop.view.turn_view import turns_text
 
 ROW = {
     "response_ids": [7, 8, 9, 10],

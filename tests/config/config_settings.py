@@ -3,61 +3,56 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Gt
+
+from strop.base.field_types import PositiveFloat, PositiveInt, Share
+from strop.base.sections import section
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("optim")
 class OptimSettings:
     lr: float = 1e-3
     """Step size."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Averaging of gradient
     and square."""
-    max_grad_norm: float | None = None
+    max_grad_norm: PositiveFloat | None = None
     undocumented: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("rollout")
 class RolloutSettings:
-    temperature: float = 1.0
+    temperature: Annotated[float, Gt(0), "greedy decoding is for evaluation"] = 1.0
     """Sampling temperature."""
-    samples_per_prompt: int = 8
+    samples_per_prompt: PositiveInt = 8
     stop: tuple[str, ...] = ()
     seed: int | str = 0
-
-    def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ValueError(f"rollout.temperature is {self.temperature}; use a value above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolSettings:
-    name: str
-    limit: int = 1
+    name: str = ""
+    limit: PositiveInt = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    train_files: tuple[str, ...]
+    train_files: tuple[str, ...] = ()
     """Files to train on."""
     prompts_per_step: int = 4
     shuffle: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraSettings:
-    rank: int = 8
-    alpha: float = 16.0
-
-
-@dataclass(frozen=True, kw_only=True)
 class RewardSettings:
     path: str = ""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    weights: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, Share] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("algorithm")
 class AlgorithmSettings:
     mode: Literal["mean", "sum", "mean-of-means"] = "mean"
     clip: float = 0.2
@@ -65,25 +60,16 @@ class AlgorithmSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bare:
-    data: DataSettings
-    lora: LoraSettings | None
-    second_lora: LoraSettings | None = field(default_factory=LoraSettings)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Settings:
     data: DataSettings = field(default_factory=DataSettings)
-    rollout: RolloutSettings = RolloutSettings()
-    optim: OptimSettings = OptimSettings(lr=0.5)
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    optim: OptimSettings = field(default_factory=lambda: OptimSettings(lr=0.5))
     """The optimizer; its step size here is not the class's default."""
-    algorithm: AlgorithmSettings = AlgorithmSettings()
+    algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
     reward: RewardSettings = RewardSettings(kwargs={"strict": True})
-    lora: LoraSettings | None = None
-    """Low-rank adapters; null trains all weights."""
     tools: tuple[ToolSettings, ...] = ()
     steps: int = 10
 
     def __post_init__(self) -> None:
-        if self.lora is not None and self.algorithm.kl:
-            raise ValueError("lora and algorithm.kl exclude each other; set one of them")
+        if self.tools and self.algorithm.kl:
+            raise ValueError("tools and algorithm.kl exclude each other; set one of them")

@@ -12,8 +12,7 @@ from strop.config import (
     ConfigError,
     deviations,
     load_config,
-    load_with_origins,
-    named_presets,
+    load_layers,
     preset_deviations,
     preset_names,
     read_config,
@@ -173,9 +172,9 @@ def test_settings_that_the_preset_leaves_open_are_no_deviation() -> None:
 def test_the_preset_is_known_from_the_command_line_or_the_file(tmp_path: Path) -> None:
     source = tmp_path / "c.yaml"
     source.write_text("defaults: [quickstart, algorithm: gspo]\nalgorithm: {clip_ratio_low: 0.1}\n")
-    assert named_presets(Config, source=source) == {"algorithm": "gspo"}
-    assert named_presets(Config, source=source, overrides=["algorithm=sapo"]) == {"algorithm": "sapo"}
-    assert named_presets(Config, overrides=["trainer.seed=1"]) == {}
+    assert load_layers(Config, source=source).presets == {"algorithm": "gspo"}
+    assert load_layers(Config, source=source, overrides=["algorithm=sapo"]).presets == {"algorithm": "sapo"}
+    assert load_layers(Config, overrides=["trainer.seed=1"]).presets == {}
     assert deviations(load_config(Config, source=source), source=source) == [
         "algorithm.clip_ratio_low is 0.1; the preset algorithm=gspo has 0.0003"
     ]
@@ -197,7 +196,7 @@ def test_every_value_has_an_origin(tmp_path: Path) -> None:
         "algorithm.loss_settings.x=1",
     ]
     overrides += ["~algorithm.loss_settings"]
-    _, origin = load_with_origins(Config, source=source, overrides=overrides)
+    origin = load_layers(Config, source=source, overrides=overrides).source_of
     assert origin("trainer.seed") == f"file {source}"
     assert origin("trainer.max_steps") == "command line"
     assert origin("trainer.num_epochs") == "default"

@@ -21,6 +21,7 @@ from strop.controller import (
     ResultFuture,
     Returns,
     Worker,
+    WorkerCall,
     WorkerGroup,
     as_batch,
     as_future,
@@ -149,24 +150,15 @@ class LateGroup(WorkerGroup[Scorer]):
             with placed(Placement(rank=rank, mesh=mesh)):
                 self.workers.append(Scorer())
 
-    def submit(
-        self,
-        rank: int,
-        method_name: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        *,
-        materialize: bool,
-        returns: Returns,
-    ) -> Answer:
-        worker = self.workers[rank]
-        self.arguments.append(args)
+    def submit(self, calls: Sequence[WorkerCall]) -> list[Any]:
+        return [self.answer(call) for call in calls]
 
-        def run() -> Any:
-            own = [arg.get() if materialize and isinstance(arg, DataProtoFuture) else arg for arg in args]
-            return returns.of(getattr(worker, method_name)(*own, **kwargs), worker)
-
-        return Answer(run, returns, self.log, f"{method_name} on {rank}")
+    def answer(self, call: WorkerCall) -> Answer:
+        self.arguments.append(call.args)
+        name = f"{call.method} on {call.rank}"
+        return Answer(
+            lambda: call.run(self.workers[call.rank], lambda arg: arg), call.returns, self.log, name
+        )
 
 
 def numbered(numbers: Sequence[int]) -> DataProto:

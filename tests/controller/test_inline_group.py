@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from strop.controller import (
     Dispatch,
@@ -367,3 +368,14 @@ def test_bad_modes_are_refused_with_the_known_names() -> None:
 
     with pytest.raises(ValueError, match="gave 1 entries for argument 0 of run, but the group has 2 workers"):
         InlineWorkerGroup(Short, world_size=2).call.run(1)
+
+
+def test_a_worker_that_writes_into_a_tensor_is_found_out_as_in_another_process() -> None:
+    class Adder(Worker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def add_one(self, numbers: Tensor) -> Tensor:
+            return numbers.add_(1)
+
+    group = InlineWorkerGroup(Adder)
+    with pytest.raises(RuntimeError, match=r"Adder.add_one wrote into a tensor it was given; clone it"):
+        group.call.add_one(torch.zeros(2))

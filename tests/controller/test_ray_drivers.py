@@ -45,45 +45,6 @@ actor.call.go_wrong("sleep")
 """
 )
 
-HOST = (
-    GROUP
-    + """
-import ray
-cluster = Cluster()
-tell(address=ray.get_runtime_context().gcs_address)
-sys.stdin.read()
-cluster.close()
-"""
-)
-
-MAKER = (
-    GROUP
-    + """
-pool = RayResourcePool([2], name_prefix="keepers", cpus_per_process=0.1)
-group = RayWorkerGroup(
-    pool, RayClassWithInitArgs(Doubler, factor=3), detached=True, name="kept", address=sys.argv[1]
-)
-assert len(group.call.double(batch(5))) == 5
-tell(places=[{key: place[key] for key in ("pid", "seen", "rank")} for place in group.call.where()])
-group.close()
-"""
-)
-
-FINDER = (
-    GROUP
-    + """
-try:
-    RayWorkerGroup.attach("lost", Doubler, address=sys.argv[1])
-except ValueError as error:
-    tell(error=str(error))
-group = RayWorkerGroup.attach("kept", Doubler, address=sys.argv[1])
-tell(places=[{key: place[key] for key in ("pid", "seen", "rank")} for place in group.call.where()])
-tell(doubled=group.call.double(batch(2)).tensors()["doubled"].values().tolist())
-group.destroy()
-tell(gone=True)
-"""
-)
-
 NODES = (
     GROUP
     + """
@@ -95,7 +56,7 @@ runtime = RayRuntime(ranks=3, nodes=2, address=nodes.address, log_dir=Path(sys.a
 actor = runtime.groups({"actor": role(Doubler)})["actor"]
 here = runtime._cluster.nodes()
 tell(addresses=[node.address for node in here], is_here=[node.is_here for node in here])
-tell(members=[member.node.address for member in actor._members])
+tell(members=[member.node.address for member in actor.members])
 tell(places=[[place[key] for key in ("rank", "local_rank", "local_world_size")] for place in actor.call.where()])
 tell(master=sorted({place["environment"]["MASTER_ADDR"] for place in actor.call.where()}))
 tell(doubled=actor.call.double(batch(7)).tensors()["doubled"].values().tolist())
@@ -192,24 +153,6 @@ def test_nothing_is_left_of_a_controller_that_was_killed(tmp_path: Path) -> None
         assert all(part in names for part in ("gcs_server", "raylet", "launcher.py", "ray::WorkerProcess"))
         time.sleep(1)  # the workers are in their method that never ends
         os.kill(process.pid, signal.SIGKILL)
-        assert gone_within(20, family) == []
-
-
-def test_a_detached_group_outlives_its_controller_and_is_found_by_another(tmp_path: Path) -> None:
-    with program(HOST) as host:
-        address = told(host.stdout)["address"]
-        made = run(MAKER, address)
-        assert [place["seen"] for place in made["places"]] == [[3], [2]]
-        assert all(psutil.pid_exists(place["pid"]) for place in made["places"])
-        found = run(FINDER, address)
-        assert found["error"].startswith("there is no detached group 'lost' in namespace 'strop'")
-        assert found["places"] == made["places"]
-        assert found["doubled"] == [0, 3, 3]
-        assert not any(psutil.pid_exists(place["pid"]) for place in made["places"])
-        family = psutil.Process(host.pid).children(recursive=True)
-        assert host.stdin is not None
-        host.stdin.close()  # it reads until here
-        assert host.wait(60) == 0
         assert gone_within(20, family) == []
 
 

@@ -15,12 +15,12 @@ import pytest
 import torch
 from ray_workers import CPUS, Doubler, Faulty, batch, shared_cluster
 
-from strop.controller import Returns, role
+from strop.controller import WorkerCall, role
 from strop.controller.errors import CallTimeout, Failure, GroupStopped, NotEnoughDevices, WorkerFailed
 from strop.controller.ray import RayRuntime, crew
 from strop.controller.ray.failures import Observed, first_failure, is_secondary
 from strop.controller.ray.launcher import End, end_of
-from strop.controller.ray.messages import MethodRaised, Order
+from strop.controller.ray.messages import MethodRaised
 from strop.controller.ray.process import WorkerProcess
 
 pytestmark = pytest.mark.timeout(240)
@@ -136,17 +136,17 @@ def test_a_worker_that_writes_into_its_arguments_is_found_out() -> None:
     process = WorkerProcess.__new__(WorkerProcess)
     process._workers = {"actor": Faulty(), "critic": Doubler()}
 
-    def order(role: str, method: str, *args: Any) -> Order:
-        return Order(role=role, method=method, args=args, kwargs={}, materialize=True, returns=Returns.VALUE)
+    def order(role: str, method: str, *args: Any) -> tuple[str, WorkerCall]:
+        return role, WorkerCall(rank=0, method=method, args=args, kwargs={})
 
     with pytest.raises(MethodRaised) as raised:
-        process.call(order("actor", "write_ids", batch(4)), wait_s=1)
+        process.call(*order("actor", "write_ids", batch(4)), wait_s=1)
     report = raised.value.report
     assert report.message.startswith("Faulty.write_ids wrote into column 'scores' of the batch it was given")
     with pytest.raises(MethodRaised) as raised:
-        process.call(order("actor", "add_one", torch.zeros(2)), wait_s=1)
+        process.call(*order("actor", "add_one", torch.zeros(2)), wait_s=1)
     assert raised.value.report.message.startswith("Faulty.add_one wrote into a tensor it was given")
-    assert process.call(order("critic", "size_of", torch.ones(2)), wait_s=1).value == (2.0, False)
+    assert process.call(*order("critic", "size_of", torch.ones(2)), wait_s=1).value == (2.0, False)
 
 
 def test_more_than_there_is_is_refused_at_once() -> None:

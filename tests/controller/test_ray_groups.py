@@ -243,9 +243,12 @@ def test_groups_under_the_names_of_verl(tmp_path: Path) -> None:
         assert groups["left"].where()[0]["pid"] == groups["right"].where()[0]["pid"] != place["pid"]
         with pytest.raises(ValueError, match="no role 'middle' in this group; its roles: left, right"):
             both.spawn({"middle"})
+        with pytest.raises(ValueError, match="has a mesh of 2 workers, but pool 'pool' has 1"):
+            RayWorkerGroup(pool, role(Doubler).on(Mesh(dp=2)), log_dir=tmp_path)
         with pytest.raises(AttributeError, match="several roles, so double has to be called on one of them"):
             both.double(batch(1))
+        both.close()
+        assert len(pool.get_placement_groups()) == 1, "the first group still has them"
+        assert len(alone.double(batch(1))) == 1
     with pytest.raises(RuntimeError, match="the places of pool 'pool' are not taken"):
         pool.get_placement_groups()
-    with pytest.raises(ValueError, match="a detached group needs a name"):
-        RayWorkerGroup(pool, RayClassWithInitArgs(Doubler), detached=True)

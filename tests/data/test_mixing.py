@@ -81,7 +81,7 @@ def test_weights_that_cannot_be_meant_are_refused() -> None:
     with pytest.raises(ValueError, match="is 0 for every data source"):
         check_source_weights(SOURCES, {"a": 0, "b": 0, "c": 0})
     for weight in (-1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="data.source_weights of 'a' is .*use the number of visits"):
+        with pytest.raises(ValueError, match="data.source_weights is .* a finite number of at least 0"):
             DataConfig(source_weights={"a": weight})
 
 

@@ -203,8 +203,8 @@ def test_more_rows_than_one_tokenizer_call_takes() -> None:
         ({"max_prompt_tokens": 0}, "data.max_prompt_tokens is 0"),
         ({"max_response_tokens": -1}, "data.max_response_tokens is -1"),
         ({"max_val_prompts": 0}, "data.max_val_prompts is 0"),
-        ({"prompt_key": ""}, "data.prompt_key is empty"),
-        ({"ground_truth_key": ""}, "data.ground_truth_key is empty.*null"),
+        ({"prompt_key": ""}, "data.prompt_key is '', .* name a column"),
+        ({"ground_truth_key": ""}, "data.ground_truth_key is '', .*null"),
     ],
 )
 def test_impossible_settings_are_refused(changes: dict[str, Any], match: str) -> None:

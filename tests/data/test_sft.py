@@ -232,9 +232,9 @@ def test_a_tokenizer_without_chat_template_or_no_rows() -> None:
 
 
 def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="data.max_tokens is 0"):
+    with pytest.raises(ValueError, match="sft.data.max_tokens is 0"):
         SftDataConfig(max_tokens=0)
-    with pytest.raises(ValueError, match="data.messages_key is empty"):
+    with pytest.raises(ValueError, match="sft.data.messages_key is '', but it needs text that is not empty"):
         SftDataConfig(messages_key="")
 
 

@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 
 from strop.algorithms.losses.policy import STATISTIC
-from strop.algorithms.metric import METRICS, Metric
+from strop.base.metrics import METRICS, Metric
 from strop.cli.main import main
 from strop.workers.metrics import AGENT_NUMBER
 

@@ -15,7 +15,7 @@ from doc_pages import ROOT, Session, code_spans, is_declared
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
-from strop.algorithms.registry import Registry, own_settings
+from strop.algorithms.registry import FunctionRegistry, own_settings
 from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS
 from strop.config.sources import preset_names
 from strop.data.curriculum import SAMPLERS
@@ -45,16 +45,15 @@ EXAMPLES = {"training/filter_groups/most_answers_were_cut"}
 
 @pytest.fixture(autouse=True)
 def _registries() -> Iterator[None]:
-    registries: list[Registry[Any]] = [
-        POLICY_LOSS_REGISTRY, ADV_ESTIMATOR_REGISTRY, FILTERS, REWARD_SHAPINGS, SAMPLERS,
+    functions: list[FunctionRegistry[Any]] = [
+        POLICY_LOSS_REGISTRY, ADV_ESTIMATOR_REGISTRY, FILTERS, REWARD_SHAPINGS,
     ]  # fmt: skip
-    held = [(one, dict(one), dict(one.declarations)) for one in registries]
+    registries = [*functions, *(one.declarations for one in functions), SAMPLERS]
+    held = [(one, dict(one)) for one in registries]
     yield
-    for registry, functions, declarations in held:
+    for registry, known in held:
         registry.clear()
-        registry.update(functions)
-        registry.declarations.clear()
-        registry.declarations.update(declarations)
+        registry.update(known)
 
 
 @pytest.mark.parametrize(("name", "num_blocks"), [("algorithms.md", 5), ("papers.md", 1)])

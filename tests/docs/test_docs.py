@@ -135,6 +135,11 @@ def keys_on(path: Path) -> Iterator[str]:
                 yield key
 
 
+def test_every_key_of_validation_is_on_a_page() -> None:
+    named = {key for path in PAGES for key in keys_on(path)}
+    assert {key for key in KEYS if key.startswith("eval.")} - named == set()
+
+
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
 def test_named_keys_exist(path: Path) -> None:
     for key in set(keys_on(path)) - NOT_OURS:

@@ -11,12 +11,12 @@ from doc_pages import ROOT, Session
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
-from strop.algorithms.registry import Registry
+from strop.algorithms.registry import FunctionRegistry
 
 
 @pytest.fixture(autouse=True)
 def _registries() -> Iterator[None]:
-    registries: list[Registry[Any]] = [POLICY_LOSS_REGISTRY, ADV_ESTIMATOR_REGISTRY]
+    registries: list[FunctionRegistry[Any]] = [POLICY_LOSS_REGISTRY, ADV_ESTIMATOR_REGISTRY]
     held = [(one, dict(one), dict(one.declarations)) for one in registries]
     yield
     for registry, functions, declarations in held:

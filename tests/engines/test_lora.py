@@ -363,9 +363,9 @@ def test_a_second_adapter_is_refused(tiny_folder: Folders) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"rank": -1}, "model.lora.rank is -1; use 0 to train all weights"),
+        ({"rank": -1}, "model.lora.rank is -1, but it needs a whole number of at least 0"),
         ({"path": "adapter"}, "model.lora.path is 'adapter', but model.lora.rank is 0"),
-        ({"alpha": 0.0}, "model.lora.alpha is 0.0; use a value above 0"),
+        ({"alpha": 0.0}, "model.lora.alpha is 0.0, but it needs a finite number above 0"),
         ({"target_modules": ()}, "model.lora.target_modules is \\[\\]; name at least one layer"),
         ({"target_modules": ("all-linear", "q_proj")}, "all-linear stands alone"),
     ],

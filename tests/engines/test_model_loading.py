@@ -248,18 +248,21 @@ def test_tokenizer_of_a_folder(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: ModelConfig(dtype="float16"), "model.dtype is 'float16'; use auto"),  # type: ignore[arg-type]
-        (lambda: OptimizerConfig(lr=0), "optim.lr is 0, but a learning rate must be above 0"),
-        (lambda: OptimizerConfig(betas=(0.9,)), "AdamW needs two numbers"),
-        (lambda: OptimizerConfig(betas=(0.9, 1.0)), "AdamW needs two numbers"),
-        (lambda: OptimizerConfig(max_grad_norm=0), "optim.max_grad_norm is 0; use a value above 0"),
+        (lambda: ModelConfig(dtype="float16"), "model.dtype is 'float16', but it needs one of auto"),  # type: ignore[arg-type]
+        (lambda: OptimizerConfig(lr=0), "optim.lr is 0, but it needs a finite number above 0"),
+        (lambda: OptimizerConfig(betas=(0.9,)), "it needs list of 2"),  # type: ignore[arg-type]
+        (lambda: OptimizerConfig(betas=(0.9, 1.0)), "a number of at least 0 and below 1"),
+        (lambda: OptimizerConfig(max_grad_norm=0), "optim.max_grad_norm is 0, but it needs a number above 0"),
         (lambda: OptimizerConfig(warmup_steps=-1), "optim.warmup_steps is -1"),
         (lambda: OptimizerConfig(min_lr_ratio=1.5), "optim.min_lr_ratio is 1.5"),
         (lambda: EngineConfig(max_tokens_per_device=0), "engine.max_tokens_per_device is 0"),
-        (lambda: EngineConfig(sequence_parallel=0), "engine.sequence_parallel is 0; use 1 for none"),
-        (lambda: EngineConfig(shard_size=-1), "engine.shard_size is -1; use 0 to shard over all ranks"),
-        (lambda: EngineConfig(gradient_sync="never"), "engine.gradient_sync is 'never'; use last or each"),  # type: ignore[arg-type]
-        (lambda: EngineConfig(offload="gpu"), "engine.offload is 'gpu'; use none, optimizer or all"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(sequence_parallel=0), "engine.sequence_parallel is 0, but it needs a whole"),
+        (lambda: EngineConfig(shard_size=-1), "engine.shard_size is -1, but it needs a whole number"),
+        (
+            lambda: EngineConfig(gradient_sync="never"),
+            "engine.gradient_sync is 'never', but it needs one of",
+        ),  # type: ignore[arg-type]
+        (lambda: EngineConfig(offload="gpu"), "engine.offload is 'gpu', but it needs one of none"),  # type: ignore[arg-type]
     ],
 )
 def test_configuration_errors(make: Callable[[], object], sentence: str) -> None:

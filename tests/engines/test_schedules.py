@@ -57,11 +57,15 @@ def test_wsd_stays_at_the_peak_and_decays_over_the_last_share() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
-        ("decay_share", 0.0, "optim.decay_share is 0.0; it is a share of all steps, above 0 and at most 1"),
+        ("decay_share", 0.0, "optim.decay_share is 0.0, but it needs a number above 0 and at most 1"),
         ("decay_share", 1.5, "optim.decay_share is 1.5"),
-        ("schedule", "step", "optim.schedule is 'step'; use constant, linear, cosine or wsd"),
-        ("name", "adam", "optim.name is 'adam'; use adamw, adamw_8bit or muon"),
-        ("momentum", 1.0, "optim.momentum is 1.0, but Muon needs a number"),
+        ("schedule", "step", "optim.schedule is 'step', but it needs one of constant, linear, cosine, wsd"),
+        (
+            "name",
+            "adam",
+            "optim.name is 'adam', but it needs one of adamw, adamw_8bit, muon; did you mean adamw",
+        ),
+        ("momentum", 1.0, "optim.momentum is 1.0, but it needs a number of at least 0 and below 1"),
     ],
 )
 def test_wrong_settings_are_refused(field: str, value: object, sentence: str) -> None:

@@ -101,12 +101,18 @@ def test_sampling_options_are_checked(options: dict[str, float], sentence: str) 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"samples_per_prompt": 0}, "rollout.samples_per_prompt is 0; use at least 1"),
-        ({"temperature": 0.0}, "rollout.temperature is 0.0, but training needs a value above 0"),
-        ({"top_p": 0.0}, "rollout.top_p is 0.0; use a probability"),
-        ({"top_k": -1}, "rollout.top_k is -1; use 0 for off"),
-        ({"max_running": 0}, "rollout.max_running is 0; use at least 1"),
-        ({"timeout_s": 0}, "rollout.timeout_s is 0; use a number of seconds above 0"),
+        (
+            {"samples_per_prompt": 0},
+            "rollout.samples_per_prompt is 0, but it needs a whole number of at least 1",
+        ),
+        (
+            {"temperature": 0.0},
+            "rollout.temperature is 0.0, but it needs a number above 0: greedy decoding has no",
+        ),
+        ({"top_p": 0.0}, "rollout.top_p is 0.0, but it needs a number above 0 and at most 1"),
+        ({"top_k": -1}, "rollout.top_k is -1, but it needs a whole number of at least 0"),
+        ({"max_running": 0}, "rollout.max_running is 0, but it needs a whole number"),
+        ({"timeout_s": 0}, "rollout.timeout_s is 0, but it needs a number above 0"),
     ],
 )
 def test_configuration_is_checked(options: dict[str, float], sentence: str) -> None:

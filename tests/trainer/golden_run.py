@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from tiny_runs import make_project, train_in
 
-from strop.data.tasks import write_task
 from strop.data.tiny import make_tiny_model
+from strop.quickstart.task import write_task
 
 FILE = Path(__file__).parent / "golden" / "grpo.json"
 NUM_STEPS = 20

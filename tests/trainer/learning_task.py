@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from strop.config import load_config
-from strop.data.tasks import write_task
 from strop.data.tiny import make_tiny_model
+from strop.quickstart.task import write_task
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run
-from strop.trainer.supervised import SftResult, fine_tune
+from strop.trainer.results import SftResult
+from strop.trainer.supervised import fine_tune
 
 ALPHABET = "abcdefghijkl"
 

@@ -173,7 +173,7 @@ ON = ("algorithm.distillation.kind=reverse_kl", "teacher.path=there")
 
 def test_a_teacher_is_a_role_with_a_place_of_its_own_choice() -> None:
     apart = ("resources.runtime=ray", "resources.apart={teacher: 4}", "teacher.engine.sequence_parallel=2")
-    specs = _specs(config(*ON, *apart), num_steps=1, checkpoint=None, version=0, samples=None)
+    specs = _specs(config(*ON, *apart), num_steps=1, checkpoint=None, version=0, samples=None, logs=None)
     assert list(specs) == ["actor", "teacher", "rollout"]
     assert specs["teacher"].mesh == Mesh(dp=2, sp=2)
 

@@ -11,9 +11,10 @@ from test_ray_runs import cut_after
 from tiny_runs import Project, check_records, resume_in, train_in
 
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.shaping import drawn_rows
 from strop.config.errors import ConfigError
 from strop.run import RunFolder
-from strop.trainer.resampling import NOT_DRAWN, drawn_rows
+from strop.trainer.resampling import NOT_DRAWN
 
 SHORT = ["trainer.max_steps=2", "data.val_files=[]"]
 
@@ -100,7 +101,10 @@ def test_resampling_settings_that_cannot_apply_are_refused(project: Project) -> 
             "algorithm.resampling_power=3",
         ): "resampling_power is 3.0, but algorithm.resampling=none takes no power",
         ("algorithm.resampling=max_min", "algorithm.resampling_power=3"): "resampling=max_min takes no power",
-        ("algorithm.resampling=pow", "algorithm.resampling_power=-1"): "use a finite number of at least 0",
+        (
+            "algorithm.resampling=pow",
+            "algorithm.resampling_power=-1",
+        ): "it needs a finite number of at least 0",
         ("algorithm.resampling_within=prompt",): "algorithm.resampling=none draws nothing",
         ("algorithm.correction.upper=3",): "correction.weights=none has no weights to bound",
         ("algorithm.correction.lower=0.1",): "correction.weights=none has no weights: set mode=mask",

@@ -19,7 +19,7 @@ def config(*overrides: str) -> Config:
 
 
 def roles(*overrides: str) -> dict[str, RoleSpec]:  # type: ignore[type-arg]
-    return dict(_specs(config(*overrides), num_steps=10, checkpoint=None, version=0, samples=None))
+    return dict(_specs(config(*overrides), num_steps=10, checkpoint=None, version=0, samples=None, logs=None))
 
 
 def test_grpo_has_an_actor_and_a_rollout() -> None:

@@ -12,7 +12,7 @@ from tiny_runs import Done, Project, chain_of, check_records, stages_that_differ
 from torch import Tensor
 
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, register_policy_loss
-from strop.algorithms.reduce import metric_values
+from strop.base.metrics import metric_values
 from strop.engines import fsdp
 from strop.engines.causal_lm import CausalLM
 from strop.engines.model import _Loading
@@ -21,6 +21,7 @@ from strop.protocol.schema import COLUMNS
 from strop.run import RunFolder, compare
 from strop.trainer.roles import Roles
 from strop.workers.reports import StaleSamples
+from strop.workers.tally import ended_and_scored
 
 # ---------------------------------------------------------------------------- exact zeros
 
@@ -47,6 +48,12 @@ def test_rollout_and_trainer_agree_at_every_step(on_policy: Done) -> None:
     a, b = (columns.flat(record.batch.tensors()["ref_log_prob"]) for record in on_policy.records[1:])
     c, d = (columns.flat(record.batch.tensors()["log_probs"]) for record in on_policy.records[1:])
     assert min(float((a - c).abs().max()), float((b - d).abs().max())) > 1e-2
+
+
+def test_workers_note_how_far_the_last_generation_came(on_policy: Done) -> None:
+    with RunFolder.open(on_policy.folder, read_only=True) as run:
+        count = run.events.read("validation")[-1]["num_answers"]
+    assert ended_and_scored(on_policy.folder / "logs") == (count, count)
 
 
 def test_every_sampled_token_carries_the_version_of_its_step(on_policy: Done) -> None:

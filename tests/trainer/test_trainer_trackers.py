@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import queue
 import re
 import resource
 import subprocess
@@ -16,9 +17,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from strop.rewards import Outcome
 from strop.run import RunError
 from strop.trainer.progress import ConsoleTracker, duration, find, headline
 from strop.trainer.trackers import JsonlTracker, TrackerGroup, TrackerSetup, read_metrics, trackers
+from strop.trainer.watching import PlayWatch
+from strop.trajectory import Prompt
+from strop.workers.episodes import Episode
+from strop.workers.tally import Tally
 
 METRICS = {
     "critic/rewards/mean": 0.5314, "critic/score/mean": 9.0, "val-core/a/b/acc/mean@1": 0.5,
@@ -80,6 +86,61 @@ def test_without_a_terminal_at_most_one_line_a_second_and_always_the_last() -> N
     ], "the final step is not held back, and long lines are not broken"
     tracker.close()
     assert len(output.getvalue().splitlines()) == 2
+
+
+def test_without_a_terminal_a_long_step_says_how_far_it_is_at_most_every_thirty_seconds() -> None:
+    (console, output), clock = plain_console(), Clock()
+    tracker = ConsoleTracker(total_steps=4, console=console, clock=clock)
+    for number in range(1, 8):  # a look every ten seconds
+        clock.now += 10
+        tracker.note(f"{number} of 9 done")
+    tracker.log(1, {"train/loss": 0.5})
+    clock.now += 29
+    tracker.note("8 of 9 done")  # so soon after the step
+    clock.now += 1
+    tracker.note("9 of 9 done")
+    assert output.getvalue().splitlines() == [
+        "train after step 0/4  3 of 9 done",
+        "train after step 0/4  6 of 9 done",
+        "train step 1/4  loss 0.5000  eta 0:03:30",
+        "train after step 1/4  9 of 9 done",
+    ]
+
+
+def test_on_a_terminal_the_line_below_the_bar_says_how_far_a_step_is() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=100, color_system=None)
+    tracker = ConsoleTracker(total_steps=4, console=console, clock=Clock())
+    tracker.note("3 of 9 done")
+    assert "3 of 9 done" in output.getvalue()
+    tracker.log(1, {"train/loss": 0.5})
+    tracker.close()
+    assert output.getvalue().rindex("loss 0.5000") > output.getvalue().rindex("3 of 9 done")
+
+
+def test_what_workers_note_is_shown_while_samples_are_played(tmp_path: Path) -> None:
+    shown: queue.SimpleQueue[str] = queue.SimpleQueue()
+    watch = PlayWatch(tmp_path)
+    prompt = Prompt(uid="a", row=0, token_ids=(1,), messages=(), data_source="x", ground_truth=None)
+    scored = Episode(
+        prompt=prompt, sample_index=0, trajectory=None, outcome=Outcome(kind="score", score=1.0, parts={})
+    )
+    failed = Episode(prompt=prompt, sample_index=1, trajectory=None, failure="x")
+    first, second = Tally(tmp_path, rank=0), Tally(tmp_path, rank=1)
+    second.add([failed] * 7)  # of the call before
+    watch.show = shown.put
+    with watch.playing(8, period_s=0.01):
+        first.begin()
+        assert shown.get(timeout=5) == "0 of 8 episodes done, 0 scored"
+        first.add([scored, failed])
+        second.begin()
+        second.add([scored])
+        while (text := shown.get(timeout=5)) != "3 of 8 episodes done, 2 scored":
+            assert text.startswith(("0 of", "2 of"))
+    while not shown.empty():
+        shown.get()
+    first.add([scored])
+    assert shown.empty(), "nobody looks any more"
 
 
 def test_numbers_that_come_now_and_then_stay_on_the_line() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from strop.data.tasks import TaskFiles
 from strop.protocol import DataProto
+from strop.quickstart.task import TaskFiles
 from strop.run import Fingerprint, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run

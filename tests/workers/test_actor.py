@@ -16,7 +16,7 @@ from references.losses import clipped_term, kl, reduce_terms
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AGGREGATION_MODES, AlgorithmConfig
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, loss_spec, register_policy_loss
-from strop.algorithms.reduce import merge_metrics, metric_values
+from strop.base.metrics import merge_metrics, metric_values
 from strop.controller import Mesh, Placement
 from strop.engines.optimizer import StepReport
 from strop.protocol import DataProto, columns

@@ -16,7 +16,7 @@ from references import critics as reference
 from references.losses import reduce_terms
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AGGREGATION_MODES, AlgorithmConfig
-from strop.algorithms.reduce import merge_metrics, metric_values
+from strop.base.metrics import merge_metrics, metric_values
 from strop.protocol import DataProto, columns
 from strop.workers.critic import CriticWorker
 

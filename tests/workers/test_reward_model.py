@@ -162,9 +162,12 @@ def test_a_folder_without_template_or_head_is_refused(
     [
         (
             {"path": "x", "truncation": "middle"},
-            "reward_model.truncation is 'middle'; use left, right or error",
+            "reward_model.truncation is 'middle', but it needs one of left, right, error",
         ),
-        ({"path": "x", "max_tokens": 0}, "reward_model.max_tokens is 0; use at least 1"),
+        (
+            {"path": "x", "max_tokens": 0},
+            "reward_model.max_tokens is 0, but it needs a whole number",
+        ),
         ({"chat_template": "x.jinja"}, "chat_template is 'x.jinja', but reward_model.path is empty"),
     ],
 )

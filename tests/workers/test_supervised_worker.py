@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from strop.algorithms.aggregation import BatchTotals
-from strop.algorithms.reduce import merge_metrics, metric_values
+from strop.base.metrics import merge_metrics, metric_values
 from strop.data.sft import SftExample
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.trainer.supervised import make_sft_batch, sft_totals

@@ -18,27 +18,7 @@ Rules that hold for every estimator here, and that `strop.checks.functions.estim
 * Values outside the mask never matter.
 """
 
-from strop.algorithms.adv_declarations import (
-    adv_estimator_declaration,
-    check_adv_settings,
-    check_estimator,
-)
-from strop.algorithms.advantages.batch_whitened import gdpo, gdpo_advantages, reinforce_plus_plus_baseline
-from strop.algorithms.advantages.group_relative import (
-    dr_grpo,
-    gpg,
-    gpg_advantages,
-    grpo,
-    grpo_advantages,
-    grpo_passk,
-    grpo_passk_advantages,
-    maxrl,
-    maxrl_advantages,
-    opo,
-    opo_advantages,
-    rloo,
-    rloo_advantages,
-)
+from strop.algorithms.advantages import batch_whitened, group_relative, returns, token_baseline  # noqa: F401  (they register their functions)
 from strop.algorithms.advantages.registration import (
     ADV_ESTIMATOR_REGISTRY,
     AdvantageFn,
@@ -49,49 +29,14 @@ from strop.algorithms.advantages.registration import (
     group_ids_of,
     register_adv_est,
 )
-from strop.algorithms.advantages.returns import gae, gae_advantages, reinforce_plus_plus, remax, reward_to_go
-from strop.algorithms.advantages.token_baseline import (
-    gradient_energy,
-    optimal_token_baseline,
-    tir_optimal_token_baseline,
-    token_baseline_advantages,
-)
 
 __all__ = [
     "ADV_ESTIMATOR_REGISTRY",
     "AdvantageFn",
     "adv_estimator_columns",
-    "adv_estimator_declaration",
     "call_estimator",
-    "check_adv_settings",
-    "check_estimator",
-    "dr_grpo",
     "estimate_advantages",
-    "gae",
-    "gae_advantages",
-    "gdpo",
-    "gdpo_advantages",
     "get_adv_estimator_fn",
-    "gpg",
-    "gpg_advantages",
-    "gradient_energy",
     "group_ids_of",
-    "grpo",
-    "grpo_advantages",
-    "grpo_passk",
-    "grpo_passk_advantages",
-    "maxrl",
-    "maxrl_advantages",
-    "opo",
-    "opo_advantages",
-    "optimal_token_baseline",
     "register_adv_est",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "reward_to_go",
-    "rloo",
-    "rloo_advantages",
-    "tir_optimal_token_baseline",
-    "token_baseline_advantages",
 ]

@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.advantages.groups import center_groups, normalize_groups, spread
-from strop.algorithms.advantages.registration import implements
+from strop.algorithms.advantages.registration import implements_outcome
 from strop.algorithms.masked import masked_whiten
 
 
-@implements("reinforce_plus_plus_baseline")
-def reinforce_plus_plus_baseline(
-    *, rewards: Tensor, group_ids: Tensor, response_mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Reward minus the group's mean, whitened over all sampled tokens of the batch; advantages and returns.
+@implements_outcome("reinforce_plus_plus_baseline")
+def reinforce_plus_plus_baseline(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> Tensor:
+    """Reward minus the group's mean, whitened over all sampled tokens of the batch.
 
     A_i = (r_i - mean_g), then (A - mean) / sqrt(var + 1e-8) over tokens.
 
@@ -33,21 +31,20 @@ def reinforce_plus_plus_baseline(
     Source: Hu 2025, arXiv:2501.03262, the variant with a group baseline.
     """
     centered, group, count = center_groups(rewards, group_ids)
-    advantages = _whiten_samples(centered, (count > 1)[group], response_mask)
-    return advantages, advantages
+    return _whiten_samples(centered, (count > 1)[group], response_mask)
 
 
+@implements_outcome("gdpo")
 def gdpo_advantages(
     reward_parts: Tensor,
     group_ids: Tensor,
     response_mask: Tensor,
     *,
     reward_weights: Sequence[float] = (),
-    eps: float = 1e-6,
 ) -> Tensor:
     """Each part of the reward normalized within its group, then summed with weights and whitened over the batch.
 
-        A_ik = (r_ik - mean_gk) / (std_gk + eps);   A_i = sum_k w_k A_ik;   then (A - mean) / sqrt(var + 1e-8)
+        A_ik = (r_ik - mean_gk) / (std_gk + STD_EPS);   A_i = sum_k w_k A_ik;   then (A - mean) / sqrt(var + 1e-8)
 
     so that a part with a small spread is not drowned by one with a large spread.
 
@@ -55,7 +52,6 @@ def gdpo_advantages(
         reward_parts: [B, K], the parts of each sample's reward, each in a unit of its own.
         group_ids: [B]; response_mask: [B, R].
         reward_weights: K weights; none: 1 for each part.
-        eps: added to each standard deviation, in the unit of its part.
 
     Raises:
         ValueError: the number of weights is not the number of parts, a part is not finite, or a single token has
@@ -74,23 +70,10 @@ def gdpo_advantages(
         )
     total = torch.zeros_like(reward_parts[:, 0])  # [B]
     for k, weight in enumerate(weights):
-        normalized, _, _ = normalize_groups(reward_parts[:, k], group_ids, eps=eps)  # [B]
+        normalized, _, _ = normalize_groups(reward_parts[:, k], group_ids)  # [B]
         total = total + weight * normalized
     _, group, count = center_groups(total, group_ids)
     return _whiten_samples(total, (count > 1)[group], response_mask)
-
-
-@implements("gdpo")
-def gdpo(
-    *,
-    reward_parts: Tensor,
-    group_ids: Tensor,
-    response_mask: Tensor,
-    reward_weights: Sequence[float] = (),
-) -> tuple[Tensor, Tensor]:
-    """Advantages and returns of `gdpo_advantages`; the two are equal."""
-    advantages = gdpo_advantages(reward_parts, group_ids, response_mask, reward_weights=reward_weights)
-    return advantages, advantages
 
 
 def _whiten_samples(per_sample: Tensor, has_peers: Tensor, response_mask: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Estimators that compare the samples of a prompt: one number per response, the same on all its tokens.
 
-Each is a function of total rewards [B], and registered under its name as advantages and returns, which are
-equal. What `grpo_advantages` says of shapes, zeros and errors holds for all of them.
+Each is a function of total rewards [B]; the returns are the advantages. What `grpo_advantages` says of shapes, zeros
+and errors holds for all of them.
 """
 
 from __future__ import annotations
@@ -10,26 +10,27 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.advantages.groups import (
+    STD_EPS,
     center_groups,
     group_std,
     lead_of_the_best,
     normalize_groups,
     spread,
 )
-from strop.algorithms.advantages.registration import implements
+from strop.algorithms.advantages.registration import implements_outcome
 
 
+@implements_outcome("grpo", "grpo_vectorized")
 def grpo_advantages(
     rewards: Tensor,
     group_ids: Tensor,
     response_mask: Tensor,
     *,
     norm_by_std: bool = True,
-    eps: float = 1e-6,
 ) -> Tensor:
     """Group-relative advantages, constant over the tokens of a response.
 
-    A_i = (r_i - mean_g) / (std_g + eps), over the group g of sample i; without `norm_by_std` only the
+    A_i = (r_i - mean_g) / (std_g + STD_EPS), over the group g of sample i; without `norm_by_std` only the
     numerator, which is the advantage of Dr. GRPO.
 
     Args:
@@ -37,7 +38,6 @@ def grpo_advantages(
         group_ids: [B] int64, equal for samples of one prompt, in any order.
         response_mask: [B, R], true on tokens the policy sampled.
         norm_by_std: divide by the group's standard deviation.
-        eps: added to the standard deviation, in reward units.
 
     Returns:
         [B, R] in the dtype of `rewards`; 0 where response_mask is false, in groups of one, and in groups
@@ -54,43 +54,33 @@ def grpo_advantages(
         representable (eight times 0.1) an advantage made of rounding; both are 0 here.
     """
     if norm_by_std:
-        scaled, _, _ = normalize_groups(rewards, group_ids, eps=eps)
+        scaled, _, _ = normalize_groups(rewards, group_ids)
     else:
         scaled, _, _ = center_groups(rewards, group_ids)
     return spread(scaled, response_mask)
 
 
-@implements("grpo", "grpo_vectorized")
-def grpo(
-    *, rewards: Tensor, group_ids: Tensor, response_mask: Tensor, norm_by_std: bool = True
-) -> tuple[Tensor, Tensor]:
-    """Advantages and returns of `grpo_advantages`; the two are equal."""
-    advantages = grpo_advantages(rewards, group_ids, response_mask, norm_by_std=norm_by_std)
-    return advantages, advantages
-
-
-@implements("dr_grpo")
-def dr_grpo(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
+@implements_outcome("dr_grpo")
+def dr_grpo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> Tensor:
     """`grpo_advantages` without the standard deviation: A_i = r_i - mean_g.
 
     Source: Liu et al. 2025, arXiv:2503.20783. Its second half, a constant divisor in place of the response
         length, is the aggregation mode seq-mean-token-sum-norm.
     """
-    advantages = grpo_advantages(rewards, group_ids, response_mask, norm_by_std=False)
-    return advantages, advantages
+    return grpo_advantages(rewards, group_ids, response_mask, norm_by_std=False)
 
 
+@implements_outcome("grpo_passk")
 def grpo_passk_advantages(
     rewards: Tensor,
     group_ids: Tensor,
     response_mask: Tensor,
     *,
     norm_by_std: bool = True,
-    eps: float = 1e-6,
 ) -> Tensor:
     """Credit for the best sample of a group alone, by its lead over the second: the rest has 0.
 
-    A_best = (r_best - r_second) / (std_g + eps), without `norm_by_std` only the numerator. Two best samples
+    A_best = (r_best - r_second) / (std_g + STD_EPS), without `norm_by_std` only the numerator. Two best samples
     have no lead: the whole group has 0.
 
     Source: Tang et al. 2025, arXiv:2503.19595, the leave-one-out gradient of the expected best of K samples.
@@ -103,19 +93,11 @@ def grpo_passk_advantages(
     leads = leads & (count > 1)[group]
     lead = torch.where(leads, rewards - second[group], torch.zeros_like(rewards))  # [B]
     if norm_by_std:
-        lead = lead / (group_std(centered, group, count)[group] + eps)
+        lead = lead / (group_std(centered, group, count)[group] + STD_EPS)
     return spread(lead, response_mask)
 
 
-@implements("grpo_passk")
-def grpo_passk(
-    *, rewards: Tensor, group_ids: Tensor, response_mask: Tensor, norm_by_std: bool = True
-) -> tuple[Tensor, Tensor]:
-    """Advantages and returns of `grpo_passk_advantages`; the two are equal."""
-    advantages = grpo_passk_advantages(rewards, group_ids, response_mask, norm_by_std=norm_by_std)
-    return advantages, advantages
-
-
+@implements_outcome("rloo", "rloo_vectorized")
 def rloo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> Tensor:
     """Reward minus the mean reward of the other samples of the prompt, constant over a response.
 
@@ -131,13 +113,7 @@ def rloo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -
     return spread(centered * factor[group], response_mask)
 
 
-@implements("rloo", "rloo_vectorized")
-def rloo(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Advantages and returns of `rloo_advantages`; the two are equal."""
-    advantages = rloo_advantages(rewards, group_ids, response_mask)
-    return advantages, advantages
-
-
+@implements_outcome("opo")
 def opo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> Tensor:
     """Reward minus the group's mean reward weighted by response length.
 
@@ -155,13 +131,7 @@ def opo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) ->
     return spread(centered - baseline[group], response_mask)
 
 
-@implements("opo")
-def opo(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Advantages and returns of `opo_advantages`; the two are equal."""
-    advantages = opo_advantages(rewards, group_ids, response_mask)
-    return advantages, advantages
-
-
+@implements_outcome("gpg")
 def gpg_advantages(
     rewards: Tensor,
     group_ids: Tensor,
@@ -198,22 +168,7 @@ def gpg_advantages(
     return spread(centered * (alpha / f_norm), response_mask)
 
 
-@implements("gpg")
-def gpg(
-    *,
-    rewards: Tensor,
-    group_ids: Tensor,
-    response_mask: Tensor,
-    f_norm: float = 1.0,
-    count_mixed_groups: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Advantages and returns of `gpg_advantages`; the two are equal."""
-    advantages = gpg_advantages(
-        rewards, group_ids, response_mask, f_norm=f_norm, count_mixed_groups=count_mixed_groups
-    )
-    return advantages, advantages
-
-
+@implements_outcome("maxrl")
 def maxrl_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> Tensor:
     """Centered rewards divided by the group's mean: hard prompts weigh as they do in maximum likelihood.
 
@@ -237,10 +192,3 @@ def maxrl_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) 
         )
     mean = rewards - centered  # [B]
     return spread(torch.where(mean > 0, centered / mean, torch.zeros_like(centered)), response_mask)
-
-
-@implements("maxrl")
-def maxrl(*, rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Advantages and returns of `maxrl_advantages`; the two are equal."""
-    advantages = maxrl_advantages(rewards, group_ids, response_mask)
-    return advantages, advantages

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+STD_EPS = 1e-6
+"""Added to a group's standard deviation before rewards are divided by it, in reward units."""
+
 
 def center_groups(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rewards minus their group's mean [B], group numbers 0..G-1 [B], and group sizes [G].
@@ -25,10 +28,10 @@ def center_groups(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, T
     return shifted - (total / count)[group], group, count
 
 
-def normalize_groups(rewards: Tensor, group_ids: Tensor, *, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """As `center_groups`, with the centered rewards divided by (sample standard deviation + eps)."""
+def normalize_groups(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `center_groups`, with the centered rewards divided by (sample standard deviation + STD_EPS)."""
     centered, group, count = center_groups(rewards, group_ids)
-    return centered / (group_std(centered, group, count)[group] + eps), group, count
+    return centered / (group_std(centered, group, count)[group] + STD_EPS), group, count
 
 
 def group_std(centered: Tensor, group: Tensor, count: Tensor) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -13,17 +14,18 @@ from torch import Tensor
 
 from strop.algorithms.adv_declarations import ADV_DECLARATIONS, SHARED_SETTINGS, adv_estimator_declaration
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.registry import Declaration, Registry, name_of, own_settings
-from strop.algorithms.user_functions import adv_config, call_advantage_estimator
+from strop.algorithms.registry import Declaration, FunctionRegistry, own_settings
+from strop.algorithms.user_functions import adv_config, call_advantage_estimator, describe
+from strop.base.registry import name_of
 
 AdvantageFn = Callable[..., tuple[Tensor, Tensor]]
+Outcome = TypeVar("Outcome", bound=Callable[..., Tensor])
 
 OPTIONAL_COLUMNS = frozenset({"rollout_is_weights"})
 """Columns that an estimator gets if it has a parameter of that name and the batch has the column."""
 
-ADV_ESTIMATOR_REGISTRY: Registry[AdvantageFn] = Registry(
+ADV_ESTIMATOR_REGISTRY: FunctionRegistry[AdvantageFn] = FunctionRegistry(
     ADV_DECLARATIONS.kind,
-    replaceable=False,
     verl_parameters=frozenset({"config", "index"}),
     optional_columns=OPTIONAL_COLUMNS,
     declarations=ADV_DECLARATIONS,
@@ -37,6 +39,21 @@ old_log_probs, sum_pi_squared, reward_parts."""
 
 implements = ADV_ESTIMATOR_REGISTRY.implements
 """Decorator of the built-in estimators, whose declarations stand in `strop.algorithms.adv_declarations`."""
+
+
+def implements_outcome(*names: str) -> Callable[[Outcome], Outcome]:
+    """Decorator of a built-in estimator that gives advantages [B, R] alone, because its returns are the same."""
+
+    def add(function: Outcome) -> Outcome:
+        @functools.wraps(function)
+        def estimator(**arguments: Tensor) -> tuple[Tensor, Tensor]:
+            advantages = function(**arguments)
+            return advantages, advantages
+
+        implements(*names)(estimator)
+        return function
+
+    return add
 
 
 def get_adv_estimator_fn(name: str | Enum) -> AdvantageFn:
@@ -170,15 +187,7 @@ def _check_result(name: str, result: object, response_mask: Tensor) -> None:
     """What an estimator returns is checked where it is called, so that the message can name the function."""
     wanted = f"return (advantages, returns), two tensors of shape {list(response_mask.shape)}"
     if not isinstance(result, tuple | list) or len(result) != 2:
-        raise ValueError(f"advantage estimator {name!r} returned {_describe(result)}: {wanted}")
+        raise ValueError(f"advantage estimator {name!r} returned {describe(result)}: {wanted}")
     for what, tensor in zip(("advantages", "returns"), result, strict=True):
         if not isinstance(tensor, Tensor) or tensor.shape != response_mask.shape:
-            raise ValueError(f"advantage estimator {name!r} returned {_describe(tensor)} as {what}: {wanted}")
-
-
-def _describe(result: object) -> str:
-    if isinstance(result, Tensor):
-        return f"a tensor of shape {list(result.shape)}"
-    if isinstance(result, tuple | list):
-        return f"a {type(result).__name__} of {len(result)}"
-    return f"a {type(result).__name__}"
+            raise ValueError(f"advantage estimator {name!r} returned {describe(tensor)} as {what}: {wanted}")

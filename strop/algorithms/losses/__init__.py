@@ -24,72 +24,37 @@ Rules that hold for every loss here, unless its docstring says otherwise:
 * A token of advantage 0 has no gradient.
 """
 
-from strop.algorithms.loss_declarations import check_loss_settings, policy_loss_declaration
-from strop.algorithms.losses.clipped import clipped_policy_loss
-from strop.algorithms.losses.covariance import (
-    clip_cov_loss,
-    kl_cov_loss,
-    select_clip_cov,
-    select_kl_cov,
-)
-from strop.algorithms.losses.distillation import reverse_kl_terms, topk_forward_kl
+from strop.algorithms.losses import clipped, covariance, sequence, smooth, weighted  # noqa: F401  (they register their functions)
 from strop.algorithms.losses.policy import (
     PolicyBatch,
     PolicyLoss,
-    PolicyTokens,
     note_policy_loss,
     policy_batch,
     policy_loss,
 )
-from strop.algorithms.losses.sequence import gmpo_loss, gspo_loss
-from strop.algorithms.losses.smooth import dro_loss, policy_gradient_loss, sapo_loss
-from strop.algorithms.losses.spec import LossSpec, aggregation_of, loss_spec, shared_settings
+from strop.algorithms.losses.spec import LossSpec, aggregation_of, loss_spec
 from strop.algorithms.losses.terms import (
-    LOG_RATIO_BOUND,
     POLICY_LOSS_REGISTRY,
-    PolicyLossFn,
     PolicyLossTerms,
     get_policy_loss_fn,
     policy_loss_terms,
     prepare_columns,
     register_policy_loss,
 )
-from strop.algorithms.losses.weighted import cispo_loss, dppo_kl_loss, dppo_tv_loss
 
 __all__ = [
-    "LOG_RATIO_BOUND",
     "POLICY_LOSS_REGISTRY",
     "LossSpec",
     "PolicyBatch",
     "PolicyLoss",
-    "PolicyLossFn",
     "PolicyLossTerms",
-    "PolicyTokens",
     "aggregation_of",
-    "check_loss_settings",
-    "cispo_loss",
-    "clip_cov_loss",
-    "clipped_policy_loss",
-    "dppo_kl_loss",
-    "dppo_tv_loss",
-    "dro_loss",
     "get_policy_loss_fn",
-    "gmpo_loss",
-    "gspo_loss",
-    "kl_cov_loss",
     "loss_spec",
     "note_policy_loss",
     "policy_batch",
-    "policy_gradient_loss",
     "policy_loss",
-    "policy_loss_declaration",
     "policy_loss_terms",
     "prepare_columns",
     "register_policy_loss",
-    "reverse_kl_terms",
-    "sapo_loss",
-    "select_clip_cov",
-    "select_kl_cov",
-    "shared_settings",
-    "topk_forward_kl",
 ]

@@ -8,6 +8,7 @@ from torch import Tensor
 from strop.algorithms.loss_declarations import PG_CLIPFRAC, PG_CLIPFRAC_LOWER
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
+    clipped_surrogate,
     implements,
     probability_ratio,
     ratio_statistics,
@@ -46,15 +47,13 @@ def clipped_policy_loss(
     """
     log_ratio = log_probs - old_log_probs
     ratio = probability_ratio(log_ratio)
-    unclipped = -advantages * ratio
-    bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    surrogate = torch.maximum(unclipped, bounded)
+    surrogate, is_clipped = clipped_surrogate(advantages, ratio, clip_low, clip_high)
     cap = -advantages * clip_c
     is_negative = advantages < 0
     terms = torch.where(is_negative, torch.minimum(surrogate, cap), surrogate)
     with torch.no_grad():
         statistics = {
-            PG_CLIPFRAC.last: (bounded > unclipped).to(ratio.dtype),
+            PG_CLIPFRAC.last: is_clipped.to(ratio.dtype),
             PG_CLIPFRAC_LOWER.last: (is_negative & (surrogate > cap)).to(ratio.dtype),
             **ratio_statistics(log_ratio, ratio),
         }

@@ -15,12 +15,13 @@ from torch import Tensor
 from strop.algorithms.loss_declarations import PG_CLIPFRAC
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
+    clipped_surrogate,
     implements,
     probability_ratio,
     ratio_statistics,
 )
 from strop.algorithms.masked import masked_mean
-from strop.algorithms.metric import Metric
+from strop.base.metrics import Metric
 from strop.base.randomness import random_key, uniforms
 
 COV_CLIPFRAC = Metric("actor/cov_clipfrac", "share", "tokens that clip_cov drew, of trained ones")
@@ -70,7 +71,7 @@ def select_clip_cov(
     Source: Cui et al. 2025, arXiv:2505.22617, eq. 11, and its values 2e-4, 1 and 5.
     """
     ratio = probability_ratio(log_probs - old_log_probs)
-    is_clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high) > -advantages * ratio
+    _, is_clipped = clipped_surrogate(advantages, ratio, clip_low, clip_high)
     covariances = token_covariances(log_probs, advantages, response_mask)
     eligible = response_mask & ~is_clipped & (covariances > clip_cov_lb) & (covariances < clip_cov_ub)
     index = eligible.nonzero().flatten()  # [M]
@@ -131,12 +132,10 @@ def clip_cov_loss(
     """
     log_ratio = log_probs - old_log_probs
     ratio = probability_ratio(log_ratio)
-    unclipped = -advantages * ratio
-    bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    surrogate = torch.maximum(unclipped, bounded)
+    surrogate, is_clipped = clipped_surrogate(advantages, ratio, clip_low, clip_high)
     with torch.no_grad():
         statistics = {
-            PG_CLIPFRAC.last: (bounded > unclipped).to(ratio.dtype),
+            PG_CLIPFRAC.last: is_clipped.to(ratio.dtype),
             COV_CLIPFRAC.last: cov_selected.to(ratio.dtype),
             **ratio_statistics(log_ratio, ratio),
         }

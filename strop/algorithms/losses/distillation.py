@@ -11,7 +11,7 @@ from torch import Tensor
 
 from strop.algorithms.kl import kl_penalty
 from strop.algorithms.losses.terms import PolicyLossTerms
-from strop.algorithms.metric import Metric
+from strop.base.metrics import Metric
 
 DISTILLATION_STATISTIC = Metric(
     "distillation/{reverse_kl,student_mass,teacher_mass,overlap_ratio,overlap_token_advantage}",

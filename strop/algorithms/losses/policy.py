@@ -22,9 +22,9 @@ from strop.algorithms.losses.terms import (
     policy_loss_terms,
     prepare_columns,
 )
-from strop.algorithms.metric import Metric
-from strop.algorithms.tensor_metrics import TensorMetrics
 from strop.algorithms.user_functions import UserLoss, call_policy_loss, loss_config
+from strop.base.metrics import Metric
+from strop.base.tensor_metrics import TensorMetrics
 
 PG_LOSS = Metric("actor/pg_loss", "reward", "the policy's term of the loss, as it is reduced")
 ENTROPY = Metric("actor/entropy", "nats", "of the policy, mean over trained tokens")
@@ -186,13 +186,14 @@ def policy_loss(
         seen |= policy.statistics
         loss = weighted_sum(policy.terms, weights * here.get("rollout_is_weights", 1.0))
     shares: dict[str, Tensor] = {PG_LOSS: loss.detach()}
-    if spec.policy_coef != 1:
-        loss = spec.policy_coef * loss if spec.policy_coef else loss.new_zeros(())
-    if spec.entropy_coeff != 0:
-        loss = loss - spec.entropy_coeff * weighted_sum(entropies, weights)
-    if spec.uses_kl_loss:
-        kl = kl_penalty(log_probs, here["ref_log_prob"], spec.kl_loss_type)
-        loss = loss + spec.kl_loss_coef * weighted_sum(kl, weights)
+    algorithm = spec.algorithm
+    if algorithm.policy_coef != 1:
+        loss = algorithm.policy_coef * loss if algorithm.policy_coef else loss.new_zeros(())
+    if algorithm.entropy_coeff != 0:
+        loss = loss - algorithm.entropy_coeff * weighted_sum(entropies, weights)
+    if algorithm.use_kl_loss:
+        kl = kl_penalty(log_probs, here["ref_log_prob"], algorithm.kl_loss_type)
+        loss = loss + algorithm.kl_loss_coef * weighted_sum(kl, weights)
         seen[KL_LOSS.last] = kl
     means = {STATISTIC.of(name): values.detach() for name, values in seen.items()}
     distances: Tensor | None = None

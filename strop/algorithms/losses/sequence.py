@@ -7,12 +7,14 @@ they work in the padded and in the flat layout, and a micro-batch must hold whol
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from strop.algorithms.kl import LOG_RATIO_BOUND
 from strop.algorithms.loss_declarations import PG_CLIPFRAC
 from strop.algorithms.losses.terms import (
-    LOG_RATIO_BOUND,
     PolicyLossTerms,
+    clipped_surrogate,
     implements,
     probability_ratio,
     ratio_statistics,
@@ -37,13 +39,16 @@ def row_means(values: Tensor, response_mask: Tensor, row_ids: Tensor) -> Tensor:
     rows, valid = row_ids.reshape(-1), response_mask.reshape(-1)
     if not rows.numel():
         return torch.zeros_like(values)
-    num_rows = int(rows.max()) + 1
-    kept = torch.where(valid, values.reshape(-1), torch.zeros_like(values.reshape(-1)))
-    by_row = rows.argsort(stable=True)
-    lengths = torch.bincount(rows, minlength=num_rows)  # [B]
-    total = torch.segment_reduce(kept[by_row], "sum", lengths=lengths, initial=0.0)  # [B]
-    count = torch.bincount(rows[valid], minlength=num_rows)  # [B]
-    return (total / count.clamp(min=1))[rows].reshape(values.shape)
+    # Rows are numbered anew, 0 .. M - 1 at most: what asks for their number would wait for the device.
+    order = rows.argsort(stable=True)
+    starts = F.pad(rows[order].diff() != 0, (1, 0))
+    row = starts.cumsum(0)  # [M], of each token in this order
+    kept = torch.where(valid, values.reshape(-1), torch.zeros_like(values.reshape(-1)))[order]
+    zeros = torch.zeros_like(row)
+    lengths, count = zeros.index_add(0, row, zeros + 1), zeros.index_add(0, row, valid[order].to(row))
+    total = torch.segment_reduce(kept, "sum", lengths=lengths, initial=0.0, unsafe=True)
+    means = (total / count.clamp(min=1))[row]
+    return torch.empty_like(means).index_put((order,), means).reshape(values.shape)
 
 
 @implements("gspo", "gspo_token")
@@ -84,14 +89,13 @@ def gspo_loss(
     # log_probs - sg(log_probs) is 0 in value; the log-prob's own gradient enters through it.
     row_log_ratio = row_means(log_ratio.detach(), response_mask, row_ids) + (log_probs - log_probs.detach())
     ratio = row_log_ratio.clamp(-LOG_RATIO_BOUND, SEQUENCE_LOG_RATIO_MAX).exp()
-    unclipped = -advantages * ratio
-    bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    surrogate, is_clipped = clipped_surrogate(advantages, ratio, clip_low, clip_high)
     with torch.no_grad():
         statistics = {
-            PG_CLIPFRAC.last: (bounded > unclipped).to(ratio.dtype),
+            PG_CLIPFRAC.last: is_clipped.to(ratio.dtype),
             **ratio_statistics(log_ratio, ratio),
         }
-    return PolicyLossTerms(terms=torch.maximum(unclipped, bounded), statistics=statistics)
+    return PolicyLossTerms(terms=surrogate, statistics=statistics)
 
 
 @implements("gmpo", "geo_mean")

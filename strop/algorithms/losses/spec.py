@@ -36,14 +36,13 @@ class LossSpec:
     """Where w_t comes from; the critic's too."""
     old_log_probs: str
     """Column of the denominator of the ratio."""
-    policy_coef: float
-    entropy_coeff: float
-    uses_kl_loss: bool
-    kl_loss_coef: float
-    kl_loss_type: str
-    distillation: DistillationConfig
     algorithm: AlgorithmConfig
-    """What a loss in verl's convention reads as its config."""
+    """The coefficients; also what a loss in verl's convention reads as its config."""
+
+    @property
+    def distillation(self) -> DistillationConfig:
+        """The term d_t."""
+        return self.algorithm.distillation
 
     @property
     def teacher_columns(self) -> tuple[str, ...]:
@@ -58,9 +57,9 @@ class LossSpec:
     @property
     def moves_every_row(self) -> bool:
         """It has a term that moves the policy also where the advantage is 0."""
-        declaration = self.declaration
+        declaration, algorithm = self.declaration, self.algorithm
         moves_anyway = declaration.moves_without_advantage or declaration.is_user_convention
-        has_other_terms = self.entropy_coeff != 0 or self.uses_kl_loss or self.distillation.is_on
+        has_other_terms = algorithm.entropy_coeff != 0 or algorithm.use_kl_loss or self.distillation.is_on
         return moves_anyway or has_other_terms
 
     def present(self, names: frozenset[str]) -> dict[str, str]:
@@ -98,12 +97,6 @@ def loss_spec(algorithm: AlgorithmConfig) -> LossSpec:
         settings={**shared_settings(algorithm), **algorithm.loss_settings},
         aggregation=aggregation_of(algorithm),
         old_log_probs="rollout_log_probs" if algorithm.old_log_probs == "rollout" else "old_log_probs",
-        policy_coef=algorithm.policy_coef,
-        entropy_coeff=algorithm.entropy_coeff,
-        uses_kl_loss=algorithm.use_kl_loss,
-        kl_loss_coef=algorithm.kl_loss_coef,
-        kl_loss_type=algorithm.kl_loss_type,
-        distillation=algorithm.distillation,
         algorithm=algorithm,
     )
 

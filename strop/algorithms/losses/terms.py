@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strop.algorithms.kl import LOG_RATIO_BOUND
 from strop.algorithms.loss_declarations import LOSS_DECLARATIONS, PPO_KL, RATIO, policy_loss_declaration
-from strop.algorithms.registry import Declaration, Registry, settings_for
-
-LOG_RATIO_BOUND = 20.0
-"""Largest |log-ratio| that is exponentiated; e^20 = 5e8 keeps float32 finite."""
+from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +27,11 @@ class PolicyLossTerms:
 PolicyLossFn = Callable[..., PolicyLossTerms]
 
 # A name taken by another function is replaced, as files of verl expect to do.
-POLICY_LOSS_REGISTRY: Registry[PolicyLossFn] = Registry(
+POLICY_LOSS_REGISTRY: FunctionRegistry[PolicyLossFn] = FunctionRegistry(
     LOSS_DECLARATIONS.kind, replaceable=True, declarations=LOSS_DECLARATIONS
 )
 register_policy_loss = POLICY_LOSS_REGISTRY.register
-"""Decorator: `@register_policy_loss(name, needs=[...], settings=[...])`; see `Registry.register`."""
+"""Decorator: `@register_policy_loss(name, needs=[...], settings=[...])`; see `FunctionRegistry.register`."""
 implements = POLICY_LOSS_REGISTRY.implements
 """Decorator of the built-in losses, whose declarations stand in `strop.algorithms.loss_declarations`."""
 
@@ -163,6 +161,15 @@ def call_prepare(
 def probability_ratio(log_ratio: Tensor) -> Tensor:
     """exp of the log-ratio clamped to +-20; without gradient beyond."""
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+
+
+def clipped_surrogate(
+    advantages: Tensor, ratio: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """max(-A * ratio, -A * clamp(ratio, 1 - clip_low, 1 + clip_high)), and where the clipped side won (bool)."""
+    unclipped = -advantages * ratio
+    bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    return torch.maximum(unclipped, bounded), bounded > unclipped
 
 
 def ratio_statistics(log_ratio: Tensor, ratio: Tensor) -> dict[str, Tensor]:

@@ -2,5 +2,6 @@
 
 policy_losses.py   check_policy_loss: the rules in loss_rules.py, on the batches of loss_probe.py
 estimators.py      check_adv_estimator: the rules in estimator_rules.py, on the batches of estimator_batches.py
+named.py           the functions that a command line names
 findings.py        what they found (torch-free)
 """

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.base.field_types import nearest
 from strop.compat.migration.found import Found
 from strop.compat.migration.outcomes import ACCOUNTED, Facts, Outcome, Rule, UnreadableError, skip
 from strop.compat.migration.rules import Functions, rule_of
-from strop.config.schema import nearest
 
 _ANY_VALUES: tuple[Any, ...] = (True, False, 1, 0.5)
 """Values of several kinds, to see whether an answer depends on the value."""

@@ -15,8 +15,7 @@ start       processes and workers are made
 pending     results that workers hold
 group       the workers of a role as a worker group
 runtime     RayRuntime: pools and their groups
-assembly    the processes of a group of its own, made or found
-standalone  RayWorkerGroup and its company, under verl's names
+standalone  RayWorkerGroup and what it is made of, under verl's names
 survey      what the machines of a cluster are like
 """
 

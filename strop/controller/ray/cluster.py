@@ -39,8 +39,6 @@ from strop.controller.ray.transport import register_serializers
 
 log = logging.getLogger(__name__)
 
-NAMESPACE = "strop"
-"""Where the names of detached groups live, unless another namespace is asked for."""
 _STORE_BYTES = 2**30
 """Object store of a private cluster: address space, which holds memory only where it is used."""
 _STORE_SHARE = 0.3
@@ -69,13 +67,12 @@ class Node:
 class Cluster:
     """This process's connection to a cluster; every user calls `close` once."""
 
-    def __init__(self, address: str | None = None, namespace: str | None = None) -> None:
+    def __init__(self, address: str | None = None) -> None:
         """Connect, or start a private cluster, unless this process is connected already.
 
         Args:
             address: of an existing cluster, such as `10.0.0.1:6379` or `auto`; None: a private one, or
                 whatever this process is connected to.
-            namespace: where names of detached groups live.
 
         Raises:
             ValueError: this process is connected to another cluster than the one asked for.
@@ -87,7 +84,7 @@ class Cluster:
         with _LOCK:
             if not ray.is_initialized():
                 try:
-                    _CONNECTION.open(address, namespace or NAMESPACE)
+                    _CONNECTION.open(address)
                 except BaseException:  # a signal, perhaps, that came while the cluster was started
                     _CONNECTION.shut()
                     raise
@@ -169,7 +166,7 @@ class _Connection:
         self._guard: Guard | None = None
         self._folder: PrivateFolder | None = None
 
-    def open(self, address: str | None, namespace: str) -> None:
+    def open(self, address: str | None) -> None:
         """Connect this process: to the cluster at `address`, or to a private one that it starts.
 
         Raises:
@@ -195,7 +192,7 @@ class _Connection:
             ):  # for other addresses, Ray wants RAY_AUTH_MODE from the user
                 maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
             try:
-                ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **options)
+                ray.init(log_to_driver=False, configure_logging=False, **options)
             except (RuntimeError, ConnectionError, RayError) as error:
                 left, self._folder = self._folder, None  # kept, for its logs; the next cluster removes it
                 raise ConnectionError(

@@ -48,19 +48,17 @@ _KILL_S = 10.0
 class Crew:
     """Worker processes, the calls they have, and how they end."""
 
-    def __init__(self, *, on_stop: Callable[[], None], on_leave: Callable[[], None] | None = None) -> None:
+    def __init__(self, *, on_stop: Callable[[], None]) -> None:
         """Make an empty crew.
 
         Args:
             on_stop: gives back what the processes held, once they are gone.
-            on_leave: gives back what this controller held, where the processes go on without it.
         """
         self.members: list[Member] = []
         """All processes."""
         self.stopped_because = ""
         """Why no call is possible any more; empty while calls are."""
         self._on_stop = on_stop
-        self._on_leave = on_leave
         self._numbers = itertools.count()
         self._calls: dict[int, list[Ticket]] = {}
         self._failure: Exception | None = None
@@ -249,14 +247,6 @@ class Crew:
                     ray.kill(member.handle, no_restart=True)
             _wait_until_gone(self.members)
             self._on_stop()
-
-    def leave(self) -> None:
-        """Let the processes go on without this controller; more than once does no harm."""
-        with self._lock:
-            if not self.stopped_because:
-                self.stopped_because = "this controller has left the group; attach to it again"
-                if self._on_leave is not None:
-                    self._on_leave()
 
     def close(self, timeout_s: float) -> None:
         """Let all workers close what they hold, then stop; an error of one is raised after the stop."""

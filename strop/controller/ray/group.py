@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import ray
 
-from strop.controller.group import Returns, WorkerGroup
+from strop.controller.call import WorkerCall
+from strop.controller.group import WorkerGroup
 from strop.controller.mesh import Mesh
 from strop.controller.ray.crew import Crew
 from strop.controller.ray.members import Member
-from strop.controller.ray.messages import Order
 from strop.controller.ray.pending import RayPending, Traffic
 from strop.controller.ray.process import Shared
 from strop.controller.ray.transport import HEAVY_BYTES, payload_bytes
-from strop.controller.registration import Registration
 from strop.controller.worker import Worker
 from strop.protocol import Pending
 
@@ -53,77 +52,48 @@ class RoleGroup(WorkerGroup[W]):
         """Name of the role."""
         self.traffic = Traffic() if traffic is None else traffic
         """What went through the controller for this group, or for all groups of its runtime."""
-        self._crew = crew
-        self._members = list(members)
+        self.crew = crew
+        """What the processes belong to."""
+        self.members = list(members)
+        """The processes, in rank order."""
         self._default_timeout_s = call_timeout_s
-        self._open_call: _OpenCall | None = None
 
-    def submit(
-        self,
-        rank: int,
-        method_name: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        *,
-        materialize: bool,
-        returns: Returns,
-    ) -> RayPending:
-        """Give a worker a call; it starts when the calls given to its process before have ended."""
-        with self._one_call() as call:
-            timeout_s = self.call_timeout_s or self._default_timeout_s
-            order = Order(
-                role=self.role,
-                method=method_name,
-                args=[call.sendable(arg) for arg in args],
-                kwargs={name: call.sendable(arg) for name, arg in kwargs.items()},
-                materialize=materialize,
-                returns=returns,
-            )
-            ticket = self._crew.give(
-                self._members[rank],
-                lambda handle: handle.call.remote(order, timeout_s),
-                role=self.role,
-                method=method_name,
-                call=call.number,
-                timeout_s=timeout_s,
-            )
-            self.traffic.calls += 1
-            return RayPending(self._crew, ticket, self.traffic)
+    def submit(self, calls: Sequence[WorkerCall]) -> list[Pending[Any]]:
+        """Give workers calls; each starts when those given to its process before have ended."""
+        self.crew.check_works()
+        number, timeout_s = self.crew.next_call(), self.call_timeout_s or self._default_timeout_s
+        arguments = _Arguments(self.traffic)
+        return [self._give(arguments.stored(call), number, timeout_s) for call in calls]
 
-    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Pending[Any]]:
-        """Start a method on every worker, each with exactly these arguments; one pending result each."""
-        with self._one_call():
-            return super().execute_all_async(method_name, *args, **kwargs)
-
-    def _run(
-        self, method_name: str, registration: Registration, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        with self._one_call():
-            return super()._run(method_name, registration, args, kwargs)
-
-    @contextmanager
-    def _one_call(self) -> Iterator[_OpenCall]:
-        """What is submitted inside belongs to one call: its arguments are stored once for all workers."""
-        self._crew.check_works()
-        if self._open_call is not None:
-            yield self._open_call
-            return
-        self._open_call = _OpenCall(self._crew.next_call(), self.traffic)
-        try:
-            yield self._open_call
-        finally:
-            self._open_call = None
+    def _give(self, call: WorkerCall, number: int, timeout_s: float) -> RayPending:
+        ticket = self.crew.give(
+            self.members[call.rank],
+            lambda handle: handle.call.remote(self.role, call, timeout_s),
+            role=self.role,
+            method=call.method,
+            call=number,
+            timeout_s=timeout_s,
+        )
+        self.traffic.calls += 1
+        return RayPending(self.crew, ticket, self.traffic)
 
 
-class _OpenCall:
-    """A call whose tickets are being given out, and the arguments it has stored so far."""
+class _Arguments:
+    """The arguments of one group call: a heavy one is stored once for all workers."""
 
-    def __init__(self, number: int, traffic: Traffic) -> None:
-        self.number = number
+    def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
         self._seen: dict[int, tuple[Any, Any, int]] = {}
 
-    def sendable(self, arg: Any) -> Any:
+    def stored(self, call: WorkerCall) -> WorkerCall:
+        """The same call with references in the place of heavy arguments."""
+        return replace(
+            call,
+            args=[self._sendable(arg) for arg in call.args],
+            kwargs={name: self._sendable(arg) for name, arg in call.kwargs.items()},
+        )
+
+    def _sendable(self, arg: Any) -> Any:
         """The argument itself if it is light, else a reference to it, the same for all workers of the call."""
         if id(arg) not in self._seen:
             size = payload_bytes(arg)

@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strop.controller.group import Returns
-from strop.controller.mesh import Mesh
 from strop.controller.ray.transport import StoredBatch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """One call of one worker's method."""
-
-    role: str
-    """Which of the workers in the process."""
-    method: str
-    """Its method."""
-    args: Sequence[Any]
-    """Positional arguments; an argument that several workers get may be a `Shared` one."""
-    kwargs: Mapping[str, Any]
-    """Keyword arguments."""
-    materialize: bool
-    """Turn DataProtoFutures among the arguments into batches."""
-    returns: Returns
-    """What is wanted of the method's value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,24 +30,10 @@ class Presence:
     """Its process id."""
     parent_pid: int
     """Process id of the launcher, which ends right after it."""
-    node_id: str
-    """Ray's name of its node."""
     address: str
     """Address of its node."""
     free_port: int
     """A port that was free there a moment ago."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupCard:
-    """What a controller must know to attach to a detached group; the process of rank 0 keeps it."""
-
-    pool: str
-    """Name of the pool."""
-    log_paths: Sequence[str]
-    """Output of each process, in rank order."""
-    meshes: Mapping[str, Mesh]
-    """Parallel axes of each role."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from strop.controller.ray.crew import Crew
 from strop.controller.ray.members import Ticket
 from strop.controller.ray.messages import Answer
 from strop.controller.ray.process import fetch
-from strop.controller.ray.transport import detached_from_store, payload_bytes
+from strop.controller.ray.transport import StoredBatch, detached_from_store, payload_bytes
 from strop.protocol import DataProto
 
 
@@ -30,75 +30,8 @@ class Traffic:
     """Content of the results that it fetched."""
 
 
-class RayPending:
-    """What one worker computes, in the controller; the crew of the worker answers for the deadline."""
-
-    def __init__(self, crew: Crew, ticket: Ticket, traffic: Traffic) -> None:
-        self._crew = crew
-        self._ticket = ticket
-        self._traffic = traffic
-
-    def __repr__(self) -> str:
-        return f"RayPending({self._ticket.label}, rank {self._ticket.member.rank})"
-
-    def result(self) -> Any:
-        """Wait for the value and fetch it."""
-        answer = self._answer()
-        if answer.stored is None:
-            self._traffic.received_bytes += payload_bytes(answer.value)
-            return answer.value
-        return self._read(answer, None, None)
-
-    def num_rows(self) -> int:
-        """Wait for the computation; the rows stay where they are."""
-        answer = self._answer()
-        if answer.stored is None:
-            raise TypeError(f"{self._ticket.label} returned no batch, so it has no rows")
-        return answer.stored.num_rows
-
-    def columns(
-        self, batch_keys: Sequence[str] | None, non_tensor_batch_keys: Sequence[str] | None
-    ) -> DataProto:
-        """Fetch the named columns that the batch has (None: all of that kind), and its facts."""
-        return self._read(self._answer(), batch_keys, non_tensor_batch_keys)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """In a worker it is the reference to the same answer."""
-        ticket = self._ticket
-        return RemotePending, (ticket.reference, ticket.label, ticket.timeout_s)
-
-    def _answer(self) -> Answer:
-        answer = self._crew.wait(self._ticket)
-        assert isinstance(answer, Answer), "every call of a worker's method is answered by an Answer"
-        return answer
-
-    def _read(
-        self, answer: Answer, batch_keys: Sequence[str] | None, non_tensor_batch_keys: Sequence[str] | None
-    ) -> DataProto:
-        if answer.stored is None:
-            raise TypeError(f"{self._ticket.label} returned no batch, so it has no columns")
-        data = detached_from_store(answer.stored.read(batch_keys, non_tensor_batch_keys, self._get))
-        self._traffic.received_bytes += payload_bytes(data)
-        return data
-
-    def _get(self, references: list[Any]) -> list[Any]:
-        ticket = self._ticket
-        try:
-            return list(ray.get(references, timeout=ticket.timeout_s))
-        except GetTimeoutError:
-            raise CallTimeout(
-                f"the rows of {ticket.label}, rank {ticket.member.rank} ({ticket.member.where}), did not arrive "
-                f"within {ticket.timeout_s:g} s",
-                method=ticket.label,
-                missing=[ticket.member.rank],
-            ) from None
-        except RayError:
-            self._crew.look()  # the process that held them may be the one that failed
-            raise
-
-
 class RemotePending:
-    """The same in the worker that it was passed on to."""
+    """What one worker computes, in another worker that it was passed on to."""
 
     def __init__(self, reference: Any, label: str, wait_s: float) -> None:
         self._reference = reference
@@ -109,26 +42,27 @@ class RemotePending:
     def result(self) -> Any:
         """Wait for the value and fetch it."""
         answer = self._answer()
-        return answer.value if answer.stored is None else answer.stored.read(None, None, self._get)
+        return answer.value if answer.stored is None else self.columns(None, None)
 
     def num_rows(self) -> int:
         """Wait for the computation; the rows stay where they are."""
-        answer = self._answer()
-        if answer.stored is None:
-            raise TypeError(f"{self._label} returned no batch, so it has no rows")
-        return answer.stored.num_rows
+        return self._stored("rows").num_rows
 
     def columns(
         self, batch_keys: Sequence[str] | None, non_tensor_batch_keys: Sequence[str] | None
     ) -> DataProto:
         """Fetch the named columns that the batch has (None: all of that kind), and its facts."""
-        answer = self._answer()
-        if answer.stored is None:
-            raise TypeError(f"{self._label} returned no batch, so it has no columns")
-        return answer.stored.read(batch_keys, non_tensor_batch_keys, self._get)
+        return self._stored("columns").read(batch_keys, non_tensor_batch_keys, self._get)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """In a worker it is the reference to the same answer."""
         return RemotePending, (self._reference, self._label, self._wait_s)
+
+    def _stored(self, what: str) -> StoredBatch:
+        stored = self._answer().stored
+        if stored is None:
+            raise TypeError(f"{self._label} returned no batch, so it has no {what}")
+        return stored
 
     def _answer(self) -> Answer:
         if self._held is None:
@@ -137,3 +71,51 @@ class RemotePending:
 
     def _get(self, references: list[Any]) -> list[Any]:
         return fetch(references, self._wait_s, f"the result of {self._label}")
+
+
+class RayPending(RemotePending):
+    """The same in the controller; the crew of the worker answers for the deadline."""
+
+    def __init__(self, crew: Crew, ticket: Ticket, traffic: Traffic) -> None:
+        super().__init__(ticket.reference, ticket.label, ticket.timeout_s)
+        self._crew = crew
+        self._ticket = ticket
+        self._traffic = traffic
+
+    def __repr__(self) -> str:
+        return f"RayPending({self._label}, rank {self._ticket.member.rank})"
+
+    def result(self) -> Any:
+        """Wait for the value and fetch it."""
+        answer = self._answer()
+        if answer.stored is None:
+            self._traffic.received_bytes += payload_bytes(answer.value)
+        return super().result()
+
+    def columns(
+        self, batch_keys: Sequence[str] | None, non_tensor_batch_keys: Sequence[str] | None
+    ) -> DataProto:
+        """Fetch the named columns that the batch has (None: all of that kind), and its facts."""
+        data = detached_from_store(super().columns(batch_keys, non_tensor_batch_keys))
+        self._traffic.received_bytes += payload_bytes(data)
+        return data
+
+    def _answer(self) -> Answer:
+        answer = self._crew.wait(self._ticket)
+        assert isinstance(answer, Answer), "every call of a worker's method is answered by an Answer"
+        return answer
+
+    def _get(self, references: list[Any]) -> list[Any]:
+        member = self._ticket.member
+        try:
+            return list(ray.get(references, timeout=self._wait_s))
+        except GetTimeoutError:
+            raise CallTimeout(
+                f"the rows of {self._label}, rank {member.rank} ({member.where}), did not arrive "
+                f"within {self._wait_s:g} s",
+                method=self._label,
+                missing=[member.rank],
+            ) from None
+        except RayError:
+            self._crew.look()  # the process that held them may be the one that failed
+            raise

@@ -47,7 +47,8 @@ class RayResourcePool(ResourcePool):
         self.cpus_per_process = cpus_per_process
         """Cores of a place."""
         self._num_users = 0
-        self._nodes: list[Node] = []
+        self.machines: Sequence[Node] = []
+        """The nodes in the order of `process_on_nodes`, once the places are taken."""
         self._group: PlacementGroup | None = None
         if cpus_per_process <= 0:
             raise ValueError(
@@ -62,9 +63,14 @@ class RayResourcePool(ResourcePool):
         return {"CPU": self.cpus_per_process, **({resource: 1.0} if resource else {})}
 
     @property
+    def is_taken(self) -> bool:
+        """True while a user holds the places."""
+        return self._group is not None
+
+    @property
     def nodes(self) -> list[Node]:
         """The node of each rank, once the places are taken."""
-        return [self._nodes[self.node_of(rank)] for rank in range(self.world_size)]
+        return [self.machines[self.node_of(rank)] for rank in range(self.world_size)]
 
     @property
     def placement_group(self) -> PlacementGroup:
@@ -77,47 +83,30 @@ class RayResourcePool(ResourcePool):
         """The placement group, under verl's name for it."""
         return [self.placement_group]
 
-    def take(
-        self, cluster: Cluster, *, timeout_s: float, nodes: Sequence[Node] = (), detached_name: str = ""
-    ) -> None:
+    def take(self, cluster: Cluster, nodes: Sequence[Node], *, timeout_s: float) -> None:
         """Hold the places for one more user, who calls `close` at his end.
 
         Args:
             cluster: where.
+            nodes: the nodes to use, in the order of `process_on_nodes`; those of the first user stay.
             timeout_s: how long to wait for others to give up what they hold.
-            nodes: the nodes to use, in the order of `process_on_nodes`; none: the first that have enough.
-            detached_name: name under which the places outlive this process; empty: they do not.
 
         Raises:
-            NotEnoughDevices: the cluster does not have so much; said at once.
-            TimeoutError: it does, but others hold it.
-            ValueError: the places are to outlive this process, but are held already and do not.
+            TimeoutError: others hold what the cluster has.
         """
-        if self._group is not None and detached_name:
-            raise ValueError(
-                f"pool {self.name!r} is in use by a group that ends with this process; make a pool of its own "
-                f"for a detached group"
-            )
         if self._group is not None:
             self._num_users += 1
             return
-        chosen = list(nodes) or choose_nodes(cluster, [self])
         bundles = [self.place for _ in range(self.world_size)]
-        labels = [{_NODE_LABEL: chosen[self.node_of(rank)].node_id} for rank in range(self.world_size)]
-        group = placement_group(
-            bundles,
-            strategy="PACK",
-            name=detached_name,
-            lifetime="detached" if detached_name else None,
-            bundle_label_selector=labels,
-        )
+        labels = [{_NODE_LABEL: nodes[self.node_of(rank)].node_id} for rank in range(self.world_size)]
+        group = placement_group(bundles, strategy="PACK", bundle_label_selector=labels)
         if not group.wait(timeout_s):
             remove_placement_group(group)
             raise TimeoutError(
                 f"the places of pool {self.name!r} ({self.world_size} x {_in_words(self.place)}) were not free "
                 f"within {timeout_s:g} s; there is: {_listed(cluster.nodes())}; end what holds the rest"
             )
-        self._nodes, self._group, self._num_users = chosen, group, 1
+        self.machines, self._group, self._num_users = nodes, group, 1
 
     def close(self) -> None:
         """One user less, whose processes have ended; the last one gives the places back."""

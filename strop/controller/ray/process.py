@@ -16,24 +16,25 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import ray
 from ray.exceptions import RayError
-from torch import Tensor
 
 from strop.border import remember_named
+from strop.controller import call
+from strop.controller.call import WorkerCall
 from strop.controller.ray.cluster import this_address
-from strop.controller.ray.messages import Answer, GroupCard, MethodRaised, Order, Presence, RaisedReport
+from strop.controller.ray.messages import Answer, MethodRaised, Presence, RaisedReport
 from strop.controller.ray.private import remember_token
 from strop.controller.ray.transport import StoredBatch, register_serializers
 from strop.controller.roles import RoleSpec
-from strop.controller.worker import Placement, Worker
+from strop.controller.worker import Placement, Worker, close_all
 from strop.net import notes
 from strop.net.rendezvous import Meeting, MeetingPoint
-from strop.protocol import DataProto, DataProtoFuture
+from strop.protocol import DataProto
 
 T = TypeVar("T")
 
@@ -66,7 +67,6 @@ class WorkerProcess:
             os.chdir(folder)
         register_serializers()
         self._workers: dict[str, Worker] = {}
-        self._card: GroupCard | None = None
         self._meeting_point: MeetingPoint | None = None
         notes.keep_in(Path(log_path).with_suffix(notes.SUFFIX))
         notes.write_all_as_rays()
@@ -76,7 +76,6 @@ class WorkerProcess:
         return Presence(
             pid=os.getpid(),
             parent_pid=os.getppid(),
-            node_id=ray.get_runtime_context().get_node_id(),
             address=this_address(),
             free_port=_free_port(),
         )
@@ -85,16 +84,6 @@ class WorkerProcess:
         """Where the processes of the pool will find each other: here, on this node's address in the cluster."""
         self._meeting_point = MeetingPoint(this_address())
         return self._meeting_point.meeting
-
-    def remember(self, card: GroupCard) -> None:
-        """Keep what another controller must know to attach to the group."""
-        self._card = card
-
-    def card(self) -> GroupCard:
-        """What `remember` was given."""
-        if self._card is None:
-            raise RuntimeError("this group has not finished its start")
-        return self._card
 
     def make(self, spec: RoleSpec[Any], placement: Placement) -> Answer:
         """Make the worker of a role."""
@@ -106,35 +95,27 @@ class WorkerProcess:
 
         return _answered(run)
 
-    def call(self, order: Order, wait_s: float) -> Answer:
+    def call(self, role: str, order: WorkerCall, wait_s: float) -> Answer:
         """Run a worker's method; `wait_s` is the deadline for arguments that others compute."""
 
-        def run() -> Any:
-            worker = self._workers[order.role]
-            args = [_here(arg, order.materialize, wait_s) for arg in order.args]
-            kwargs = {name: _here(arg, order.materialize, wait_s) for name, arg in order.kwargs.items()}
-            watched = _write_counts([*args, *kwargs.values()])
-            value = getattr(worker, order.method)(*args, **kwargs)
-            _check_nothing_written(f"{type(worker).__name__}.{order.method}", watched)
-            return order.returns.of(value, worker)
+        def here(arg: Any) -> Any:
+            if not isinstance(arg, Shared):
+                return arg
+            (value,) = fetch([arg.reference], wait_s, "an argument of several workers")
+            return value
 
-        return _answered(run)
+        return _answered(lambda: order.run(self._workers[role], here))
 
     def close(self) -> Answer:
         """Close the workers, last made first; all of them, whatever one of them raises."""
 
         def run() -> None:
-            errors: list[Exception] = []
-            for worker in reversed(list(self._workers.values())):
-                try:
-                    worker.close()
-                except Exception as error:  # noqa: BLE001  the other workers hold things too
-                    errors.append(error)
-            self._workers.clear()
-            if self._meeting_point is not None:
-                self._meeting_point.close()
-            if errors:
-                raise errors[0]
+            try:
+                close_all(list(self._workers.values()))
+            finally:
+                self._workers.clear()
+                if self._meeting_point is not None:
+                    self._meeting_point.close()
 
         return _answered(run)
 
@@ -173,9 +154,9 @@ def _report(error: BaseException) -> RaisedReport:
     if isinstance(cause, MethodRaised):
         text = f"an argument could not be computed: {cause.report.exception_type}: {cause.report.message}"
         return _in_words(type(cause), text, "", True)
-    # The frames of this module say nothing about the worker.
+    # The frames of the way to the worker's method say nothing about it.
     own = error.__traceback__
-    while own is not None and own.tb_frame.f_code.co_filename == __file__:
+    while own is not None and own.tb_frame.f_code.co_filename in (__file__, call.__file__):
         own = own.tb_next
     lines = traceback.format_exception(type(error), error, own)
     return _in_words(type(error), str(error), "".join(lines), is_consequence)
@@ -191,32 +172,6 @@ def _in_words(kind: type, message: str, trace: str, is_consequence: bool) -> Rai
         peak_memory_bytes=_peak_memory_bytes(),
         is_consequence=is_consequence,
     )
-
-
-def _here(arg: Any, materialize: bool, wait_s: float) -> Any:
-    if isinstance(arg, Shared):
-        (arg,) = fetch([arg.reference], wait_s, "an argument of several workers")
-    if materialize and isinstance(arg, DataProtoFuture):
-        return arg.get()
-    return arg
-
-
-def _write_counts(args: Sequence[Any]) -> list[tuple[Tensor, str, int]]:
-    """The tensors among the arguments and in their columns, what they are, and how often each was written to."""
-    named = [(arg, "a tensor") for arg in args if isinstance(arg, Tensor)]
-    for arg in args:
-        if isinstance(arg, DataProto):
-            named += [(column, f"column {name!r} of the batch") for name, column in arg.tensors().items()]
-    return [(tensor, what, tensor._version) for tensor, what in named if not tensor.is_inference()]
-
-
-def _check_nothing_written(method: str, watched: Sequence[tuple[Tensor, str, int]]) -> None:
-    """Other workers on the node read the same memory, so a write would change their arguments too."""
-    for tensor, what, count in watched:
-        if tensor._version != count:
-            raise RuntimeError(
-                f"{method} wrote into {what} it was given; clone it before writing, or return a new one"
-            )
 
 
 def _write_output_to(path: Path) -> None:

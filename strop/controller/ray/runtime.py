@@ -6,8 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import WorkerGroup
@@ -19,6 +18,7 @@ from strop.controller.ray.pending import Traffic
 from strop.controller.ray.pool import RayResourcePool, choose_nodes
 from strop.controller.ray.start import StartOptions, make_workers, start_processes, threads_per_process
 from strop.controller.roles import RoleSpec, meshes_on
+from strop.controller.runtime import Runtime
 from strop.net import notes
 
 _CLOSE_S = 60.0
@@ -29,58 +29,35 @@ MAIN = "main"
 """The pool of all roles that are not placed apart."""
 
 
-class RayRuntime:
-    """Makes worker groups in processes of a Ray cluster.
+class PoolsRuntime(Runtime):
+    """Makes worker groups in processes on these pools of a Ray cluster.
 
     Roles that are made on one pool share its processes. The first failure of a process ends all of them.
     """
 
     def __init__(
         self,
+        pools: Mapping[str, RayResourcePool],
         *,
-        ranks: int,
-        nodes: int = 1,
-        device: str = "cpu",
-        address: str | None = None,
-        cpus_per_rank: float = 1.0,
-        apart: Mapping[str, int] | None = None,
-        call_timeout_s: float = 1800.0,
-        start_timeout_s: float = 300.0,
-        log_dir: Path | None = None,
-        env: Mapping[str, str] | None = None,
-        namespace: str | None = None,
+        address: str | None,
+        call_timeout_s: float,
+        start_timeout_s: float,
+        log_dir: Path | None,
+        env: Mapping[str, str] | None,
     ) -> None:
         """Connect to the cluster and check that it has what is asked for; processes start with their roles.
 
         Args:
-            ranks: processes of the pool "main", over all nodes; with an accelerator, one device each.
-            nodes: machines to spread every pool over, as evenly as possible.
-            device: kind of device of each process.
+            pools: places for the processes, all over the same nodes, by the name that logs have.
             address: of an existing cluster; None: a private one on this machine.
-            cpus_per_rank: processor cores that each process holds; a fraction lets processes share a core.
-            apart: further pools by name, with their number of processes.
             call_timeout_s: deadline of a call, unless a group sets its own `call_timeout_s`.
             start_timeout_s: deadline of each phase of the start: places, processes, constructors.
-            log_dir: folder for the output of the processes, `<pool>-<rank>.log`, made on each node; None: a
-                temporary one, kept only after a failure.
+            log_dir: folder for the output of the processes; None: a temporary one, kept only after a failure.
             env: environment variables of these processes alone.
-            namespace: Ray namespace of the connection.
 
         Raises:
             NotEnoughDevices: the cluster does not have so many nodes, cores or devices.
-            ValueError: a number of processes or nodes is below 1, or a pool has fewer processes than nodes.
         """
-        sizes = {MAIN: ranks, **(apart or {})}
-        pools = {
-            name: RayResourcePool(
-                _spread(name, size, nodes),
-                name_prefix=name,
-                max_colocate_count=1,
-                device=device,
-                cpus_per_process=cpus_per_rank,
-            )
-            for name, size in sizes.items()
-        }
         self.traffic = Traffic()
         """What went through the controller for all groups of this runtime."""
         self._log_dir = log_dir
@@ -90,13 +67,15 @@ class RayRuntime:
         self._start_timeout_s = start_timeout_s
         self._members: dict[str, list[Member]] = {}
         self._pools = pools
+        self._taken: list[RayResourcePool] = []
         self._crew = Crew(on_stop=self._give_back)
         if log_dir is not None:
             notes.keep_in(log_dir / CONTROLLER_NOTES)
         with notes.opening_rays():
-            self._cluster = Cluster(address, namespace)
+            self._cluster = Cluster(address)
         try:
-            self._nodes = choose_nodes(self._cluster, list(pools.values()))
+            wanted = [places for places in pools.values() if not places.is_taken]
+            self._nodes = choose_nodes(self._cluster, wanted) if wanted else []
         except BaseException:
             self._cluster.close()
             raise
@@ -146,28 +125,18 @@ class RayRuntime:
         if self._temporary and self._log_dir is not None and not self._crew.has_failed:
             shutil.rmtree(self._log_dir, ignore_errors=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _started(self, pool: str, places: RayResourcePool) -> list[Member]:
         if pool not in self._members:
             if self._log_dir is None:
                 self._log_dir = Path(tempfile.mkdtemp(prefix="strop-workers-"))
-            places.take(self._cluster, timeout_s=self._start_timeout_s, nodes=self._nodes)
+            places.take(self._cluster, self._nodes, timeout_s=self._start_timeout_s)
+            self._taken.append(places)
             options = StartOptions(
                 name=pool,
                 timeout_s=self._start_timeout_s,
                 log_dir=self._log_dir,
                 env=self._env,
-                num_threads=threads_per_process(self._nodes, self._processes_on_nodes()),
+                num_threads=threads_per_process(places.machines, self._processes_on_nodes()),
             )
             self._members[pool] = start_processes(self._crew, places, options)
         return self._members[pool]
@@ -178,9 +147,69 @@ class RayRuntime:
         return [sum(on_node) for on_node in zip(*counts, strict=True)]
 
     def _give_back(self) -> None:
-        for places in self._pools.values():
+        for places in self._taken:
             places.close()
         self._cluster.close()
+
+
+class RayRuntime(PoolsRuntime):
+    """Makes worker groups in processes of a Ray cluster.
+
+    Roles that are made on one pool share its processes. The first failure of a process ends all of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        ranks: int,
+        nodes: int = 1,
+        device: str = "cpu",
+        address: str | None = None,
+        cpus_per_rank: float = 1.0,
+        apart: Mapping[str, int] | None = None,
+        call_timeout_s: float = 1800.0,
+        start_timeout_s: float = 300.0,
+        log_dir: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Connect to the cluster and check that it has what is asked for; processes start with their roles.
+
+        Args:
+            ranks: processes of the pool "main", over all nodes; with an accelerator, one device each.
+            nodes: machines to spread every pool over, as evenly as possible.
+            device: kind of device of each process.
+            address: of an existing cluster; None: a private one on this machine.
+            cpus_per_rank: processor cores that each process holds; a fraction lets processes share a core.
+            apart: further pools by name, with their number of processes.
+            call_timeout_s: deadline of a call, unless a group sets its own `call_timeout_s`.
+            start_timeout_s: deadline of each phase of the start: places, processes, constructors.
+            log_dir: folder for the output of the processes, `<pool>-<rank>.log`, made on each node; None: a
+                temporary one, kept only after a failure.
+            env: environment variables of these processes alone.
+
+        Raises:
+            NotEnoughDevices: the cluster does not have so many nodes, cores or devices.
+            ValueError: a number of processes or nodes is below 1, or a pool has fewer processes than nodes.
+        """
+        sizes = {MAIN: ranks, **(apart or {})}
+        pools = {
+            name: RayResourcePool(
+                _spread(name, size, nodes),
+                name_prefix=name,
+                max_colocate_count=1,
+                device=device,
+                cpus_per_process=cpus_per_rank,
+            )
+            for name, size in sizes.items()
+        }
+        super().__init__(
+            pools,
+            address=address,
+            call_timeout_s=call_timeout_s,
+            start_timeout_s=start_timeout_s,
+            log_dir=log_dir,
+            env=env,
+        )
 
 
 def _spread(pool: str, size: int, nodes: int) -> list[int]:

@@ -1,26 +1,19 @@
-"""Worker groups with processes of their own, under verl's names; also detached ones."""
+"""Worker groups with processes of their own, under verl's names."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from strop.controller.ray.assembly import Assembly, assemble, find
-from strop.controller.ray.cluster import NAMESPACE
 from strop.controller.ray.group import RoleGroup
 from strop.controller.ray.pool import RayResourcePool
-from strop.controller.ray.start import StartOptions
+from strop.controller.ray.runtime import PoolsRuntime
 from strop.controller.roles import RoleSpec, named_roles
 from strop.controller.worker import Worker
 
 W = TypeVar("W", bound=Worker)
-
-_CLOSE_S = 60.0
-"""How long the workers may take to close what they hold."""
 
 
 class RayClassWithInitArgs(Generic[W]):
@@ -58,10 +51,7 @@ class RayWorkerGroup(RoleGroup[W]):
         ray_cls_with_init: RayClassWithInitArgs[W] | RoleSpec[W] | ColocatedClass,
         name_prefix: str = "",
         *,
-        detached: bool = False,
-        name: str = "",
         address: str | None = None,
-        namespace: str = NAMESPACE,
         call_timeout_s: float = 1800.0,
         start_timeout_s: float = 300.0,
         log_dir: Path | None = None,
@@ -73,14 +63,11 @@ class RayWorkerGroup(RoleGroup[W]):
             resource_pool: places for the processes.
             ray_cls_with_init: what to make in each.
             name_prefix: what messages and logs call the group; empty: the name of the pool.
-            detached: the processes outlive this one, on a cluster that does so too.
-            name: of a detached group, by which `attach` finds it; unique in its namespace.
             address: of an existing cluster; None: what this process is connected to, or a private one.
-            namespace: where the name of a detached group lives.
             call_timeout_s: deadline of a call, unless the group's own `call_timeout_s` is set.
             start_timeout_s: deadline of each phase of the start.
             log_dir: folder for the output of the processes, `<name_prefix>-<rank>.log`; None: a temporary one,
-                kept after a failure and by detached groups.
+                kept only after a failure.
             env: environment variables of these processes alone.
 
         Raises:
@@ -88,64 +75,35 @@ class RayWorkerGroup(RoleGroup[W]):
             WorkerFailed: a process died, or a constructor raised an error.
             CallTimeout: processes or constructors took too long.
         """
-        if detached and not name:
-            raise ValueError("a detached group needs a name by which it is found again; pass name=...")
         label = name_prefix or resource_pool.name
         roles = (
             ray_cls_with_init.roles
             if isinstance(ray_cls_with_init, ColocatedClass)
             else {label: _spec(ray_cls_with_init)}
         )
-        folder = log_dir or Path(tempfile.mkdtemp(prefix="strop-workers-"))
-        options = StartOptions(
-            name=label,
-            timeout_s=start_timeout_s,
-            log_dir=folder,
-            env=dict(env or {}),
-            detached_name=name if detached else "",
-            namespace=namespace,
+        self._runtime = PoolsRuntime(
+            {label: resource_pool},
+            address=address,
+            call_timeout_s=call_timeout_s,
+            start_timeout_s=start_timeout_s,
+            log_dir=log_dir,
+            env=env,
         )
-        made = assemble(resource_pool, roles, options, address)
-        classes = {role: spec.worker_class for role, spec in roles.items()}
-        self._hold(made, classes, call_timeout_s, temporary=folder if log_dir is None else None)
-
-    @classmethod
-    def attach(
-        cls,
-        name: str,
-        worker_class: type[W] | Mapping[str, type[Any]],
-        *,
-        address: str | None = None,
-        namespace: str = NAMESPACE,
-        call_timeout_s: float = 1800.0,
-        start_timeout_s: float = 60.0,
-    ) -> RayWorkerGroup[W]:
-        """A detached group that another process made on the same cluster.
-
-        Args:
-            name: what it was named.
-            worker_class: the class of its workers; of a colocated group, the classes by role.
-            address: of the cluster; None: what this process is connected to.
-            namespace: where the name lives.
-            call_timeout_s: deadline of a call, unless the group's own `call_timeout_s` is set.
-            start_timeout_s: how long its processes may take to answer.
-
-        Raises:
-            ValueError: there is no such group, or it has other roles.
-        """
-        made = find(name, namespace, address, start_timeout_s)
-        roles = list(made.meshes)
-        classes = (
-            worker_class if isinstance(worker_class, Mapping) else dict.fromkeys(roles[:1], worker_class)
+        try:
+            self._groups: dict[str, Any] = dict(self._runtime.groups(roles, pool=label))
+        except BaseException:
+            self._runtime.close()
+            raise
+        first: RoleGroup[Any] = next(iter(self._groups.values()))
+        super().__init__(
+            next(iter(roles.values())).worker_class,
+            first.mesh,
+            role=first.role,
+            crew=first.crew,
+            members=first.members,
+            call_timeout_s=call_timeout_s,
+            traffic=self._runtime.traffic,
         )
-        if set(classes) != set(roles):
-            made.crew.leave()
-            raise ValueError(
-                f"group {name!r} has the roles {', '.join(roles)}; pass the worker class of each, as a dictionary"
-            )
-        group: RayWorkerGroup[W] = cls.__new__(cls)
-        group._hold(made, classes, call_timeout_s)
-        return group
 
     def spawn(self, prefix_set: Collection[str]) -> dict[str, RoleGroup[Any]]:
         """A group for each of the named roles of a colocated class; they share the processes of this one.
@@ -153,40 +111,20 @@ class RayWorkerGroup(RoleGroup[W]):
         Raises:
             ValueError: a name is no role of the group.
         """
-        return {
-            role: RoleGroup(
-                worker_class,
-                self._made.meshes[role],
-                role=role,
-                crew=self._made.crew,
-                members=self._made.members,
-                call_timeout_s=self._default_timeout_s,
-                traffic=self.traffic,
-            )
-            for role, worker_class in named_roles(prefix_set, self._classes).items()
-        }
+        return named_roles(prefix_set, self._groups)
 
     def bound(self, method_name: str) -> Callable[..., Any]:
         """The function that runs a registered method on the group; a colocated one is spawned first."""
-        if len(self._classes) > 1:
+        if len(self._groups) > 1:
             raise AttributeError(
                 f"this group holds workers of several roles, so {method_name} has to be called on one of them: "
-                f"group.spawn({{...}})[role].call.{method_name}; roles: {', '.join(self._classes)}"
+                f"group.spawn({{...}})[role].call.{method_name}; roles: {', '.join(self._groups)}"
             )
         return super().bound(method_name)
 
     def close(self) -> None:
-        """Close the workers and end their processes; a detached group goes on without this controller."""
-        if self._made.is_detached:
-            self._made.crew.leave()
-            return
-        self._made.crew.close(_CLOSE_S)
-        if self._temporary is not None and not self._made.crew.has_failed:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def destroy(self) -> None:
-        """Close the workers and end their processes, also those of a detached group."""
-        self._made.crew.close(_CLOSE_S)
+        """Close the workers and end their processes; more than once does no harm."""
+        self._runtime.close()
 
     def __enter__(self) -> Self:
         return self
@@ -198,27 +136,6 @@ class RayWorkerGroup(RoleGroup[W]):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _hold(
-        self,
-        made: Assembly,
-        classes: Mapping[str, type[Any]],
-        call_timeout_s: float,
-        *,
-        temporary: Path | None = None,
-    ) -> None:
-        role = next(iter(classes))
-        super().__init__(
-            classes[role],
-            made.meshes[role],
-            role=role,
-            crew=made.crew,
-            members=made.members,
-            call_timeout_s=call_timeout_s,
-        )
-        self._made = made
-        self._classes = dict(classes)
-        self._temporary = temporary
 
 
 def _spec(one: RayClassWithInitArgs[Any] | RoleSpec[Any]) -> RoleSpec[Any]:

@@ -12,7 +12,7 @@ import shlex
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +43,10 @@ class StartOptions:
     """Deadline of each phase of the start."""
     log_dir: Path
     """Folder for the output of the processes, on each node."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str]
     """Environment variables of the user; they win over ours."""
-    num_threads: int = 0
-    """OMP_NUM_THREADS of each process, where neither `env` nor the environment of this process sets it; 0: cores
-    of the node over processes of the pool there."""
-    detached_name: str = ""
-    """Name under which the processes outlive this one; empty: they end with it."""
-    namespace: str = ""
-    """Where that name lives."""
+    num_threads: int
+    """OMP_NUM_THREADS of each process, where neither `env` nor the environment of this process sets it."""
 
 
 def start_processes(crew: Crew, pool: RayResourcePool, options: StartOptions) -> list[Member]:
@@ -146,11 +141,9 @@ def _start_one(pool: RayResourcePool, rank: int, node: Node, command: str, optio
     log_path = options.log_dir / f"{options.name}-{rank}.log"
     share = 1 / pool.max_colocate_count
     resources = {name: amount * share for name, amount in pool.place.items()}
-    kinds: dict[str, Any] = {"num_cpus": resources.pop("CPU"), "num_gpus": resources.pop("GPU", 0)}
-    if options.detached_name:
-        kinds.update(name=f"{options.detached_name}/{rank}", namespace=options.namespace, lifetime="detached")
     actor: Any = ray.remote(WorkerProcess).options(
-        **kinds,
+        num_cpus=resources.pop("CPU"),
+        num_gpus=resources.pop("GPU", 0),
         resources=resources,
         scheduling_strategy=PlacementGroupSchedulingStrategy(
             pool.placement_group, placement_group_bundle_index=rank
@@ -174,10 +167,9 @@ def _start_one(pool: RayResourcePool, rank: int, node: Node, command: str, optio
 def _environment(pool: RayResourcePool, rank: int, options: StartOptions) -> dict[str, str]:
     """Environment variables of a process; the address of rank 0 follows when that has started."""
     local = pool.local_world_size(rank)
-    threads = options.num_threads or threads_per_process([pool.nodes[rank]], [local])
     on_cpu = dict.fromkeys(visibility_variables(), "") if pool.device == "cpu" else {}
     return {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(options.num_threads)),
         **on_cpu,
         "WORLD_SIZE": str(pool.world_size),
         "RANK": str(rank),

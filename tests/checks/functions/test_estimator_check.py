@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn, grpo_advantages
+from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
+from strop.algorithms.advantages.group_relative import grpo_advantages
 from strop.algorithms.advantages.groups import center_groups, spread
 from strop.algorithms.registry import Declaration
 from strop.checks.functions.estimator_batches import COLUMNS, random_batch

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.advantages import adv_estimator_declaration, get_adv_estimator_fn
+from strop.algorithms.adv_declarations import adv_estimator_declaration
+from strop.algorithms.advantages import get_adv_estimator_fn
 from strop.algorithms.aggregation import agg_loss, batch_totals
 from strop.algorithms.losses import PolicyLossTerms, get_policy_loss_fn
-from strop.algorithms.registry import Declaration, Registry, settings_for
+from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for
 from strop.checks.functions.estimator_batches import COLUMNS, Batch, random_batch
 from strop.checks.functions.estimator_rules import RULES, EstimatorTraits, Trial, _difference
 from strop.checks.functions.estimators import TRAITS, _inferred, _resolve, check_adv_estimator
@@ -340,7 +341,7 @@ def test_a_setting_may_be_one_of_prepare_alone() -> None:
     def prepared(*, log_probs: Tensor, old_log_probs: Tensor, scaled: Tensor) -> PolicyLossTerms:
         return PolicyLossTerms(terms=-ratio(log_probs, old_log_probs) * scaled, statistics={})
 
-    registry: Registry[Callable[..., object]] = Registry("policy loss", replaceable=False)
+    registry: FunctionRegistry[Callable[..., object]] = FunctionRegistry("policy loss")
     options: dict[str, Any] = {
         "needs": ("log_probs", "old_log_probs", "advantages", "scaled"),
         "prepared": ("scaled",),
@@ -510,7 +511,7 @@ def test_functions_with_any_keywords_take_declared_settings_alone() -> None:
 
     declaration = Declaration(needs=frozenset({"first"}), settings=frozenset({"width"}))
     assert settings_for(anything, declaration, {"width": 1, "height": 2}) == {"width": 1}
-    registry: Registry[Callable[..., object]] = Registry("policy loss", replaceable=False)
+    registry: FunctionRegistry[Callable[..., object]] = FunctionRegistry("policy loss")
     registry.register("anything", needs=("first", "second"), settings=("width",))(anything)
     assert registry["anything"] is anything
 

@@ -8,18 +8,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.cli.dropped import find_fates, table_of
-from strop.cli.models import find_model
+from strop.cli.models import find_model, run_in
 from strop.cli.output import UsageError, plain, print_json, say
-from strop.cli.run_folders import run_in
-from strop.cli.sample_choice import SORTS, in_order, matching
-from strop.cli.token_view import legend, response_tokens, summary, token_table, token_text
-from strop.cli.turn_view import short, training_sequences, turns_text
 from strop.run import RunError, RunFolder
+from strop.view.dropped import find_fates, table_of
+from strop.view.sample_choice import SORTS, in_order, matching
+from strop.view.token_view import legend, response_tokens, summary, token_table, token_text
+from strop.view.turn_view import short, training_sequences, turns_text
 
 if TYPE_CHECKING:
     from rich.panel import Panel
 
+SUMMARY = "what the model wrote during a run, with rewards"
 EPILOG = """\
 examples:
   strop samples runs/arithmetic

@@ -10,6 +10,7 @@ from strop.cli.libraries import quiet_models
 from strop.cli.output import Interrupted
 from strop.run import RunError
 
+SUMMARY = "train a tiny model end to end on this machine, in about three minutes"
 EPILOG = """\
 examples:
   strop quickstart
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     folder: Path = args.out or Path("runs") / f"quickstart-seed{args.seed}"
     _claim(folder, args.seed)  # before anything is imported that takes seconds
     quiet_models()
-    from strop.cli.quickstart_stages import carry_out
+    from strop.quickstart.stages import carry_out
 
     try:
         carry_out(folder, seed=args.seed, overrides=args.overrides, wants_json=args.json)

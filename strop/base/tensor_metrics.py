@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from strop.algorithms.reduce import Max, Mean, Min, Reduction
+from strop.base.metrics import Max, Mean, Min, Reduction
 
 
 class TensorMetrics:

@@ -11,6 +11,7 @@ from typing import Any
 from strop.cli.output import print_json, print_plain, shorten
 from strop.run import Difference, RunFolder, common_steps, compare
 
+SUMMARY = "where two runs part: first step and stage"
 EPILOG = """\
 examples:
   strop diff runs/first runs/second

@@ -7,8 +7,8 @@ import math
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strop.algorithms.reduce import Max, Mean, Min, merge_metrics
-from strop.algorithms.tensor_metrics import TensorMetrics
+from strop.base.metrics import Max, Mean, Min, merge_metrics
+from strop.base.tensor_metrics import TensorMetrics
 
 MASK = torch.tensor([True, False, True])
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from strop.data import DataConfig, PromptDataset, SftDataset, read_rows
-from strop.data.tasks import draw_words, write_task
 from strop.data.tiny import make_tiny_tokenizer
+from strop.quickstart.task import draw_words, write_task
 
 
 def asked(row: dict) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from strop.algorithms.metric import METRICS, Metric
+from strop.base.metrics import METRICS, Metric
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from strop.cli.launching import carrying_out
 from strop.cli.output import plain, print_json, say
-from strop.data.tasks import write_task
 from strop.data.tiny import make_tiny_model
+from strop.quickstart.task import write_task
 from strop.run import RunError, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.curve import run_series, save_curve, text_curve

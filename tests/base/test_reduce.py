@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.algorithms.reduce import Max, Mean, Min, Reduction, merge_metrics, metric_values
+from strop.base.metrics import Max, Mean, Min, Reduction, merge_metrics, metric_values
 
 
 def test_each_rule_by_hand() -> None:

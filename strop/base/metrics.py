@@ -1,15 +1,75 @@
-"""Metric values that know how they merge: the rule is a type, never guessed from the key.
+"""Metrics: their names, declared beside the function that makes them, and values that know how they merge.
 
-Micro-batches and ranks each report a mapping of such values; `merge_metrics` joins them and
-`metric_values` ends with plain numbers. A mean carries its count, so unequal parts merge exactly.
+Whoever asks for a metric (health rules, docs) takes it from its declaration, so that a name cannot change in one place
+alone. Micro-batches and ranks each report a mapping of values; `merge_metrics` joins them and `metric_values` ends with
+plain numbers. The rule of a merge is a type, never guessed from the key, and a mean carries its count, so that unequal
+parts merge exactly.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+METRICS: dict[str, Metric] = {}
+"""Every declared metric, by name, of the modules that are imported."""
+
+_PLACE = re.compile(r"\{([^}]*)\}|<[^>]*>")
+
+
+class Metric(str):
+    """The name of a metric, or of a family of metrics.
+
+    In the name of a family `{mean,max}` stands for one of these words and `<data source>` for any text; `of` gives its
+    members.
+    """
+
+    unit: str
+    over: str
+    """What one number stands for, and over what it is a mean, a sum, a largest or a smallest."""
+
+    def __new__(cls, name: str, unit: str, over: str) -> Metric:
+        """Declare it.
+
+        Raises:
+            ValueError: the name is declared already, as something else.
+        """
+        metric = super().__new__(cls, name)
+        metric.unit, metric.over = unit, over
+        known = METRICS.setdefault(name, metric)
+        if (known.unit, known.over) != (unit, over):
+            raise ValueError(
+                f"metric {name!r} is declared twice: {known.over!r}, and {over!r}; take one, or another name"
+            )
+        return metric
+
+    def of(self, *words: str) -> str:
+        """The member with these words in its places, in order.
+
+        Raises:
+            ValueError: there are more or fewer places, or a word is not among those that its place is for.
+        """
+        places: list[str] = _PLACE.findall(self)
+        if len(words) != len(places) or any(
+            choice and word not in choice.split(",") for word, choice in zip(words, places, strict=True)
+        ):
+            raise ValueError(
+                f"metric {str(self)!r} has no member with the words {', '.join(words) or '(none)'}"
+            )
+        given = iter(words)
+        return _PLACE.sub(lambda _: next(given), self)
+
+    @property
+    def last(self) -> str:
+        """What is behind the last slash: its name among the statistics of a loss."""
+        return self.rpartition("/")[2]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As a plain text: other processes have declarations of their own."""
+        return str, (str(self),)
 
 
 @dataclass(frozen=True)
@@ -41,7 +101,7 @@ class Max:
 
     def merge(self, other: Max) -> Max:
         """The larger of both."""
-        return Max(math.nan if _any_nan(self.value, other.value) else max(self.value, other.value))
+        return max(self, other, key=lambda part: (math.isnan(part.value), part.value))
 
 
 @dataclass(frozen=True)
@@ -52,7 +112,7 @@ class Min:
 
     def merge(self, other: Min) -> Min:
         """The smaller of both."""
-        return Min(math.nan if _any_nan(self.value, other.value) else min(self.value, other.value))
+        return min(self, other, key=lambda part: (not math.isnan(part.value), part.value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +165,16 @@ def merge_metrics(parts: Iterable[Mapping[str, Reduction]]) -> dict[str, Reducti
     Raises:
         ValueError: two parts report one key with different rules.
     """
-    merged: dict[str, Reduction] = {}
+    merged: dict[str, Any] = {}
     for part in parts:
         for key, item in part.items():
-            merged[key] = _merge(key, merged[key], item) if key in merged else item
+            held = merged.get(key)
+            if held is not None and type(held) is not type(item):
+                raise ValueError(
+                    f"metric {key!r} is reported as {type(held).__name__} by one part and as {type(item).__name__} by "
+                    f"another: report it with one rule"
+                )
+            merged[key] = item if held is None else held.merge(item)
     return merged
 
 
@@ -119,28 +185,6 @@ def metric_values(metrics: Mapping[str, Reduction]) -> dict[str, float]:
 
 def _is_over_nothing(item: Reduction) -> bool:
     match item:
-        case Mean(count=0):
-            return True
-        case ExplainedVariance(return_squares=0.0):
+        case Mean(count=0) | ExplainedVariance(return_squares=0.0):
             return True
     return False
-
-
-def _merge(key: str, left: Reduction, right: Reduction) -> Reduction:
-    match left, right:
-        case (Mean(), Mean()):
-            return left.merge(right)
-        case (Max(), Max()):
-            return left.merge(right)
-        case (Min(), Min()):
-            return left.merge(right)
-        case (ExplainedVariance(), ExplainedVariance()):
-            return left.merge(right)
-    raise ValueError(
-        f"metric {key!r} is reported as {type(left).__name__} by one part and as {type(right).__name__} by "
-        f"another: report it with one rule"
-    )
-
-
-def _any_nan(*values: float) -> bool:
-    return any(math.isnan(value) for value in values)

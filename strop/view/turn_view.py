@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from strop.cli.output import plain
-from strop.cli.token_view import Token, coloured, response_tokens
+from strop.view.token_view import Token, coloured, response_tokens
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -1,0 +1,178 @@
+"""What a field of a configuration may hold: its annotation, whether a value fits, and how both are called.
+
+A field is one of: int, float, bool, str, a Literal, a union of these with None, tuple[X, ...], tuple[X, Y],
+dict[str, X] (free: its keys are the user's), or another dataclass (a section). Bounds stand in the annotation:
+`Annotated[float, Gt(0), Le(1)]` is a number above 0 and at most 1. A text among them is the reason that an error gives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import operator
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+
+FiniteFloat = Annotated[float, Gt(-math.inf), Lt(math.inf)]
+NonNegativeFloat = Annotated[float, Ge(0), Lt(math.inf)]
+PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
+Share = Annotated[float, Ge(0), Le(1)]
+PositiveShare = Annotated[float, Gt(0), Le(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveInt = Annotated[int, Ge(1)]
+NonEmptyText = Annotated[str, MinLen(1)]
+
+_WORDS: Mapping[Any, str] = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text", Any: "any value",
+    type(None): "null", Ge: "of at least", Gt: "above", Le: "of at most", Lt: "below", MinLen: "that is not empty",
+}  # fmt: skip
+_HOLDS = {Ge: operator.ge, Gt: operator.gt, Le: operator.le, Lt: operator.lt}
+
+
+@cache
+def field_hints(cls: type) -> dict[str, Any]:
+    """The fields of a configuration dataclass in their order, each with its annotation, resolved."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """The alternatives of a union; the hint itself where it is none."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def without_bounds(hint: Any) -> Any:
+    """The type alone."""
+    return hint.__origin__ if get_origin(hint) is Annotated else hint
+
+
+def is_section(hint: Any) -> TypeGuard[type]:
+    """True for a dataclass type."""
+    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
+
+
+def is_mapping(hint: Any) -> bool:
+    """True for dict[str, X]."""
+    return get_origin(hint) is dict
+
+
+def literals(hint: Any) -> Iterator[Any]:
+    """The words of a closed list."""
+    for member in union_members(hint):
+        if get_origin(member) is Literal:
+            yield from get_args(member)
+
+
+def fits(hint: Any, value: Any) -> bool:
+    """Whether a value is of the type, strictly (neither "1" nor True is a number; 1 is also a float), and in bounds.
+    NaN fits nothing: it is no setting, and no two of them are equal."""
+    members, origin, args = union_members(hint), get_origin(hint), get_args(hint)
+    if len(members) > 1:
+        return any(fits(member, value) for member in members)
+    if origin is Annotated:
+        return fits(hint.__origin__, value) and all(_holds(bound, value) for bound in hint.__metadata__)
+    if origin is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in args)
+    if origin is tuple:
+        items = (args[0],) * len(value) if isinstance(value, tuple) and args[-1] is Ellipsis else args
+        return isinstance(value, tuple) and len(items) == len(value) and all(map(fits, items, value))
+    if is_mapping(hint):
+        return isinstance(value, Mapping) and all(
+            isinstance(name, str) and fits(args[1], one) for name, one in value.items()
+        )
+    if hint is float:
+        return type(value) is int or (type(value) is float and not math.isnan(value))
+    return hint is Any or (isinstance(value, hint) if is_section(hint) else type(value) is hint)
+
+
+def _holds(bound: Any, value: Any) -> bool:
+    if isinstance(bound, str):
+        return True
+    if isinstance(bound, MinLen):
+        return len(value) >= bound.min_length
+    return bool(_HOLDS[type(bound)](value, _limit(bound)))
+
+
+def _limit(bound: Any) -> Any:
+    """The number in Ge(ge=1), Gt(gt=1), Le(le=1), Lt(lt=1)."""
+    return getattr(bound, type(bound).__name__.lower())
+
+
+def type_name(hint: Any) -> str:
+    """The type in words, with its bounds: `a number above 0 and at most 1`."""
+    members, origin, args = union_members(hint), get_origin(hint), get_args(hint)
+    if len(members) > 1:
+        return " or ".join(map(type_name, members))
+    if origin is Annotated:
+        return _bounded_name(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, args))
+    if origin is tuple and args[-1] is Ellipsis:
+        return f"list, each entry {type_name(args[0])}"
+    if origin is tuple:
+        return f"list of {len(args)}: {', '.join(map(type_name, args))}"
+    if is_mapping(hint):
+        return f"mapping of names to {type_name(args[1])}"
+    return "section" if is_section(hint) else _WORDS.get(hint, str(hint))
+
+
+def _bounded_name(hint: Any) -> str:
+    """The name of a type with bounds; where one is infinity, it is called finite."""
+    name, bounds = _WORDS[hint.__origin__], [one for one in hint.__metadata__ if type(one) in _HOLDS]
+    numbers = [f"{_WORDS[type(one)]} {_limit(one)}" for one in bounds if not math.isinf(_limit(one))]
+    numbers += [_WORDS[MinLen] for one in hint.__metadata__ if isinstance(one, MinLen)]
+    if any(math.isinf(_limit(one)) for one in bounds):
+        name = name.replace("a ", "a finite ", 1)
+    return f"{name} {' and '.join(numbers).replace('and of ', 'and ')}".strip()
+
+
+def mismatch(key: str, hint: Any, value: Any, origin: str = "") -> str:
+    """The sentence about a value that does not fit: what it is, what is needed, and what to write where the value
+    suggests it.
+
+    Args:
+        key: full key.
+        hint: annotation of the field.
+        value: that was given.
+        origin: ` (in my.yaml)`, or "".
+    """
+    shown = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    shown = "null" if value is None else shown
+    members = union_members(hint)
+    reasons = [
+        one for member in members for one in getattr(member, "__metadata__", ()) if isinstance(one, str)
+    ]
+    needed = ": ".join([type_name(hint), *reasons])
+    return f"{key} is {shown}{origin}, but it needs {needed}" + _way_out(key, hint, value, shown)
+
+
+def _way_out(key: str, hint: Any, value: Any, shown: str) -> str:
+    kinds = [without_bounds(member) for member in union_members(hint)]
+    if str in kinds and isinstance(value, bool | int | float):
+        return f"; to make it text, put it in quotes inside the quotes of the shell: '\"{shown}\"'"
+    if isinstance(value, float) and value.is_integer() and fits(hint, int(value)):
+        return f"; write {int(value)}"
+    if any(get_origin(kind) is tuple for kind in kinds) and not isinstance(value, list | tuple):
+        return f"; for a list of one, write {key}=[{value}]"
+    near = nearest(value, map(str, literals(hint))) if isinstance(value, str) else None
+    return f"; did you mean {near}?" if near else ""
+
+
+def nearest(key: str, keys: Iterable[str]) -> str | None:
+    """The key a user most likely meant, or None where nothing resembles it.
+
+    Two ways to miss are covered: a slip in spelling, and the right name under the wrong section.
+    """
+    best, best_score = None, 0.0
+    name = key.rpartition(".")[2]
+    for candidate in keys:
+        whole = difflib.SequenceMatcher(None, key, candidate).ratio()
+        last = difflib.SequenceMatcher(None, name, candidate.rpartition(".")[2]).ratio()
+        if (whole >= 0.7 or last >= 0.8) and whole + last > best_score:
+            best, best_score = candidate, whole + last
+    return best

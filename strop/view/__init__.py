@@ -1,0 +1,8 @@
+"""What a person looks at of a run that was recorded.
+
+samples.py        `strop samples`: what the model wrote, with rewards
+sample_choice.py  which samples, in which order
+token_view.py     one answer token by token; turn_view.py one episode turn by turn
+dropped.py        what became of every sample, and why
+diff.py           `strop diff`: where two runs part
+"""
