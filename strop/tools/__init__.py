@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         function_tool,
         load_function_tools_from_path,
     )
+    from strop.tools.kit import tool_session
     from strop.tools.loading import load_all_tools
     from strop.tools.schemas import (
         OpenAIFunctionCallSchema,
@@ -61,6 +62,7 @@ __all__ = [
     "function_tool",
     "load_all_tools",
     "load_function_tools_from_path",
+    "tool_session",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -68,6 +70,7 @@ __getattr__, __dir__ = lazy_names(
     {
         ".base": "BaseTool ToolResponse ToolUnavailable",
         ".functions": "FUNCTION_TOOL_REGISTRY FunctionTool function_tool load_function_tools_from_path",
+        ".kit": "tool_session",
         ".loading": "load_all_tools",
         ".schemas": "OpenAIFunctionCallSchema OpenAIFunctionParametersSchema OpenAIFunctionParsedSchema "
         "OpenAIFunctionPropertySchema OpenAIFunctionSchema OpenAIFunctionToolCall "
