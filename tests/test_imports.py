@@ -30,7 +30,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"judges"},
+    {"judges", "vision"},
     {"sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
@@ -39,6 +39,7 @@ RANKS = (
 )
 GUESTS = (
     "checks", "compat", "environments", "interactions", "judges", "quickstart", "sandbox", "scorers", "tools", "view",
+    "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

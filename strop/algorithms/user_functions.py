@@ -54,7 +54,7 @@ class VerlConfig(Mapping[str, Any]):
         if name in values:
             return values[name]
         near = difflib.get_close_matches(name, values, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise AttributeError(f"this config has no {name}{hint} It has {', '.join(sorted(values))}")
 
     def __setattr__(self, name: str, value: object) -> None:

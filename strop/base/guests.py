@@ -42,6 +42,11 @@ PLACES = {
     "form of agents": "what agents can be beside async functions: a function from such an object to the async function "
     "that plays it, or None for objects of another form",
     "agent kit": "what agents of this run find in their context, as an attribute of this name: a strop.agents.kits.Kit",
+    "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
+    "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
+    "rows of a class": "a word for the form: a function (config, files, tokenizer, max_samples, seed) that gives the "
+    "rows of data.dataset_class",
+    "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",
     "before the first steps": "a function (config, data, run, say) that looks at what a fresh run will use, keeps what "
     "it finds in the event log, and says it",
 }
@@ -84,3 +89,20 @@ def joined(place: str, name: str) -> Any:
 def all_joined(place: str) -> dict[str, Any]:
     """Everything that joins at a place, by name."""
     return {name: joined(place, name) for name in targets(place)}
+
+
+def needed(place: str, why: str) -> Any:
+    """What joins at a place where one is enough: the first.
+
+    Args:
+        place: of `PLACES`.
+        why: who needs it, the beginning of a sentence.
+
+    Raises:
+        ValueError: nothing joins there.
+    """
+    for name in targets(place):
+        return joined(place, name)
+    raise ValueError(
+        f"{why}, but the part of strop for that is missing from this installation ({place}); install all of strop"
+    )

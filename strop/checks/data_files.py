@@ -5,7 +5,6 @@ Unlike a run, which stops at the first bad row, this goes through all rows and c
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections import Counter
@@ -16,9 +15,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from strop.chat_template import TemplateTooCostly
-from strop.data.chat import Chat, encode_all, render, require_chat_template
+from strop.data.chat import encode_all, render, require_chat_template
 from strop.data.config import DataConfig
-from strop.data.media import MediaEncoder, MediaSource, Placed, shown_text
+from strop.data.media import RowMedia, media_reader, shown_text
 from strop.data.rows import missing_values, row_chat, row_data_source, row_messages
 from strop.data.truncation import cut
 
@@ -155,7 +154,7 @@ def examine(
         limit=config.max_prompt_tokens,
         sources=dict(sorted(sources.items())),
         repeats=_repeats(rows, config),
-        shown=_shown(encoded, tokenizer, config, found.encoder, found.placed),
+        shown=_shown(encoded, tokenizer, config, found.media),
     )
 
 
@@ -164,10 +163,9 @@ class _Prompts:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._waiting: list[tuple[int, Chat, str]] = []
-        self.encoder = MediaEncoder(tokenizer)
+        self._waiting: list[tuple[int, str]] = []
         self.encoded: dict[int, list[int]] = {}
-        self.placed: dict[int, tuple[Placed, ...]] = {}
+        self.media: dict[int, RowMedia] = {}
         self.malformed: dict[int, str] = {}
         """Why a row cannot be a prompt."""
 
@@ -176,8 +174,8 @@ class _Prompts:
         try:
             chat = row_chat(source, config, f"row {row}")
             if chat.media:
-                self.encoder.require(chat.where)
-            self._waiting.append((row, chat, render(self._tokenizer, chat, add_generation_prompt=True)))
+                self.media[row] = media_reader(chat.where).row_media(self._tokenizer, chat.media, chat.where)
+            self._waiting.append((row, render(self._tokenizer, chat, add_generation_prompt=True)))
         except TemplateTooCostly:
             raise  # no fault of the row, and the next one would take as long
         except ValueError as error:
@@ -187,22 +185,18 @@ class _Prompts:
 
     def encode(self) -> None:
         """Encode what was taken in."""
-        encoded = encode_all(self._tokenizer, [text for _, _, text in self._waiting])
-        for (row, chat, _), ids in zip(self._waiting, encoded, strict=True):
+        encoded = encode_all(self._tokenizer, [text for _, text in self._waiting])
+        for (row, _), ids in zip(self._waiting, encoded, strict=True):
             try:
-                self._keep(row, chat, ids)
+                self._keep(row, ids)
             except ValueError as error:
                 self.malformed[row] = str(error)
         self._waiting = []
 
-    def _keep(self, row: int, chat: Chat, ids: list[int]) -> None:
+    def _keep(self, row: int, ids: list[int]) -> None:
         if not ids:
             raise ValueError(f"row {row} has a prompt of no tokens; check its messages and the template")
-        if chat.media:
-            media = self.encoder.place(chat.media, f"row {row}")
-            ids = list(self.encoder.expand(ids, media, f"row {row}"))
-            self.placed[row] = media
-        self.encoded[row] = ids
+        self.encoded[row] = self.media[row].expand(ids).tolist() if row in self.media else ids
 
 
 def overlap(
@@ -251,7 +245,7 @@ def _identities(rows: Sequence[Mapping[str, Any]], config: DataConfig) -> dict[i
             continue
         try:
             messages = row_messages(source, config, "")
-            media = _media_identity(row_chat(source, config, "").media)
+            media = [one.identity for one in row_chat(source, config, "").media]
         except ValueError:  # reported with the malformed rows
             continue
         plain = [
@@ -263,21 +257,11 @@ def _identities(rows: Sequence[Mapping[str, Any]], config: DataConfig) -> dict[i
     return identities
 
 
-def _media_identity(media: Sequence[MediaSource]) -> list[str]:
-    """What makes media the same as others: their paths, or a digest of their contents."""
-    return [
-        hashlib.blake2b(file, digest_size=16).hexdigest() if isinstance(file, bytes) else repr(file)
-        for source in media
-        for file in source.files
-    ]
-
-
 def _shown(
     encoded: Mapping[int, list[int]],
     tokenizer: PreTrainedTokenizerBase,
     config: DataConfig,
-    encoder: MediaEncoder,
-    placed: Mapping[int, tuple[Placed, ...]],
+    media: Mapping[int, RowMedia],
 ) -> tuple[ShownPrompt, ...]:
     """The first prompt, one of median length and the longest, of those that a run would use."""
     limit, is_cut = config.max_prompt_tokens, config.truncation != "error"
@@ -293,14 +277,14 @@ def _shown(
             chosen.setdefault(row, "another")
     shown = []
     for row, why in chosen.items():
-        ids, media = used[row], placed.get(row, ())
+        ids, own = used[row], media.get(row)
         if config.truncation != "error" and len(ids) > limit:
             try:
-                ids = cut(ids, limit, config.truncation, encoder.spans(ids, media) if media else ())
+                ids = cut(ids, limit, config.truncation, () if own is None else own.spans(ids))
             except ValueError as error:
                 shown.append(ShownPrompt(row=row, why=why, num_tokens=len(ids), text=f"(refused: {error})"))
                 continue
             why = f"{why}, cut ({config.truncation}) from {len(used[row])} tokens"
-        text = shown_text(tokenizer, ids, media, encoder.starts(ids, media) if media else ())
+        text = shown_text(tokenizer, ids, () if own is None else own.media(ids))
         shown.append(ShownPrompt(row=row, why=why, num_tokens=len(ids), text=text))
     return tuple(shown)

@@ -1,13 +1,13 @@
 """Data in: rows from files, prompts and conversations from rows, and the order in which they are visited.
 
     sources.py, folders.py, readers.py   rows from local files, folders, the hub and URLs, all in memory
-    stored.py, custom.py, rlhf.py        rows by number: from their files, or of a class of the user's own
+    splits.py, stored.py                 those of a split: in memory, or by number from their files
     cache.py                             what is kept for the next run, within a bound
-    rows.py, chat.py, media.py           one row through the column mapping, the chat template, images and videos
+    rows.py, chat.py, media.py           one row through the column mapping, the chat template, a reader of media
     encoding.py, truncation.py           token ids of many prompts, kept for the next run; cutting to a limit
     prompts.py, streaming.py, sft.py     PromptDataset, StreamedPrompts and SftDataset
     mixing.py, sampler.py                how often, and in which order, rows are visited
-    curriculum.py, verl_samplers.py      orders by name, and those of a user's own: functions and classes
+    curriculum.py                        orders by name, and those of a user's own
     prepare.py                           well-known data sets in verl's schema
 
 `prepare` is imported by its command, not here; so is `strop.data.tiny`, which makes a small model folder.
@@ -26,25 +26,19 @@ if TYPE_CHECKING:
     from strop.data.mixing import check_source_weights, visits_per_epoch
     from strop.data.prompts import PromptDataset
     from strop.data.readers import read_rows
-    from strop.data.rlhf import RLHFDataset, collate_fn
     from strop.data.sampler import PromptSampler, parse_visit_uid, val_uid, visit_uid
     from strop.data.sft import SftDataset, SftExample, tokenize_chat
-    from strop.data.verl_samplers import AbstractCurriculumSampler, AbstractSampler
 
 __all__ = [
-    "AbstractCurriculumSampler",
-    "AbstractSampler",
     "Chat",
     "DataConfig",
     "PromptDataset",
     "PromptSampler",
-    "RLHFDataset",
     "RowResult",
     "SftDataConfig",
     "SftDataset",
     "SftExample",
     "check_source_weights",
-    "collate_fn",
     "parse_visit_uid",
     "read_rows",
     "register_sampler",
@@ -62,11 +56,9 @@ __getattr__, __dir__ = lazy_names(
         ".chat": "Chat render require_chat_template",
         ".config": "DataConfig SftDataConfig",
         ".curriculum": "RowResult register_sampler",
-        ".verl_samplers": "AbstractCurriculumSampler AbstractSampler",
         ".mixing": "check_source_weights visits_per_epoch",
         ".prompts": "PromptDataset",
         ".readers": "read_rows",
-        ".rlhf": "RLHFDataset collate_fn",
         ".sampler": "PromptSampler parse_visit_uid val_uid visit_uid",
         ".sft": "SftDataset SftExample tokenize_chat",
     },

@@ -36,7 +36,7 @@ class Chat:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the template."""
     media: tuple[MediaSource, ...] = ()
-    """Images and videos, in the order of the messages' parts."""
+    """Images and videos, in the order of the messages' parts; not rendered."""
 
 
 def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:

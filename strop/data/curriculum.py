@@ -13,13 +13,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strop.base.guests import needed
 from strop.base.randomness import permutation, random_key
 from strop.base.registry import Registry, dotted
+from strop.protocol import DataProto
 
 Rows = Sequence[int] | NDArray[np.int64]
 """Row numbers."""
@@ -50,8 +52,28 @@ class RowResult:
     """When that was."""
 
 
+class SamplerObject(Protocol):
+    """A sampler that is a class, made once per run; which classes can be one, a guest says."""
+
+    @property
+    def learns(self) -> bool:
+        """It wants to be shown steps."""
+
+    def positions(self) -> list[int]:
+        """The order of the next epoch, as positions in the rows."""
+
+    def update(self, batch: DataProto) -> None:
+        """Show it a step."""
+
+    def state(self) -> dict[str, Any]:
+        """For the manifest of a checkpoint, as JSON has it."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from such a state."""
+
+
 def register_sampler(name: str) -> Callable[[F], F]:
-    """A decorator that makes a function, or a class in verl's form (verl_samplers.py), available as
+    """A decorator that makes a function, or a class in the form of a guest (`SamplerObject`), available as
     data.sampler=name.
 
     Raises:
@@ -61,15 +83,7 @@ def register_sampler(name: str) -> Callable[[F], F]:
 
     def add(function: F) -> F:
         if isinstance(function, type):
-            missing = [
-                one for one in ("__iter__", "state_dict", "load_state_dict") if not hasattr(function, one)
-            ]
-            if missing:
-                raise ValueError(
-                    f"sampler {name!r}: {dotted(function)} has no {' and no '.join(missing)}, so a run that is resumed "
-                    f"would go on in another order: add state_dict(), which returns plain values, and "
-                    f"load_state_dict(state), or write a function order(rows, results, *, epoch, seed)"
-                )
+            _form_of_classes(name).check(name, function)
             SAMPLERS.register(name)(function)
             return function
         required = [
@@ -88,6 +102,22 @@ def register_sampler(name: str) -> Callable[[F], F]:
         return function
 
     return add
+
+
+def sampler_object(name: str, rows: Sequence[int], data: Any) -> SamplerObject | None:
+    """The object of a sampler that is a class; None of a function.
+
+    Args:
+        name: of the sampler.
+        rows: row numbers of the training prompts.
+        data: the section data.
+    """
+    function: Any = SAMPLERS[name]
+    return _form_of_classes(name)(name, function, rows, data) if isinstance(function, type) else None
+
+
+def _form_of_classes(name: str) -> Any:
+    return needed("sampler of a class", f"sampler {name!r} is a class")
 
 
 def sees_results(name: str) -> bool:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from strop.data.chat import Chat, require_chat_template
 from strop.data.config import DataConfig
 from strop.data.encoding import encode_prompts
-from strop.data.media import MediaEncoder, Placed
+from strop.data.media import RowMedia, media_reader
 from strop.data.rows import (
     MEDIA_KEYS,
     missing_values,
@@ -23,7 +23,7 @@ from strop.data.rows import (
     row_messages,
 )
 from strop.data.truncation import cut
-from strop.trajectory import Media, Prompt
+from strop.trajectory import Prompt
 
 _PLACES = {"left": "on the left", "right": "on the right", "middle": "in the middle"}
 
@@ -41,7 +41,6 @@ class PromptDataset:
         split: `train` keeps at most max_train_prompts, `val` at most max_val_prompts; also the word for the
             rows in messages.
         first_row: number of the first of these rows in the files, for messages.
-        media: for this tokenizer, to share it between data sets.
 
     Raises:
         ValueError: a column is missing, a row is malformed, the tokenizer has no chat template, a prompt is
@@ -56,7 +55,6 @@ class PromptDataset:
         split: Literal["train", "val"],
         *,
         first_row: int = 0,
-        media: MediaEncoder | None = None,
     ) -> None:
         require_chat_template(tokenizer)
         if not rows:
@@ -67,11 +65,11 @@ class PromptDataset:
         self._config = config
         self._max_prompts = config.max_train_prompts if split == "train" else config.max_val_prompts
         self._check_columns()
-        self._media = media or MediaEncoder(tokenizer)
-        self._placed: dict[int, tuple[Placed, ...]] = {}
+        self._tokenizer = tokenizer
+        self._media: dict[int, RowMedia] = {}
         encoded = encode_prompts(tokenizer, self._chats, len(rows), config.cache_dir)
-        for row in self._placed:
-            encoded[row] = self._with_media(row, encoded[row])
+        for row, media in self._media.items():
+            encoded[row] = media.expand(encoded[row])
         for row, ids in enumerate(encoded):
             if not ids:
                 raise ValueError(
@@ -107,7 +105,7 @@ class PromptDataset:
     @property
     def has_media(self) -> bool:
         """A row has images or videos."""
-        return any(row in self._ids for row in self._placed)
+        return any(row in self._ids for row in self._media)
 
     def prompt(self, row: int, uid: str) -> Prompt:
         """The prompt of a row number, as the visit `uid`.
@@ -128,10 +126,6 @@ class PromptDataset:
             text := source[config.prompt_key], str
         ):  # TRL rewards take prompts and answers as texts then
             columns["prompt"] = text
-        media: tuple[Media, ...] = ()
-        if row in self._placed:
-            sources = row_chat(source, config, self._where(row)).media
-            media = self._media.media(self._ids[row], sources, self._placed[row])
         return Prompt(
             uid=uid,
             row=row,
@@ -142,7 +136,7 @@ class PromptDataset:
             extra_info=row_extra_info(source, self._where(row)),
             agent_name=source.get("agent_name") or "single_turn_agent",
             columns=columns,
-            media=media,
+            media=self._media[row].media(self._ids[row]) if row in self._media else (),
         )
 
     def refusal(self, prompt: Prompt) -> str:
@@ -184,17 +178,9 @@ class PromptDataset:
     def _chats(self) -> Iterator[Chat]:
         for row, source in enumerate(self._source_rows):
             chat = row_chat(source, self._config, self._where(row))
-            if chat.media:
-                self._media.require(chat.where)
-                self._placed[row] = ()  # measured once all are encoded
+            if chat.media and row not in self._media:
+                self._media[row] = media_reader(chat.where).row_media(self._tokenizer, chat.media, chat.where)
             yield chat
-
-    def _with_media(self, row: int, token_ids: array[int]) -> array[int]:
-        """The ids of a row with media, with all tokens that stand for them."""
-        where = self._where(row)
-        chat = row_chat(self._source_rows[row], self._config, where)
-        self._placed[row] = self._media.place(chat.media, where)
-        return self._media.expand(token_ids, self._placed[row], where)
 
     def _limit(self, encoded: Sequence[array[int]]) -> dict[int, array[int]]:
         """The prompts that are kept, by row, each within the limit."""
@@ -230,7 +216,7 @@ class PromptDataset:
 
     def _cut(self, row: int, token_ids: array[int]) -> list[int]:
         """At most max_prompt_tokens of the ids of a row, without a cut inside of its media."""
-        spans = self._media.spans(token_ids, self._placed[row]) if row in self._placed else []
+        spans = self._media[row].spans(token_ids) if row in self._media else []
         side = self._config.truncation
         assert side != "error", "the first prompt that is too long was refused before"
         try:

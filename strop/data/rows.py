@@ -8,7 +8,7 @@ from typing import Any
 
 from strop.data.chat import Chat, to_chat, to_messages
 from strop.data.config import DataConfig
-from strop.data.media import has_media, take_media, without_contents
+from strop.data.media import has_media, media_reader, without_contents
 
 MEDIA_KEYS = ("images", "videos", "audios")
 _OTHER_ANSWER_KEYS = ("answer", "solution", "ground_truth", "target", "label")
@@ -76,7 +76,8 @@ def row_chat(source: Mapping[str, Any], config: DataConfig, where: str) -> Chat:
     """All that the chat template sees of the row.
 
     Raises:
-        ValueError: the row is malformed, has sound, or other media than its messages have places for.
+        ValueError: the row is malformed, has sound, media that nothing here reads, or other media than its messages
+            have places for.
     """
     if source.get("audios"):
         raise ValueError(
@@ -87,7 +88,7 @@ def row_chat(source: Mapping[str, Any], config: DataConfig, where: str) -> Chat:
     messages = _messages(source, config, where)
     if not has_media(source, messages):
         return to_chat(source, messages, options=config.chat_template_kwargs, where=where)
-    placed, media = take_media(source, messages, where)
+    placed, media = media_reader(where).take_media(source, messages, where)
     chat = to_chat(source, placed, options=config.chat_template_kwargs, where=where)
     return dataclasses.replace(chat, media=media)
 

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from strop.data.curriculum import (
     RowResult,
+    SamplerObject,
     checked_order,
     ordered_rows,
     results_as_json,
     results_of_json,
     sees_results,
 )
-from strop.data.verl_samplers import VerlSampler
 from strop.protocol import DataProto
 
 _VISIT_UID = re.compile(r"e(\d+)-(\d{6,})")
@@ -77,7 +77,7 @@ class PromptSampler:
         num_epochs: int | None = None,
         chosen: Callable[[int], Collection[int]] | None = None,
         reorder_every: int = 0,
-        instance: VerlSampler | None = None,
+        instance: SamplerObject | None = None,
     ) -> None:
         if len(rows) == 0:
             raise ValueError("a sampler needs at least one row; check the data files and the length filter")
@@ -175,7 +175,7 @@ class PromptSampler:
         Args:
             step: which one.
             results: by row; `visits` is that of this step.
-            batch: the samples, for a sampler in verl's form; None in a step without.
+            batch: the samples, for a sampler that is a class; None in a step without.
         """
         if self._instance is not None and batch is not None:
             self._instance.update(batch)

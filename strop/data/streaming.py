@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 
 from strop.data.chat import require_chat_template
 from strop.data.config import DataConfig
-from strop.data.media import MediaEncoder
 from strop.data.prompts import PromptDataset, spread
 from strop.data.sampler import PromptSampler, visit_uid
 from strop.trajectory import Prompt
@@ -67,7 +66,6 @@ class StreamedPrompts:
             raise ValueError("train data has no rows; check data.train_files")
         self._rows = rows
         self._tokenizer = tokenizer
-        self._media = MediaEncoder(tokenizer)
         self._limit = config.max_prompt_tokens
         self._is_filtered = config.filter_overlong_prompts
         longest = _NO_LIMIT if self._is_filtered else config.max_prompt_tokens
@@ -99,9 +97,7 @@ class StreamedPrompts:
         Raises:
             ValueError: the row cannot be a prompt; the sentence names it.
         """
-        one = PromptDataset(
-            [self._rows[row]], self._tokenizer, self._config, "train", first_row=row, media=self._media
-        )
+        one = PromptDataset([self._rows[row]], self._tokenizer, self._config, "train", first_row=row)
         return dataclasses.replace(one.prompt(0, uid), row=row)
 
     def refusal(self, prompt: Prompt) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from strop.engines.attention import AttentionContext
+from strop.engines.media import MediaInputs
 from strop.engines.muon import embedding_names
-from strop.engines.vision import Pictures, Vision
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,11 +27,11 @@ class CausalLM:
     """
 
     def __init__(
-        self, module: nn.Module, *, compute_dtype: torch.dtype, vision: Vision | None = None
+        self, module: nn.Module, *, compute_dtype: torch.dtype, media: MediaInputs | None = None
     ) -> None:
         self.module = module
-        self.vision = vision
-        """What it needs to take images; None for a model that takes text alone."""
+        self.media = media
+        """What it needs to take media; None for a model that takes text alone."""
         self.compute_dtype = compute_dtype
         self.config: Any = module.config
         self.root: nn.Module = _Root(module)
@@ -58,9 +58,9 @@ class CausalLM:
     @property
     def banned_ids(self) -> Tensor | None:
         """Ids of the tokens that stand for media, which have probability zero everywhere; None without any."""
-        if self.vision is not None and (self._banned is None or self._banned.device != self.device):
+        if self.media is not None and (self._banned is None or self._banned.device != self.device):
             with torch.inference_mode(False):  # generation asks first, and training saves it for backward
-                self._banned = torch.tensor(sorted(self.vision.token_ids.values()), device=self.device)
+                self._banned = torch.tensor(sorted(self.media.token_ids.values()), device=self.device)
         return self._banned
 
     @property
@@ -81,7 +81,7 @@ class CausalLM:
             ValueError: the architecture keeps them in an unknown place.
         """
         count = getattr(self.config.get_text_config(), "num_hidden_layers", None)
-        decoder = self._backbone if self.vision is None else self.module.get_decoder()  # type: ignore[operator]
+        decoder = self._backbone if self.media is None else self.module.get_decoder()  # type: ignore[operator]
         for part in decoder.modules():
             if isinstance(part, nn.ModuleList) and len(part) == count:
                 return list(part)
@@ -103,15 +103,15 @@ class CausalLM:
         input_ids: Tensor,
         position_ids: Tensor,
         context: AttentionContext,
-        pictures: Pictures | None = None,
+        media: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Final hidden states [N, D] of packed tokens [1, N]; part of a `run`.
 
         Args:
             input_ids: [1, N].
-            position_ids: [1, N]; [3, 1, N] where a prompt has media.
+            position_ids: [1, N]; [3, 1, N] where a token stands for media.
             context: which token looks at which.
-            pictures: the media of the prompts, in the order of their tokens.
+            media: of the tokens, in their order (`MediaInputs.arguments`).
         """
         if self._is_compiled:
             context = _Uncompiled(context)
@@ -121,11 +121,11 @@ class CausalLM:
                 position_ids=position_ids,
                 use_cache=False,
                 strop_context=context,
-                **({} if pictures is None else pictures.arguments),
+                **(media or {}),
             )
             hidden: Tensor = output.last_hidden_state[0]
-            if pictures is None and self.vision is not None and self.is_sharded:
-                hidden = self.vision.touched(hidden)
+            if media is None and self.media is not None and self.is_sharded:
+                hidden = self.media.touched(hidden)
         return hidden
 
     def hidden(
@@ -133,12 +133,12 @@ class CausalLM:
         input_ids: Tensor,
         position_ids: Tensor,
         context: AttentionContext,
-        pictures: Pictures | None = None,
+        media: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Final hidden states [N, D] of packed tokens [1, N], as a `run` of its own; arguments as of `backbone`."""
         # Shapes change with every decode step here; compiled layers are for training.
         with torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext():
-            return self.run(self.backbone, input_ids, position_ids, context, pictures)
+            return self.run(self.backbone, input_ids, position_ids, context, media)
 
     def compile_layers(self) -> None:
         """Compile each decoder layer; attention itself stays as it is."""
@@ -166,12 +166,12 @@ class CausalLM:
     def save(self, folder: Path) -> None:
         """Write config and weights as an ordinary Hugging Face folder (safetensors); not for a sharded model."""
         self.module.save_pretrained(folder)  # type: ignore[operator]
-        self.save_processor(folder)
+        self.save_media_settings(folder)
 
-    def save_processor(self, folder: Path) -> None:
-        """Write how images are read beside saved weights; nothing for a model that takes text alone."""
-        if self.vision is not None:
-            self.vision.save_processor(folder)
+    def save_media_settings(self, folder: Path) -> None:
+        """Write how media are read beside saved weights; nothing for a model that takes text alone."""
+        if self.media is not None:
+            self.media.save_settings(folder)
 
 
 class _Root(nn.Module):

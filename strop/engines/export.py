@@ -19,8 +19,6 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoTokenizer,
 )
@@ -29,6 +27,7 @@ from transformers.initialization import no_init_weights
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.lora import add_lora, has_adapter, merged_tensors, save_adapter
+from strop.engines.media import language_model_class, media_models
 from strop.engines.model import load_model, load_value_model, read_settings
 from strop.engines.model_folder import reading, runs_own_code
 from strop.engines.packing import make_rows
@@ -37,7 +36,6 @@ from strop.engines.probe import PROBE_TOLERANCE, check_packed
 from strop.engines.role_checkpoint import CONFIG_FOLDER, MODEL, load_weights
 from strop.engines.saved_tensors import STATE_FILE, SavedTensors
 from strop.engines.tokens import Tokens, map_tokens
-from strop.engines.vision_pixels import has_vision_part, load_media_processor
 from strop.engines.weights import named_weights
 
 ACTOR, CRITIC = "actor", "critic"
@@ -125,7 +123,7 @@ def _write_and_prove(
     adapter_only: bool,
 ) -> Export:
     model = read_role(checkpoint, config, role=role)
-    model.vision = None  # compared as text with plain transformers, where tokens of media can be sampled
+    model.media = None  # compared as text with plain transformers, where tokens of media can be sampled
     if adapter_only and not has_adapter(model):
         raise ValueError(
             f"{checkpoint} was trained without adapters (model.lora.rank is 0), so it has none to export; leave "
@@ -147,7 +145,8 @@ def _write_and_prove(
     _save_tokenizer(checkpoint / role, checkpoint / HF_FOLDER, Path(config.path), folder, config)
     plain = _load_plain(folder, config, held, is_classifier=is_classifier, is_adapter=adapter_only)
     _keep_generation_settings(checkpoint, role, config, folder)
-    _save_processor(checkpoint / HF_FOLDER, Path(config.path), folder)
+    if (family := media_models(plain.config)) is not None:
+        family.copy_settings((checkpoint / HF_FOLDER, Path(config.path)), folder)
     difference = _largest(rounded, plain_probe(plain, sequences))
     quantity = "value" if is_classifier else "log-prob"
     if not difference <= PROBE_TOLERANCE:
@@ -296,7 +295,7 @@ def _unread_model(
     trust = runs_own_code(config)
     complaint = f"the model in {folder} cannot be built"
     settings = read_settings(folder, config, complaint)
-    auto_class: Any = AutoModelForImageTextToText if has_vision_part(settings) else AutoModelForCausalLM
+    auto_class: Any = language_model_class(settings)
     if role == CRITIC:
         settings.num_labels = 1
         auto_class = AutoModelForSequenceClassification
@@ -362,26 +361,16 @@ def _save_tokenizer(role: Path, hf_folder: Path, source: Path, folder: Path, con
     )
 
 
-def _save_processor(hf_folder: Path, source: Path, folder: Path) -> None:
-    """What turns pictures into pixels, where the model takes any."""
-    for candidate in (hf_folder, source):
-        if (processor := load_media_processor(candidate)) is not None:
-            processor.save(folder)
-            return
-
-
 def _load_plain(
     folder: Path, config: ModelConfig, dtype: torch.dtype, *, is_classifier: bool, is_adapter: bool
 ) -> Any:
     """What was written, as anybody loads it; every weight must be there, and no other."""
     trust = runs_own_code(config)
-    auto_class: Any = AutoModelForCausalLM
-    if is_classifier:
-        auto_class = AutoModelForSequenceClassification
-    elif has_vision_part(
-        AutoConfig.from_pretrained(config.path if is_adapter else folder, trust_remote_code=trust)
-    ):
-        auto_class = AutoModelForImageTextToText
+    auto_class: Any = AutoModelForSequenceClassification
+    if not is_classifier:
+        auto_class = language_model_class(
+            AutoConfig.from_pretrained(config.path if is_adapter else folder, trust_remote_code=trust)
+        )
     options: dict[str, Any] = {"num_labels": 1} if is_classifier else {}
     if is_adapter:
         base = auto_class.from_pretrained(config.path, dtype=dtype, trust_remote_code=trust, **options)

@@ -16,8 +16,6 @@ import transformers
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoTokenizer,
 )
@@ -27,11 +25,10 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.liger import use_liger_kernels
 from strop.engines.lora import add_lora
+from strop.engines.media import MediaInputs, language_model_class, media_inputs
 from strop.engines.model_folder import check_settings, check_weights, model_json, reading, runs_own_code
 from strop.engines.parallel import Parallel
 from strop.engines.probe import check_packed
-from strop.engines.vision import Vision, freeze_vision_tower, has_vision_side
-from strop.engines.vision_pixels import has_vision_part, load_media_processor
 
 __all__ = [
     "CausalLM",
@@ -99,9 +96,7 @@ def load_model(
     """
     _check_folder(config)
     loading = _Loading(config, device, parallel)
-    auto_class: Any = (
-        AutoModelForImageTextToText if has_vision_part(read_shape(config)) else AutoModelForCausalLM
-    )
+    auto_class = language_model_class(read_shape(config))
     module = _read_module(config, str(weights_from or config.path), auto_class, loading.weights_dtype)
     return loading.finish(module)
 
@@ -180,23 +175,31 @@ class _Loading:
         module.to(place)
         module.eval()
         check_packed(module, place)
-        vision = None
-        if has_vision_side(module):
-            vision = Vision(module, load_media_processor(self._config.path))
+        media = media_inputs(module, self._config.path)
         if self._config.gradient_checkpointing:
             # The second name is that of older versions of transformers.
             later = hasattr(module, "activation_checkpointing_enable")
             enable = module.activation_checkpointing_enable if later else module.gradient_checkpointing_enable
             enable({"use_reentrant": False})
             module.train()  # transformers recomputes only in training mode; every dropout is 0
-        model = CausalLM(module, compute_dtype=self._dtype, vision=vision)
+        model = CausalLM(module, compute_dtype=self._dtype, media=media)
         if self._config.use_liger:
             use_liger_kernels(module, self._place)
         if self._config.lora.enabled:
             add_lora(model, self._config.lora)
         if self._config.freeze_vision_tower:
-            freeze_vision_tower(module, self._config.path)  # its adapters too
+            _freeze_tower(module, media, self._config.path)  # its adapters too
         return model
+
+
+def _freeze_tower(module: nn.Module, media: MediaInputs | None, path: str) -> None:
+    """Take the part that reads media out of training."""
+    if media is None or media.tower is None:
+        raise ValueError(
+            f"model.freeze_vision_tower is true, but model.path {path!r} is a {type(module).__name__}, which has no "
+            f"vision tower; set it to false"
+        )
+    media.tower.requires_grad_(False)
 
 
 class _ExactNorm(nn.Module):

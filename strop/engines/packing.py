@@ -12,14 +12,14 @@ weights were fixed for the whole optimizer batch (algorithms/aggregation.py).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from strop.engines.attention import PackedAttention, Segment
-from strop.engines.vision import Pictures, Vision, next_position
+from strop.engines.media import MediaInputs
 from strop.trajectory import Media
 
 
@@ -69,8 +69,8 @@ class MicroBatch:
     """[M]: the response tokens; where one stands for media, a token of text."""
     token_index: Tensor
     """[M], in host memory: place of each response token in the batch's flat token axis."""
-    pictures: Pictures | None = None
-    """Media of prompts and responses, in the order of their tokens."""
+    media: Mapping[str, Tensor] | None = None
+    """Those of prompts and responses, in the order of their tokens (`MediaInputs.arguments`)."""
 
     @property
     def num_tokens(self) -> int:
@@ -157,13 +157,13 @@ def _cut(group: Sequence[Row], max_tokens: int) -> list[list[Row]]:
     return pieces
 
 
-def pack(rows: Sequence[Row], *, device: torch.device, vision: Vision | None = None) -> MicroBatch:
+def pack(rows: Sequence[Row], *, device: torch.device, inputs: MediaInputs | None = None) -> MicroBatch:
     """The packed tensors of these rows; rows of one prompt share its tokens wherever they stand in `rows`.
 
     Args:
         rows: at least one.
         device: of the tensors.
-        vision: of the model that runs them, for rows with media.
+        inputs: `CausalLM.media` of the model that runs them, for rows with media.
 
     Raises:
         ValueError: a row has media, and the model takes none.
@@ -184,14 +184,14 @@ def pack(rows: Sequence[Row], *, device: torch.device, vision: Vision | None = N
         alone = len(group) == 1
         length = group[0].num_tokens if alone else prompt_length
         segments.append(Segment(start=at, length=length))
-        placed = _prompt_positions(group[0], vision)
+        placed = _prompt_positions(group[0], inputs)
         positions.append(placed)
         media += group[0].prompt_media
         at += prompt_length
         for row in group:
             suffix = row.suffix_length
             ids.append(row.response[:-1])
-            positions.append(_response_positions(row, placed, vision))
+            positions.append(_response_positions(row, placed, inputs))
             media += row.response_media
             if not alone:
                 segments.append(
@@ -201,7 +201,7 @@ def pack(rows: Sequence[Row], *, device: torch.device, vision: Vision | None = N
             place = torch.arange(at - 1, at + suffix)
             place[0] = prompt_start + prompt_length - 1
             hidden.append(place)
-            targets.append(_targets(row, vision))
+            targets.append(_targets(row, inputs))
             tokens.append(torch.arange(row.first_token, row.first_token + len(row.response)))
             at += suffix
     return MicroBatch(
@@ -211,7 +211,7 @@ def pack(rows: Sequence[Row], *, device: torch.device, vision: Vision | None = N
         hidden_index=torch.cat(hidden).to(device, non_blocking=True),
         targets=torch.cat(targets).to(device, non_blocking=True),
         token_index=torch.cat(tokens),
-        pictures=vision.pictures(media, device=device) if media and vision is not None else None,
+        media=inputs.arguments(media, device=device) if media and inputs is not None else None,
     )
 
 
@@ -223,44 +223,53 @@ def joined_positions(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.expand(3, -1) for part in parts], dim=1)[:, None]
 
 
-def _prompt_positions(row: Row, vision: Vision | None) -> Tensor:
+def next_position(positions: Tensor) -> int:
+    """Where the tokens after these go on; an image has fewer positions than tokens.
+
+    Args:
+        positions: [P], or [3, P] of tokens with media.
+    """
+    return int(positions.max()) + 1
+
+
+def _prompt_positions(row: Row, inputs: MediaInputs | None) -> Tensor:
     """Positions [P] of a prompt; [3, P] of one with media."""
     if not row.prompt_media:
         return torch.arange(len(row.prompt))
-    return _placed_by(vision, row.prompt, row.prompt_media, "a prompt")
+    return _placed_by(inputs, row.prompt, row.prompt_media, "a prompt")
 
 
-def _response_positions(row: Row, prompt_positions: Tensor, vision: Vision | None) -> Tensor:
+def _response_positions(row: Row, prompt_positions: Tensor, inputs: MediaInputs | None) -> Tensor:
     """Positions [R - 1] of the response tokens that are inputs, behind those of the prompt; [3, R - 1] with media."""
     count = len(row.prompt)
     if row.response_media:
-        inputs = torch.cat([row.prompt, row.response[:-1]])
-        return _placed_by(vision, inputs, row.media, "a sample")[:, count:]
-    first = next_position(prompt_positions) if row.prompt_media else count
+        seen = torch.cat([row.prompt, row.response[:-1]])
+        return _placed_by(inputs, seen, row.media, "a sample")[:, count:]
+    first = next_position(prompt_positions)
     return torch.arange(first, first + row.suffix_length)
 
 
-def _targets(row: Row, vision: Vision | None) -> Tensor:
+def _targets(row: Row, inputs: MediaInputs | None) -> Tensor:
     """Tokens [R] whose log-probs are computed: the response, with another token where one stands for media.
 
     Tokens of media have probability zero, and are given, so their log-probs say nothing. Those of other tokens stand in
     for them, because what an algorithm makes of them outside of its mask must not overflow: 0 times infinity is no
     number.
     """
-    if not row.response_media or vision is None:
+    if not row.response_media or inputs is None:
         return row.response
     targets = row.response.clone()
     for one in row.response_media:
         start, end = (place - len(row.prompt) for place in one.span)
-        targets[start:end] = vision.text_id
+        targets[start:end] = inputs.text_id
     return targets
 
 
-def _placed_by(vision: Vision | None, token_ids: Tensor, media: Sequence[Media], where: str) -> Tensor:
+def _placed_by(inputs: MediaInputs | None, token_ids: Tensor, media: Sequence[Media], where: str) -> Tensor:
     """Positions [3, n] of tokens [n] with media."""
-    if vision is None:
+    if inputs is None:
         raise ValueError(
             f"{where} has images, but the model takes text alone: use a vision-language model with its image processor"
         )
-    vision.check(token_ids.tolist(), media, where)
-    return vision.positions(token_ids, media)
+    inputs.check(token_ids.tolist(), media, where)
+    return inputs.positions(token_ids, media)

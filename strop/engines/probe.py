@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.engines.attention import NoContext, PackedAttention, Segment
+from strop.engines.attention import ATTENTION_NAME, NoContext, PackedAttention, Segment
 from strop.engines.causal_lm import CausalLM, max_positions
 from strop.engines.head import scaled_logits
-from strop.engines.vision import Vision, has_vision_side
-from strop.engines.vision_probe import picture_probe, use_packed_attention
+from strop.engines.media import MediaInputs, media_inputs
 
 PROBE_LENGTHS = (12, 32)
 """Lengths of the two sequences on which a loaded model is compared with its own attention: packed, the short one lies
@@ -68,12 +67,13 @@ def check_packed(module: Any, device: torch.device) -> None:
         ValueError: packed computation gives another result for this architecture.
     """
     limit = max_positions(module.config) or max(PROBE_LENGTHS)
-    sequences = [_ids(module, min(length, limit), device) for length in PROBE_LENGTHS]
-    with _short_windows(module):
+    media = media_inputs(module)
+    sequences = [_ids(module, media, min(length, limit), device) for length in PROBE_LENGTHS]
+    with _short_windows(module, media):
         head = _LargeLogits(module)
         own = torch.cat([head.run_alone(ids) for ids in sequences])
-        picture_difference = picture_probe(module, device)
-        use_packed_attention(module)
+        media_difference = None if media is None else media.probe(device)
+        module.set_attn_implementation(ATTENTION_NAME if media is None else media.attention(ATTENTION_NAME))
         model = CausalLM(module, compute_dtype=torch.float32)
         for is_training in (False, True):
             module.train(is_training)
@@ -85,10 +85,7 @@ def check_packed(module: Any, device: torch.device) -> None:
                     f"{type(module).__name__} gives other {head.what} on packed tokens{when} than alone (largest "
                     f"difference {difference:.2g}): {_REFUSAL}"
                 )
-        if (
-            picture_difference is not None
-            and not (difference := picture_difference(module)) < PROBE_TOLERANCE
-        ):
+        if media_difference is not None and not (difference := media_difference(model)) < PROBE_TOLERANCE:
             raise ValueError(
                 f"{type(module).__name__} gives other log-probs on packed prompts with images than on each alone "
                 f"(largest difference {difference:.2g}): {_REFUSAL}"
@@ -131,18 +128,18 @@ class _LargeLogits:
         return (ours.log_softmax(-1) - own).abs().max()
 
 
-def _ids(module: Any, length: int, device: torch.device) -> Tensor:
+def _ids(module: Any, media: MediaInputs | None, length: int, device: torch.device) -> Tensor:
     """Tokens [T] of text."""
     vocab = (module.get_output_embeddings() or module.get_input_embeddings()).weight.shape[0]
-    media = set(Vision(module, None).token_ids.values()) if has_vision_side(module) else set()
-    text = [token for token in range(min(vocab, 4 * length)) if token not in media]
+    never = set() if media is None else set(media.token_ids.values())
+    text = [token for token in range(min(vocab, 4 * length)) if token not in never]
     return torch.tensor([text[(7 * place + 3) % len(text)] for place in range(length)], device=device)
 
 
 @contextlib.contextmanager
-def _short_windows(module: Any) -> Iterator[None]:
-    """Windows of attention longer than `PROBE_WINDOW` have that length meanwhile; a vision tower keeps its own."""
-    decoder = module.get_decoder() if has_vision_side(module) else module
+def _short_windows(module: Any, media: MediaInputs | None) -> Iterator[None]:
+    """Windows of attention longer than `PROBE_WINDOW` have that length meanwhile; what reads media keeps its own."""
+    decoder = module if media is None else module.get_decoder()
     owners = {id(part): part for part in decoder.modules()}
     configs = [module.config.get_text_config(), *(getattr(part, "config", None) for part in owners.values())]
     owners |= {id(config): config for config in configs if config is not None}

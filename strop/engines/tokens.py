@@ -177,7 +177,7 @@ def micro_batches(rows: Sequence[Row], max_tokens: int, parallel: Parallel) -> l
 
 def packed(model: CausalLM, rows: Sequence[Row]) -> MicroBatch:
     """These rows as one micro-batch; without rows, one that runs and predicts nothing."""
-    micro_batch = pack(rows or [_NOTHING], device=model.device, vision=model.vision)
+    micro_batch = pack(rows or [_NOTHING], device=model.device, inputs=model.media)
     if rows:
         return micro_batch
     return dataclasses.replace(
@@ -194,7 +194,7 @@ def _part(micro_batch: MicroBatch, parallel: Parallel) -> MicroBatch | SequenceS
     Raises:
         ValueError: a row has media, and ranks share each sequence.
     """
-    if micro_batch.pictures is not None and parallel.sp_group is not None:
+    if micro_batch.media is not None and parallel.sp_group is not None:
         raise ValueError(
             "a sample has images, and engine.sequence_parallel divides sequences over ranks, which images cannot be: "
             "use engine.sequence_parallel=1"
@@ -206,5 +206,5 @@ def _predicting(model: CausalLM, part: MicroBatch | SequenceShard) -> Tensor:
     """Hidden states before the response tokens: [M, D], or [m, D] of this rank's share."""
     if isinstance(part, SequenceShard):
         return part.predicting(model.backbone(part.input_ids, part.position_ids, part.attention))
-    hidden = model.backbone(part.input_ids, part.position_ids, part.attention, part.pictures)
+    hidden = model.backbone(part.input_ids, part.position_ids, part.attention, part.media)
     return F.embedding(part.hidden_index, hidden)

@@ -157,7 +157,7 @@ class TrainEngine:
             state[name] = seen[id(tensor)]
         if self.parallel.rank == 0:
             module.save_pretrained(folder, state_dict=state)
-            self.model.save_processor(folder)
+            self.model.save_media_settings(folder)
         self.parallel.barrier(f"the model in {folder.name}")
 
     def checksum(self) -> str:

@@ -30,9 +30,9 @@ from strop.controller import (
     role,
 )
 from strop.engines.config import EngineConfig
+from strop.engines.media import media_models
 from strop.engines.model import read_shape
 from strop.engines.ulysses import check_sequence_parallel
-from strop.engines.vision_pixels import has_vision_part
 from strop.protocol import DataProto, DataProtoFuture
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
@@ -201,7 +201,7 @@ def check_models(config: Config) -> None:
             shape = read_shape(dataclasses.replace(config.model, path=path))
             check_sequence_parallel(shape, engine.sequence_parallel, _num_ranks(config, name))
     path = config.critic.path or config.model.path
-    if config.uses_critic and has_vision_part(read_shape(dataclasses.replace(config.model, path=path))):
+    if config.uses_critic and media_models(read_shape(dataclasses.replace(config.model, path=path))):
         raise ValueError(
             f"the critic would start from {path!r}, a vision-language model, and critics take text alone: use an "
             f"estimator without a critic, such as algorithm.adv_estimator=grpo, or for prompts without images set "

@@ -13,12 +13,12 @@ from strop.agents.rows import with_agents
 from strop.agents.setup import AgentSetup
 from strop.data.cache import cache_folder, prune
 from strop.data.config import DataConfig
-from strop.data.custom import load_rows
+from strop.data.curriculum import sampler_object
 from strop.data.mixing import check_source_weights, weighted_epochs
 from strop.data.prompts import PromptDataset
 from strop.data.sampler import PromptSampler, val_uid
+from strop.data.splits import load_rows
 from strop.data.streaming import Drawn, StreamedPrompts, TrainingPrompts, draw
-from strop.data.verl_samplers import verl_sampler
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.engines.model_folder import end_tokens
@@ -91,7 +91,7 @@ def load_training_data(config: Config) -> TrainingData:
         num_epochs=num_epochs,
         chosen=chosen,
         reorder_every=config.data.reorder_every,
-        instance=verl_sampler(train.row_numbers, data),
+        instance=sampler_object(data.sampler, train.row_numbers, data),
     )
     limits = [limit for limit in (sampler.num_steps, config.trainer.max_steps) if limit is not None]
     num_steps = min(limits)  # the configuration sees to it that there is one

@@ -19,7 +19,6 @@ from strop.agents.episodes import default_setup, play_episode
 from strop.agents.setup import AgentSetup
 from strop.border import described, encodable, storable_text, usable
 from strop.border.values import MAX_NUMBER
-from strop.data.media import tool_images
 from strop.engines.causal_lm import CausalLM
 from strop.rewards.outcome import Outcome
 from strop.rewards.pool import RewardPool
@@ -187,7 +186,7 @@ def make_player(
     Raises:
         ValueError: something that the agents need cannot be started here.
     """
-    setup.images = tool_images(policy, tokenizer)
+    setup.images = None if policy.media is None else policy.media.image_encoder()
     return Player(RolloutClient(engine, timeout_s=timeout_s), tokenizer, scorers, seed=seed, setup=setup)
 
 

@@ -23,7 +23,7 @@ import torch
 from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.controller import Dispatch, Worker, register
-from strop.data.media import prompt_text
+from strop.data.media import shown_text
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model, load_tokenizer
 from strop.engines.training import TrainEngine
@@ -102,7 +102,7 @@ class RolloutWorker(Worker):
             self._trained = trained_engine(self.colocated[share_with])
             policy = self._trained.model
             self._engine = NativeEngine(policy, max_running=rollout.max_running, version=version)
-        self._takes_media = policy.vision is not None
+        self._takes_media = policy.media is not None
         self._runner = asyncio.Runner()
         self._pool = RewardPool(
             reward, tokenizer=model.path, rank=self.rank, count=self.world_size, logs=logs
@@ -211,7 +211,7 @@ class RolloutWorker(Worker):
         for episode, decided in zip(episodes_of(episodes), episodes.non_tensor_batch["decided"], strict=True):
             prompt = episode.prompt
             if prompt.uid not in texts:
-                texts[prompt.uid] = prompt_text(self._tokenizer, prompt)
+                texts[prompt.uid] = shown_text(self._tokenizer, prompt.token_ids, prompt.media)
             text = texts[prompt.uid]
             rows.append(sample_row(episode, decided, prompt_text=text, keeps_row=self._keeps_rows))
         self._samples.write(step, rows, split=split, part=self.rank, parts=self.world_size)

@@ -10,10 +10,10 @@ from torch import Tensor
 from strop.algorithms.distillation_config import DistillationConfig
 from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
+from strop.engines.media import media_models
 from strop.engines.model import load_model, load_tokenizer, read_shape
 from strop.engines.packing import Row
 from strop.engines.tokens import Tokens
-from strop.engines.vision_pixels import media_token_ids
 from strop.protocol import DataProto
 from strop.workers.config import TeacherConfig
 from strop.workers.frozen import FrozenWorker
@@ -109,4 +109,6 @@ def check_teacher(policy: ModelConfig, teacher: TeacherConfig) -> None:
 def _never_sampled(policy: Any, vocab_size: int) -> list[int]:
     """Ids of the teacher that the policy gives probability zero: those beyond its head, and those of media."""
     own = int(policy.get_text_config().vocab_size)
-    return sorted({*range(own, vocab_size), *(i for i in media_token_ids(policy).values() if i < vocab_size)})
+    family = media_models(policy)
+    of_media = () if family is None else family.media_token_ids(policy).values()
+    return sorted({*range(own, vocab_size), *(token for token in of_media if token < vocab_size)})

@@ -234,7 +234,7 @@ def test_the_config_of_verl_reads_like_an_object_and_like_a_mapping() -> None:
         match=r"this config has no clip_rati; did you mean clip_ratio\? It has clip_ratio, inner",
     ):
         config.clip_rati  # noqa: B018
-    with pytest.raises(AttributeError, match="this config has no zzz It has clip_ratio, inner"):
+    with pytest.raises(AttributeError, match=r"this config has no zzz\. It has clip_ratio, inner"):
         config.zzz  # noqa: B018
     with pytest.raises(AttributeError, match="cannot be changed: clip_ratio was set to 1"):
         config.clip_ratio = 1

@@ -209,9 +209,8 @@ def test_config_show_reads_back_equal(project: Project, tmp_path: Path) -> None:
 def test_config_show_docs_explains_every_key() -> None:
     lines = cli("config", "show", "--docs").out.splitlines()
     place = lines.index("  samples_per_prompt: 8")
-    assert lines[place - 2 : place] == [
-        "  # Trajectories per prompt. Group-relative advantages need at least 2. (int; default 8)"
-    ] or lines[place - 1].endswith("(int; default 8)")
+    assert "Trajectories per prompt." in lines[place - 2]
+    assert f"{lines[place - 2]} {lines[place - 1]}".endswith("default 8)")
     comments = sum("default" in line for line in " ".join(lines).split("("))
     assert comments >= len(describe(Config))
 

@@ -65,7 +65,7 @@ def test_what_an_answer_depends_on_is_read(project: Project, setting: str) -> No
         result = cli(
             command, project.model, "--config", project.config, setting, budget, "data.prompt_key=''"
         )
-        assert "data.prompt_key is empty" in result.sentence
+        assert "data.prompt_key is ''" in result.sentence
 
 
 def test_what_commands_are_said_to_read_are_keys() -> None:

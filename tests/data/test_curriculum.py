@@ -10,8 +10,7 @@ import pytest
 
 from strop.base.randomness import permutation, random_key
 from strop.data import DataConfig, PromptSampler, RowResult, register_sampler, visit_uid
-from strop.data.curriculum import SAMPLERS, ordered_rows
-from strop.data.verl_samplers import verl_sampler
+from strop.data.curriculum import SAMPLERS, ordered_rows, sampler_object
 
 ROWS = np.array([10, 11, 12, 13, 14], dtype=np.int64)
 
@@ -183,7 +182,7 @@ def test_a_class_in_the_fields_form_gives_positions_and_keeps_its_state() -> Non
     rows = [5, 6, 7]
 
     def make() -> PromptSampler:
-        own = verl_sampler(rows, DataConfig(sampler="rotating"))
+        own = sampler_object("rotating", rows, DataConfig(sampler="rotating"))
         return PromptSampler(rows, 2, 0, "rotating", instance=own)
 
     whole = make()
@@ -212,6 +211,6 @@ def test_a_class_without_a_state_is_refused() -> None:
             return {"rows": {1, 2}}
 
     register_sampler("odd")(Odd)
-    own = verl_sampler([1], DataConfig(sampler="odd"))
+    own = sampler_object("odd", [1], DataConfig(sampler="odd"))
     with pytest.raises(ValueError, match="Odd.state_dict returned what a checkpoint cannot hold"):
         PromptSampler([1], 1, 0, "odd", instance=own).progress()

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from references.chat_templates import CHATML, LLAMA3, LLAMA3_CONTROL, make_tokenizer
+from strop.base import guests
 from strop.data import DataConfig, PromptDataset
 
 
@@ -210,3 +213,24 @@ def test_more_rows_than_one_tokenizer_call_takes() -> None:
 def test_impossible_settings_are_refused(changes: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         config(**changes)
+
+
+@pytest.fixture
+def core_alone(tmp_path: Path) -> Iterator[None]:
+    """As if the folders of all guests were taken away."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guests, "PACKAGE", tmp_path)
+        guests.guests.cache_clear()
+        guests.targets.cache_clear()
+        yield
+    guests.guests.cache_clear()
+    guests.targets.cache_clear()
+
+
+@pytest.mark.usefixtures("core_alone")
+def test_without_a_reader_of_media_rows_of_text_are_read_and_images_are_refused() -> None:
+    tokenizer = make_tokenizer(CHATML)
+    assert len(PromptDataset([row("ab")], tokenizer, config(), "train")) == 1
+    sentence = "train row 1 has images or videos, but the part of strop for that is missing"
+    with pytest.raises(ValueError, match=sentence):
+        PromptDataset([row("ab"), row("<image>", images=[b"png"])], tokenizer, config(), "train")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rollout.rollout_cases import answers, run, token_ids, tokens, turns
+from rollout_cases import answers, run, token_ids, tokens, turns
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.weights import digest_weights

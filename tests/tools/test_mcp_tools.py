@@ -19,12 +19,11 @@ import pytest
 from agent_cases import make_session
 
 from references.tiny_vision import BLUE, RED, picture, png, save_tiny_vision
-from strop.data.media import ToolImages
-from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
 from strop.tools.loading import load_all_tools
 from strop.tools.mcp import McpServer, McpTool, close_servers
 from strop.tools.mcp_config import McpServerConfig
+from strop.vision.pixels import load_media_processor
+from strop.vision.placing import ToolImages
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -215,8 +214,9 @@ def test_what_an_entry_would_not_use_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_picture_of_a_server_is_an_image_for_a_model_that_sees(script: Path, tmp_path: Path) -> None:
     tools = load_all_tools(tools_file(tmp_path, {**stdio(script), "tool_selected_list": ["picture"]}))
-    folder = save_tiny_vision("qwen2_vl", tmp_path / "model")
-    images = ToolImages(load_tokenizer(ModelConfig(path=str(folder))))
+    processor = load_media_processor(save_tiny_vision("qwen2_vl", tmp_path / "model"))
+    assert processor is not None
+    images = ToolImages(processor)
 
     async def run() -> None:
         async with make_session(tools, images=images) as session:

@@ -21,7 +21,6 @@ from strop.agents import AgentLoopBase, AgentLoopOutput, agents
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
 from strop.data.config import DataConfig
-from strop.data.media import ToolImages
 from strop.data.prompts import PromptDataset
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
@@ -34,6 +33,8 @@ from strop.rollout.types import Sampling
 from strop.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 from strop.tools.formats import FunctionCall, ToolParser
 from strop.trajectory import Prompt, Trajectory, media_of
+from strop.vision.pixels import load_media_processor
+from strop.vision.placing import ToolImages
 from strop.workers.player import MediaClient
 
 IMAGE_ID, START_ID, END_ID = 105, 103, 104
@@ -106,7 +107,8 @@ def setup_of(path: Path, camera: Camera, *, num_calls: int = 1, **settings: Any)
     parser = AlwaysCalls(tokenizer)
     parser.num_calls = num_calls
     tool_kit(setup).parser = parser
-    setup.images = ToolImages(tokenizer)
+    processor = load_media_processor(path)
+    setup.images = None if processor is None else ToolImages(processor)
     return setup
 
 
@@ -388,7 +390,7 @@ def test_positions_after_an_image_of_a_tool_by_hand(folder: Path) -> None:
     setup = setup_of(folder, Camera(ToolResponse(image=[png(WIDE)])), max_assistant_turns=2)
     one, _ = episode(setup, "a", "b")
     model = load_model(ModelConfig(path=str(folder)), device="cpu")
-    packed = pack(rows_of([one]), device=torch.device("cpu"), vision=model.vision)
+    packed = pack(rows_of([one]), device=torch.device("cpu"), inputs=model.media)
     # Text counts up to the border before the image, at n. The image has time n + 1, height n + 1 and n + 2, width n + 1
     # to n + 3; what follows it goes on at n + 4. The last token of the response is no input.
     n = len(one.prompt_ids) + 3
@@ -411,15 +413,13 @@ def test_positions_are_the_models_own_also_where_samples_share_a_prompt(
     trajectories = played(model, prompts_of(path, ("a<image>b", [HIGH])), setup_of(path, camera), samples=3)
     assert len({one.media for one in trajectories}) > 1, "samples of the group carry different images"
     rows = rows_of(trajectories)
-    packed = pack(rows, device=torch.device("cpu"), vision=model.vision)
+    packed = pack(rows, device=torch.device("cpu"), inputs=model.media)
     num_prompt = len(trajectories[0].prompt_ids)
     assert packed.num_tokens == num_prompt + sum(row.suffix_length for row in rows), (
         "the prompt stands there once"
     )
-    assert packed.pictures is not None
-    assert len(packed.pictures.arguments["image_grid_thw"]) == 1 + sum(
-        len(one.media) - 1 for one in trajectories
-    )
+    assert packed.media is not None
+    assert len(packed.media["image_grid_thw"]) == 1 + sum(len(one.media) - 1 for one in trajectories)
     module: Any = model.module
     at = num_prompt
     for one, row in zip(trajectories, rows, strict=True):

@@ -14,10 +14,10 @@ from tiny_runs import Done, check_records, resume_in, train_in
 
 from strop.data.prompts import PromptDataset
 from strop.engines.model import load_tokenizer
-from strop.engines.vision_pixels import load_media_processor
 from strop.run import RunFolder
 from strop.trainer.roles import check_models
 from strop.trainer.setup import load_training_data, training_sampling
+from strop.vision.pixels import load_media_processor
 from strop.workers.played import prompts_as_rows
 from strop.workers.rollout import RolloutWorker
 

@@ -18,8 +18,7 @@ from torch import Tensor
 from strop.engines.attention import PackedAttention, Segment
 from strop.engines.head import scaled_logits
 from strop.engines.model import CausalLM
-from strop.engines.packing import joined_positions
-from strop.engines.vision import next_position
+from strop.engines.packing import joined_positions, next_position
 from strop.rollout.native.cache import DecodeAttention, PrefillAttention, SlotCache
 from strop.rollout.native.sampling import SamplingRows, next_tokens
 from strop.rollout.types import Sampling, StopReason, TokenOutput
@@ -178,13 +177,11 @@ class DecodeBatch:
         ids = torch.tensor([token for r in requests for token in r.prompt_ids], device=model.device)
         media = [one for request in requests for one in request.media]
         placed = [self._positions(request) for request in requests]
-        shifts = [
-            next_position(one) - n if one.dim() == 2 else 0 for one, n in zip(placed, lengths, strict=True)
-        ]
-        pictures = None
-        if media and model.vision is not None:
-            pictures = model.vision.pictures(media, device=model.device)
-        hidden = model.hidden(ids[None], joined_positions(placed).to(model.device), attention, pictures)
+        shifts = [next_position(one) - n for one, n in zip(placed, lengths, strict=True)]
+        arguments = None
+        if media and model.media is not None:
+            arguments = model.media.arguments(media, device=model.device)
+        hidden = model.hidden(ids[None], joined_positions(placed).to(model.device), attention, arguments)
         logits = self._logits(hidden[torch.from_numpy(ends - 1).to(model.device)])
         key_values = attention.key_values(model.compute_dtype)
         for index, (request, segment) in enumerate(zip(requests, segments, strict=True)):
@@ -194,9 +191,9 @@ class DecodeBatch:
 
     def _positions(self, request: Request) -> Tensor:
         """Positions [P] of a prompt; [3, P] of one with media."""
-        if not request.media or self._model.vision is None:
+        if not request.media or self._model.media is None:
             return torch.arange(len(request.prompt_ids))
-        return self._model.vision.positions(torch.tensor(request.prompt_ids), request.media)
+        return self._model.media.positions(torch.tensor(request.prompt_ids), request.media)
 
     def _decode(self) -> Tensor:
         """Logits [B, V] of the next token of every running sequence."""
@@ -207,7 +204,7 @@ class DecodeBatch:
         ids = torch.from_numpy(self._last[:b]).to(model.device)
         attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens)
         positions = lengths
-        if model.vision is not None:
+        if model.media is not None:
             positions = lengths + torch.from_numpy(self._shifts[:b]).to(model.device)
         hidden = model.hidden(ids[None], positions[None], attention)
         self._lengths[:b] += 1

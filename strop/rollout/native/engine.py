@@ -26,7 +26,7 @@ class NativeEngine:
     def __init__(self, model: CausalLM, *, max_running: int, version: int = 0) -> None:
         self._batch = DecodeBatch(model, max_running=max_running)
         self._vocab_size = model.vocab_size
-        self._vision = model.vision
+        self._media = model.media
         self._max_positions = model.max_positions
         self._version = version
         self._futures: dict[str, tuple[Request, asyncio.Future[TokenOutput]]] = {}
@@ -64,8 +64,8 @@ class NativeEngine:
         if request_id in self._futures:
             raise ValueError(f"request {request_id} is already running; give each request its own id")
         media = media_of(prompt_ids)
-        if self._vision is not None:
-            self._vision.check(prompt, media, f"request {request_id}")
+        if self._media is not None:
+            self._media.check(prompt, media, f"request {request_id}")
         elif media:
             raise ValueError(
                 f"request {request_id} has {len(media)} images or videos, but the model takes text alone; use a "

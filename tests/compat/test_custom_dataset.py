@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from references.chat_templates import CHATML, make_tokenizer
+from strop.compat.datasets.custom import dataset_settings
 from strop.data import DataConfig, PromptDataset, PromptSampler, RLHFDataset, collate_fn
 from strop.data.config import DatasetClassConfig
-from strop.data.custom import DatasetSettings, load_rows
+from strop.data.splits import load_rows
 from strop.data.streaming import StreamedPrompts, draw
 
 TOKENIZER = make_tokenizer(CHATML)
@@ -191,7 +192,7 @@ def test_columns_of_a_batch_keep_what_they_hold() -> None:
 
 
 def test_settings_have_the_names_of_verl_and_ours() -> None:
-    config = DatasetSettings(DataConfig(max_prompt_tokens=9, truncation="error", prompt_key="q"), 5)
+    config = dataset_settings(DataConfig(max_prompt_tokens=9, truncation="error", prompt_key="q"), 5)
     assert (config.max_prompt_length, config["max_prompt_tokens"], config.get("prompt_key", "p")) == (
         9,
         9,
@@ -202,7 +203,7 @@ def test_settings_have_the_names_of_verl_and_ours() -> None:
     assert "nothing" not in config
     assert "truncation" in config
     assert copy.copy(config).prompt_key == "q"
-    with pytest.raises(AttributeError, match="no 'nothing'; there are .*prompt_key.*config.get"):
+    with pytest.raises(AttributeError, match="this config has no nothing. It has .*prompt_key"):
         _ = config.nothing
 
 

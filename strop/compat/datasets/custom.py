@@ -11,30 +11,25 @@ messages.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, overload
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
 
 import torch
 
+from strop.algorithms.user_functions import VerlConfig
 from strop.base.user_files import load_user_file
 from strop.border import encodable_value
 from strop.data.config import DataConfig
-from strop.data.readers import read_rows
-from strop.data.stored import open_rows
 
 RAW_PROMPT = "raw_prompt"
 _BESIDE_EXTRA_INFO = ("index", "tools_kwargs", "interaction_kwargs")
 
 
-class DatasetSettings(Mapping[str, Any]):
-    """The `config` of a dataset class: data.* under verl's names and under ours.
-
-    Values are read as attributes, as items, or with `get(name, default)`.
-    """
-
-    def __init__(self, config: DataConfig, seed: int | None) -> None:
-        ours = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-        self._values: dict[str, Any] = {
+def dataset_settings(config: DataConfig, seed: int | None) -> VerlConfig:
+    """The `config` of a dataset class: data.* under verl's names and under ours."""
+    ours = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return VerlConfig(
+        {
             **ours,
             "train_files": list(config.train_files),
             "val_files": list(config.val_files),
@@ -60,26 +55,7 @@ class DatasetSettings(Mapping[str, Any]):
             "seed": seed,
             "custom_cls": {"path": config.dataset_class.path, "name": config.dataset_class.name},
         }
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        try:
-            return self._values[name]
-        except KeyError:
-            raise AttributeError(
-                f"the settings of a dataset class have no {name!r}; there are {', '.join(sorted(self._values))}. "
-                f"Use config.get({name!r}, default) for what may be missing"
-            ) from None
+    )
 
 
 class CustomRows(Sequence[dict[str, Any]]):
@@ -143,23 +119,6 @@ class CustomRows(Sequence[dict[str, Any]]):
         return row
 
 
-def load_rows(
-    config: DataConfig, split: Literal["train", "val"], tokenizer: Any, *, seed: int | None = None
-) -> Sequence[dict[str, Any]]:
-    """The rows of a split as `config` says: of its files or of a class of the user's own, held or read by number.
-
-    Raises:
-        ValueError, FileNotFoundError: the sentence says which file, class or row cannot be used.
-    """
-    files = config.train_files if split == "train" else config.val_files
-    is_streamed = config.streaming and split == "train"
-    if config.dataset_class.path:
-        limit = config.max_train_prompts if split == "train" else config.max_val_prompts
-        rows = open_custom(config, files, tokenizer, max_samples=limit, seed=seed)
-        return rows if is_streamed else list(rows)
-    return open_rows(files, config.cache_dir) if is_streamed else read_rows(files, config.cache_dir)
-
-
 def open_custom(
     config: DataConfig, files: Sequence[str], tokenizer: Any, *, max_samples: int | None, seed: int | None
 ) -> CustomRows:
@@ -176,7 +135,7 @@ def open_custom(
         dataset = make(
             list(files),
             tokenizer,
-            DatasetSettings(config, seed),
+            dataset_settings(config, seed),
             processor=None,
             max_samples=-1 if max_samples is None else max_samples,
         )

@@ -20,11 +20,11 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_tokenizer
 from strop.engines.packing import make_rows
-from strop.engines.vision_pixels import load_media_processor
 from strop.rollout.native.batch import DecodeBatch, Request
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling
 from strop.trajectory import MediaTokens, Prompt
+from strop.vision.pixels import load_media_processor
 
 WIDE, HIGH, GREENS = picture(24, 17, RED, BLUE), picture(17, 33, GREEN, RED), picture(24, 17, GREEN)
 

@@ -14,17 +14,24 @@ Source: Wang et al. 2024, arXiv:2409.12191, section 2.1 (M-RoPE).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForImageTextToText
 
-from strop.engines.vision_pixels import MediaProcessor, has_vision_part, media_token_ids
+from strop.engines.media import MediaInputs
 from strop.trajectory import Media
+from strop.vision.pixels import MediaProcessor, load_media_processor, media_token_ids, takes_media
+from strop.vision.placing import ToolImages
+from strop.vision.probe import MediaProbe
 
+__all__ = ["AUTO_CLASS", "Vision", "copy_settings", "media_inputs", "media_token_ids", "takes_media"]
+
+AUTO_CLASS: Any = AutoModelForImageTextToText
+"""The class of transformers that loads these models."""
 _ARGUMENTS = {
     "image": ("pixel_values", "image_grid_thw"),
     "video": ("pixel_values_videos", "video_grid_thw"),
@@ -34,22 +41,14 @@ _TYPES = {"image": 1, "video": 2}
 """Kind of media -> what transformers calls its token type; text is 0."""
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """The media of packed rows, as arguments of the model's forward pass."""
-
-    arguments: Mapping[str, Tensor]
-    """pixel_values [patches, C t p p], image_grid_thw [images, 3], and the same of videos, where there are any."""
-
-
-class Vision:
+class Vision(MediaInputs):
     """The vision side of one model."""
 
     def __init__(self, module: Any, processor: MediaProcessor | None) -> None:
         """Find the model's own functions.
 
         Args:
-            module: a Hugging Face model for which `has_vision_side` holds.
+            module: a Hugging Face model with `get_rope_index`.
             processor: that of its folder; without one it takes text alone.
         """
         self._module = module
@@ -57,13 +56,9 @@ class Vision:
         self._processor = processor
         self.token_ids = media_token_ids(module.config)
         """Kind of media -> id of its token; the model is never to choose one of these."""
+        self.tower = _tower(module)
         self.text_id = min(set(range(len(self.token_ids) + 1)) - set(self.token_ids.values()))
         """The first token that stands for no media."""
-
-    @property
-    def has_processor(self) -> bool:
-        """Images can be shown to the model."""
-        return self._processor is not None
 
     def check(self, token_ids: Sequence[int], media: Sequence[Media], where: str) -> None:
         """Refuse media tokens without media, or the other way round.
@@ -94,8 +89,8 @@ class Vision:
         found: Tensor = positions[:, 0]
         return found
 
-    def pictures(self, media: Sequence[Media], *, device: torch.device) -> Pictures:
-        """Patches and grids of these media, in order.
+    def arguments(self, media: Sequence[Media], *, device: torch.device) -> Mapping[str, Tensor]:
+        """pixel_values [patches, C t p p], image_grid_thw [images, 3], and the same of videos, where there are any.
 
         Raises:
             ValueError: a file cannot be read, or the model folder has no image processor.
@@ -111,18 +106,17 @@ class Vision:
             if chosen:
                 arguments[patches] = torch.cat([self._processor.patches(one) for one in chosen]).to(device)
                 arguments[grids] = torch.tensor([one.grid for one in chosen], device=device)
-        return Pictures(arguments)
+        return arguments
 
     def touched(self, hidden: Tensor) -> Tensor:
         """`hidden`, with a gradient of 0 for every weight of the vision tower that is trained.
 
         Ranks add their gradients up together, so a rank whose prompts have no image takes part as well.
         """
-        tower = vision_tower(self._module)
         if (
-            tower is None
+            self.tower is None
             or not torch.is_grad_enabled()
-            or not any(p.requires_grad for p in tower.parameters())
+            or not any(p.requires_grad for p in self.tower.parameters())
         ):
             return hidden
         settings = self._module.config.vision_config
@@ -138,7 +132,24 @@ class Vision:
         features = _tensors([seen.pooler_output, getattr(seen, "deepstack_features", None)])
         return hidden + torch.stack([0.0 * part.sum() for part in features]).sum().to(hidden.dtype)
 
-    def save_processor(self, folder: Path) -> None:
+    def attention(self, name: str) -> dict[str, str]:
+        """Attention of this name in the language part; the vision tower, which is not causal, keeps its own."""
+        config = self._module.config
+        parts = dict.fromkeys(config.sub_configs, name)
+        parts["vision_config"] = config.vision_config._attn_implementation
+        return {"": name, **parts}
+
+    def probe(self, device: torch.device) -> Callable[[Any], float] | None:
+        """The module on prompts with an image each; see `MediaProbe`."""
+        if "image" not in self.token_ids:
+            return None
+        return MediaProbe(self._module, self.token_ids, device).difference
+
+    def image_encoder(self) -> ToolImages | None:
+        """Images of tools, where the model folder has an image processor."""
+        return None if self._processor is None else ToolImages(self._processor)
+
+    def save_settings(self, folder: Path) -> None:
         """Copy the settings of the image processor into another model folder."""
         if self._processor is not None:
             self._processor.save(folder)
@@ -151,32 +162,25 @@ def _tensors(value: Any) -> list[Tensor]:
     return [tensor for part in value or () for tensor in _tensors(part)]
 
 
-def has_vision_side(module: Any) -> bool:
-    """Whether a loaded model is of the kind that this module knows."""
-    return has_vision_part(module.config) and hasattr(module.base_model, "get_rope_index")
-
-
-def vision_tower(module: Any) -> nn.Module | None:
-    """The part of a model that reads pictures, up to what the language part takes; None without one."""
+def _tower(module: Any) -> nn.Module | None:
     tower = getattr(module.base_model, "visual", None)
     return tower if isinstance(tower, nn.Module) else None
 
 
-def freeze_vision_tower(module: Any, path: str) -> None:
-    """Take the vision tower out of training.
+def media_inputs(module: Any, folder: str) -> Vision | None:
+    """The vision side of a loaded model; None where it has none, as the classifiers of transformers.
 
     Raises:
-        ValueError: the model has none.
+        ValueError: the folder has an image processor that cannot be used here.
     """
-    tower = vision_tower(module)
-    if tower is None:
-        raise ValueError(
-            f"model.freeze_vision_tower is true, but model.path {path!r} is a {type(module).__name__}, which has no "
-            f"vision tower; set it to false"
-        )
-    tower.requires_grad_(False)
+    if not hasattr(module.base_model, "get_rope_index"):
+        return None
+    return Vision(module, load_media_processor(folder) if folder else None)
 
 
-def next_position(positions: Tensor) -> int:
-    """Where the response of a prompt with these positions [3, P] goes on."""
-    return int(positions.max()) + 1
+def copy_settings(sources: Sequence[Path], folder: Path) -> None:
+    """Copy the settings of the first image processor that there is in these model folders."""
+    for source in sources:
+        if (processor := load_media_processor(source)) is not None:
+            processor.save(folder)
+            return

@@ -25,14 +25,14 @@ from references.tiny_vision import (
 )
 from strop.checks.data_files import examine, overlap
 from strop.data.config import DataConfig
-from strop.data.media import prompt_text
+from strop.data.media import shown_text
 from strop.data.prepare import prepare_rows, write_rows
 from strop.data.prompts import PromptDataset
 from strop.data.readers import read_rows
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
-from strop.engines.vision_pixels import fitted_size, load_media_processor
 from strop.trajectory import Prompt
+from strop.vision.pixels import fitted_size, load_media_processor
 
 WIDE = picture(24, 17, RED, BLUE)  # 16 x 24 pixels when resized: 2 x 3 tokens
 SHOWN = "<|user|>a<|vision_start|><image 24x17: 6 tokens><|vision_end|>b<|im_end|><|assistant|>"
@@ -67,6 +67,10 @@ def prompt_of(tokenizer: PreTrainedTokenizerBase, source: dict[str, Any], **chan
     return dataset.prompt(0, "e0-000000")
 
 
+def text_of(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
+    return shown_text(tokenizer, prompt.token_ids, prompt.media)
+
+
 @pytest.mark.parametrize(
     "form", ["bytes", "dict", "path", "path in dict", "file address", "pillow", "image key"]
 )
@@ -85,7 +89,7 @@ def test_an_image_may_be_given_in_every_form_of_verl(
         "image key": {"image": path},
     }[form]
     prompt = prompt_of(tokenizer, row(images=[given]))
-    assert prompt_text(tokenizer, prompt) == SHOWN
+    assert text_of(tokenizer, prompt) == SHOWN
     assert [(one.kind, one.size, one.grid, one.num_tokens) for one in prompt.media] == [
         ("image", (24, 17), (1, 4, 6), 6)
     ]
@@ -107,7 +111,7 @@ def test_placeholders_and_images_are_paired_in_order(tokenizer: PreTrainedTokeni
     source = row("<image>x", images=[WIDE, picture(40, 33, GREEN)])
     source["prompt"].append({"role": "assistant", "content": "seen"})
     source["prompt"].append({"role": "user", "content": "and <image>?"})
-    text = prompt_text(tokenizer, prompt_of(tokenizer, source))
+    text = text_of(tokenizer, prompt_of(tokenizer, source))
     assert text == (
         "<|user|><|vision_start|><image 24x17: 6 tokens><|vision_end|>x<|im_end|><|assistant|>seen<|im_end|>"
         "<|user|>and <|vision_start|><image 40x33: 20 tokens><|vision_end|>?<|im_end|><|assistant|>"
@@ -135,14 +139,14 @@ def test_messages_stay_as_they_stand_in_the_row(tokenizer: PreTrainedTokenizerBa
 
 def test_the_word_image_is_text_in_rows_without_a_column_of_media(tokenizer: PreTrainedTokenizerBase) -> None:
     prompt = prompt_of(tokenizer, row("a<image>b"))
-    assert prompt_text(tokenizer, prompt) == "<|user|>a<image>b<|im_end|><|assistant|>"
+    assert text_of(tokenizer, prompt) == "<|user|>a<image>b<|im_end|><|assistant|>"
     assert prompt.media == ()
 
 
 def test_frames_of_a_video_are_joined_in_twos(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     frames = [picture(24, 17, color) for color in (RED, GREEN, BLUE)]
     prompt = prompt_of(tokenizer, row("<video>!", videos=[[png(frame) for frame in frames]]))
-    assert prompt_text(tokenizer, prompt) == (
+    assert text_of(tokenizer, prompt) == (
         "<|user|><|vision_start|><video 24x17: 12 tokens><|vision_end|>!<|im_end|><|assistant|>"
     )
     assert prompt.media[0].grid == (2, 4, 6)  # the third frame stands alone, so it is repeated
@@ -286,7 +290,7 @@ def test_text_is_cut_around_an_image(side: str, expected: str, tokenizer: PreTra
     prompt = prompt_of(
         tokenizer, source, max_prompt_tokens=14, filter_overlong_prompts=False, truncation=side
     )
-    assert prompt_text(tokenizer, prompt) == expected
+    assert text_of(tokenizer, prompt) == expected
     assert prompt.media[0].span == (prompt.token_ids.index(105), prompt.token_ids.index(105) + 6)
 
 
@@ -304,7 +308,7 @@ def test_geo3k_goes_from_raw_rows_to_prompts(tokenizer: PreTrainedTokenizerBase,
     rows = read_rows([tmp_path / "train.parquet"])
     dataset = PromptDataset(rows, tokenizer, DataConfig(), "train")
     prompt = dataset.prompt(0, "e0-000000")
-    assert prompt_text(tokenizer, prompt).startswith(
+    assert text_of(tokenizer, prompt).startswith(
         "<|user|><|vision_start|><image 24x17: 6 tokens><|vision_end|>Find x."
     )
     assert (prompt.data_source, prompt.ground_truth) == ("hiyouga/geometry3k", "3")

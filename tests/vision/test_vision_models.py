@@ -22,9 +22,9 @@ from strop.engines.model import load_model, load_tokenizer
 from strop.engines.packing import Row, make_rows, pack
 from strop.engines.tokens import run_tokens
 from strop.engines.training import TrainEngine
-from strop.engines.vision import Vision
-from strop.engines.vision_pixels import load_media_processor
 from strop.trajectory import Media
+from strop.vision.inputs import media_inputs
+from strop.vision.pixels import load_media_processor
 
 IMAGE_ID, VIDEO_ID = 105, 106
 TOLERANCE = 1e-6
@@ -160,7 +160,7 @@ def test_positions_of_prompt_and_response_are_the_models_own(
     path = folder(kind)
     rows = samples(path)[:3]
     model = load(path)
-    packed = pack(rows, device=torch.device("cpu"), vision=model.vision)
+    packed = pack(rows, device=torch.device("cpu"), inputs=model.media)
     for row in rows:
         ids = torch.cat([row.prompt, row.response])[None]
         expected, _ = model.module.base_model.get_rope_index(
@@ -181,7 +181,7 @@ def test_positions_of_an_image_by_hand(folder: Callable[[str], Path]) -> None:
     path = folder("qwen2_vl")
     ids, media = prompt(path, 4, 20, "wide", 21)
     assert media[0].grid == (1, 4, 6)
-    vision = load(path).vision
+    vision = load(path).media
     assert vision is not None
     assert vision.positions(ids, media).tolist() == [
         [0, 1, 2, 2, 2, 2, 2, 2, 5],
@@ -208,7 +208,7 @@ def test_the_image_decides_what_is_said(folder: Callable[[str], Path]) -> None:
     ids, media = prompt(path, 4, "blue", 21)
     _, other = prompt(path, 4, "wide", 21)
     rows = make_rows([ids, ids], [torch.tensor([40])] * 2, [media, other])
-    packed = pack(rows, device=torch.device("cpu"), vision=load(path).vision)
+    packed = pack(rows, device=torch.device("cpu"), inputs=load(path).media)
     assert packed.num_tokens == 2 * len(ids), "equal tokens with different images are different prompts"
     log_probs, _ = log_probs_of(load(path), rows, temperature=1.0, max_tokens=100)
     assert abs(log_probs[0] - log_probs[1]) > 1e-3
@@ -265,7 +265,7 @@ def test_media_tokens_without_media_are_refused(folder: Callable[[str], Path]) -
 
 def test_images_and_divided_sequences_do_not_go_together(folder: Callable[[str], Path]) -> None:
     path = folder("qwen2_vl")
-    packed = pack(samples(path), device=torch.device("cpu"), vision=load(path).vision)
+    packed = pack(samples(path), device=torch.device("cpu"), inputs=load(path).media)
     ranks: Any = SimpleNamespace(sp_group=object())
     with pytest.raises(ValueError, match="use engine.sequence_parallel=1"):
         run_tokens(load(path), packed, lambda tokens: tokens.log_probs(temperature=1.0), ranks)
@@ -299,9 +299,9 @@ def test_saved_weights_have_the_image_processor_beside_them(
 def test_every_parameter_of_the_tower_takes_part_without_an_image(folder: Callable[[str], Path]) -> None:
     for kind in KINDS:
         model = load(folder(kind))
-        assert model.vision is not None
+        assert model.media is not None
         hidden = torch.ones(3, 32, dtype=torch.float64, requires_grad=True)
-        touched = model.vision.touched(hidden)
+        touched = model.media.touched(hidden)
         torch.testing.assert_close(touched, hidden)
         touched.sum().backward()
         tower = {n: p for n, p in model.named_parameters() if ".visual." in n}
@@ -324,4 +324,6 @@ def test_a_template_kept_with_the_processor_alone_is_found(
 def test_the_ids_used_here_are_those_of_the_tokenizer(folder: Callable[[str], Path]) -> None:
     tokenizer = load_tokenizer(ModelConfig(path=str(folder("qwen2_vl"))))
     assert tokenizer.convert_tokens_to_ids([IMAGE, VIDEO]) == [IMAGE_ID, VIDEO_ID]
-    assert Vision(load(folder("qwen2_vl")).module, None).token_ids == {"image": IMAGE_ID, "video": VIDEO_ID}
+    media = media_inputs(load(folder("qwen2_vl")).module, "")
+    assert media is not None
+    assert media.token_ids == {"image": IMAGE_ID, "video": VIDEO_ID}

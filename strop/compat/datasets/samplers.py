@@ -20,7 +20,7 @@ from typing import Any
 
 from strop.algorithms.user_functions import VerlConfig
 from strop.data.config import DataConfig
-from strop.data.curriculum import SAMPLERS
+from strop.data.curriculum import SamplerObject
 from strop.protocol import DataProto
 
 
@@ -45,12 +45,27 @@ class AbstractCurriculumSampler(AbstractSampler):
         """The samples of a step that were trained on or could have been, without their tokens."""
 
 
-class VerlSampler:
+class VerlSampler(SamplerObject):
     """One sampler object of a run, with what goes wrong told by its class's name."""
 
-    def __init__(self, name: str, data_source: Sized, data: DataConfig) -> None:
-        self._name = f"sampler {name!r}: {SAMPLERS[name].__qualname__}"
-        self._object: Any = SAMPLERS[name](data_source, VerlConfig(dataclasses.asdict(data)))
+    def __init__(self, name: str, cls: type[Any], data_source: Sized, data: DataConfig) -> None:
+        self._name = f"sampler {name!r}: {cls.__qualname__}"
+        self._object: Any = cls(data_source, VerlConfig(dataclasses.asdict(data)))
+
+    @staticmethod
+    def check(name: str, cls: type[Any]) -> None:
+        """Refuse a class whose state no checkpoint can hold.
+
+        Raises:
+            ValueError: methods are missing.
+        """
+        missing = [one for one in ("__iter__", "state_dict", "load_state_dict") if not hasattr(cls, one)]
+        if missing:
+            raise ValueError(
+                f"sampler {name!r}: {cls.__qualname__} has no {' and no '.join(missing)}, so a run that is resumed "
+                f"would go on in another order: add state_dict(), which returns plain values, and "
+                f"load_state_dict(state), or write a function order(rows, results, *, epoch, seed)"
+            )
 
     @property
     def learns(self) -> bool:
@@ -89,8 +104,3 @@ class VerlSampler:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from such a state."""
         self._object.load_state_dict(dict(state))
-
-
-def verl_sampler(data_source: Sized, data: DataConfig) -> VerlSampler | None:
-    """The object of data.sampler, where that is a class."""
-    return VerlSampler(data.sampler, data_source, data) if isinstance(SAMPLERS[data.sampler], type) else None

@@ -66,7 +66,7 @@ class RLHFDataset(Dataset[dict[str, Any]]):
     Args:
         data_files: one entry or several, as in data.train_files.
         tokenizer: with a chat template.
-        config: settings with `get(name, default)`; see `strop.data.custom.DatasetSettings`.
+        config: settings with `get(name, default)`; see `strop.compat.datasets.custom.dataset_settings`.
         processor: of models that see images; kept for subclasses.
         max_samples: rows to keep, the first ones or, with config `shuffle`, some drawn by its `seed`; below 1: all.
 

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from strop.engines.attention import ATTENTION_NAME, PackedAttention, Segment
+from strop.engines.attention import PackedAttention, Segment
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import scaled_logits
-from strop.engines.vision import Pictures, Vision, has_vision_side
 
 GRIDS = ((1, 2), (3, 2))
 """Height and width in tokens of the image of each prompt: different, so that exchanged positions show."""
 
 
-class PictureProbe:
+class MediaProbe:
     """Prompts with an image each, and what the model makes of them with its own attention."""
 
     @torch.no_grad()
-    def __init__(self, module: Any, device: torch.device) -> None:
+    def __init__(self, module: Any, token_ids: Mapping[str, int], device: torch.device) -> None:
         """Run the module alone; before it gets packed attention.
 
         Args:
-            module: a model for which `has_vision_side` holds.
+            module: a model that takes images.
+            token_ids: kind of media -> id of its token.
             device: where it is.
         """
-        self._vision = Vision(module, None)
-        self._token = self._vision.token_ids["image"]
-        text = [token for token in range(8) if token not in self._vision.token_ids.values()][:4]
+        image = token_ids["image"]
+        text = [token for token in range(8) if token not in token_ids.values()][:4]
         self._prompts, self._positions, self._pictures, own = [], [], [], []
         for number, grid in enumerate(GRIDS):
-            ids = torch.tensor([*text[number:], *[self._token] * (grid[0] * grid[1]), *text], device=device)
-            types = (ids == self._token).int()[None]
+            ids = torch.tensor([*text[number:], *[image] * (grid[0] * grid[1]), *text], device=device)
+            types = (ids == image).int()[None]
             arguments = self._picture(module, grid, float(number), device)
             output = module(input_ids=ids[None], mm_token_type_ids=types, use_cache=False, **arguments)
             own.append(output.logits[0].float())
@@ -47,9 +46,8 @@ class PictureProbe:
         self._own = torch.cat(own)
 
     @torch.no_grad()
-    def difference(self, module: Any) -> float:
+    def difference(self, model: CausalLM) -> float:
         """Largest log-prob difference between packed prompts and each alone."""
-        model = CausalLM(module, compute_dtype=torch.float32, vision=self._vision)
         ends = torch.tensor([len(ids) for ids in self._prompts]).cumsum(0).tolist()
         segments = [
             Segment(start=end - len(ids), length=len(ids))
@@ -59,7 +57,7 @@ class PictureProbe:
             torch.cat(self._prompts)[None],
             torch.cat(self._positions, dim=2),
             PackedAttention(segments, device=model.device),
-            Pictures({name: torch.cat([one[name] for one in self._pictures]) for name in self._pictures[0]}),
+            {name: torch.cat([one[name] for one in self._pictures]) for name in self._pictures[0]},
         )
         ours = scaled_logits(hidden, model.head_weight, model.head_bias, 1.0).float()
         return float((ours.log_softmax(-1) - self._own.log_softmax(-1)).abs().max())
@@ -76,20 +74,3 @@ class PictureProbe:
         values = torch.linspace(-1.0, 1.0 + shade, count * width, device=device).view(count, width)
         sizes = torch.tensor([[1, grid[0] * merge, grid[1] * merge]], device=device)
         return {"pixel_values": values.to(next(module.parameters()).dtype), "image_grid_thw": sizes}
-
-
-def picture_probe(module: Any, device: torch.device) -> Callable[[Any], float] | None:
-    """`PictureProbe.difference` for a model that takes images; None for one of text alone."""
-    if not has_vision_side(module) or "image" not in Vision(module, None).token_ids:
-        return None
-    return PictureProbe(module, device).difference
-
-
-def use_packed_attention(module: Any) -> None:
-    """Packed attention in the language part; a vision tower, which is not causal, keeps its own."""
-    if not has_vision_side(module):
-        module.set_attn_implementation(ATTENTION_NAME)
-        return
-    parts = dict.fromkeys(module.config.sub_configs, ATTENTION_NAME)
-    parts["vision_config"] = module.config.vision_config._attn_implementation
-    module.set_attn_implementation({"": ATTENTION_NAME, **parts})

@@ -230,7 +230,7 @@ def load_media_processor(folder: str | Path) -> MediaProcessor | None:
 def _load(folder: str, _changed: int) -> MediaProcessor | None:
     with reading(folder, f"model folder {folder!r} cannot be used"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    if not has_vision_part(config):
+    if not takes_media(config):
         return None
     try:
         auto_class: Any = AutoImageProcessor
@@ -247,7 +247,7 @@ def _load(folder: str, _changed: int) -> MediaProcessor | None:
     return MediaProcessor(processor, config, folder=Path(folder), video_size=size)
 
 
-def has_vision_part(config: Any) -> bool:
+def takes_media(config: Any) -> bool:
     """Whether a model reads pictures by patches in a grid, as those of the Qwen-VL family do."""
     vision = getattr(config, "vision_config", None)
     return bool(media_token_ids(config)) and getattr(vision, "spatial_merge_size", None) is not None
