@@ -11,9 +11,12 @@ from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
 from strop.agents.images import ImageEncoder
 from strop.agents.setup import AgentSetup
+from strop.base.sections import section_of
 from strop.rollout.types import Sampling, StopReason, TokenOutput
 from strop.tools.base import BaseTool
+from strop.tools.kit import ToolKit
 from strop.tools.session import ToolLimits, ToolSession
+from strop.tools.settings import ToolSettings
 from strop.trajectory import Prompt, Trajectory
 
 
@@ -73,13 +76,21 @@ def play(
 
 def setup_with(tokenizer: Any, tools: Sequence[Any], **settings: Any) -> AgentSetup:
     """A setup with these tools, whatever file they come from."""
-    config = AgentConfig(files=("tools.py",), **settings)
-    setup = AgentSetup.__new__(AgentSetup)
-    AgentSetup.__init__(setup, AgentConfig(), tokenizer)
-    setup.config = config
-    setup.tools = {tool.name: tool for tool in tools}
-    setup._parser = setup._find_parser()
+    setup = AgentSetup(AgentConfig(), tokenizer)
+    setup.config = AgentConfig(files=("tools.py",), **settings)
+    setup.kits = {name: kit if name == "tools" else type(kit)(setup) for name, kit in setup.kits.items()}
+    kit = tool_kit(setup)
+    kit._settings = section_of(setup.config, ToolSettings)
+    kit.tools = {tool.name: tool for tool in tools}
+    kit.parser = kit.find_parser()
     return setup
+
+
+def tool_kit(setup: AgentSetup) -> ToolKit:
+    """The tools of a setup."""
+    kit = setup.kits["tools"]
+    assert isinstance(kit, ToolKit)
+    return kit
 
 
 def make_session(

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_imports import GUESTS, PACKAGE, STILL_IMPORTING
+from test_imports import GUESTS, PACKAGE
 
 from strop.quickstart.task import TaskFiles
 
@@ -39,9 +39,6 @@ def test_the_guests_are_those_that_declare_themselves(core: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    bool(STILL_IMPORTING), reason=f"{len(STILL_IMPORTING)} modules of the core still import guests"
-)
 def test_the_core_alone_trains(core: Path, tiny_model: Path, tiny_task: TaskFiles, tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(REWARD)
     settings = [

@@ -47,10 +47,6 @@ COMMANDS_OF_GUESTS = {
     for place in ("command", "data command")
     for target in targets(place).values()
 }
-STILL_IMPORTING = {
-    "agents/context.py", "agents/conversation.py", "agents/setup.py", "agents/templates.py", "agents/turns.py",
-    "trainer/code_named.py", "workers/player.py", "workers/programs.py",
-}  # fmt: skip
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 SIDEWAYS = {("agents", "rollout")}
 # Commands import what they need when they run, so that --help is quick.
@@ -128,7 +124,7 @@ def test_the_core_never_imports_a_guest() -> None:
         for _, target, _ in _strop_imports(ast.parse(path.read_text(encoding="utf-8")))
         if target in GUESTS
     }
-    assert found.keys() == STILL_IMPORTING
+    assert found == {}
     assert len(core) > 100, "the walk must reach the rooms"
     assert guests() == GUESTS
 
@@ -143,7 +139,6 @@ def test_no_module_imports_upwards_or_sideways() -> None:
     found = {
         str(path.relative_to(PACKAGE)): wrong
         for path in modules
-        if str(path.relative_to(PACKAGE)) not in STILL_IMPORTING
         if (
             wrong := violations(
                 path.read_text(encoding="utf-8"), room_of(path), is_command=path in COMMANDS_OF_GUESTS

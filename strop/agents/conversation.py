@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from strop.agents.answers import CLOSE, FunctionCall, ParsedTurn, split_thinking
 from strop.agents.context import AgentContext
 from strop.agents.images import as_read
+from strop.agents.templates import MAX_CHARS_PER_TOKEN
 from strop.border import encodable, read_json
 from strop.chat_template import TemplateRefused
 from strop.rollout.types import TokenOutput
-from strop.tools.formats import FunctionCall, ParsedTurn
-from strop.tools.formats.thinking import CLOSE, split_thinking
-from strop.tools.session import MAX_CHARS_PER_TOKEN
 from strop.trajectory import Media, MediaTokens, Prompt, Trajectory
 
 CONTINUED = "continued"

@@ -34,7 +34,7 @@ def sample_key(seed: int, uid: str, sample_index: int) -> int:
 
 
 def default_setup(tokenizer: Any) -> AgentSetup:
-    """Single turns, without tools."""
+    """Single turns."""
     return AgentSetup(AgentConfig(), tokenizer)
 
 
@@ -56,7 +56,7 @@ async def play_episode(
         sampling: options of every sample; the key and the remaining token budget are filled in here. max_tokens
             bounds the whole response, tokens of tools included.
         seed: seed of the run.
-        setup: agents, tools and limits.
+        setup: agents and limits.
 
     Returns:
         The finished training sequences in order, usually one; none when the agent gave none. The last one holds
@@ -78,7 +78,7 @@ async def play_episode(
             assert when is not None, "the limit is a number"
 
             def keep_deadline() -> None:  # a reward per tool, and three calls that release
-                calls = len(context.tools) + 3
+                calls = len(context.tool_schemas) + 3
                 deadline.reschedule(when + 1.0 + calls * setup.config.tool_timeout_s)
 
             context = setup.context(prompt, sampling, deadline=when, keep_deadline=keep_deadline)

@@ -1,4 +1,4 @@
-"""Images that tools return: read once, put into the token ids that show them.
+"""Images that agents come by, as results of tools: read once, put into the token ids that show them.
 
 How a model reads images belongs to a room beside this one, so whoever puts workers together hands it over
 (`AgentSetup.images`); agents know what it does.

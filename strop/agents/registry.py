@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from enum import Enum
+from typing import Any, Protocol
 
 from strop.agents.context import AgentContext, Generate
-from strop.agents.loops import loop_as_agent
+from strop.base.guests import all_joined, joined, targets
+from strop.base.registry import Registry
 from strop.trajectory import Prompt, Trajectory
 
 Played = Trajectory | Sequence[Trajectory] | None
@@ -24,50 +26,63 @@ class Agent(Protocol):
     ) -> Awaitable[Played]: ...
 
 
-AnyAgent = TypeVar("AnyAgent", bound=Callable[..., Any])
+class AgentRegistry(Registry[Callable[..., Any]]):
+    """Agents by name: async functions (prompt, trajectory, generate[, context]), or what guests make one of."""
 
-
-class AgentRegistry(dict[str, Callable[..., Any]]):
-    """Agents by name: async functions (prompt, trajectory, generate[, context]), or loop classes of verl."""
-
-    def register(self, name: str) -> Callable[[AnyAgent], AnyAgent]:
+    def register(self, name: str | Enum) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator that makes an agent known under `name`.
 
         Raises:
             ValueError: another agent has the name.
-            TypeError: it is neither an async function nor a class with an async method `run`.
+            TypeError: it is no async function, and of no form that a guest knows.
         """
+        add_checked = super().register(name)
 
-        def add(agent: AnyAgent) -> AnyAgent:
-            if name in self and self[name] is not agent:
-                raise ValueError(f"agent {name!r} is already registered: {self[name]!r}")
-            played = getattr(agent, "run", None) if inspect.isclass(agent) else agent
-            if not inspect.iscoroutinefunction(played):
-                raise TypeError(
-                    f"agent {name!r} is {agent!r}; register an async function (prompt, trajectory, generate), or a "
-                    f"class with `async def run(self, sampling_params, **row)`"
-                )
-            self[name] = agent
-            return agent
+        def add(agent: Callable[..., Any]) -> Callable[..., Any]:
+            if _as_function(agent) is None:
+                forms = ["an async function (prompt, trajectory, generate)", *targets("form of agents")]
+                raise TypeError(f"agent {name!r} is {agent!r}; register {', or '.join(forms)}")
+            return add_checked(agent)
 
         return add
 
-    def __missing__(self, name: str) -> Callable[..., Any]:
-        raise ValueError(f"unknown agent {name!r}; known: {', '.join(sorted(self))}")
+
+def _of_guest(place: str, name: str) -> Callable[..., Awaitable[Played]]:
+    """An agent of a guest, which is imported when it plays."""
+
+    async def play(
+        prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
+    ) -> Played:
+        played: Played = await joined(place, name)(prompt, trajectory, generate, context)
+        return played
+
+    return play
 
 
-agents = AgentRegistry()
+AGENTS_IN_A_WORLD = frozenset(targets("agent in a world"))
+"""Names of agents that are given no tools, and score their episodes themselves."""
+agents = AgentRegistry(
+    "agent",
+    {name: _of_guest(place, name) for place in ("agent", "agent in a world") for name in targets(place)},
+)
 register = agents.register
-"""Decorator: `@register("name")` over an async function, or over a loop class."""
+"""Decorator: `@register("name")` over an async function, or over what a guest makes one of."""
+
+
+def _as_function(agent: object) -> Callable[..., Awaitable[Played]] | None:
+    """The async function that plays an agent; None where it is none."""
+    if inspect.iscoroutinefunction(agent):
+        return agent
+    made = (function_of(agent) for function_of in all_joined("form of agents").values())
+    return next((function for function in made if function is not None), None)
 
 
 async def play_agent(
     name: str, prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
 ) -> Played:
     """Call the agent of this name with as many arguments as it takes."""
-    agent = agents[name]
-    if inspect.isclass(agent):
-        agent = loop_as_agent(agent)
+    agent = _as_function(agents[name])
+    assert agent is not None, "what is no agent is not registered"
     parameters = inspect.signature(agent).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_context = len(positional) > 3 or any(p.kind is p.VAR_POSITIONAL for p in parameters)

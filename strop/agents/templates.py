@@ -12,7 +12,6 @@ found out once per model, on examples (`template_profile.py`); such a reply begi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,7 +32,9 @@ from strop.agents.template_profile import (
 )
 from strop.border import ControlText, any_of
 from strop.chat_template import TemplateRefused, apply_template
-from strop.tools.schemas import OpenAIFunctionToolSchema
+
+MAX_CHARS_PER_TOKEN = 100
+"""More characters than tokens have, but for a few of white space: what is encoded of a text is bounded by it."""
 
 
 @dataclass(frozen=True)
@@ -195,11 +196,6 @@ class ChatTemplate:
     def as_plain_message(self, message: Message) -> dict[str, Any]:
         """A message from outside, whose texts make no control tokens."""
         return {key: self._as_plain(value) for key, value in message.items()}
-
-    def as_plain_schema(self, schema: OpenAIFunctionToolSchema) -> OpenAIFunctionToolSchema:
-        """The schema of a server's tool, whose texts and names make no control tokens in a prompt."""
-        text = json.dumps(schema.model_dump(), ensure_ascii=False)
-        return OpenAIFunctionToolSchema.model_validate(json.loads(self.as_plain_text(text)))
 
     def _as_plain(self, value: Any) -> Any:
         if isinstance(value, str):

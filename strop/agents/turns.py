@@ -1,6 +1,6 @@
 """The turns of an episode: the model answers, somebody replies, until one of them ends it or a limit is reached.
 
-The agents with tools, with a user and in an environment differ in who replies, and in nothing else.
+Agents of several turns differ in who replies, and in nothing else.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from strop.agents.answers import ParsedTurn, split_thinking
 from strop.agents.context import AgentContext
 from strop.agents.conversation import Conversation
 from strop.agents.registry import Generate
 from strop.rollout.types import TokenOutput
-from strop.tools.formats.calls import ParsedTurn
-from strop.tools.formats.thinking import split_thinking
-from strop.tools.session import CallResult
 from strop.trajectory import Media
 
 MAX_SEQUENCES = 256
@@ -53,7 +51,12 @@ class Reply(Protocol):
 
 
 async def take_turns(
-    conversation: Conversation, generate: Generate, context: AgentContext, reply: Reply
+    conversation: Conversation,
+    generate: Generate,
+    context: AgentContext,
+    reply: Reply,
+    *,
+    answers_stand_alone: bool = False,
 ) -> str:
     """Alternate answers and replies; why the episode ended.
 
@@ -62,6 +65,7 @@ async def take_turns(
         generate: asks the model.
         context: limits, formats and deadline.
         reply: called after each answer that is complete; one that was cut off ends the episode unanswered.
+        answers_stand_alone: each of them will be made a training sequence of its own.
 
     Returns:
         What `reply` said, the engine's own reason for an answer that was cut off (`length`, `aborted`),
@@ -71,14 +75,20 @@ async def take_turns(
     context.keep_deadline()
     try:
         async with asyncio.timeout_at(context.deadline) as deadline:
-            return await _turns(conversation, generate, context, reply)
+            return await _turns(conversation, generate, context, reply, answers_stand_alone)
     except TimeoutError:
         if not deadline.expired():
             raise
         return "timeout"
 
 
-async def _turns(conversation: Conversation, generate: Generate, context: AgentContext, reply: Reply) -> str:
+async def _turns(
+    conversation: Conversation,
+    generate: Generate,
+    context: AgentContext,
+    reply: Reply,
+    answers_stand_alone: bool,
+) -> str:
     stops = () if context.parser is None else tuple(context.parser.stop_token_ids)
     num_answers = 0
     while True:
@@ -88,7 +98,8 @@ async def _turns(conversation: Conversation, generate: Generate, context: AgentC
         conversation.add_answer(output, turn)
         if output.stop_reason != "stop":
             return output.stop_reason
-        limit = _limit(context, num_answers, conversation.num_sequences)
+        num_sequences = num_answers if answers_stand_alone else conversation.num_sequences
+        limit = _limit(context, num_answers, num_sequences)
         said = await reply(turn, is_last=bool(limit))
         if isinstance(said, str):
             return said
@@ -101,8 +112,7 @@ async def _turns(conversation: Conversation, generate: Generate, context: AgentC
 def _limit(context: AgentContext, num_answers: int, num_sequences: int) -> str:
     """The limit that so many answers, each but the last with a reply, have reached; empty for none."""
     limits = context.config
-    made = num_answers if limits.credit == "turn" else num_sequences
-    if limits.max_assistant_turns is None and made >= MAX_SEQUENCES:
+    if limits.max_assistant_turns is None and num_sequences >= MAX_SEQUENCES:
         return "max_assistant_turns"
     if limits.max_assistant_turns is not None and num_answers >= limits.max_assistant_turns:
         return "max_assistant_turns"
@@ -120,13 +130,3 @@ async def _read(output: TokenOutput, context: AgentContext) -> ParsedTurn:
     text = str(context.tokenizer.decode(list(output.token_ids), skip_special_tokens=True))
     reasoning, content = split_thinking(text, begins_in_thinking=context.begins_in_thinking)
     return ParsedTurn(content, (), reasoning)
-
-
-def tool_replies(results: Sequence[CallResult]) -> Replies:
-    """The results of calls."""
-    return Replies(
-        texts=[result.text for result in results],
-        role="tool",
-        images=[result.images for result in results],
-        facts=[result.kept for result in results],
-    )

@@ -23,6 +23,7 @@ PACKAGE = Path(__file__).parent.parent
 
 PLACES = {
     "section": "full key of a section of the configuration: its dataclass, with code_named() (strop.base.sections)",
+    "settings": "full key of a section and a word for them: a dataclass whose fields are among those of the section",
     "changeable settings": "what they are about: full keys of settings that a run may be continued with anew",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args)",
     "data command": "word after `strop data`: its strop.cli.data.Action",
@@ -36,6 +37,11 @@ PLACES = {
     "reward loader": "what scores in place of a function of the user's (`built-in scorer`, `manager`): a function from "
     "its setup to a strop.rewards.functions.RewardFunction",
     "key translation": "a library: a function from a key of it to our full keys and a sentence",
+    "agent": "name of an agent: the async function (prompt, trajectory, generate, context) that plays it",
+    "agent in a world": "name of an agent that is given no tools and scores its episodes itself: as above",
+    "form of agents": "what agents can be beside async functions: a function from such an object to the async function "
+    "that plays it, or None for objects of another form",
+    "agent kit": "what agents of this run find in their context, as an attribute of this name: a strop.agents.kits.Kit",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
     "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
     "rows of a class": "a word for the form: a function (config, files, tokenizer, max_samples, seed) that gives the "

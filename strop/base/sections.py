@@ -1,10 +1,14 @@
-"""Sections of the configuration that belong to guests: fields that a section of the core gets as its class is made."""
+"""Sections of the configuration: frozen dataclasses that check their fields, those of guests among them.
+
+A guest declares a section of its own right below one of the core (place "section"), or fields that stand beside those
+of the core (place "settings").
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, cast, dataclass_transform
 
 from strop.base.field_types import field_hints, fits, mismatch
 from strop.base.guests import joined, targets
@@ -16,37 +20,55 @@ S = TypeVar("S")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def section(key: str) -> Callable[[C], C]:
-    """Class decorator: a frozen dataclass with a field for every section that a guest declares right below `key`.
+    """Class decorator: a frozen dataclass whose values fit the annotations of their fields, bounds included
+    (strop.base.field_types). It has a field for every section that a guest declares right below `key`, and the fields
+    of the settings that guests declare there, which become its base classes. Rules across fields follow in
+    `__post_init__` of the settings of guests, and in its own at the end.
 
     Args:
-        key: full key of the section in the root configuration; "" for the root itself.
-
-    What is made refuses values that do not fit their fields, bounds included (strop.base.field_types), before its own
-    `__post_init__` looks at several of them together.
+        key: full key of the section in the root configuration, which errors begin with; "" for the root itself.
     """
 
     def make(cls: C) -> C:
+        parts = [joined("settings", full) for full in targets("settings") if full.rpartition(".")[0] == key]
+        rules = [part.__post_init__ for part in (*parts, cls) if hasattr(part, "__post_init__")]
+
+        def check(self: Any) -> None:
+            check_fields(self, key)
+            for rule in rules:
+                rule(self)
+
+        if parts:
+            own = dataclass(frozen=True, kw_only=True)(cls)
+            texts = {"__module__": own.__module__, "__doc__": own.__doc__}
+            cls = cast(C, type(own.__name__, (*reversed(parts), own), texts))
         for full in targets("section"):
             parent, _, name = full.rpartition(".")
             if parent == key:
                 below = joined("section", full)
                 cls.__annotations__[name] = below
                 setattr(cls, name, field(default_factory=below))
-        check_rules = getattr(cls, "__post_init__", None)
-
-        def check(self: Any) -> None:
-            made: type = type(self)
-            for name, hint in field_hints(made).items():
-                if not fits(hint, getattr(self, name)):
-                    raise ValueError(mismatch(f"{key}.{name}".lstrip("."), hint, getattr(self, name)))
-            if check_rules is not None:
-                check_rules(self)
-
         cls.__post_init__ = check
         dataclass(frozen=True, kw_only=True)(cls)
         return cls
 
     return make
+
+
+def check_fields(config: Any, key: str) -> None:
+    """Refuse a section with a value that does not fit its field.
+
+    Args:
+        config: the section.
+        key: its full key.
+
+    Raises:
+        ValueError: the sentence says which, and what the field needs.
+    """
+    cls: type = type(config)
+    for name, hint in field_hints(cls).items():
+        if not fits(hint, getattr(config, name)):
+            raise ValueError(mismatch(f"{key}.{name}".lstrip("."), hint, getattr(config, name)))
 
 
 def guest_sections(config: Any, key: str) -> dict[str, Any]:
@@ -79,11 +101,13 @@ def code_of_guests(config: Any, key: str) -> Iterator[Named]:
 
 
 def section_of(config: Any, cls: type[S]) -> S:
-    """The section of type `cls` right below `config`, for the guest that declared it.
+    """The section of type `cls` right below `config`, or `config` itself where these settings are among its own.
 
     Raises:
         LookupError: `config` has no such section.
     """
+    if isinstance(config, cls):
+        return config
     for name in type(config).__dataclass_fields__:
         value = getattr(config, name)
         if isinstance(value, cls):

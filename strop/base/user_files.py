@@ -47,6 +47,11 @@ def load_user_file(name: str, *, setting: str) -> Any:
     return module
 
 
+def absolute_path(path: str) -> str:
+    """The whole path of a file; empty for none."""
+    return str(Path(path).expanduser().absolute()) if path else ""
+
+
 def is_loaded(name: str) -> bool:
     """Whether this process has imported the file by `load_user_file`."""
     return Path(name).expanduser().resolve() in _LOADED

@@ -6,10 +6,11 @@ import asyncio
 import time
 from typing import Any
 
-from strop.agents.config import ENV_AGENT
+from strop.base.sections import section_of
 from strop.checks.environments import Inspection
 from strop.environments import choose_environment
 from strop.environments.agent import row_of
+from strop.environments.config import ENV_AGENT, EnvironmentConfig
 from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
@@ -27,19 +28,19 @@ def certify_environments(config: Config, data: TrainingData, run: RunFolder, say
 
     A fault does not end the run: an environment may have its reasons.
     """
+    chosen = section_of(config.agent, EnvironmentConfig)
     rows: dict[str, list[dict[str, Any]]] = {}
     for number in list(data.train.row_numbers[:_NUM_PROMPTS]):
         prompt = data.train.prompt(number, f"check-{number:06d}")
         if prompt.agent_name == ENV_AGENT:
             row = row_of(prompt)
-            chosen = config.agent.environment
             name = choose_environment(row, name=chosen.name, kwargs=chosen.kwargs).name
             rows.setdefault(name, []).append(row)
     for name, of_it in list(rows.items())[:MAX_ENVIRONMENTS]:
         choice = choose_environment(
             {},
             name=name,
-            kwargs=config.agent.environment.kwargs if name == config.agent.environment.name else {},
+            kwargs=chosen.kwargs if name == chosen.name else {},
         )
         inspection = Inspection(
             choice,

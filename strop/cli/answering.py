@@ -10,7 +10,8 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from strop.agents.config import SINGLE_TURN, AgentConfig
+from strop.agents.config import SINGLE_TURN
+from strop.agents.episodes import default_setup
 from strop.data.chat import Chat, encode_all, render, require_chat_template
 from strop.engines.model import load_model, load_tokenizer
 from strop.rollout.native.engine import NativeEngine
@@ -45,8 +46,7 @@ class Answerer:
             model,
             self._tokenizer,
             None,
-            agent=AgentConfig(),
-            template_options=config.data.chat_template_kwargs,
+            setup=default_setup(self._tokenizer),
             timeout_s=config.rollout.timeout_s,
             seed=seed,
         )

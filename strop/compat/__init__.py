@@ -3,4 +3,5 @@
 datasets/            dataset classes and samplers in verl's form
 migration/           their settings into ours, every one of them accounted for
 reward_managers.py   reward managers of verl, in the worker processes of the reward
+agent_loops/          verl's agent loops, played by an adapter
 """

@@ -8,23 +8,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from strop.agents.config import ENV_AGENT
-from strop.agents.context import AgentContext
+from strop.agents.answers import ParsedTurn
+from strop.agents.context import AgentContext, Generate
 from strop.agents.conversation import Conversation
-from strop.agents.registry import Generate, agents
 from strop.agents.turns import Replies, take_turns
+from strop.base.sections import section_of
 from strop.border import described
 from strop.environments.base import EnvironmentFailed, Observation, Step
+from strop.environments.config import CreditSettings, EnvironmentConfig
 from strop.environments.credit import with_turn_rewards
 from strop.environments.loading import choose_environment
 from strop.environments.playing import PlayedEnvironment, episode_seed
-from strop.tools.formats.calls import ParsedTurn
 from strop.trajectory import Prompt, Trajectory
 
 logger = logging.getLogger(__name__)
 
 
-@agents.register(ENV_AGENT)
 async def env_agent(
     prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
 ) -> Sequence[Trajectory]:
@@ -39,14 +38,13 @@ async def env_agent(
     Raises:
         EnvironmentFailed: it failed before the model had said anything.
     """
-    settings = context.config
+    own = section_of(context.config, EnvironmentConfig)
+    is_by_turn = section_of(context.config, CreditSettings).credit == "turn"
     row = row_of(prompt)
-    choice = choose_environment(
-        row, name=settings.environment.name, kwargs=settings.environment.kwargs, where=f"prompt {prompt.uid}"
-    )
+    choice = choose_environment(row, name=own.name, kwargs=own.kwargs, where=f"prompt {prompt.uid}")
     steps: list[Step] = []
     clock = asyncio.get_running_loop().time
-    async with PlayedEnvironment(choice, timeout_s=settings.tool_timeout_s) as environment:
+    async with PlayedEnvironment(choice, timeout_s=context.config.tool_timeout_s) as environment:
         begun = clock()
         first = await environment.reset(episode_seed(prompt.uid, prompt.extra_info), row)
         waited = clock() - begun
@@ -68,7 +66,7 @@ async def env_agent(
             steps.append(step)
             return "stop" if step.is_done else Replies(texts=[step.observation or " "])
 
-        reason = await take_turns(conversation, generate, context, reply)
+        reason = await take_turns(conversation, generate, context, reply, answers_stand_alone=is_by_turn)
     rewards = [step.reward for step in steps]
     sequences = conversation.finish(
         reason,
@@ -80,7 +78,7 @@ async def env_agent(
         numbers={"env_steps": float(len(steps)), "env_failed": float(reason == "environment_failed")},
         timings={"environment_s": waited},
     )
-    return scored(sequences, rewards, each_alone=settings.credit == "turn")
+    return scored(sequences, rewards, each_alone=is_by_turn)
 
 
 def row_of(prompt: Prompt) -> dict[str, Any]:

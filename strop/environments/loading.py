@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from strop.base.registry import Registry
 from strop.base.trust import ask
 from strop.base.user_files import is_loaded, load_class, load_user_file
 from strop.environments.gymnasium_env import GymnasiumEnvironment
@@ -16,35 +17,17 @@ from strop.environments.verifiers_classic_env import VerifiersClassicEnvironment
 from strop.environments.verifiers_env import VerifiersEnvironment
 
 Maker = Callable[..., Any]
+"""A class, or a function that makes an environment from keyword arguments."""
 
-
-class EnvironmentRegistry(dict[str, Maker]):
-    """Environments by name: classes, or functions that make an environment from keyword arguments."""
-
-    def register(self, name: str) -> Callable[[Maker], Maker]:
-        """Decorator that makes an environment known under `name`.
-
-        Raises:
-            ValueError: another environment has the name.
-        """
-
-        def add(maker: Maker) -> Maker:
-            if self.get(name, maker) is not maker:
-                raise ValueError(f"environment {name!r} is already registered: {self[name]!r}")
-            self[name] = maker
-            return maker
-
-        return add
-
-
-environments = EnvironmentRegistry(
+environments: Registry[Maker] = Registry(
+    "environment",
     {
         "gymnasium": GymnasiumEnvironment,
         "openenv": OpenEnvEnvironment,
         "reasoning_gym": ReasoningGymEnvironment,
         "verifiers": VerifiersEnvironment,
         "verifiers_classic": VerifiersClassicEnvironment,
-    }
+    },
 )
 register_environment = environments.register
 """Decorator: `@register_environment("name")` over an environment class."""

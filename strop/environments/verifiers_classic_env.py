@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from strop.agents.background_loop import BackgroundLoop
+from strop.base.background_loop import BackgroundLoop
 from strop.base.user_files import load_user_file
 from strop.environments.base import EnvironmentFailed, Observation
 

@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from strop.agents.config import INTERACTION_AGENT
-from strop.agents.context import AgentContext
+from strop.agents.answers import ParsedTurn
+from strop.agents.context import AgentContext, Generate
 from strop.agents.conversation import Conversation
-from strop.agents.registry import Generate, agents
-from strop.agents.turns import Replies, take_turns, tool_replies
+from strop.agents.turns import Replies, take_turns
 from strop.agents.user_code import contained
 from strop.border import encodable, storable_text, usable
 from strop.interactions.base import BaseInteraction
 from strop.interactions.loading import interaction_of_row
-from strop.tools.formats.calls import ParsedTurn
+from strop.tools.agent import tool_replies
+from strop.tools.kit import tool_session
 from strop.trajectory import Prompt, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,6 @@ class _User:
             raise InteractionFailed(f"{where}: {type(error).__name__}: {error}") from error
 
 
-@agents.register(INTERACTION_AGENT)
 async def interaction_agent(
     prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
 ) -> Sequence[Trajectory]:
@@ -117,7 +116,7 @@ async def interaction_agent(
         context.interactions[name], kwargs, context.config.tool_timeout_s, [dict(m) for m in prompt.messages]
     )
     conversation = Conversation(prompt, trajectory, context)
-    async with context.tool_session(prompt, trajectory.id) as session:
+    async with tool_session(context, prompt, trajectory.id) as session:
 
         async def reply(turn: ParsedTurn, *, is_last: bool) -> Replies | str:
             user.hear("assistant", [turn.content])

@@ -6,6 +6,8 @@ arguments.py   arguments of a call against the tool's schema
 functions.py   @function_tool: plain functions as tools
 loading.py     tools of a run, from YAML, files and the registry
 session.py     the tools of one episode: create, execute, rewards, release
+kit.py         tools of a run, chosen by rows and given to episodes; settings.py names them
+agent.py       the agent that calls them
 threads.py     functions that may hang, with a deadline
 mcp.py         tools of MCP servers (mcp_config.py, mcp_transport.py)
 search.py      a corpus of one's own, and its index (search_index.py; index_command.py: `strop data index`)
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
         function_tool,
         load_function_tools_from_path,
     )
+    from strop.tools.kit import tool_session
     from strop.tools.loading import load_all_tools
     from strop.tools.schemas import (
         OpenAIFunctionCallSchema,
@@ -59,6 +62,7 @@ __all__ = [
     "function_tool",
     "load_all_tools",
     "load_function_tools_from_path",
+    "tool_session",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -66,6 +70,7 @@ __getattr__, __dir__ = lazy_names(
     {
         ".base": "BaseTool ToolResponse ToolUnavailable",
         ".functions": "FUNCTION_TOOL_REGISTRY FunctionTool function_tool load_function_tools_from_path",
+        ".kit": "tool_session",
         ".loading": "load_all_tools",
         ".schemas": "OpenAIFunctionCallSchema OpenAIFunctionParametersSchema OpenAIFunctionParsedSchema "
         "OpenAIFunctionPropertySchema OpenAIFunctionSchema OpenAIFunctionToolCall "

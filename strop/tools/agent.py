@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strop.agents.config import TOOL_AGENT
-from strop.agents.context import AgentContext
+from strop.agents.answers import ParsedTurn
+from strop.agents.context import AgentContext, Generate
 from strop.agents.conversation import Conversation
-from strop.agents.registry import Generate, agents
-from strop.agents.turns import Replies, take_turns, tool_replies
-from strop.tools.formats.calls import ParsedTurn
-from strop.tools.session import ToolSession
+from strop.agents.turns import Replies, take_turns
+from strop.tools.kit import tool_session
+from strop.tools.session import CallResult, ToolSession
 from strop.trajectory import Prompt, Trajectory
 
 
-@agents.register(TOOL_AGENT)
 async def tool_agent(
     prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
 ) -> Sequence[Trajectory]:
@@ -25,7 +23,7 @@ async def tool_agent(
     is reached are not carried out.
     """
     conversation = Conversation(prompt, trajectory, context)
-    async with context.tool_session(prompt, trajectory.id) as session:
+    async with tool_session(context, prompt, trajectory.id) as session:
 
         async def reply(turn: ParsedTurn, *, is_last: bool) -> Replies | str:
             if not turn.calls:
@@ -39,6 +37,16 @@ async def tool_agent(
         extra=_facts(session, rewards),
         numbers=_numbers(session),
         timings={"tool_calls": session.seconds},
+    )
+
+
+def tool_replies(results: Sequence[CallResult]) -> Replies:
+    """What the model is shown of the results of its calls."""
+    return Replies(
+        texts=[result.text for result in results],
+        role="tool",
+        images=[result.images for result in results],
+        facts=[result.kept for result in results],
     )
 
 

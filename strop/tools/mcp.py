@@ -18,7 +18,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from strop.agents.background_loop import BackgroundLoop
+from strop.base.background_loop import BackgroundLoop
 from strop.base.token_bucket import TokenBucket
 from strop.base.trust import ask
 from strop.border import encodable, storable

@@ -1,15 +1,11 @@
-"""Python programs of the model, run in the sandbox of the run.
-
-The sandbox belongs to a room beside this one, so whoever puts workers together hands it over (`use_sandbox`); the
-tool knows what it does, not which one it is.
-"""
+"""Python programs of the model, run in the sandbox of the run."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
+from strop.sandbox import Program, Sandbox
 from strop.tools.base import BaseTool, ToolResponse, ToolUnavailable
 from strop.tools.schemas import OpenAIFunctionToolSchema
 
@@ -31,38 +27,8 @@ _FENCE, _FENCE_TAGS = "```", ("", "python", "py")
 _MAX_CODE_CHARACTERS = 100_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ran:
-    """What became of a program."""
-
-    outcome: str
-    """ok, error, timeout, memory, output, killed; infrastructure where the sandbox itself failed."""
-    stdout: str
-    stderr: str
-    message: str = ""
-    """Why it did not end by itself."""
-
-
-RunCode = Callable[[str], Awaitable[Ran]]
-
-
 class SandboxFailed(ToolUnavailable):
     """The sandbox did not do its work; this says nothing about the program."""
-
-
-class _Place:
-    """Where this process runs programs."""
-
-    def __init__(self) -> None:
-        self.run: RunCode | None = None
-
-
-_place = _Place()
-
-
-def use_sandbox(run: RunCode | None) -> None:
-    """Have the tools of this process run programs with `run`; None for nothing that can."""
-    _place.run = run
 
 
 class PythonSandboxTool(BaseTool):
@@ -70,6 +36,9 @@ class PythonSandboxTool(BaseTool):
 
     Nothing is run without a sandbox: a call fails then.
     """
+
+    sandbox: Sandbox | None = None
+    """It runs, and serves all episodes of the process."""
 
     def __init__(
         self, config: Mapping[str, Any] | None = None, tool_schema: OpenAIFunctionToolSchema | None = None
@@ -97,14 +66,14 @@ class PythonSandboxTool(BaseTool):
                 0.0,
                 {},
             )
-        if _place.run is None:
+        if self.sandbox is None:
             raise SandboxFailed("no sandbox for programs is set up in this process")
-        ran = await _place.run(_without_fence(code))
+        ran = await self.sandbox.run(Program(code=_without_fence(code)))
         if ran.outcome == "infrastructure":
-            raise SandboxFailed(ran.message or "the sandbox failed")
-        parts = [ran.stdout.rstrip("\n"), ran.stderr.rstrip("\n")]
+            raise SandboxFailed(ran.error or "the sandbox failed")
+        parts = [ran.text.rstrip("\n"), ran.stderr.decode("utf-8", errors="replace").rstrip("\n")]
         if ran.outcome not in ("ok", "error"):
-            parts.append(f"Error: {ran.message or ran.outcome}")
+            parts.append(f"Error: {ran.error or ran.outcome}")
         text = "\n".join(part for part in parts if part)
         return ToolResponse(text=text or "(nothing was printed)"), 0.0, {"outcome": ran.outcome}
 

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace, TracebackType
 from typing import Any, Literal, Self, TypeVar
 
+from strop.agents.answers import FunctionCall, MalformedCall
 from strop.agents.images import ImageEncoder, as_read
+from strop.agents.templates import MAX_CHARS_PER_TOKEN
 from strop.agents.user_code import contained
 from strop.border import described, encodable, read_json, storable, storable_text, usable
 from strop.tools.base import BaseTool, ToolResponse, ToolUnavailable
-from strop.tools.formats.calls import FunctionCall, MalformedCall
 from strop.trajectory import Media
 
 logger = logging.getLogger(__name__)
@@ -30,8 +31,6 @@ T = TypeVar("T")
 
 Truncation = Literal["left", "right", "middle"]
 
-MAX_CHARS_PER_TOKEN = 100
-"""More characters than tokens have, but for a few of white space: what is encoded of a result is bounded by it."""
 EMPTY_RESULT = "(the tool returned nothing)"
 """What the model is shown instead of no text: some templates leave empty messages out."""
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from strop.base.trust import Named
 from strop.data.sources import HUB_PREFIX, is_url
-from strop.environments.loading import environments
 from strop.trainer.config import Config
 
 
@@ -21,7 +20,7 @@ def code_named(config: Config) -> Iterator[Named]:
     if config.model.trust_remote_code:
         yield Named(key="model.trust_remote_code", value=f"true (the code in {config.model.path})")
     yield from _of_data(config)
-    yield from _of_agents(config)
+    yield from config.agent.code_named()
     yield from config.reward.code_named()
     if config.resources.address:
         yield Named(key="resources.address", value=f"{config.resources.address} (a Ray cluster)")
@@ -40,24 +39,6 @@ def _of_data(config: Config) -> Iterator[Named]:
         for entry in files:
             if is_url(entry) or entry.startswith(HUB_PREFIX):
                 yield Named(key=key, value=f"{entry} (fetched)")
-
-
-def _of_agents(config: Config) -> Iterator[Named]:
-    agent = config.agent
-    for path in agent.files:
-        yield Named(key="agent.files", value=path, path=path)
-    for key in ("loops", "tools", "function_tools", "interactions"):
-        path = getattr(agent, key)
-        if path:
-            yield Named(key=f"agent.{key}", value=path, path=path)
-    name = agent.environment.name
-    if name:
-        file, colon, _ = name.rpartition(":")
-        is_file = name not in environments and colon and file.endswith(".py")
-        yield Named(key="agent.environment.name", value=name, path=file if is_file else "")
-        if agent.environment.kwargs:  # modules to import, addresses, files, as the environment has it
-            given = ", ".join(agent.environment.kwargs)
-            yield Named(key="agent.environment.kwargs", value=f"{given} (given to {name})")
 
 
 def is_elsewhere(named: Named) -> bool:

@@ -72,7 +72,7 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
     say(
         f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature {config.eval.temperature}"
     )
-    episodes = asyncio.run(_play(config, tokenizer, prompts, say=say, on_progress=on_progress))
+    episodes = asyncio.run(_play(config, setup, prompts, say=say, on_progress=on_progress))
     reports = [report_of(episode) for episode in episodes]
     check_failed_episodes(reports)
     sources = dict.fromkeys(prompt.data_source for prompt in prompts)
@@ -106,7 +106,7 @@ def _answer(episode: Episode, report: EpisodeReport) -> dict[str, Any]:
 
 
 async def _play(
-    config: Config, tokenizer: Any, prompts: Sequence[Prompt], *, say: Say, on_progress: Progress
+    config: Config, setup: AgentSetup, prompts: Sequence[Prompt], *, say: Say, on_progress: Progress
 ) -> list[Episode]:
     total = len(prompts) * config.eval.samples_per_prompt
     done = 0
@@ -123,10 +123,9 @@ async def _play(
         player = make_player(
             engine,
             model,
-            tokenizer,
+            setup.tokenizer,
             pool,
-            agent=config.agent,
-            template_options=config.data.chat_template_kwargs,
+            setup=setup,
             timeout_s=config.rollout.timeout_s,
             seed=config.trainer.seed,
         )
@@ -135,6 +134,6 @@ async def _play(
             return await player.play(
                 prompts,
                 samples_per_prompt=config.eval.samples_per_prompt,
-                sampling=eval_sampling(config, tokenizer),
+                sampling=eval_sampling(config, setup.tokenizer),
                 on_group=count,
             )

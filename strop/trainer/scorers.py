@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strop.agents.config import ENV_AGENT
+from strop.agents.registry import AGENTS_IN_A_WORLD
 from strop.rewards import RewardPool, summarize
 from strop.trainer.launch import Say
 from strop.trajectory import Prompt
@@ -18,13 +18,13 @@ async def probe_scorers(scorers: RewardPool, prompts: Sequence[Prompt], say: Say
 
     Args:
         scorers: they run.
-        prompts: the first ones count; those of environments, which give rewards themselves, are left out.
+        prompts: the first ones count; those of agents that score episodes themselves are left out.
         say: takes the line.
 
     Raises:
         RewardError: every probe failed.
     """
-    probed = [prompt for prompt in prompts[:NUM_PROBES] if prompt.agent_name != ENV_AGENT]
+    probed = [prompt for prompt in prompts[:NUM_PROBES] if prompt.agent_name not in AGENTS_IN_A_WORLD]
     if not probed:
         return
     answers = [str(prompt.ground_truth) for prompt in probed]

@@ -14,7 +14,7 @@ learns), frozen.py (a role that does not), updates.py (what an optimizer step ca
 and advantages), summary.py (what the controller keeps of a batch).
 
 Playing, for training, validation and every command alike: player.py (Player: engine, agents and scorers of one
-process), programs.py (the sandbox of its tools), episodes.py (what was played), reports.py (the same without tokens),
+process), episodes.py (what was played), reports.py (the same without tokens),
 played.py (Played: reports, and a reference to the episodes), tally.py (how far a call is), metrics.py and
 validation_metrics.py (numbers of what was played, from plain tensors).
 """

@@ -1,8 +1,7 @@
 """Playing prompts: every sample through its agent and its scorers, all at the same time.
 
 One player for whatever plays: training, validation, evaluation, the preflight and `strop generate`. It holds what
-belongs together in one process: the engine's client, agents with their tools, the sandbox in which tools run programs,
-and the scorers.
+belongs together in one process: the engine's client, agents with all they need, and the scorers.
 
 Concurrency: one asyncio loop. A sample is scored as soon as it ends, while others still generate; the samples of a
 prompt come out when the last of them has ended. This is the one place that may catch an agent's exception: the episode
@@ -16,7 +15,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from strop.agents.config import AgentConfig
 from strop.agents.episodes import default_setup, play_episode
 from strop.agents.setup import AgentSetup
 from strop.border import described, encodable, storable_text, usable
@@ -26,16 +24,14 @@ from strop.rewards.outcome import Outcome
 from strop.rewards.pool import RewardPool
 from strop.rollout.client import GenerateClient, RolloutClient
 from strop.rollout.types import RolloutEngine, Sampling, TokenOutput
-from strop.tools.mcp import close_servers
 from strop.trajectory import Media, MediaTokens, Prompt, Trajectory, media_of
 from strop.workers.episodes import Episode
-from strop.workers.programs import ToolSandbox
 
 logger = logging.getLogger(__name__)
 
 
 class Player:
-    """Plays prompts with one client and one pool of scorers; `close` ends the programs and servers of its tools."""
+    """Plays prompts with one client and one pool of scorers; `close` ends what its agents need."""
 
     def __init__(
         self,
@@ -46,23 +42,22 @@ class Player:
         seed: int,
         setup: AgentSetup | None = None,
     ) -> None:
-        """Start the sandbox where a tool runs programs.
+        """Start what the agents need, such as a sandbox.
 
         Args:
             client: generates.
             tokenizer: of the model.
             scorers: they run while something is played, and stay the caller's to close; None: nothing is scored.
             seed: of the run.
-            setup: agents and tools; None for single turns.
+            setup: agents; None for single turns.
 
         Raises:
-            SandboxUnavailable: programs cannot be isolated here.
+            ValueError: something of it cannot be started here.
         """
         self._client, self._tokenizer, self._scorers, self._seed = client, tokenizer, scorers, seed
         self._setup = setup or default_setup(tokenizer)
-        self._programs = (
-            None if scorers is None or setup is None else ToolSandbox(setup, scorers.config.sandbox)
-        )
+        if scorers is not None and setup is not None:
+            setup.start(scorers.config)
 
     async def play(
         self,
@@ -163,10 +158,8 @@ class Player:
         )
 
     def close(self) -> None:
-        """End what tools have started; a second call does nothing."""
-        if self._programs is not None:
-            self._programs.close()
-        close_servers()
+        """End what was started; a second call does nothing."""
+        self._setup.close()
 
 
 def make_player(
@@ -175,8 +168,7 @@ def make_player(
     tokenizer: Any,
     scorers: RewardPool | None,
     *,
-    agent: AgentConfig,
-    template_options: Mapping[str, Any],
+    setup: AgentSetup,
     timeout_s: float,
     seed: int,
 ) -> Player:
@@ -187,17 +179,14 @@ def make_player(
         policy: the model of it, which may read images.
         tokenizer: of the model.
         scorers: as for Player.
-        agent: agents and tools.
-        template_options: variables of the chat template.
+        setup: agents; how they read images is seen to.
         timeout_s: rollout.timeout_s.
         seed: of the run.
 
     Raises:
-        ValueError: a file, tool or format cannot be used.
-        SandboxUnavailable: programs cannot be isolated here.
+        ValueError: something that the agents need cannot be started here.
     """
-    images = None if policy.media is None else policy.media.image_encoder()
-    setup = AgentSetup(agent, tokenizer, template_options=template_options, images=images)
+    setup.images = None if policy.media is None else policy.media.image_encoder()
     return Player(RolloutClient(engine, timeout_s=timeout_s), tokenizer, scorers, seed=seed, setup=setup)
 
 

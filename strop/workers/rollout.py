@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from strop.agents.config import AgentConfig
+from strop.agents.setup import AgentSetup
 from strop.controller import Dispatch, Worker, register
 from strop.data.media import shown_text
 from strop.engines.config import LoraConfig, ModelConfig
@@ -113,8 +114,7 @@ class RolloutWorker(Worker):
             policy,
             self._tokenizer,
             self._pool,
-            agent=agent or AgentConfig(),
-            template_options=template_options or {},
+            setup=AgentSetup(agent or AgentConfig(), self._tokenizer, template_options=template_options),
             timeout_s=rollout.timeout_s,
             seed=seed,
         )

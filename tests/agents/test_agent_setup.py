@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with
+from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with, tool_kit
 from template_family import family_tokenizer
 
 from strop.agents import AgentConfig, AgentSetup, agents
-from strop.agents.config import EnvironmentConfig
 from strop.agents.rows import with_agents
+from strop.environments.config import EnvironmentConfig
 from strop.tools import FUNCTION_TOOL_REGISTRY, BaseTool, ToolResponse
 from strop.tools.calculator import CalculatorTool
 from strop.tools.gsm8k import Gsm8kTool
@@ -57,14 +57,20 @@ def registries() -> Iterator[None]:
             },
             "agent.tool_response_truncation is left, but the run has no tools",
         ),
-        ({"max_assistant_turns": 0, "tools": "t.yaml"}, "agent.max_assistant_turns is 0; use at least 1"),
-        ({"max_user_turns": 0, "tools": "t.yaml"}, "agent.max_user_turns is 0; use at least 1"),
+        (
+            {"max_assistant_turns": 0, "tools": "t.yaml"},
+            "agent.max_assistant_turns is 0, but it needs a whole number of at least 1",
+        ),
+        (
+            {"max_user_turns": 0, "tools": "t.yaml"},
+            "agent.max_user_turns is 0, but it needs a whole number of at least 1",
+        ),
         (
             {"tool_timeout_s": 0.0, "tools": "t.yaml"},
-            "agent.tool_timeout_s is 0.0; use a number of seconds above 0",
+            "agent.tool_timeout_s is 0.0, but it needs a finite number above 0",
         ),
         ({"timeout_s": float("inf")}, "agent.timeout_s is inf"),
-        ({"tool_response_truncation": "end", "tools": "t.yaml"}, "use left, right or middle"),
+        ({"tool_response_truncation": "end", "tools": "t.yaml"}, "but it needs one of left, right, middle"),
     ],
 )
 def test_settings_that_cannot_apply_are_refused(settings: dict[str, Any], match: str) -> None:
@@ -184,7 +190,7 @@ def test_a_template_that_writes_no_calls_needs_a_format_by_name() -> None:
         ValueError, match="the chat template writes no tool calls, .* set agent.tool_format to one of"
     ):
         setup_with(tokenizer, [CalculatorTool()])
-    assert setup_with(tokenizer, [CalculatorTool()], tool_format="hermes").tools
+    assert tool_kit(setup_with(tokenizer, [CalculatorTool()], tool_format="hermes")).parser
 
 
 # ---------------------------------------------------------------------- the limits of an episode

@@ -33,8 +33,8 @@ from strop.run import CheckpointStore, EventLog, Fate, Ledger, RunFolder, digest
 from strop.run.manifest import read_manifest
 from strop.run.samples import COLUMNS, SampleStore
 from strop.tools import BaseTool, OpenAIFunctionToolSchema, ToolLimits, ToolResponse, ToolSession
-from strop.tools.formats import FunctionCall
-from strop.tools.formats.calls import MalformedCall, call_from_json, typed_value
+from strop.tools.formats import FunctionCall, MalformedCall
+from strop.tools.formats.calls import call_from_json, typed_value
 from strop.trainer.trackers import TrackerGroup, TrackerSetup, read_metrics
 
 quick = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -69,8 +69,12 @@ def test_eval_gives_the_pass_rate_and_its_interval_per_source(project: Project, 
 WRITES_A_PROGRAM = '''
 """An agent whose model calls python, and then repeats what it reads."""
 from strop.agents.registry import agents
-from strop.tools.agent import tool_agent
+from pathlib import Path
+
 from strop.rollout.types import TokenOutput
+from strop.tools.agent import tool_agent
+from strop.tools.formats import ToolParser, formats
+from strop.tools.formats.parser import FormatParser
 
 CALL = """<tool_call>
 {"name": "python", "arguments": {"code": "print(3 * 4)"}}
@@ -88,6 +92,14 @@ async def writes_a_program(prompt, trajectory, generate, context):
         )
 
     return await tool_agent(prompt, trajectory, say, context)
+
+
+@ToolParser.register("counted")
+class Counted(FormatParser):
+    def __init__(self, tokenizer):
+        super().__init__(formats["hermes"], tokenizer)
+        with Path(__file__).with_name("made.txt").open("a") as file:
+            file.write("once ")
 '''
 
 
@@ -101,13 +113,16 @@ def test_eval_runs_the_programs_of_its_agents_in_the_sandbox(project: Project, t
     )
     words = [
         "eval", project.model, "--config", project.config, f"agent.files=[{tmp_path / 'agent.py'}]",
-        f"agent.tools={tmp_path / 'tools.yaml'}", "agent.tool_format=hermes", "data.max_val_prompts=2",
+        f"agent.tools={tmp_path / 'tools.yaml'}", "agent.tool_format=counted", "data.max_val_prompts=2",
         "agent.default_agent=writes_a_program", "data.max_response_tokens=900", "data.max_prompt_tokens=900",
         f"reward.path={tmp_path / 'reward.py'}",
     ]  # fmt: skip
     result = cli(*words, "--json")
     assert result.code == 0, result.err
     assert (result.record["pass_rate"], result.record["num_answers"]) == (1.0, 2)
+    assert (tmp_path / "made.txt").read_text() == "once ", (
+        "tools show the prompts and are played: the same ones"
+    )
     unisolated = cli(
         *words, "reward.sandbox.backend=sandbox_fusion", "reward.sandbox.url='http://127.0.0.1:9'"
     )

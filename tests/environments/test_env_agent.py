@@ -14,13 +14,14 @@ import pytest
 from agent_cases import ScriptedModel, sampling_of
 
 from strop.agents import turns
-from strop.agents.config import AgentConfig, EnvironmentConfig
+from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
 from strop.agents.templates import ChatTemplate
 from strop.algorithms.config import AlgorithmConfig
 from strop.data.tiny import make_tiny_tokenizer
 from strop.environments import EnvironmentFailed, choose_environment, episode_seed
+from strop.environments.config import EnvironmentConfig
 from strop.environments.credit import with_turn_rewards
 from strop.environments.playing import PlayedEnvironment
 from strop.protocol import columns

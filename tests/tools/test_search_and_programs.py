@@ -15,7 +15,8 @@ import pytest
 from agent_cases import make_session
 
 from strop.cli.main import main
-from strop.tools.python_sandbox import PythonSandboxTool, Ran, SandboxFailed, use_sandbox
+from strop.sandbox import Program, SandboxResult
+from strop.tools.python_sandbox import PythonSandboxTool, SandboxFailed
 from strop.tools.search import SearchTool
 from strop.tools.search_index import SearchIndex, build_index
 
@@ -165,22 +166,20 @@ def test_without_a_sandbox_no_program_runs() -> None:
 def test_what_a_program_prints_is_shown_and_a_failing_sandbox_is_an_error() -> None:
     asked: list[str] = []
 
-    async def run(code: str) -> Ran:
-        asked.append(code)
-        if "crash" in code:
-            return Ran(outcome="infrastructure", stdout="", stderr="", message="no room")
-        if "loop" in code:
-            return Ran(outcome="timeout", stdout="begun\n", stderr="", message="it ran longer than 10 s")
-        return Ran(outcome="ok", stdout="3\n", stderr="")
+    class Scripted:
+        async def run(self, program: Program) -> SandboxResult:
+            asked.append(program.code)
+            if "crash" in program.code:
+                return SandboxResult(outcome="infrastructure", error="no room")
+            if "loop" in program.code:
+                return SandboxResult(outcome="timeout", stdout=b"begun\n", error="it ran longer than 10 s")
+            return SandboxResult(outcome="ok", stdout=b"3\n", stderr=b"\xff")
 
-    use_sandbox(run)
-    try:
-        tool = PythonSandboxTool({})
-        assert called(tool, code="```python\nprint(3)\n```").text == "3"
-        assert asked == ["print(3)"]
-        assert called(tool, code="loop").text == "begun\nError: it ran longer than 10 s"
-        with pytest.raises(SandboxFailed, match="no room"):  # no text for the model, which did nothing wrong
-            called(tool, code="crash")
-        assert "'code' must be string, but is 3" in called(tool, code=3).text
-    finally:
-        use_sandbox(None)
+    tool = PythonSandboxTool({})
+    tool.sandbox = Scripted()  # type: ignore[assignment]
+    assert called(tool, code="```python\nprint(3)\n```").text == "3\n\ufffd"
+    assert asked == ["print(3)"]
+    assert called(tool, code="loop").text == "begun\nError: it ran longer than 10 s"
+    with pytest.raises(SandboxFailed, match="no room"):  # no text for the model, which did nothing wrong
+        called(tool, code="crash")
+    assert "'code' must be string, but is 3" in called(tool, code=3).text

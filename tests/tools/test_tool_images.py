@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with
+from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with, tool_kit
 from PIL import Image
 
 from references.tiny_vision import BLUE, GREEN, KINDS, RED, picture, png, save_tiny_vision
@@ -106,9 +106,9 @@ def setup_of(path: Path, camera: Camera, *, num_calls: int = 1, **settings: Any)
     )
     parser = AlwaysCalls(tokenizer)
     parser.num_calls = num_calls
-    setup._parser = parser
+    tool_kit(setup).parser = parser
     processor = load_media_processor(path)
-    setup._images = None if processor is None else ToolImages(processor)
+    setup.images = None if processor is None else ToolImages(processor)
     return setup
 
 
@@ -219,7 +219,7 @@ def folder(models: Callable[[str], tuple[Path, CausalLM]]) -> Path:
 
 
 def said(setup: AgentSetup, text: str) -> list[int]:
-    return list(setup._tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(setup.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def episode(
@@ -227,7 +227,7 @@ def episode(
 ) -> tuple[Trajectory, SeesImages]:
     """One episode of a scripted model: the first answers are calls, the last one is not."""
     model = SeesImages([said(setup, text + "<|im_end|>") for text in answers])
-    tokenizer = setup._tokenizer
+    tokenizer = setup.tokenizer
     sampling = sampling_of(tokenizer, max_tokens=max_tokens)
     (one,) = play(prompt_of(tokenizer, **changes), model, setup, sampling=sampling)
     return one, model
@@ -315,7 +315,7 @@ def test_an_image_that_cannot_be_read_is_an_error_for_the_model(
 
 def test_a_model_of_text_is_told_that_there_is_an_image(folder: Path) -> None:
     setup = setup_of(folder, Camera(ToolResponse(text="see", image=[png(WIDE)] * 2)), max_assistant_turns=2)
-    setup._images = None
+    setup.images = None
     one, _ = episode(setup, "a", "b")
     turn = result_of(one)
     assert turn["content"] == "see\n(2 images cannot be shown: the model takes text alone)"
@@ -325,11 +325,11 @@ def test_a_model_of_text_is_told_that_there_is_an_image(folder: Path) -> None:
 
 def test_a_template_without_images_in_results_is_told_too(folder: Path) -> None:
     setup = setup_of(folder, Camera(ToolResponse(image=[png(WIDE)])), max_assistant_turns=2)
-    template = setup._tokenizer.chat_template
-    setup._tokenizer.chat_template = template.replace(
+    template = setup.tokenizer.chat_template
+    setup.tokenizer.chat_template = template.replace(
         "message['content'] is string", "message['content'] is string or message['role'] == 'tool'"
     ).replace("{{- message['content'] -}}", "{{- message['content'] | string -}}")
-    assert setup._tokenizer.chat_template != template
+    assert setup.tokenizer.chat_template != template
     setup._templates.clear()
     one, _ = episode(setup, "a", "b")
     assert result_of(one)["content"] == (
@@ -371,13 +371,13 @@ def test_an_image_without_room_ends_the_episode_before_it(folder: Path) -> None:
 def test_a_history_with_images_is_not_rewritten(folder: Path) -> None:
     camera = Camera(ToolResponse(text="first"), ToolResponse(image=[png(WIDE)]), ToolResponse(text="third"))
     setup = setup_of(folder, camera, max_assistant_turns=4)
-    setup._tokenizer.chat_template = setup._tokenizer.chat_template.replace(
+    setup.tokenizer.chat_template = setup.tokenizer.chat_template.replace(
         "{{- message['content'] -}}", "{{- message['content'].split('</think>')[-1] -}}"
     )
     setup._templates.clear()
     model = SeesImages([said(setup, f"<think>{n}</think>a<|im_end|>") for n in range(4)])
     sequences = play(
-        prompt_of(setup._tokenizer), model, setup, sampling=sampling_of(setup._tokenizer, max_tokens=300)
+        prompt_of(setup.tokenizer), model, setup, sampling=sampling_of(setup.tokenizer, max_tokens=300)
     )
     # The first reply drops the thinking before it, and begins a sequence; from the image on nothing is rewritten.
     assert [one.stop_reason for one in sequences] == ["continued", "max_assistant_turns"]
@@ -498,9 +498,9 @@ class Listener(BaseInteraction):
 
 def test_a_user_hears_that_a_tool_gave_an_image(folder: Path) -> None:
     setup = setup_of(folder, Camera(ToolResponse(text="see", image=[png(WIDE)])))
-    setup._parser = CallsOnce(setup._tokenizer)
+    tool_kit(setup).parser = CallsOnce(setup.tokenizer)
     listener = Listener({"name": "listener"})
-    setup.interactions = {"listener": listener}
+    setup.kits["interactions"].interactions = {"listener": listener}
     one, model = episode(
         setup,
         "a",
@@ -601,7 +601,7 @@ def test_images_of_a_loop_that_do_not_fit_its_tokens_are_refused(
 
 def test_a_loop_with_a_model_of_text_cannot_show_images(folder: Path, registered: None) -> None:
     setup = setup_of(folder, Camera(ToolResponse(text="x")))
-    setup._images = None
+    setup.images = None
     agents["sees"] = Sees
     with pytest.raises(ValueError, match="the model takes text alone and cannot be shown images"):
         episode(setup, "a", agent_name="sees")

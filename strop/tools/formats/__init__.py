@@ -1,8 +1,7 @@
 """How models write tool calls.
 
-calls.py      what is read: calls, malformed calls, an answer in its parts
+calls.py      calls from JSON and from parameters
 parser.py     ToolParser: finds a format by name or by the chat template; users register their own
-thinking.py   thinking before the answer proper
 scanning.py   marks found in linear time
 tagged.py     JSON or parameters between tags: hermes (Qwen), qwen3_coder, glm
 sections.py   control tokens around names and arguments: deepseek, kimi, mistral, gpt_oss
@@ -11,8 +10,8 @@ bare.py       calls without tags: llama3_json, pythonic
 
 from __future__ import annotations
 
+from strop.agents.answers import FunctionCall, MalformedCall, ParsedTurn
 from strop.tools.formats import bare, sections, tagged
-from strop.tools.formats.calls import FunctionCall, MalformedCall, ParsedTurn
 from strop.tools.formats.parser import ToolParser, formats, parser_for_template
 
 __all__ = [

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
+from strop.agents.answers import FunctionCall, MalformedCall
 from strop.border import read_json_at
 from strop.tools.formats.calls import (
-    FunctionCall,
-    MalformedCall,
     Read,
     ToolSchemas,
     call_from_object,

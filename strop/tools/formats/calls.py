@@ -1,48 +1,13 @@
-"""What is read from an answer that may call tools."""
+"""Calls from JSON and from parameters without quotes, as several formats write them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from strop.agents.answers import FunctionCall, MalformedCall
 from strop.border import read_json
-
-
-@dataclass(frozen=True)
-class FunctionCall:
-    """A call that the model wrote, not yet checked against any tool."""
-
-    name: str
-    arguments: str
-    """JSON text, as the model wrote it where its format is JSON."""
-    tool_call_id: str | None = None
-
-
-@dataclass(frozen=True)
-class MalformedCall:
-    """What begins as a call and is none; answered with the problem."""
-
-    text: str
-    """As written."""
-    problem: str
-    """A sentence for the model."""
-    name: str = ""
-    """Of the tool, where it can be read."""
-
-
-@dataclass(frozen=True)
-class ParsedTurn:
-    """One answer in its parts."""
-
-    content: str
-    """Without thinking and calls."""
-    calls: tuple[FunctionCall | MalformedCall, ...] = ()
-    """In the order of the answer."""
-    reasoning: str = ""
-    """The thinking before the answer proper."""
-
 
 Read = tuple[str, list[FunctionCall | MalformedCall]]
 """Content without calls, and the calls in order."""

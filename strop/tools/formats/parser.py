@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
+from strop.agents.answers import FunctionCall, MalformedCall, ParsedTurn, split_thinking
 from strop.agents.template_profile import CallExample
-from strop.tools.formats.calls import FunctionCall, MalformedCall, ParsedTurn, Read, ToolSchemas
-from strop.tools.formats.thinking import split_thinking
+from strop.tools.formats.calls import Read, ToolSchemas
 
 
 @dataclass(frozen=True, kw_only=True)

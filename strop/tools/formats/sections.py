@@ -6,10 +6,9 @@ import json
 import re
 from collections.abc import Iterator
 
+from strop.agents.answers import FunctionCall, MalformedCall
 from strop.border import read_json_at
 from strop.tools.formats.calls import (
-    FunctionCall,
-    MalformedCall,
     Read,
     ToolSchemas,
     call_from_object,

@@ -6,9 +6,8 @@ import json
 import re
 from collections.abc import Callable, Iterator
 
+from strop.agents.answers import FunctionCall, MalformedCall
 from strop.tools.formats.calls import (
-    FunctionCall,
-    MalformedCall,
     Read,
     ToolSchemas,
     call_from_json,

@@ -1,26 +1,22 @@
-"""Agent loops in verl's form: classes with `async def run(self, sampling_params, **row)`.
+"""The adapter of agent loops in verl's form.
 
-One adapter turns such a class into an agent. Which tokens were sampled, with which log-probs and by which policy
-version, comes from the record of its `generate` calls, not from what the loop returns: a token that its mask
-trains but that no call sampled at that place is an error.
+It turns a class with `async def run(self, sampling_params, **row)` into an agent. Which tokens were sampled, with
+which log-probs and by which policy version, comes from the record of its `generate` calls, not from what the loop
+returns: a token that its mask trains but that no call sampled at that place is an error.
 """
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from strop.agents.context import AgentContext, Generate
-from strop.agents.loop_inputs import refuse, row_fields, verl_config
-from strop.agents.loop_output import Call, sequence_of
 from strop.algorithms.user_functions import VerlConfig
-from strop.base.foreign_files import read_yaml
-from strop.base.user_files import load_class
+from strop.compat.agent_loops.inputs import refuse, row_fields, verl_config
+from strop.compat.agent_loops.output import Call, sequence_of
 from strop.trajectory import Prompt, Trajectory
 
 
@@ -298,7 +294,7 @@ def loop_as_agent(loop: type, **settings: Any) -> Callable[..., Awaitable[list[T
             "repetition_penalty": 1.0,
             "logprobs": True,
         }
-        played = await made.run(params, **row_fields(prompt, context))
+        played = await made.run(params, **row_fields(prompt))
         if played is None:
             return None
         outputs = played if isinstance(played, list | tuple) else [played]
@@ -316,25 +312,8 @@ def loop_as_agent(loop: type, **settings: Any) -> Callable[..., Awaitable[list[T
     return play
 
 
-def loops_from_yaml(path: str) -> dict[str, Callable[..., Any]]:
-    """Agents of a YAML list: name, _target_ (a loop class) and further constructor arguments.
-
-    Raises:
-        ValueError: the sentence names the entry.
-    """
-    try:
-        entries = read_yaml(Path(path).expanduser())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"agent.loops names {path!r}, which cannot be read: {error}") from error
-    if not isinstance(entries, list):
-        raise ValueError(f"agent.loops: {path} must hold a list of loops with name and _target_")
-    made: dict[str, Callable[..., Any]] = {}
-    for number, entry in enumerate(entries, start=1):
-        where = f"agent.loops: entry {number} of {path}"
-        if not isinstance(entry, Mapping) or "name" not in entry or "_target_" not in entry:
-            raise ValueError(f"{where} needs the keys name and _target_")
-        settings = {str(key): value for key, value in entry.items() if key not in ("name", "_target_")}
-        made[str(entry["name"])] = loop_as_agent(
-            load_class(str(entry["_target_"]), setting=where), **settings
-        )
-    return made
+def agent_of_class(found: object) -> Callable[..., Awaitable[list[Trajectory] | None]] | None:
+    """The agent of a loop class; None for anything else."""
+    if inspect.isclass(found) and inspect.iscoroutinefunction(getattr(found, "run", None)):
+        return loop_as_agent(found)
+    return None

@@ -8,6 +8,9 @@ from typing import Any
 
 from strop.agents.context import AgentContext
 from strop.algorithms.user_functions import VerlConfig
+from strop.base.sections import section_of
+from strop.tools.kit import tools_kwargs_of
+from strop.tools.settings import ToolSettings
 from strop.trajectory import Media, Prompt
 
 IMAGE_PLACEHOLDER = "<image>"
@@ -23,23 +26,23 @@ def refuse(**given: Any) -> None:
 
 def verl_config(prompt: Prompt, context: AgentContext) -> VerlConfig:
     """The settings of a run that loops of verl read, under its names."""
-    config = context.config
+    config, tools = context.config, section_of(context.config, ToolSettings)
     rollout = {
         "response_length": context.sampling.max_tokens,
         "prompt_length": len(prompt.token_ids),
         "multi_turn": {
             "max_assistant_turns": config.max_assistant_turns,
             "max_user_turns": config.max_user_turns,
-            "max_parallel_calls": config.max_parallel_calls,
-            "max_tool_response_length": config.max_tool_response_tokens,
-            "tool_response_truncate_side": config.tool_response_truncation,
-            "format": config.tool_format,
+            "max_parallel_calls": tools.max_parallel_calls,
+            "max_tool_response_length": tools.max_tool_response_tokens,
+            "tool_response_truncate_side": tools.tool_response_truncation,
+            "format": tools.tool_format,
         },
     }
     return VerlConfig({"agent": dataclasses.asdict(config), "actor_rollout_ref": {"rollout": rollout}})
 
 
-def row_fields(prompt: Prompt, context: AgentContext) -> dict[str, Any]:
+def row_fields(prompt: Prompt) -> dict[str, Any]:
     """What `run` gets of the row."""
     return {
         **prompt.columns,
@@ -48,7 +51,7 @@ def row_fields(prompt: Prompt, context: AgentContext) -> dict[str, Any]:
         "reward_model": {"style": "rule", "ground_truth": prompt.ground_truth},
         "extra_info": dict(prompt.extra_info),
         "index": prompt.extra_info.get("index", prompt.row),
-        "tools_kwargs": dict(context.tools_kwargs),
+        "tools_kwargs": tools_kwargs_of({**prompt.columns, "extra_info": prompt.extra_info}),
         "interaction_kwargs": prompt.extra_info.get("interaction_kwargs", {}),
         "uid": prompt.uid,
         "agent_name": prompt.agent_name,

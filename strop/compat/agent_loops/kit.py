@@ -1,0 +1,60 @@
+"""The loops that agent.loops names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from strop.agents.config import SINGLE_TURN
+from strop.agents.kits import Kit
+from strop.agents.registry import agents
+from strop.agents.setup import AgentSetup
+from strop.base.foreign_files import read_yaml
+from strop.base.guests import targets
+from strop.base.sections import section_of
+from strop.base.user_files import load_class
+from strop.compat.agent_loops.loops import loop_as_agent
+from strop.compat.agent_loops.settings import LoopSettings
+
+
+class LoopKit(Kit):
+    """Makes the loops of the list known as agents."""
+
+    def __init__(self, setup: AgentSetup) -> None:
+        """Import and register them.
+
+        Raises:
+            ValueError: the sentence names the entry of the list.
+        """
+        path = section_of(setup.config, LoopSettings).loops
+        for name, agent in (loops_from_yaml(path) if path else {}).items():
+            if name in (SINGLE_TURN, *targets("agent"), *targets("agent in a world")):
+                raise ValueError(f"agent.loops names a loop {name!r}, which is built in; choose another name")
+            agents[name] = agent
+
+
+def loops_from_yaml(path: str) -> dict[str, Callable[..., Any]]:
+    """Agents of a YAML list: name, _target_ (a loop class) and further constructor arguments.
+
+    Raises:
+        ValueError: the sentence names the entry.
+    """
+    try:
+        entries = read_yaml(Path(path).expanduser())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"agent.loops names {path!r}, which cannot be read: {error}") from error
+    if not isinstance(entries, list):
+        raise ValueError(f"agent.loops: {path} must hold a list of loops with name and _target_")
+    made: dict[str, Callable[..., Any]] = {}
+    for number, entry in enumerate(entries, start=1):
+        where = f"agent.loops: entry {number} of {path}"
+        if not isinstance(entry, Mapping) or "name" not in entry or "_target_" not in entry:
+            raise ValueError(f"{where} needs the keys name and _target_")
+        settings = {str(key): value for key, value in entry.items() if key not in ("name", "_target_")}
+        made[str(entry["name"])] = loop_as_agent(
+            load_class(str(entry["_target_"]), setting=where), **settings
+        )
+    return made

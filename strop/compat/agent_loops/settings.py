@@ -1,0 +1,11 @@
+"""The setting that names loops, among those of agents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopSettings:
+    loops: str = ""
+    """YAML list of agent loops: name, _target_ (a class by its dotted path) and further constructor arguments."""

@@ -1,0 +1,35 @@
+"""The interactions of a run, given to episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strop.agents.kits import Given, Kit, extra_info_of
+from strop.agents.setup import AgentSetup
+from strop.base.sections import section_of
+from strop.interactions.base import BaseInteraction
+from strop.interactions.loading import interaction_of_row, load_interactions
+from strop.interactions.settings import INTERACTION_AGENT, InteractionSettings
+
+
+class InteractionKit(Kit):
+    """Gives an episode every interaction, by name."""
+
+    def __init__(self, setup: AgentSetup) -> None:
+        """Load them.
+
+        Raises:
+            ValueError: the sentence names the entry of the file.
+        """
+        path = section_of(setup.config, InteractionSettings).interactions
+        self.interactions: dict[str, BaseInteraction] = load_interactions(path) if path else {}
+
+    def check_row(self, row: Mapping[str, Any], agent: str, where: str) -> None:
+        """Refuse a row for an interaction that there is not."""
+        if agent == INTERACTION_AGENT:
+            interaction_of_row(extra_info_of(row), self.interactions, where)
+
+    def of_episode(self, row: Mapping[str, Any], agent: str) -> Given:
+        """All of them."""
+        return Given(content=self.interactions)
