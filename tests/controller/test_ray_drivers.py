@@ -81,9 +81,9 @@ group.close()
 FINDER = (
     GROUP
     + """
-for name in ("lost", "maimed"):
+for name, worker in {"lost": Doubler, "maimed": Doubler, "kept": {"other": Doubler}}.items():
     try:
-        RayWorkerGroup.attach(name, Doubler, address=sys.argv[1])
+        RayWorkerGroup.attach(name, worker, address=sys.argv[1])
     except ValueError as error:
         tell(**{name: str(error)})
 group = RayWorkerGroup.attach("kept", Doubler, address=sys.argv[1])
@@ -217,6 +217,7 @@ def test_a_detached_group_outlives_its_controller_and_is_found_by_another(tmp_pa
         assert found["lost"].startswith("there is no detached group 'lost' in namespace 'strop'")
         assert found["maimed"].startswith("of group 'maimed', process 0 is gone, so the others were ended")
         assert not any(psutil.pid_exists(pid) for pid in made["maimed"])
+        assert found["kept"].startswith("group 'kept' has the roles keepers;")
         assert found["places"] == made["places"]
         assert found["doubled"] == [0, 3, 3]
         assert not any(psutil.pid_exists(place["pid"]) for place in made["places"])

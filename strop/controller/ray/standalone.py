@@ -88,11 +88,7 @@ class RayWorkerGroup(RoleGroup[W]):
         if detached and not name:
             raise ValueError("a detached group needs a name by which it is found again; pass name=...")
         label = name_prefix or resource_pool.name
-        roles = (
-            ray_cls_with_init.roles
-            if isinstance(ray_cls_with_init, ColocatedClass)
-            else {label: _spec(ray_cls_with_init)}
-        )
+        roles = _roles(ray_cls_with_init, label)
         runtime = PoolsRuntime(
             {label: resource_pool},
             address=address,
@@ -218,6 +214,12 @@ class RayWorkerGroup(RoleGroup[W]):
             call_timeout_s=call_timeout_s,
             traffic=first.traffic,
         )
+
+
+def _roles(
+    made: RayClassWithInitArgs[Any] | RoleSpec[Any] | ColocatedClass, label: str
+) -> dict[str, RoleSpec[Any]]:
+    return made.roles if isinstance(made, ColocatedClass) else {label: _spec(made)}
 
 
 def _spec(one: RayClassWithInitArgs[Any] | RoleSpec[Any]) -> RoleSpec[Any]:
