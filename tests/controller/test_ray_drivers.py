@@ -45,6 +45,55 @@ actor.call.go_wrong("sleep")
 """
 )
 
+HOST = (
+    GROUP
+    + """
+import ray
+cluster = Cluster()
+tell(address=ray.get_runtime_context().gcs_address)
+sys.stdin.read()
+cluster.close()
+"""
+)
+
+MAKER = (
+    GROUP
+    + """
+def made(name, label):
+    pool = RayResourcePool([2], name_prefix=label, cpus_per_process=0.1)
+    worker = RayClassWithInitArgs(Doubler, factor=3)
+    return RayWorkerGroup(pool, worker, detached=True, name=name, address=sys.argv[1])
+
+group = made("kept", "keepers")
+assert len(group.call.double(batch(5))) == 5
+try:
+    made("kept", "others")
+except ValueError as error:
+    tell(taken=str(error))
+tell(places=[{key: place[key] for key in ("pid", "seen", "rank")} for place in group.call.where()])
+maimed = made("maimed", "maimed")
+tell(maimed=[place["pid"] for place in maimed.call.where()])
+maimed.close()
+group.close()
+"""
+)
+
+FINDER = (
+    GROUP
+    + """
+for name, worker in {"lost": Doubler, "maimed": Doubler, "kept": {"other": Doubler}}.items():
+    try:
+        RayWorkerGroup.attach(name, worker, address=sys.argv[1])
+    except ValueError as error:
+        tell(**{name: str(error)})
+group = RayWorkerGroup.attach("kept", Doubler, address=sys.argv[1])
+tell(places=[{key: place[key] for key in ("pid", "seen", "rank")} for place in group.call.where()])
+tell(doubled=group.call.double(batch(2)).tensors()["doubled"].values().tolist())
+group.destroy()
+tell(gone=True)
+"""
+)
+
 NODES = (
     GROUP
     + """
@@ -153,6 +202,29 @@ def test_nothing_is_left_of_a_controller_that_was_killed(tmp_path: Path) -> None
         assert all(part in names for part in ("gcs_server", "raylet", "launcher.py", "ray::WorkerProcess"))
         time.sleep(1)  # the workers are in their method that never ends
         os.kill(process.pid, signal.SIGKILL)
+        assert gone_within(20, family) == []
+
+
+def test_a_detached_group_outlives_its_controller_and_is_found_by_another(tmp_path: Path) -> None:
+    with program(HOST) as host:
+        address = told(host.stdout)["address"]
+        made = run(MAKER, address)
+        assert [place["seen"] for place in made["places"]] == [[3], [2]]
+        assert "kept/0" in made["taken"]
+        assert all(psutil.pid_exists(place["pid"]) for place in made["places"])
+        psutil.Process(made["maimed"][0]).kill()
+        found = run(FINDER, address)
+        assert found["lost"].startswith("there is no detached group 'lost' in namespace 'strop'")
+        assert found["maimed"].startswith("of group 'maimed', process 0 is gone, so the others were ended")
+        assert not any(psutil.pid_exists(pid) for pid in made["maimed"])
+        assert found["kept"].startswith("group 'kept' has the roles keepers;")
+        assert found["places"] == made["places"]
+        assert found["doubled"] == [0, 3, 3]
+        assert not any(psutil.pid_exists(place["pid"]) for place in made["places"])
+        family = psutil.Process(host.pid).children(recursive=True)
+        assert host.stdin is not None
+        host.stdin.close()  # it reads until here
+        assert host.wait(60) == 0
         assert gone_within(20, family) == []
 
 

@@ -247,8 +247,12 @@ def test_groups_under_the_names_of_verl(tmp_path: Path) -> None:
             RayWorkerGroup(pool, role(Doubler).on(Mesh(dp=2)), log_dir=tmp_path)
         with pytest.raises(AttributeError, match="several roles, so double has to be called on one of them"):
             both.double(batch(1))
+        with pytest.raises(ValueError, match="pool 'pool' is in use by another group"):
+            RayWorkerGroup(pool, role(Doubler), detached=True, name="kept", log_dir=tmp_path)
         both.close()
         assert len(pool.get_placement_groups()) == 1, "the first group still has them"
         assert len(alone.double(batch(1))) == 1
     with pytest.raises(RuntimeError, match="the places of pool 'pool' are not taken"):
         pool.get_placement_groups()
+    with pytest.raises(ValueError, match="a detached group needs a name"):
+        RayWorkerGroup(pool, RayClassWithInitArgs(Doubler), detached=True)

@@ -14,8 +14,9 @@ failures    which failure came first
 start       processes and workers are made
 pending     results that workers hold
 group       the workers of a role as a worker group
+detached    groups that outlive their controller, and how another one finds them
 runtime     RayRuntime: pools and their groups
-standalone  RayWorkerGroup and what it is made of, under verl's names
+standalone  RayWorkerGroup, also a detached one, and what it is made of, under verl's names
 survey      what the machines of a cluster are like
 """
 

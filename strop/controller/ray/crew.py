@@ -248,6 +248,13 @@ class Crew:
             _wait_until_gone(self.members)
             self._on_stop()
 
+    def leave(self) -> None:
+        """Let the processes go on without this controller; more than once does no harm."""
+        with self._lock:
+            self.stopped_because = self.stopped_because or (
+                "this controller has left the group; attach to it again"
+            )
+
     def close(self, timeout_s: float) -> None:
         """Let all workers close what they hold, then stop; an error of one is raised after the stop."""
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ class RoleGroup(WorkerGroup[W]):
         crew: Crew,
         members: Sequence[Member],
         call_timeout_s: float,
-        traffic: Traffic | None = None,
+        traffic: Traffic,
     ) -> None:
         """Name workers that were made already.
 
@@ -50,8 +50,8 @@ class RoleGroup(WorkerGroup[W]):
         super().__init__(worker_class, mesh)
         self.role = role
         """Name of the role."""
-        self.traffic = Traffic() if traffic is None else traffic
-        """What went through the controller for this group, or for all groups of its runtime."""
+        self.traffic = traffic
+        """What went through the controller for all groups of its runtime."""
         self.crew = crew
         """What the processes belong to."""
         self.members = list(members)
@@ -75,6 +75,30 @@ class RoleGroup(WorkerGroup[W]):
             timeout_s=timeout_s,
         )
         return RayPending(self.crew, ticket, self.traffic)
+
+
+def role_groups(
+    classes: Mapping[str, type[Any]],
+    meshes: Mapping[str, Mesh],
+    *,
+    crew: Crew,
+    members: Sequence[Member],
+    call_timeout_s: float,
+    traffic: Traffic,
+) -> dict[str, RoleGroup[Any]]:
+    """The groups of roles, named by their worker classes, that share processes; see `RoleGroup`."""
+    return {
+        role: RoleGroup(
+            worker_class,
+            meshes[role],
+            role=role,
+            crew=crew,
+            members=members,
+            call_timeout_s=call_timeout_s,
+            traffic=traffic,
+        )
+        for role, worker_class in classes.items()
+    }
 
 
 class _Arguments:

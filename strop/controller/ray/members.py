@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ray.util.placement_group import PlacementGroup
+
+from strop.controller.mesh import Mesh
 from strop.controller.ray.cluster import Node
 from strop.controller.ray.messages import Presence
 from strop.net.rendezvous import Meeting
@@ -79,3 +83,15 @@ class Ticket:
     def label(self) -> str:
         """`critic.compute_values`."""
         return f"{self.role}.{self.method}" if self.role else self.method
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCard:
+    """What a controller must know to attach to a detached group; each of its processes keeps it."""
+
+    members: Sequence[Member]
+    """The processes in rank order, without handles and calls, seen from the controller that made them."""
+    meshes: Mapping[str, Mesh]
+    """Parallel axes of each role."""
+    places: PlacementGroup
+    """What the processes hold."""

@@ -83,23 +83,36 @@ class RayResourcePool(ResourcePool):
         """The placement group, under verl's name for it."""
         return [self.placement_group]
 
-    def take(self, cluster: Cluster, nodes: Sequence[Node], *, timeout_s: float) -> None:
+    def take(
+        self, cluster: Cluster, nodes: Sequence[Node], *, timeout_s: float, is_detached: bool = False
+    ) -> None:
         """Hold the places for one more user, who calls `close` at his end.
 
         Args:
             cluster: where.
             nodes: the nodes to use, in the order of `process_on_nodes`; those of the first user stay.
             timeout_s: how long to wait for others to give up what they hold.
+            is_detached: the places outlive this process.
 
         Raises:
             TimeoutError: others hold what the cluster has.
+            ValueError: the places are to outlive this process, but are held already.
         """
+        if self._group is not None and is_detached:
+            raise ValueError(
+                f"pool {self.name!r} is in use by another group; make a pool of its own for a detached group"
+            )
         if self._group is not None:
             self._num_users += 1
             return
         bundles = [self.place for _ in range(self.world_size)]
         labels = [{_NODE_LABEL: nodes[self.node_of(rank)].node_id} for rank in range(self.world_size)]
-        group = placement_group(bundles, strategy="PACK", bundle_label_selector=labels)
+        group = placement_group(
+            bundles,
+            strategy="PACK",
+            lifetime="detached" if is_detached else None,
+            bundle_label_selector=labels,
+        )
         if not group.wait(timeout_s):
             remove_placement_group(group)
             raise TimeoutError(

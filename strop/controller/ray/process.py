@@ -27,6 +27,7 @@ from strop.border import remember_named
 from strop.controller import call
 from strop.controller.call import WorkerCall
 from strop.controller.ray.cluster import this_address
+from strop.controller.ray.members import GroupCard
 from strop.controller.ray.messages import Answer, MethodRaised, Presence, RaisedReport
 from strop.controller.ray.private import remember_token
 from strop.controller.ray.transport import StoredBatch, register_serializers
@@ -68,6 +69,7 @@ class WorkerProcess:
         register_serializers()
         self._workers: dict[str, Worker] = {}
         self._meeting_point: MeetingPoint | None = None
+        self._card: GroupCard | None = None
         notes.keep_in(Path(log_path).with_suffix(notes.SUFFIX))
         notes.write_all_as_rays()
 
@@ -83,6 +85,14 @@ class WorkerProcess:
         """Where the processes of the pool will find each other: here, on this node's address in the cluster."""
         self._meeting_point = MeetingPoint(this_address())
         return self._meeting_point.meeting
+
+    def remember(self, card: GroupCard) -> None:
+        """Keep what another controller must know to attach to the group."""
+        self._card = card
+
+    def card(self) -> GroupCard | None:
+        """What `remember` was given; None before the group has finished its start."""
+        return self._card
 
     def make(self, spec: RoleSpec[Any], placement: Placement) -> Answer:
         """Make the worker of a role."""

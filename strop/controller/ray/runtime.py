@@ -12,7 +12,8 @@ from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import WorkerGroup
 from strop.controller.ray.cluster import Cluster
 from strop.controller.ray.crew import Crew
-from strop.controller.ray.group import RoleGroup
+from strop.controller.ray.detached import DetachedName, leave_card
+from strop.controller.ray.group import role_groups
 from strop.controller.ray.members import Member
 from strop.controller.ray.pending import Traffic
 from strop.controller.ray.pool import RayResourcePool, choose_nodes
@@ -21,7 +22,7 @@ from strop.controller.roles import RoleSpec, meshes_on
 from strop.controller.runtime import Runtime
 from strop.net import notes
 
-_CLOSE_S = 60.0
+CLOSE_S = 60.0
 """How long the workers may take to close what they hold."""
 CONTROLLER_NOTES = f"controller{notes.SUFFIX}"
 """In the folder of the logs: what the sockets of this process are for."""
@@ -44,6 +45,7 @@ class PoolsRuntime(Runtime):
         start_timeout_s: float,
         log_dir: Path | None,
         env: Mapping[str, str] | None,
+        detached: DetachedName | None = None,
     ) -> None:
         """Connect to the cluster and check that it has what is asked for; processes start with their roles.
 
@@ -54,6 +56,8 @@ class PoolsRuntime(Runtime):
             start_timeout_s: deadline of each phase of the start: places, processes, constructors.
             log_dir: folder for the output of the processes; None: a temporary one, kept only after a failure.
             env: environment variables of these processes alone.
+            detached: by which the processes of the one pool are found again, after `leave` or the end of this
+                process; None: they end with it.
 
         Raises:
             NotEnoughDevices: the cluster does not have so many nodes, cores or devices.
@@ -63,6 +67,7 @@ class PoolsRuntime(Runtime):
         self._log_dir = log_dir
         self._temporary = log_dir is None
         self._env = dict(env or {})
+        self._detached = detached
         self._call_timeout_s = call_timeout_s
         self._start_timeout_s = start_timeout_s
         self._members: dict[str, list[Member]] = {}
@@ -101,27 +106,32 @@ class PoolsRuntime(Runtime):
         try:
             members = self._started(pool, places)
             make_workers(self._crew, members, places, roles, meshes, self._start_timeout_s)
+            if self._detached:
+                leave_card(self._crew, members, meshes, places.placement_group, self._start_timeout_s)
         except (WorkerFailed, CallTimeout):
             raise
         except BaseException as error:
             self._crew.stop(f"the start of pool {pool!r} did not succeed ({type(error).__name__}: {error})")
             raise
-        return {
-            name: RoleGroup(
-                spec.worker_class,
-                meshes[name],
-                role=name,
-                crew=self._crew,
-                members=members,
-                call_timeout_s=self._call_timeout_s,
-                traffic=self.traffic,
-            )
-            for name, spec in roles.items()
-        }
+        made = role_groups(
+            {name: spec.worker_class for name, spec in roles.items()},
+            meshes,
+            crew=self._crew,
+            members=members,
+            call_timeout_s=self._call_timeout_s,
+            traffic=self.traffic,
+        )
+        return dict(made)
+
+    def leave(self) -> None:
+        """Let detached processes go on without this controller; more than once does no harm."""
+        self._crew.leave()
+        self._temporary = False  # the processes go on writing their logs
+        self._cluster.close()
 
     def close(self) -> None:
         """Close all workers, last made first, and end their processes; more than once does no harm."""
-        self._crew.close(_CLOSE_S)
+        self._crew.close(CLOSE_S)
         if self._temporary and self._log_dir is not None and not self._crew.has_failed:
             shutil.rmtree(self._log_dir, ignore_errors=True)
 
@@ -129,7 +139,12 @@ class PoolsRuntime(Runtime):
         if pool not in self._members:
             if self._log_dir is None:
                 self._log_dir = Path(tempfile.mkdtemp(prefix="strop-workers-"))
-            places.take(self._cluster, self._nodes, timeout_s=self._start_timeout_s)
+            places.take(
+                self._cluster,
+                self._nodes,
+                timeout_s=self._start_timeout_s,
+                is_detached=self._detached is not None,
+            )
             self._taken.append(places)
             options = StartOptions(
                 name=pool,
@@ -137,6 +152,7 @@ class PoolsRuntime(Runtime):
                 log_dir=self._log_dir,
                 env=self._env,
                 num_threads=threads_per_process(places.machines, self._processes_on_nodes()),
+                detached=self._detached,
             )
             self._members[pool] = start_processes(self._crew, places, options)
         return self._members[pool]

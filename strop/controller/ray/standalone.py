@@ -1,4 +1,4 @@
-"""Worker groups with processes of their own, under verl's names."""
+"""Worker groups with processes of their own, under verl's names; also detached ones."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from strop.controller.ray.group import RoleGroup
+from strop.controller.ray.detached import NAMESPACE, Attached, DetachedName
+from strop.controller.ray.group import RoleGroup, role_groups
+from strop.controller.ray.pending import Traffic
 from strop.controller.ray.pool import RayResourcePool
-from strop.controller.ray.runtime import PoolsRuntime
+from strop.controller.ray.runtime import CLOSE_S, PoolsRuntime
 from strop.controller.roles import RoleSpec, named_roles
 from strop.controller.worker import Worker
 
@@ -51,7 +53,10 @@ class RayWorkerGroup(RoleGroup[W]):
         ray_cls_with_init: RayClassWithInitArgs[W] | RoleSpec[W] | ColocatedClass,
         name_prefix: str = "",
         *,
+        detached: bool = False,
+        name: str = "",
         address: str | None = None,
+        namespace: str = NAMESPACE,
         call_timeout_s: float = 1800.0,
         start_timeout_s: float = 300.0,
         log_dir: Path | None = None,
@@ -63,47 +68,93 @@ class RayWorkerGroup(RoleGroup[W]):
             resource_pool: places for the processes.
             ray_cls_with_init: what to make in each.
             name_prefix: what messages and logs call the group; empty: the name of the pool.
+            detached: the processes outlive this one, on a cluster that does so too; they end by `destroy`, here or
+                in any program that attaches, or with the cluster.
+            name: of a detached group, by which `attach` finds it; unique in its namespace.
             address: of an existing cluster; None: what this process is connected to, or a private one.
+            namespace: where the name of a detached group lives.
             call_timeout_s: deadline of a call, unless the group's own `call_timeout_s` is set.
             start_timeout_s: deadline of each phase of the start.
             log_dir: folder for the output of the processes, `<name_prefix>-<rank>.log`; None: a temporary one,
-                kept only after a failure.
+                kept after a failure and by detached groups that go on.
             env: environment variables of these processes alone.
 
         Raises:
             NotEnoughDevices: the cluster does not have what the pool needs.
             WorkerFailed: a process died, or a constructor raised an error.
             CallTimeout: processes or constructors took too long.
+            ValueError: a detached group has no name, one that is taken, or a pool that other groups use.
         """
+        if detached and not name:
+            raise ValueError("a detached group needs a name by which it is found again; pass name=...")
         label = name_prefix or resource_pool.name
-        roles = (
-            ray_cls_with_init.roles
-            if isinstance(ray_cls_with_init, ColocatedClass)
-            else {label: _spec(ray_cls_with_init)}
-        )
-        self._runtime = PoolsRuntime(
+        roles = _roles(ray_cls_with_init, label)
+        runtime = PoolsRuntime(
             {label: resource_pool},
             address=address,
             call_timeout_s=call_timeout_s,
             start_timeout_s=start_timeout_s,
             log_dir=log_dir,
             env=env,
+            detached=DetachedName(name=name, namespace=namespace) if detached else None,
         )
         try:
-            self._groups: dict[str, Any] = dict(self._runtime.groups(roles, pool=label))
+            groups = runtime.groups(roles, pool=label)
         except BaseException:
-            self._runtime.close()
+            runtime.close()
             raise
-        first: RoleGroup[Any] = next(iter(self._groups.values()))
-        super().__init__(
-            next(iter(roles.values())).worker_class,
-            first.mesh,
-            role=first.role,
-            crew=first.crew,
-            members=first.members,
-            call_timeout_s=call_timeout_s,
-            traffic=self._runtime.traffic,
+        self._hold(
+            groups, call_timeout_s, close=runtime.leave if detached else runtime.close, destroy=runtime.close
         )
+
+    @classmethod
+    def attach(
+        cls,
+        name: str,
+        worker_class: type[W] | Mapping[str, type[Any]],
+        *,
+        address: str | None = None,
+        namespace: str = NAMESPACE,
+        call_timeout_s: float = 1800.0,
+        start_timeout_s: float = 60.0,
+    ) -> RayWorkerGroup[W]:
+        """A detached group that another process made on the same cluster.
+
+        Args:
+            name: what it was named.
+            worker_class: the class of its workers; of a colocated group, the classes by role.
+            address: of the cluster; None: what this process is connected to.
+            namespace: where the name lives.
+            call_timeout_s: deadline of a call, unless the group's own `call_timeout_s` is set.
+            start_timeout_s: how long its processes may take to answer.
+
+        Raises:
+            ValueError: there is no such group, it has other roles, or a part of it is gone; then the rest is ended.
+            TimeoutError: it has not answered; it goes on.
+        """
+        found = Attached(
+            DetachedName(name=name, namespace=namespace), address=address, timeout_s=start_timeout_s
+        )
+        roles = list(found.card.meshes)
+        classes = (
+            worker_class if isinstance(worker_class, Mapping) else dict.fromkeys(roles[:1], worker_class)
+        )
+        if set(classes) != set(roles):
+            found.leave()
+            raise ValueError(
+                f"group {name!r} has the roles {', '.join(roles)}; pass the worker class of each, as a dictionary"
+            )
+        groups = role_groups(
+            classes,
+            found.card.meshes,
+            crew=found.crew,
+            members=found.crew.members,
+            call_timeout_s=call_timeout_s,
+            traffic=Traffic(),
+        )
+        group: RayWorkerGroup[W] = cls.__new__(cls)
+        group._hold(groups, call_timeout_s, close=found.leave, destroy=lambda: found.close(CLOSE_S))
+        return group
 
     def spawn(self, prefix_set: Collection[str]) -> dict[str, RoleGroup[Any]]:
         """A group for each of the named roles of a colocated class; they share the processes of this one.
@@ -123,8 +174,12 @@ class RayWorkerGroup(RoleGroup[W]):
         return super().bound(method_name)
 
     def close(self) -> None:
-        """Close the workers and end their processes; more than once does no harm."""
-        self._runtime.close()
+        """Close the workers and end their processes; a detached group goes on without this controller."""
+        self._close()
+
+    def destroy(self) -> None:
+        """Close the workers and end their processes, also those of a detached group."""
+        self._destroy()
 
     def __enter__(self) -> Self:
         return self
@@ -136,6 +191,35 @@ class RayWorkerGroup(RoleGroup[W]):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _hold(
+        self,
+        groups: Mapping[str, Any],
+        call_timeout_s: float,
+        *,
+        close: Callable[[], None],
+        destroy: Callable[[], None],
+    ) -> None:
+        """Be the first of these groups, which share processes, and their owner."""
+        self._groups = dict(groups)
+        self._close = close
+        self._destroy = destroy
+        first: RoleGroup[Any] = next(iter(self._groups.values()))
+        super().__init__(
+            first._worker_class,
+            first.mesh,
+            role=first.role,
+            crew=first.crew,
+            members=first.members,
+            call_timeout_s=call_timeout_s,
+            traffic=first.traffic,
+        )
+
+
+def _roles(
+    made: RayClassWithInitArgs[Any] | RoleSpec[Any] | ColocatedClass, label: str
+) -> dict[str, RoleSpec[Any]]:
+    return made.roles if isinstance(made, ColocatedClass) else {label: _spec(made)}
 
 
 def _spec(one: RayClassWithInitArgs[Any] | RoleSpec[Any]) -> RoleSpec[Any]:

@@ -25,6 +25,7 @@ from strop.controller.mesh import Mesh
 from strop.controller.ray import launcher
 from strop.controller.ray.cluster import Node, run_on, visibility_variables
 from strop.controller.ray.crew import Crew
+from strop.controller.ray.detached import DetachedName
 from strop.controller.ray.members import Member
 from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.process import WorkerProcess
@@ -47,6 +48,8 @@ class StartOptions:
     """Environment variables of the user; they win over ours."""
     num_threads: int
     """OMP_NUM_THREADS of each process, where neither `env` nor the environment of this process sets it."""
+    detached: DetachedName | None
+    """By which they are found again where they outlive this process; None: they end with it."""
 
 
 def start_processes(crew: Crew, pool: RayResourcePool, options: StartOptions) -> list[Member]:
@@ -57,10 +60,10 @@ def start_processes(crew: Crew, pool: RayResourcePool, options: StartOptions) ->
         CallTimeout: not all have started in time; names those that have not.
     """
     commands = _launch_commands(pool.nodes, options.timeout_s)
-    members = [
-        _start_one(pool, rank, node, commands[node.node_id], options) for rank, node in enumerate(pool.nodes)
-    ]
-    crew.members.extend(members)
+    members: list[Member] = []
+    for rank, node in enumerate(pool.nodes):
+        members.append(_start_one(pool, rank, node, commands[node.node_id], options))
+        crew.members.append(members[-1])  # at once: whatever happens next, the crew ends it
     call = crew.next_call()
     tickets = [
         crew.give(
@@ -154,6 +157,7 @@ def _start_one(pool: RayResourcePool, rank: int, node: Node, command: str, optio
         },
         max_restarts=0,
         max_task_retries=0,
+        **(options.detached.of_process(rank) if options.detached else {}),
     )
     return Member(
         handle=actor.remote(str(log_path), str(Path.cwd())),

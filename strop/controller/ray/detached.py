@@ -1,0 +1,142 @@
+"""Groups whose processes outlive their controller: what those keep for another one, and how it finds them.
+
+Such processes have names in the cluster, `<group>/<rank>`. They end with the cluster, or through any controller that
+attaches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util import list_named_actors
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+from strop.controller.mesh import Mesh
+from strop.controller.ray.cluster import Cluster
+from strop.controller.ray.crew import Crew
+from strop.controller.ray.members import GroupCard, Member
+
+NAMESPACE = "strop"
+"""Where the names of detached groups live, unless another namespace is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetachedName:
+    """By which a detached group is found again."""
+
+    name: str
+    """Of the group, unique in its namespace."""
+    namespace: str
+    """Where the name lives."""
+
+    def of_process(self, rank: int) -> dict[str, Any]:
+        """Ray's options for a process of the group."""
+        return {"name": f"{self.name}/{rank}", "namespace": self.namespace, "lifetime": "detached"}
+
+    def living(self) -> dict[int, Any]:
+        """Handles of the living processes by rank; empty where there is no such group."""
+        names = [actor["name"] for actor in list_named_actors(True) if actor["namespace"] == self.namespace]
+        parts = {name: name.rpartition("/") for name in names}
+        own = {
+            int(rank): name
+            for name, (group, _, rank) in parts.items()
+            if group == self.name and rank.isdecimal()
+        }
+        return {rank: ray.get_actor(own[rank], namespace=self.namespace) for rank in sorted(own)}
+
+
+def leave_card(
+    crew: Crew,
+    members: Sequence[Member],
+    meshes: Mapping[str, Mesh],
+    places: PlacementGroup,
+    timeout_s: float,
+) -> None:
+    """Have each process of a group keep what another controller must know to attach."""
+    known = [dataclasses.replace(member, handle=None, queue=deque(), last_call=None) for member in members]
+    card = GroupCard(members=known, meshes=meshes, places=places)
+    call = crew.next_call()
+    tickets = [
+        crew.give(
+            member,
+            lambda handle: handle.remember.remote(card),
+            method="end of the start",
+            call=call,
+            timeout_s=timeout_s,
+        )
+        for member in members
+    ]
+    for ticket in tickets:
+        crew.wait(ticket)
+
+
+class Attached:
+    """The processes of a detached group, found by a controller that need not have made them."""
+
+    def __init__(self, name: DetachedName, *, address: str | None, timeout_s: float) -> None:
+        """Find them; where only a part of them lives, that part is ended.
+
+        Args:
+            name: of the group.
+            address: of the cluster; None: what this process is connected to.
+            timeout_s: how long a process may take to answer.
+
+        Raises:
+            ValueError: there is no such group, it has not finished its start, or a part of it is gone.
+            TimeoutError: it does not answer; it goes on.
+        """
+        self._cluster = Cluster(address)
+        self.crew = Crew(on_stop=self._give_back)
+        """How the processes are called and ended."""
+        try:
+            self.card = self._find(name, timeout_s)
+            """What their maker left."""
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Let the processes go on without this controller; more than once does no harm."""
+        self.crew.leave()
+        self._cluster.close()
+
+    def close(self, timeout_s: float) -> None:
+        """Close the workers within `timeout_s` and end the processes; more than once does no harm."""
+        self.crew.close(timeout_s)
+
+    def _find(self, name: DetachedName, timeout_s: float) -> GroupCard:
+        living = name.living()
+        if not living:
+            raise ValueError(
+                f"there is no detached group {name.name!r} in namespace {name.namespace!r}; it has ended, or was "
+                f"made on another cluster"
+            )
+        first = next(iter(living.values()))
+        try:
+            card: GroupCard | None = ray.get(first.card.remote(), timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError:
+            raise TimeoutError(f"group {name.name!r} has not answered within {timeout_s:g} s") from None
+        if card is None:
+            raise ValueError(f"group {name.name!r} has not finished its start; attach when it has")
+        self.card = card
+        nodes = {node.node_id: node for node in self._cluster.nodes()}
+        for rank, handle in living.items():
+            known = card.members[rank]
+            self.crew.members.append(
+                dataclasses.replace(known, handle=handle, node=nodes[known.node.node_id])
+            )
+        gone = sorted(set(range(len(card.members))) - set(living))
+        if gone:
+            lost = f"of group {name.name!r}, process {', '.join(map(str, gone))} is gone"
+            self.crew.stop(lost)
+            raise ValueError(f"{lost}, so the others were ended; make the group again")
+        return card
+
+    def _give_back(self) -> None:
+        remove_placement_group(self.card.places)
+        self._cluster.close()
