@@ -3,7 +3,7 @@
 load.py is the way in: values come from sources.py (files, presets) and overrides.py (the command line), are
 laid over each other in layers.py and become objects in build.py, of what schema.py finds in the dataclasses.
 save.py and describe.py are the ways out; explain.py (with usage.py) says all there is about one key, deviations.py
-where a configuration leaves its preset.
+where a configuration leaves its preset; renamed.py takes the old names of keys.
 Knows no room of strop and imports no torch.
 """
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 from strop.config.describe import FieldDoc, describe, field_texts
 from strop.config.deviations import flat
 from strop.config.layers import Layers
+from strop.config.renamed import current_key
 from strop.config.schema import field_specs, locate, type_name, union_members
 from strop.config.sources import preset_layers, preset_names, preset_sections
 from strop.config.usage import readers
@@ -48,7 +49,7 @@ def explain(root: type, key: str) -> Explanation:
     Raises:
         ValueError: there is no such key; the message names the nearest one.
     """
-    location = locate(root, key)
+    location = locate(root, current_key(key))
     owner = root
     for name in location.sections:
         section = field_specs(owner)[name].section

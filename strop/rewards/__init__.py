@@ -2,7 +2,7 @@
 
     config.py      RewardConfig
     outcome.py     Outcome (score / error / timeout / infrastructure), RewardError, RewardUnavailable, the summary line
-    pool.py        RewardPool: what the trainer uses; policies for what could not be scored
+    pool.py        RewardPool: what the trainer uses; what becomes of what could not be scored
     combining.py   several scores of one sample as one reward
     managers.py    reward managers of verl, in worker processes (not imported here: it needs torch)
     supervisor.py  the thread that owns workers and deadlines
