@@ -224,7 +224,7 @@ def test_ordinary_code_is_not_reported(source: str) -> None:
 WALL_CLOCK = {
     "run/events.py": "records say when",
     "trainer/tensorboard.py": "records say when",
-    "agents/environments/verifiers_classic_env.py": "a field of an answer",
+    "environments/verifiers_classic_env.py": "a field of an answer",
     "cli/doctor.py": "the clocks of machines are compared",
     "controller/ray/survey.py": "the clocks of machines are compared",
     "controller/ray/process.py": "which of several failures came first",

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from strop.base.guests import all_joined
@@ -40,11 +41,11 @@ files. --clear removes all of it; a run that is about to start may need it made 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    width = max(map(len, ACTIONS))
-    listed = "\n".join(f"  {name:<{width}}  {action.summary}" for name, action in ACTIONS.items())
+    width = max(map(len, actions()))
+    listed = "\n".join(f"  {name:<{width}}  {action.summary}" for name, action in actions().items())
     parser.description = f"{parser.description}\n\nactions:\n{listed}"
     parser.epilog = EPILOG
-    parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help="one of those above")
+    parser.add_argument("action", choices=actions(), metavar="ACTION", help="one of those above")
     parser.add_argument(
         "words", nargs="*", default=[], metavar="WORD", help="what the action takes; settings are key=value"
     )
@@ -64,10 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    action = ACTIONS[args.action]
+    action = actions()[args.action]
     for option in ("model", "val", "config", "with_tool", "clear", "out"):
         if getattr(args, option) and option not in action.options:
-            owners = " and ".join(name for name, one in ACTIONS.items() if option in one.options)
+            owners = " and ".join(name for name, one in actions().items() if option in one.options)
             raise UsageError(f"--{option.replace('_', '-')} belongs to {owners}")
     args.overrides = [word for word in args.words if is_setting(word)]
     args.words = [word for word in args.words if not is_setting(word)]
@@ -139,8 +140,7 @@ class Action:
     """Those of its own."""
 
 
-ACTIONS: dict[str, Action] = {
-    **all_joined("data command"),
+_OWN = {
     "prepare": Action(
         summary="NAME SRC: the raw rows of a well-known data set as rows for training",
         carry_out=_prepare,
@@ -152,4 +152,9 @@ ACTIONS: dict[str, Action] = {
         options=("config", "clear"),
     ),
 }
-"""By name, in the order of --help."""
+
+
+@cache
+def actions() -> dict[str, Action]:
+    """What there is to do, by name, in the order of --help."""
+    return {**all_joined("data command"), **_OWN}

@@ -4,7 +4,7 @@ load.py is the way in: values come from sources.py (files, presets) and override
 laid over each other in layers.py by the keys of schema.py, and become objects in build.py. What fits a field, and the
 names of bounds, stand below this room (strop.base.field_types).
 save.py and describe.py are the ways out; explain.py (with usage.py) says all there is about one key, deviations.py
-where a configuration leaves its preset.
+where a configuration leaves its preset; renamed.py takes the old names of keys.
 Knows no room of strop and imports no torch.
 """
 

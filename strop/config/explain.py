@@ -9,6 +9,7 @@ from typing import Any
 from strop.base.field_types import literals, type_name, union_members
 from strop.config.describe import FieldDoc, describe, field_texts
 from strop.config.layers import Layers
+from strop.config.renamed import current_key
 from strop.config.schema import Key, locate
 from strop.config.sources import preset_layers, preset_names, preset_sections
 from strop.config.usage import readers
@@ -46,7 +47,7 @@ def explain(root: type, key: str) -> Explanation:
     Raises:
         ValueError: there is no such key; the message names the nearest one.
     """
-    found = locate(root, key)[0]
+    found = locate(root, current_key(key))[0]
     docs = {doc.key: doc for doc in describe(root)}
     parent, _, name = found.key.rpartition(".")
     doc = field_texts(found.owner).get(name, "")

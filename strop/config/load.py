@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from strop.config.build import build_config
 from strop.config.layers import Layers
 from strop.config.overrides import parse_override
+from strop.config.renamed import with_current_keys
 from strop.config.sources import Layer, mapping_in, preset_layers, read_settings, source_layers
 
 T = TypeVar("T")
@@ -96,4 +97,6 @@ def config_of(root: type[T], values: dict[str, Any], place: str = "") -> T:
     Raises:
         ConfigError: they are not those of a `root`.
     """
-    return build_config(root, Layers(root, [Layer(section="", values=values, origin=place)]))
+    return build_config(
+        root, Layers(root, [Layer(section="", values=with_current_keys(values), origin=place)])
+    )

@@ -9,6 +9,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 
+from strop.config.renamed import current_key, with_current_keys
+
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
@@ -17,7 +19,7 @@ class Override:
     kind: Literal["set", "add", "reset"]
     """`key=value`, `+key=value`, `~key`."""
     key: str
-    """The full key, with dots."""
+    """The full key, with dots, under the name that it has now."""
     value: Any
     """The plain value; None for a reset."""
     text: str
@@ -36,7 +38,8 @@ def parse_override(text: str) -> Override:
     """The override that a text of the command line stands for.
 
     Raises:
-        ValueError: the text does not follow the grammar, or asks for what only a sweep can do.
+        ValueError: the text does not follow the grammar, asks for what only a sweep can do, or gives a key by two
+            names.
     """
     key = text.split("=", 1)[0]
     if "=" not in text and not text.startswith("~"):
@@ -66,4 +69,7 @@ def parse_override(text: str) -> Override:
     value = parsed.value()
     if kind == "reset" and "=" in text:
         raise ValueError(f"the override {text!r} goes back to the default: write it without a value, {key}")
-    return Override(kind=kind, key=parsed.key_or_group.replace("/", "."), value=value, text=text)
+    key = current_key(parsed.key_or_group.replace("/", "."))
+    if isinstance(value, dict):
+        value = with_current_keys(value, key)
+    return Override(kind=kind, key=key, value=value, text=text)

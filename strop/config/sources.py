@@ -25,6 +25,7 @@ from typing import Any
 from strop.base.field_types import nearest
 from strop.base.foreign_files import MAX_YAML_BYTES, read_text
 from strop.config.errors import ConfigError
+from strop.config.renamed import with_current_keys
 from strop.config.schema import join
 from strop.config.yaml_text import parse
 
@@ -156,10 +157,10 @@ def read_settings(path: Path, label: str = "") -> str:
 
 
 def mapping_in(text: str, label: str) -> dict[str, Any]:
-    """The mapping in a YAML text; `label` is what an error calls it.
+    """The mapping in a YAML text, under the names that its keys have now; `label` is what an error calls it.
 
     Raises:
-        ConfigError: it is no YAML, or holds something else.
+        ConfigError: it is no YAML, holds something else, or gives a key by two names.
     """
     try:
         values = parse(text, label)
@@ -169,7 +170,10 @@ def mapping_in(text: str, label: str) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{label} holds {values!r:.60}, but a configuration is a mapping of keys to values")
-    return values
+    try:
+        return with_current_keys(values)
+    except ValueError as error:
+        raise ConfigError(f"{label}: {error}") from error
 
 
 def _defaults(entries: Any, label: str) -> list[tuple[str, str]]:

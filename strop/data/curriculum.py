@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from strop.base.guests import needed
 from strop.base.randomness import permutation, random_key
 from strop.base.registry import Registry, dotted, required_parameters
-from strop.protocol import DataProto
+
+if TYPE_CHECKING:
+    from strop.protocol import DataProto
 
 Rows = Sequence[int] | NDArray[np.int64]
 """Row numbers."""

@@ -2,7 +2,7 @@
 
     config.py      RewardConfig
     outcome.py     Outcome (score / error / timeout / infrastructure), RewardError, RewardUnavailable, the summary line
-    pool.py        RewardPool: what the trainer uses; policies for what could not be scored
+    pool.py        RewardPool: what the trainer uses; what becomes of what could not be scored
     answer.py      one answer, as functions and services are told of it
     combining.py   several scores of one sample as one reward
     service.py     what scores beside functions: services of guests

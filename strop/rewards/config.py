@@ -12,7 +12,7 @@ from strop.base.sections import code_of_guests, guest_sections, section
 from strop.base.trust import Named
 from strop.rewards.service import ServiceSection
 
-Policy = Literal["exclude", "fixed", "retry"]
+OnFailure = Literal["exclude", "fixed", "retry"]
 MAX_WORKERS = 1024
 """Processes that score."""
 
@@ -54,18 +54,18 @@ class FunctionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoliciesConfig:
+class OnFailureConfig:
     """What becomes of a sample that could not be scored, by the reason.
 
     exclude: it is left out of training. fixed: it is trained with reward.failed_score. retry: it is scored again, up
     to reward.retries times, and then left out.
     """
 
-    error: Policy = "exclude"
+    error: OnFailure = "exclude"
     """The function failed, or returned no number."""
-    timeout: Policy = "exclude"
+    timeout: OnFailure = "exclude"
     """The function took longer than its limit."""
-    infrastructure: Policy = "retry"
+    infrastructure: OnFailure = "retry"
     """A service that scoring needs failed, which says nothing about the answer."""
 
 
@@ -101,12 +101,12 @@ class RewardConfig:
     functions: tuple[FunctionConfig, ...] = ()
     """Several functions, whose weighted scores are added, in place of path, name and kwargs. Each score is a part of
     its own in metrics and samples."""
-    policies: PoliciesConfig = field(default_factory=PoliciesConfig)
+    on_failure: OnFailureConfig = field(default_factory=OnFailureConfig)
     """What becomes of a sample that could not be scored."""
     failed_score: float = 0.0
-    """What such a sample is trained with where its policy is fixed."""
+    """What such a sample is trained with where on_failure says fixed."""
     retries: int = 1
-    """How often such a sample is scored again where its policy is retry."""
+    """How often such a sample is scored again where on_failure says retry."""
     max_failed_share: float = 0.2
     """Share of a step's samples that may fail to be scored; above it the run stops."""
 
@@ -116,7 +116,7 @@ class RewardConfig:
                 f"reward.weight is {self.weight}; use a finite number, 0 to leave the function out"
             )
         self._check_functions()
-        self._check_policies()
+        self._check_on_failure()
         if self.overlong_buffer < 0:
             raise ValueError(f"reward.overlong_buffer is {self.overlong_buffer} tokens; use 0 for no penalty")
         if not (math.isfinite(self.overlong_penalty) and self.overlong_penalty >= 0):
@@ -183,20 +183,23 @@ class RewardConfig:
                     f"a reward function has the key {key!r}, which means something else: choose another"
                 )
 
-    def _check_policies(self) -> None:
-        used = {self.policies.error, self.policies.timeout, self.policies.infrastructure}
+    def _check_on_failure(self) -> None:
+        used = {self.on_failure.error, self.on_failure.timeout, self.on_failure.infrastructure}
         if not math.isfinite(self.failed_score):
             raise ValueError(f"reward.failed_score is {self.failed_score}; use a finite number")
         if self.failed_score and "fixed" not in used:
             raise ValueError(
-                f"reward.failed_score is {self.failed_score}, but no policy uses it: set reward.policies.error=fixed, "
+                f"reward.failed_score is {self.failed_score}, but nothing uses it: set reward.on_failure.error=fixed, "
                 f"or remove it"
             )
         if self.retries < 1:
-            raise ValueError(f"reward.retries is {self.retries}; use at least 1, or the policy exclude")
+            raise ValueError(
+                f"reward.retries is {self.retries}; use at least 1, or exclude in reward.on_failure"
+            )
         if self.retries != 1 and "retry" not in used:
             raise ValueError(
-                f"reward.retries is {self.retries}, but no policy of reward.policies is retry: set one, or remove it"
+                f"reward.retries is {self.retries}, but nothing in reward.on_failure is retry: set it there, or "
+                "remove it"
             )
 
     @property

@@ -58,7 +58,7 @@ class Outcome:
     seconds: float = 0.0
     """Wall-clock time spent in the function, or waiting for a service."""
     stand_in: float | None = None
-    """What a sample without score is trained with (policy `fixed`); None: it is left out of training."""
+    """What a sample without score is trained with (`fixed` in reward.on_failure); None: it is left out of training."""
     usage: Mapping[str, float] = field(default_factory=dict)
     """What scoring used up, by name (`judge/requests`); added over samples in metrics."""
 

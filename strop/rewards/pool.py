@@ -3,7 +3,7 @@
 Functions run in worker processes (workers.py): the caller waits for one future per sample, which the supervisor's
 thread resolves when the worker answers, when the sample's deadline ends, or when the pool is closed. Services are asked
 at the same time (service.py). What could not be scored is scored again, or given a score in its place, as
-reward.policies says.
+reward.on_failure says.
 """
 
 from __future__ import annotations
@@ -153,14 +153,14 @@ class RewardPool:
         )
         if not self._is_running:
             raise RuntimeError("the reward pool is not running; use `async with RewardPool(config) as pool:`")
-        policies, usage = self.config.policies, dict[str, float]()
+        on_failure, usage = self.config.on_failure, dict[str, float]()
         for attempt in range(self.config.retries + 1):
             outcome = await self._attempt(answer, fresh=attempt > 0)
             _add(usage, outcome.usage)
-            policy = "" if outcome.kind == "score" else getattr(policies, outcome.kind)
-            if policy != "retry" or not self._is_running:
+            then = "" if outcome.kind == "score" else getattr(on_failure, outcome.kind)
+            if then != "retry" or not self._is_running:
                 break
-        stand_in = self.config.failed_score if policy == "fixed" else None
+        stand_in = self.config.failed_score if then == "fixed" else None
         return replace(outcome, stand_in=stand_in, usage=usage)
 
     async def _attempt(self, answer: Answer, *, fresh: bool) -> Outcome:

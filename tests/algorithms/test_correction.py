@@ -309,12 +309,18 @@ def test_weights_are_detached_and_have_the_dtype_of_the_log_probs() -> None:
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ({"weights": "row"}, "weights is 'row'; use none, token, sequence or geometric"),
-        ({"weights": "token", "mode": "clip"}, "mode is 'clip'; use truncate or mask"),
-        ({"weights": "token", "upper": 0.5}, "upper is 0.5, but it bounds a ratio that is 1"),
+        ({"weights": "row"}, "weights is 'row', but it needs one of none, token, sequence, geometric"),
+        ({"weights": "token", "mode": "clip"}, "mode is 'clip', but it needs one of truncate, mask"),
+        (
+            {"weights": "token", "upper": 0.5},
+            "upper is 0.5, but it needs a number of at least 1: the ratio is 1",
+        ),
         ({"weights": "token", "upper": NAN}, "upper is nan"),
-        ({"weights": "token", "upper": True}, "upper is True"),
-        ({"weights": "token", "mode": "mask", "lower": 0.0}, "lower is 0.0, but it bounds"),
+        ({"weights": "token", "upper": True}, "upper is true"),
+        (
+            {"weights": "token", "mode": "mask", "lower": 0.0},
+            "lower is 0.0, but it needs a number above 0",
+        ),
         ({"weights": "token", "mode": "mask", "lower": 1.5}, "above 0 and at most 1"),
         ({"mode": "mask"}, "mode is mask, but algorithm.correction.weights=none has no weights for it"),
         ({"normalize": True}, "normalize is true, but algorithm.correction.weights=none"),

@@ -12,16 +12,16 @@ from strop.algorithms.distillation_config import DistillationConfig
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"kind": "jsd"}, "kind is 'jsd'; use none, reverse_kl or forward_kl"),
+        ({"kind": "jsd"}, "kind is 'jsd', but it needs one of none, reverse_kl, forward_kl"),
         ({"coef": 0.5}, "coef is 0.5, but algorithm.distillation.kind=none has no teacher"),
         ({"top_k": 8}, "top_k is 8, but algorithm.distillation.kind=none has no teacher"),
         ({"kind": "reverse_kl", "top_k": 8}, "top_k is 8, but it is a setting of kind=forward_kl"),
         ({"kind": "reverse_kl", "with_tail": True}, "with_tail is True, but it is a setting of kind=forward"),
         ({"kind": "forward_kl", "kl_kind": "k3"}, "kl_kind is k3, but it is a setting of kind=reverse_kl"),
-        ({"kind": "forward_kl", "top_k": 0}, "top_k is 0; compare at least 1 token"),
-        ({"kind": "forward_kl", "coef": 0.0}, "coef is 0.0, but a weight that pulls towards the teacher"),
-        ({"kind": "forward_kl", "coef": float("nan")}, "coef is nan, but a weight"),
-        ({"kind": "reverse_kl", "kl_kind": "k9"}, "kl_kind is 'k9'; known: k1, kl"),
+        ({"kind": "forward_kl", "top_k": 0}, "top_k is 0, but it needs a whole number of at least 1"),
+        ({"kind": "forward_kl", "coef": 0.0}, "coef is 0.0, but it needs a finite number above 0"),
+        ({"kind": "forward_kl", "coef": float("nan")}, "coef is nan, but it needs a finite number above 0"),
+        ({"kind": "reverse_kl", "kl_kind": "k9"}, "kl_kind is 'k9', but it needs one of k1, kl"),
         ({"kind": "reverse_kl", "kl_kind": "kl"}, "kl_kind is kl, whose gradient averages to zero"),
     ],
 )
@@ -35,7 +35,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(settings: dict[str, object], 
     ("settings", "sentence"),
     [
         ({"policy_coef": 0.5}, "policy_coef is 0.5, but there is no teacher"),
-        ({"policy_coef": -1.0}, "policy_coef is -1.0, but the policy loss has a finite weight"),
+        ({"policy_coef": -1.0}, "policy_coef is -1.0, but it needs a finite number of at least 0"),
     ],
 )
 def test_a_weight_of_the_policy_loss_needs_a_teacher(settings: dict[str, float], sentence: str) -> None:

@@ -36,6 +36,7 @@ from doc_pages import (
 from strop.cli.main import COMMANDS, command_parser, main
 from strop.cli.output import Interrupted
 from strop.config import describe, load_config
+from strop.config.renamed import current_key
 from strop.config.sources import preset_names
 from strop.controller import NotEnoughDevices, WorkerFailed
 from strop.controller.errors import Failure
@@ -143,6 +144,8 @@ def test_every_key_of_validation_is_on_a_page() -> None:
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
 def test_named_keys_exist(path: Path) -> None:
     for key in set(keys_on(path)) - NOT_OURS:
+        if path.name == "CHANGELOG.md":  # where old names stay
+            key = current_key(key)
         is_section = any(known.startswith(f"{key}.") for known in KEYS)
         is_entry = any(key.startswith(f"{known}.") and "mapping" in doc.type for known, doc in KEYS.items())
         assert key in KEYS or is_section or is_entry, f"{path} names {key}, which is no configuration key"

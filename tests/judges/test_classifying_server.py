@@ -22,7 +22,7 @@ from transformers import (
 
 from strop.judges.config import ServerConfig
 from strop.rewards import RewardConfig, RewardError, RewardPool
-from strop.rewards.config import PoliciesConfig
+from strop.rewards.config import OnFailureConfig
 from strop.trajectory import Prompt
 
 pytestmark = pytest.mark.timeout(60)
@@ -131,7 +131,7 @@ def test_a_conversation_that_the_template_refuses_fails_alone(
     with serve(one) as service:
         config = RewardConfig(
             server=ServerConfig(url=service.url, format="classify", tokenizer=str(tmp_path)),
-            policies=PoliciesConfig(error="exclude"),
+            on_failure=OnFailureConfig(error="exclude"),
         )
         good, refused = asyncio.run(both())
     assert good.score == pytest.approx(expected(one, "12"), abs=1e-4)

@@ -16,7 +16,7 @@ from reward_cases import score_all
 from strop.judges.config import JudgeConfig, ServerConfig
 from strop.net.exchange import Exchange
 from strop.rewards import RewardConfig
-from strop.rewards.config import PoliciesConfig
+from strop.rewards.config import OnFailureConfig
 
 pytestmark = pytest.mark.timeout(60)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -160,8 +160,8 @@ def test_a_judge_that_misbehaves_is_an_outcome_within_its_deadline(attack: str) 
     slow = sentence.startswith("did not answer")
     with hostile(answer) as (url, asked):
         config = JudgeConfig(base_url=f"{url}/v1", model="m", timeout_s=0.3 if slow else 20.0, retries=0)
-        policies = PoliciesConfig(infrastructure="exclude")
-        (outcome,) = score_all(RewardConfig(judge=config, policies=policies), ["2"])
+        policies = OnFailureConfig(infrastructure="exclude")
+        (outcome,) = score_all(RewardConfig(judge=config, on_failure=policies), ["2"])
     assert (outcome.kind, sentence in outcome.error) == (kind, True), outcome
     assert len(outcome.error) < 400
     assert len(asked) == 1
@@ -176,8 +176,8 @@ def test_a_reward_server_that_misbehaves_is_an_outcome_too(attack: str) -> None:
     answer, (kind, sentence) = ATTACKS[attack]
     with hostile(answer) as (url, _):
         config = ServerConfig(url=f"{url}/score", timeout_s=0.3 if kind == "timeout" else 20.0, retries=0)
-        policies = PoliciesConfig(infrastructure="exclude")
-        (outcome,) = score_all(RewardConfig(server=config, policies=policies), ["2"])
+        policies = OnFailureConfig(infrastructure="exclude")
+        (outcome,) = score_all(RewardConfig(server=config, on_failure=policies), ["2"])
     assert (outcome.kind, sentence in outcome.error) == (kind, True), outcome
 
 

@@ -19,10 +19,10 @@ from strop.base.token_bucket import TokenBucket
 from strop.judges.config import JudgeConfig, ServerConfig
 from strop.judges.judge import fill, verdict
 from strop.rewards import RewardConfig, RewardError
-from strop.rewards.config import FunctionConfig, PoliciesConfig
+from strop.rewards.config import FunctionConfig, OnFailureConfig
 
 pytestmark = pytest.mark.timeout(60)
-EXCLUDE = PoliciesConfig(infrastructure="exclude")
+EXCLUDE = OnFailureConfig(infrastructure="exclude")
 
 
 def judge(url: str, **fields: Any) -> JudgeConfig:
@@ -125,14 +125,14 @@ def test_judge_without_a_verdict_is_an_outcome_with_its_reason(
     with serve(play) as service:
         # With one place, the second attempt needs the thread of the first: what was too slow must have ended.
         asked = judge(service.url, retries=1, timeout_s=0.3, max_concurrent=1)
-        (outcome,) = score_all(RewardConfig(judge=asked, policies=EXCLUDE), ["12"])
+        (outcome,) = score_all(RewardConfig(judge=asked, on_failure=EXCLUDE), ["12"])
     assert (outcome.kind, outcome.score) == (kind, None)
     assert sentence in outcome.error
     assert len(service.requests) == requests
 
 
 def test_address_where_nobody_listens_is_infrastructure() -> None:
-    config = RewardConfig(judge=judge("http://127.0.0.1:9", retries=0), policies=EXCLUDE)
+    config = RewardConfig(judge=judge("http://127.0.0.1:9", retries=0), on_failure=EXCLUDE)
     (outcome,) = score_all(config, ["12"])
     assert outcome.kind == "infrastructure"
     assert (
@@ -154,7 +154,7 @@ def test_equal_answers_are_asked_once_and_only_verdicts_are_kept(tmp_path: Path)
         handler.send(completion("no idea" if number == 0 else '{"score": 1}'))
 
     with serve(play) as service:
-        config = RewardConfig(judge=judge(service.url, cache_dir=str(tmp_path)), policies=EXCLUDE)
+        config = RewardConfig(judge=judge(service.url, cache_dir=str(tmp_path)), on_failure=EXCLUDE)
         outcomes = [score_all(config, ["12"])[0] for _ in range(3)]
         other = score_all(config, ["13"])[0]
     assert [outcome.kind for outcome in outcomes] == ["error", "score", "score"]
@@ -329,7 +329,7 @@ def test_bad_score_of_a_server_is_an_error_of_that_sample_alone() -> None:
 
 def test_server_that_sends_another_number_of_scores_is_infrastructure() -> None:
     with serve(lambda handler, *_: handler.send({"scores": [1.0, 2.0]})) as service:
-        (outcome,) = score_all(RewardConfig(server=ServerConfig(url=service.url), policies=EXCLUDE), ["12"])
+        (outcome,) = score_all(RewardConfig(server=ServerConfig(url=service.url), on_failure=EXCLUDE), ["12"])
     assert (outcome.kind, outcome.error) == (
         "infrastructure", "the server was asked for 1 scores and sent 2 scores",
     )  # fmt: skip

@@ -17,11 +17,11 @@ from reward_cases import make_prompt
 from strop.judges.config import JudgeConfig, ServerConfig
 from strop.judges.purse import Purse
 from strop.rewards import Outcome, RewardConfig, RewardPool
-from strop.rewards.config import PoliciesConfig
+from strop.rewards.config import OnFailureConfig
 from strop.trainer.config import Config, ResourcesConfig
 
 pytestmark = pytest.mark.timeout(60)
-EXCLUDE = PoliciesConfig(infrastructure="exclude")
+EXCLUDE = OnFailureConfig(infrastructure="exclude")
 PRICES = {"price_per_million_input_tokens": 2.0, "price_per_million_output_tokens": 10.0}
 COST = 0.0004
 """Of one reply of `completion`: 100 tokens at 2 and 20 tokens at 10 per million."""
@@ -121,7 +121,7 @@ def test_two_pools_of_a_run_start_no_more_requests_than_the_run_may() -> None:
 def test_nothing_more_is_asked_once_the_money_is_spent() -> None:
     with serve(good) as service:
         config = judge(service.url, max_concurrent=1, max_cost=2.5 * COST, **PRICES)
-        (outcomes,) = score_in_pools(RewardConfig(judge=config, policies=EXCLUDE), 1, 6)
+        (outcomes,) = score_in_pools(RewardConfig(judge=config, on_failure=EXCLUDE), 1, 6)
     assert len(service.requests) == 3
     assert [outcome.kind for outcome in outcomes] == ["score"] * 3 + ["infrastructure"] * 3
     assert outcomes[-1].error == (
@@ -141,7 +141,7 @@ def test_a_repeat_is_not_sent_once_the_money_is_spent() -> None:
 
     with serve(play) as service:
         config = judge(service.url, max_concurrent=2, retries=3, backoff_s=0.4, max_cost=COST, **PRICES)
-        (outcomes,) = score_in_pools(RewardConfig(judge=config, policies=EXCLUDE), 1, 2)
+        (outcomes,) = score_in_pools(RewardConfig(judge=config, on_failure=EXCLUDE), 1, 2)
     assert sorted(outcome.kind for outcome in outcomes) == ["infrastructure", "score"]
     assert len(service.requests) == 2
     (failed,) = (outcome for outcome in outcomes if outcome.kind != "score")
@@ -152,7 +152,7 @@ def test_verdicts_in_the_cache_are_given_without_money(tmp_path: Path) -> None:
     with serve(good) as service:
         config = judge(service.url, max_concurrent=1, max_cost=COST, cache_dir=str(tmp_path), **PRICES)
         for _ in range(2):
-            (outcomes,) = score_in_pools(RewardConfig(judge=config, policies=EXCLUDE), 1, 1)
+            (outcomes,) = score_in_pools(RewardConfig(judge=config, on_failure=EXCLUDE), 1, 1)
             assert outcomes[0].score == 0.75
     assert len(service.requests) == 1
 
@@ -163,7 +163,7 @@ def test_a_server_that_counts_no_tokens_is_asked_once() -> None:
 
     with serve(play) as service:
         config = judge(service.url, max_concurrent=1, max_cost=1.0, **PRICES)
-        (outcomes,) = score_in_pools(RewardConfig(judge=config, policies=EXCLUDE), 1, 3)
+        (outcomes,) = score_in_pools(RewardConfig(judge=config, on_failure=EXCLUDE), 1, 3)
     assert len(service.requests) == 1
     assert (
         "the judge sends no token counts (`usage`), so reward.judge.max_cost cannot be kept"
@@ -175,7 +175,7 @@ def test_pools_of_a_run_together_spend_what_is_left_of_its_money() -> None:
     with serve(good) as service:
         # 5 requests' worth, of which the run has spent 1: two for each of the two.
         config = RewardConfig(
-            judge=judge(service.url, max_concurrent=2, max_cost=5 * COST, **PRICES), policies=EXCLUDE
+            judge=judge(service.url, max_concurrent=2, max_cost=5 * COST, **PRICES), on_failure=EXCLUDE
         )
 
         async def one(rank: int) -> tuple[list[Outcome], float]:

@@ -10,7 +10,7 @@ from reward_cases import make_prompt, score_all, write_reward
 
 from strop.rewards import Outcome, RewardConfig
 from strop.rewards.combining import Part, combine
-from strop.rewards.config import FunctionConfig, PoliciesConfig
+from strop.rewards.config import FunctionConfig, OnFailureConfig
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -121,11 +121,11 @@ def test_lost_connection_is_infrastructure_and_says_nothing_about_the_answer(tmp
     assert "unreachable in my_reward.py could not score: ConnectionRefusedError: no service" in outcome.error
 
 
-def flaky_outcome(folder: Path, text: str, retries: int, **policies: Any) -> tuple[Outcome, int]:
+def flaky_outcome(folder: Path, text: str, retries: int, **on_failure: Any) -> tuple[Outcome, int]:
     counter = folder / "tries"
     config = RewardConfig(
         path=write_reward(folder, FUNCTIONS), name="flaky", kwargs={"counter": str(counter)}, num_workers=1,
-        timeout_s=0.5, retries=retries, policies=PoliciesConfig(**policies), failed_score=-1.0,
+        timeout_s=0.5, retries=retries, on_failure=OnFailureConfig(**on_failure), failed_score=-1.0,
     )  # fmt: skip
     (outcome,) = score_all(config, [text])
     return outcome, len(counter.read_text())
@@ -141,7 +141,7 @@ def test_retry_ends_after_its_number_and_excludes(tmp_path: Path) -> None:
     assert (outcome.kind, outcome.stand_in, tries) == ("infrastructure", None, 2)
 
 
-def test_each_kind_has_its_own_policy(tmp_path: Path) -> None:
+def test_each_kind_has_its_own_way_out(tmp_path: Path) -> None:
     outcome, tries = flaky_outcome(tmp_path, "slow", 1, infrastructure="retry", timeout="fixed")
     assert (outcome.kind, outcome.score, outcome.stand_in, tries) == ("timeout", None, -1.0, 1)
 
@@ -149,11 +149,11 @@ def test_each_kind_has_its_own_policy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"failed_score": -1.0}, "reward.failed_score is -1.0, but no policy uses it"),
-        ({"retries": 0}, "reward.retries is 0; use at least 1, or the policy exclude"),
+        ({"failed_score": -1.0}, "reward.failed_score is -1.0, but nothing uses it"),
+        ({"retries": 0}, "reward.retries is 0; use at least 1, or exclude in reward.on_failure"),
         (
-            {"retries": 2, "policies": PoliciesConfig(infrastructure="exclude")},
-            "reward.retries is 2, but no policy of reward.policies is retry",
+            {"retries": 2, "on_failure": OnFailureConfig(infrastructure="exclude")},
+            "reward.retries is 2, but nothing in reward.on_failure is retry",
         ),
         ({"failed_score": float("inf")}, "reward.failed_score is inf"),
         (

@@ -16,7 +16,7 @@ from tiny_runs import Project, resume_in, train_in, with_reward
 from strop.config import ConfigError
 from strop.judges.config import JudgeConfig
 from strop.rewards import RewardConfig, RewardError
-from strop.rewards.config import FunctionConfig, PoliciesConfig
+from strop.rewards.config import FunctionConfig, OnFailureConfig
 from strop.run import RunError, RunFolder
 from strop.trainer.spending import Spending
 
@@ -124,7 +124,7 @@ def test_a_run_may_go_on_without_the_judge_when_its_policy_says_so(
     plain = project.config("data.val_files=[]", "trainer.max_steps=2")
     config = with_reward(
         plain, path="", judge=priced(judge_url, max_concurrent=1, max_cost=250.0), max_failed_share=1.0,
-        policies=PoliciesConfig(infrastructure="exclude"),
+        on_failure=OnFailureConfig(infrastructure="exclude"),
     )  # fmt: skip
     done = train_in(tmp_path / "run", config)
     assert [numbers["reward/infrastructure"] for numbers in done.steps] == [0, 11]
@@ -150,7 +150,7 @@ def test_rollout_workers_on_ray_share_the_limits_of_the_run(
     )  # fmt: skip
     config = with_reward(
         plain, path="", judge=priced(judge_url, max_concurrent=2, max_cost=260.0), max_failed_share=1.0,
-        policies=PoliciesConfig(infrastructure="exclude"),
+        on_failure=OnFailureConfig(infrastructure="exclude"),
     )  # fmt: skip
     done = train_in(tmp_path / "run", config)
     assert _Judge.most == 2, "one of each worker, and none more"

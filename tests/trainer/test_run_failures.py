@@ -12,7 +12,7 @@ from tiny_runs import Project, check_records, train_in, with_reward
 
 from strop.agents.registry import Agent, Generate, agents
 from strop.rewards import RewardError
-from strop.rewards.config import PoliciesConfig
+from strop.rewards.config import OnFailureConfig
 from strop.run import Checkpoint, PendingCheckpoint, RunFolder
 from strop.trainer.config import Config
 from strop.trajectory import Prompt, Trajectory
@@ -67,7 +67,7 @@ def test_samples_that_cannot_be_scored_are_dropped(project: Project, tmp_path: P
 
 def test_samples_that_cannot_be_scored_can_count_as_zero(project: Project, tmp_path: Path) -> None:
     done = train_in(
-        tmp_path / "run", picky(project, "trainer.max_steps=1", policies=PoliciesConfig(error="fixed"))
+        tmp_path / "run", picky(project, "trainer.max_steps=1", on_failure=OnFailureConfig(error="fixed"))
     )
     (record,) = done.records
     assert len(record.batch) == 16
