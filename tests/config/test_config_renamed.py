@@ -9,7 +9,7 @@ import pytest
 from strop.config import ConfigError, load_config, read_config, save_config
 from strop.config.explain import explain
 from strop.config.renamed import RENAMED
-from strop.config.schema import all_keys
+from strop.config.schema import tree
 from strop.rewards.config import OnFailureConfig
 from strop.trainer.config import Config
 
@@ -23,7 +23,7 @@ def loaded(*overrides: str, source: Path | None = None) -> OnFailureConfig:
 
 
 def test_every_new_name_exists_and_no_old_one() -> None:
-    keys = set(all_keys(Config))
+    keys = set(tree(Config))
     assert set(RENAMED.values()) <= keys
     assert not set(RENAMED) & keys
 

@@ -56,7 +56,7 @@ def test_two_ranks() -> None:
         assert seen["max"] == 13
         assert seen["sum"] == [2.0, 1.0]
         assert seen["given"] == [1.0, rank]
-        assert seen["places"] == (0, 1, rank)
+        assert seen["places"] == (0, 1)
         assert seen["sp"] == [0, 1]
         assert (seen["shards"], seen["names"]) == ([0, 1], ("shard",))
         assert seen["flat"] == [0, 1]
@@ -68,7 +68,7 @@ def test_four_ranks_in_pairs() -> None:
     for rank, seen in enumerate(run_ranks(facts, 4)):
         assert seen["max"] == 33
         assert seen["sum"] == [4.0, 6.0]
-        assert seen["places"] == (rank // 2, 2, rank % 2)  # neighbours share sequences
+        assert seen["places"] == (rank // 2, 2)  # neighbours share sequences
         assert seen["sp"] == [rank // 2 * 2, rank // 2 * 2 + 1]
         assert (seen["shards"], seen["names"]) == ([[0, 1], [2, 3]], ("replicate", "shard"))
 
