@@ -19,8 +19,8 @@ from pathlib import Path
 from machine import machine
 
 from strop.config import load_config
-from strop.quickstart.task import write_task
 from strop.data.tiny import make_tiny_model
+from strop.quickstart.task import write_task
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run
 from strop.trainer.loop import Trainer

@@ -34,8 +34,8 @@ import pyarrow.parquet
 from machine import machine
 from transformers import AutoModelForCausalLM
 
-from strop.quickstart.task import write_task
 from strop.data.tiny import make_tiny_model
+from strop.quickstart.task import write_task
 from strop.trainer.trackers import read_metrics
 
 HERE = Path(__file__).resolve().parent

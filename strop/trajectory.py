@@ -230,7 +230,7 @@ class Trajectory:
         new = ((False,) * count, (0.0,) * count, (NOT_SAMPLED,) * count)
         return self._appended(tuple(token_ids), *new, media=self.media + media)
 
-    def cut(self, max_response_tokens: int) -> Trajectory:
+    def truncate(self, max_response_tokens: int) -> Trajectory:
         """This trajectory with at most so many response tokens, the media among them being whole.
 
         Nor does it end with an image: the last token of a response is none that a model reads.

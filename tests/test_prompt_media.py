@@ -97,7 +97,7 @@ def test_a_cut_leaves_whole_images_and_something_behind_each(
 ) -> None:
     given = MediaTokens([9, 2, 2, 2, 9, 2, 2, 2, 9], [medium(1), medium(5)])
     whole = trajectory(medium(1, 2)).with_sampled([7, 8], [-0.5, -1.0], [0, 0]).with_given(given)
-    kept = whole.cut(max_tokens)
+    kept = whole.truncate(max_tokens)
     assert kept.response_ids == whole.response_ids[:num_tokens]
     assert kept.log_probs == whole.log_probs[:num_tokens]
     assert kept.media == whole.media[:num_media]
@@ -105,4 +105,4 @@ def test_a_cut_leaves_whole_images_and_something_behind_each(
 
 def test_a_cut_reaches_back_over_images_next_to_each_other() -> None:
     given = MediaTokens([9, 2, 2, 2, 2, 2, 2, 9], [medium(1), medium(4)])
-    assert trajectory().with_given(given).cut(7).response_ids == (9,)
+    assert trajectory().with_given(given).truncate(7).response_ids == (9,)

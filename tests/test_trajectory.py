@@ -83,7 +83,7 @@ def test_every_token_is_checked_once_however_often_the_record_is_copied() -> Non
     log_probs = [Counted(-0.5) for _ in range(6)]
     trajectory = start().with_sampled([7, 8], log_probs[:2], [0, 0]).with_given([9])  # type: ignore[arg-type]
     trajectory = trajectory.with_sampled([1, 2, 3, 4], log_probs[2:], [1] * 4)  # type: ignore[arg-type]
-    copied = pickle.loads(pickle.dumps(replace(trajectory.cut(6), extra={"a": 1}).finish("length")))
+    copied = pickle.loads(pickle.dumps(replace(trajectory.truncate(6), extra={"a": 1}).finish("length")))
     replace(copied, reward_score=1.0)
     assert [one.reads for one in log_probs] == [1] * 6
     assert [one.reads for one in copied.log_probs if isinstance(one, Counted)] == [1] * 5

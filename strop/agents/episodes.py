@@ -220,6 +220,6 @@ def _within(sequence: Trajectory, limit: int) -> Trajectory:
             f"a sequence of {sequence.id} has a prompt of {len(sequence.prompt_ids)} tokens, but prompt and response "
             f"may have {limit}; raise data.max_response_tokens"
         )
-    kept = sequence.cut(room)
+    kept = sequence.truncate(room)
     was_too_long = len(sequence.response_ids) > room
     return dataclasses.replace(kept, stop_reason="length") if was_too_long else kept

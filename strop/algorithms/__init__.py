@@ -24,7 +24,7 @@
     masked.py            sums, means and whitening under a mask
     evaluation.py        pass@k, best@k, worst@k, maj@k and intervals of rates, in closed form
     balance.py           partitions of near-equal load; which rows each rank gets
-    measures.py          what is measured on the rows of a step
+    batch_metrics.py     what is measured on the rows of a step
 
 Rules that functions keep, ours and a user's own, are checked by the guest `strop.checks`.
 Nothing is imported here, so that the torch-free modules stay free of torch.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-def episode_speakers(episode_ids: Sequence[str], mask: Tensor) -> tuple[list[int], list[int]] | None:
+def episode_representatives(episode_ids: Sequence[str], mask: Tensor) -> tuple[list[int], list[int]] | None:
     """Which row speaks for each episode, where episodes have several training sequences; None where none has.
 
     It is the last one of which a token is trained: an episode counts once in the statistics of its group, and one
@@ -38,7 +38,7 @@ def episode_speakers(episode_ids: Sequence[str], mask: Tensor) -> tuple[list[int
 
 
 def spread_over_sequences(
-    advantages: Tensor, returns: Tensor, mask: Tensor, rows: list[int], speaker_of: list[int]
+    advantages: Tensor, returns: Tensor, mask: Tensor, rows: list[int], representative_of: list[int]
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns [B, R] of all sequences, from those [E, R] of the speaking ones.
 
@@ -47,12 +47,12 @@ def spread_over_sequences(
 
     Args:
         mask: [B, R] bool, tokens that are trained.
-        rows, speaker_of: see `episode_speakers`.
+        rows, speaker_of: see `episode_representatives`.
     """
     first = mask[rows].int().argmax(dim=-1, keepdim=True)  # [E, 1]
     spread = []
     for values in (advantages, returns):
-        credit = values.gather(1, first)[speaker_of]  # [B, 1]
+        credit = values.gather(1, first)[representative_of]  # [B, 1]
         whole = torch.where(mask, credit, torch.zeros_like(credit))  # [B, R]
         whole[rows] = values
         spread.append(whole)

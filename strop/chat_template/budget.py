@@ -46,13 +46,13 @@ class OutOfSteps(Exception):
     """A template has used up what it may, or the stack. No TemplateError: those are refusals of a conversation."""
 
 
-class _Purse(threading.local):
+class _StepBudget(threading.local):
     left: float | None = None
     """None outside of a rendering."""
     spent = 0.0
 
 
-_purse = _Purse()
+_budget = _StepBudget()
 
 
 def spend(steps: float) -> None:
@@ -61,11 +61,11 @@ def spend(steps: float) -> None:
     Raises:
         OutOfSteps: there is not so much left.
     """
-    if _purse.left is None:
+    if _budget.left is None:
         return
-    _purse.spent += steps
-    _purse.left -= steps
-    if _purse.left < 0:
+    _budget.spent += steps
+    _budget.left -= steps
+    if _budget.left < 0:
         raise OutOfSteps
 
 
@@ -76,7 +76,7 @@ def weight(value: Any) -> int:
         OutOfSteps: there are more than the budget has, or they are nested too deeply.
     """
     total, level, depth = 0, [value], 0
-    limit = _purse.left if _purse.left is not None else float("inf")
+    limit = _budget.left if _budget.left is not None else float("inf")
     while level:
         depth += 1
         below: list[Any] = []
@@ -212,19 +212,19 @@ class _Template(jinja2.Template):
 @contextlib.contextmanager
 def _rendering(args: Any, kwargs: Any) -> Iterator[None]:
     """A budget in proportion to what a template is given."""
-    before = _purse.left, _purse.spent
-    _purse.left = None
+    before = _budget.left, _budget.spent
+    _budget.left = None
     try:
         pieces = weight([args, kwargs])
     except OutOfSteps:
         raise ValueError(f"the messages are nested more than {_MAX_DEPTH} deep") from None
-    _purse.left, _purse.spent = BASE_STEPS + STEPS_PER_PIECE * pieces, 0.0
+    _budget.left, _budget.spent = BASE_STEPS + STEPS_PER_PIECE * pieces, 0.0
     try:
         yield
     except (RecursionError, MemoryError) as error:
         raise OutOfSteps(type(error).__name__) from None
     finally:
-        _purse.left, _purse.spent = before
+        _budget.left, _budget.spent = before
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -338,7 +338,7 @@ def _pay_for_call(called: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         spend(weight(args))
         return args
     if name == "_generation_support":  # joins all that was written so far
-        spend(int(_purse.spent) >> 6)
+        spend(int(_budget.spent) >> 6)
         return args
     method = getattr(called, "__wrapped__", called)
     owner = getattr(method, "__self__", None) if isinstance(method, BuiltinMethodType | MethodType) else None

@@ -19,7 +19,7 @@ from strop.data.chat import encode_all, render, require_chat_template
 from strop.data.config import DataConfig
 from strop.data.media import RowMedia, media_reader, shown_text
 from strop.data.rows import missing_values, row_chat, row_data_source, row_messages
-from strop.data.truncation import cut
+from strop.data.truncation import truncate
 
 _MAX_BINS = 10
 _BATCH = 512
@@ -280,7 +280,7 @@ def _shown(
         ids, own = used[row], media.get(row)
         if config.truncation != "error" and len(ids) > limit:
             try:
-                ids = cut(ids, limit, config.truncation, () if own is None else own.spans(ids))
+                ids = truncate(ids, limit, config.truncation, () if own is None else own.spans(ids))
             except ValueError as error:
                 shown.append(ShownPrompt(row=row, why=why, num_tokens=len(ids), text=f"(refused: {error})"))
                 continue

@@ -157,7 +157,7 @@ def diagnose(folder: Path) -> tuple[list[tuple[int, Diagnosis]], int]:
         RunError: there is no run.
         UsageError: it has no metrics.
     """
-    from strop.health import Watch
+    from strop.health import HealthMonitor
     from strop.run import RunFolder
     from strop.trainer.trackers import METRICS_FILE, read_metrics
 
@@ -169,8 +169,8 @@ def diagnose(folder: Path) -> tuple[list[tuple[int, Diagnosis]], int]:
             f"{folder} has no metrics in {METRICS_FILE} yet; a run writes them after its first step, unless 'jsonl' "
             f"was taken out of trainer.trackers"
         )
-    watch = Watch()
-    found = [(int(numbers["step"]), one) for numbers in steps for one in watch.see(numbers)]
+    monitor = HealthMonitor()
+    found = [(int(numbers["step"]), one) for numbers in steps for one in monitor.observe(numbers)]
     return found, int(steps[-1]["step"])
 
 

@@ -91,7 +91,7 @@ _LATE_ERRORS = (
     ("strop.run.errors", "RunError"),
     ("strop.workers.reports", "EpisodesFailed"),
     ("strop.workers.reports", "StaleSamples"),
-    ("strop.trainer.gathering", "TooFewGroups"),
+    ("strop.trainer.collecting", "TooFewGroups"),
     ("strop.controller.errors", "WorkerFailed"),
     ("strop.controller.errors", "CallTimeout"),
     ("strop.rollout.client", "RolloutTimeout"),

@@ -22,7 +22,7 @@ from strop.net.listing import PROC, Listener, is_reachable_by_others, listeners
 
 LOCK = "lock"
 _MARK = "STROP_CLUSTER"
-"""In the environment of the processes of a private Ray cluster (strop.controller.ray.guard)."""
+"""In the environment of the processes of a private Ray cluster (strop.controller.ray.reaper)."""
 _SESSION = re.compile(r"/session_[0-9_-]+")
 """Part of the arguments of Ray's processes: the folder of their cluster."""
 _RAY_SERVERS = ("/ray/core/src/ray/gcs/gcs_server", "/ray/core/src/ray/raylet/raylet")
@@ -31,7 +31,7 @@ _KNOWN = {
     "strop.rewards.child": "reward worker",
     "strop.sandbox": "sandbox",
     "controller/ray/launcher.py": "launcher",
-    "controller/ray/guard.py": "guard",
+    "controller/ray/reaper.py": "reaper",
     "ray.util.client.server": "client server of Ray",
     "ray/dashboard": "dashboard of Ray",
     "ray/_private": "helper of Ray",

@@ -4,7 +4,7 @@ mesh          parallel axes of a group: who gets the same rows, who reports
 worker        the base class of workers
 resources     places for worker processes
 roles         what to make: class, arguments and mesh of a role
-cut           a batch that its caller cut over the workers
+partition     a batch that its caller cut over the workers
 dispatch      how arguments reach the workers and results become one
 registration  the mark on a worker method
 call          one call of one worker, and how it is carried out there
@@ -18,17 +18,20 @@ errors        how workers in other processes fail
 from __future__ import annotations
 
 from strop.controller.call import Returns, WorkerCall
-from strop.controller.cut import Cut
 from strop.controller.dispatch import Dispatch, DispatchMode, register_dispatch_mode
 from strop.controller.errors import CallTimeout, Failure, GroupStopped, NotEnoughDevices, WorkerFailed
 from strop.controller.group import ResultFuture, WorkerGroup, as_batch, as_future, as_list
 from strop.controller.inline import InlineRuntime, InlineWorkerGroup
 from strop.controller.mesh import Mesh
+from strop.controller.partition import Partition
 from strop.controller.registration import Execute, Registration, register
 from strop.controller.resources import ResourcePool
 from strop.controller.roles import RoleSpec, meshes_on, named_roles, role
 from strop.controller.runtime import Runtime
 from strop.controller.worker import Placement, Worker, placed
+
+Cut = Partition
+"""Its name until 0.2, for those who import it."""
 
 __all__ = [
     "CallTimeout",
@@ -42,6 +45,7 @@ __all__ = [
     "InlineWorkerGroup",
     "Mesh",
     "NotEnoughDevices",
+    "Partition",
     "Placement",
     "Registration",
     "ResourcePool",

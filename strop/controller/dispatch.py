@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from strop.controller.cut import Cut, cut_rows
 from strop.controller.mesh import Mesh
+from strop.controller.partition import Partition, partition_rows
 from strop.protocol import DataProto, DataProtoFuture
 
 
@@ -107,10 +107,12 @@ def one_each(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
 def rows_over_dp(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
     """Batches are cut into one part per data-parallel group; other arguments go to all.
 
-    Parts are those of a `Cut` among the arguments. Without one they differ by at most one row, and are
+    Parts are those of a `Partition` among the arguments. Without one they differ by at most one row, and are
     empty for the last groups where rows are few. The workers of one group share one object.
     """
-    batches = [arg for arg in [*args, *kwargs.values()] if isinstance(arg, DataProto | DataProtoFuture | Cut)]
+    batches = [
+        arg for arg in [*args, *kwargs.values()] if isinstance(arg, DataProto | DataProtoFuture | Partition)
+    ]
     if not batches:
         raise TypeError(
             "this dispatch mode cuts a DataProto over the workers, but the call has none; pass one, or "
@@ -121,38 +123,38 @@ def rows_over_dp(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
         raise ValueError(
             f"batches of one call are cut alike, but they have {sorted(lengths)} rows; join them with union"
         )
-    cut = cut_among(batches)
-    if cut is not None and len(cut.parts) != group.mesh.dp:
+    partition = partition_among(batches)
+    if partition is not None and len(partition.parts) != group.mesh.dp:
         raise ValueError(
-            f"a Cut has {len(cut.parts)} parts, but the group has {group.mesh.dp} data-parallel groups; give "
-            f"each of them its rows, or an empty part"
+            f"a Partition has {len(partition.parts)} parts, but the group has {group.mesh.dp} data-parallel groups; "
+            f"give each of them its rows, or an empty part"
         )
     return (
-        tuple(_over_dp(group.mesh, arg, cut) for arg in args),
-        {name: _over_dp(group.mesh, arg, cut) for name, arg in kwargs.items()},
+        tuple(_over_dp(group.mesh, arg, partition) for arg in args),
+        {name: _over_dp(group.mesh, arg, partition) for name, arg in kwargs.items()},
     )
 
 
-def cut_among(arguments: Sequence[Any]) -> Cut | None:
-    """The Cut among the arguments of a call, if there is one.
+def partition_among(arguments: Sequence[Any]) -> Partition | None:
+    """The Partition among the arguments of a call, if there is one.
 
     Raises:
         ValueError: two of them cut differently.
     """
-    cuts = [arg for arg in arguments if isinstance(arg, Cut)]
-    for other in cuts[1:]:
-        if not cuts[0].same_parts(other):
+    partitions = [arg for arg in arguments if isinstance(arg, Partition)]
+    for other in partitions[1:]:
+        if not partitions[0].same_parts(other):
             raise ValueError(
                 "two arguments of one call are cut into different parts; batches of one call are cut alike"
             )
-    return cuts[0] if cuts else None
+    return partitions[0] if partitions else None
 
 
-def _over_dp(mesh: Mesh, arg: Any, cut: Cut | None) -> list[Any]:
-    data = arg.data if isinstance(arg, Cut) else arg
+def _over_dp(mesh: Mesh, arg: Any, partition: Partition | None) -> list[Any]:
+    data = arg.data if isinstance(arg, Partition) else arg
     if not isinstance(data, DataProto | DataProtoFuture):
         return [data] * mesh.world_size
-    chunks = data.chunk(mesh.dp) if cut is None else cut_rows(data, cut.parts)
+    chunks = data.chunk(mesh.dp) if partition is None else partition_rows(data, partition.parts)
     return [chunks[mesh.dp_rank(rank)] for rank in range(mesh.world_size)]
 
 

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strop.controller.call import Returns, WorkerCall
-from strop.controller.cut import Cut
-from strop.controller.dispatch import DispatchMode, cut_among
+from strop.controller.dispatch import DispatchMode, partition_among
 from strop.controller.mesh import Mesh
+from strop.controller.partition import Partition
 from strop.controller.registration import Execute, Registration, registrations
 from strop.controller.worker import Worker
 from strop.protocol import DataProto, DataProtoFuture, Pending, PendingRows
@@ -187,9 +187,9 @@ class WorkerGroup(ABC, Generic[W]):
                     f"{method_name}, but the group has {self.world_size} workers; its dispatch_fn returns "
                     f"one entry per worker for each argument"
                 )
-            if any(isinstance(entry, Cut) for entry in entries):
+            if any(isinstance(entry, Partition) for entry in entries):
                 raise TypeError(
-                    f"argument {name!r} of {method_name} is a Cut, but dispatch mode {mode.name!r} does not "
+                    f"argument {name!r} of {method_name} is a Partition, but dispatch mode {mode.name!r} does not "
                     f"cut batches over the data-parallel groups; pass the batch itself"
                 )
         return [
@@ -234,12 +234,12 @@ def _waited(joined: DataProtoFuture, others: Sequence[Pending[Any]]) -> DataProt
 
 
 def _rows_given(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[NDArray[np.int64], ...] | None:
-    """The rows that each data-parallel group was given by a Cut, if there is one."""
-    cut = cut_among([*args, *kwargs.values()])
-    return None if cut is None else cut.parts
+    """The rows that each data-parallel group was given by a Partition, if there is one."""
+    partition = partition_among([*args, *kwargs.values()])
+    return None if partition is None else partition.parts
 
 
-def as_batch(argument: DataProto | DataProtoFuture | Cut) -> DataProto:
+def as_batch(argument: DataProto | DataProtoFuture | Partition) -> DataProto:
     """An argument that stands for a batch in a group call, under the type that the method names."""
     return cast(DataProto, argument)
 

@@ -22,7 +22,7 @@ from strop.data.rows import (
     row_ground_truth,
     row_messages,
 )
-from strop.data.truncation import cut
+from strop.data.truncation import truncate
 from strop.trajectory import Prompt
 
 _PLACES = {"left": "on the left", "right": "on the right", "middle": "in the middle"}
@@ -200,17 +200,17 @@ class PromptDataset:
         if self._config.truncation != "error":
             for row in rows:
                 if len(encoded[row]) > limit:
-                    kept[row] = array("i", self._cut(row, encoded[row]))
+                    kept[row] = array("i", self._truncate(row, encoded[row]))
                     self._num_cut += 1
         return kept
 
-    def _cut(self, row: int, token_ids: array[int]) -> list[int]:
+    def _truncate(self, row: int, token_ids: array[int]) -> list[int]:
         """At most max_prompt_tokens of the ids of a row, without a cut inside of its media."""
         spans = self._media[row].spans(token_ids) if row in self._media else []
         side = self._config.truncation
         assert side != "error", "the first prompt that is too long was refused before"
         try:
-            return cut(token_ids, self._config.max_prompt_tokens, side, spans)
+            return truncate(token_ids, self._config.max_prompt_tokens, side, spans)
         except ValueError as error:
             raise ValueError(f"{self._where(row)}: {error}") from error
 

@@ -8,7 +8,9 @@ from typing import Literal
 Side = Literal["left", "right", "middle"]
 
 
-def cut(token_ids: Sequence[int], limit: int, side: Side, spans: Sequence[tuple[int, int]] = ()) -> list[int]:
+def truncate(
+    token_ids: Sequence[int], limit: int, side: Side, spans: Sequence[tuple[int, int]] = ()
+) -> list[int]:
     """At most `limit` of the token ids.
 
     Args:

@@ -26,7 +26,7 @@ from strop.base.randomness import random_key
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig
 from strop.engines.gradients import full
-from strop.engines.weights import inventory, named_weights
+from strop.engines.weights import named_weights, weights_metadata
 
 ADAPTER = "default"
 """PEFT's name of the one adapter; part of its parameters' names."""
@@ -98,11 +98,11 @@ def adapter_off(model: CausalLM) -> Iterator[None]:
 def merged_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
     """Every weight as a full tensor with its adapter added, under the base model's Hugging Face names.
 
-    Names and order are those of `weights.inventory`: tied weights come once. One weight is made at a time.
+    Names and order are those of `weights.weights_metadata`: tied weights come once. One weight is made at a time.
     """
     layers = {f"{name}.weight": layer for name, layer in _layers(model)}
     tensors = named_weights(model.module)
-    for weight in inventory(model.module):
+    for weight in weights_metadata(model.module):
         tensor = full(tensors[weight.name].detach())
         layer = layers.get(weight.name)
         yield weight.name, tensor if layer is None else tensor + _delta(layer).to(tensor.dtype)

@@ -21,7 +21,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.checkpoint import PendingSave, load_sharded, save_sharded, save_sharded_async
 from strop.engines.lora import has_adapter
 from strop.engines.training import TrainEngine
-from strop.engines.weights import inventory, named_weights
+from strop.engines.weights import named_weights, weights_metadata
 
 CONFIG_FOLDER = "config"
 """Folder of a role with what its weights alone do not say."""
@@ -92,7 +92,7 @@ def role_tensors(model: CausalLM) -> dict[str, Tensor]:
     if has_adapter(model):
         return {MODEL + name: p for name, p in model.named_parameters() if p.requires_grad}
     tensors = named_weights(model.module)
-    return {MODEL + weight.name: tensors[weight.name] for weight in inventory(model.module)}
+    return {MODEL + weight.name: tensors[weight.name] for weight in weights_metadata(model.module)}
 
 
 def _save_config(model: CausalLM, tokenizer: Any, folder: Path) -> None:

@@ -127,7 +127,7 @@ class TrainEngine:
             yield
 
     def offload(self) -> None:
-        """The role's turn is over: parameters, gradients and optimizer state leave the device, if it is not a CPU.
+        """The role is idle: parameters, gradients and optimizer state leave the device, if it is not a CPU.
 
         Every other method brings back what it needs.
         """

@@ -39,7 +39,7 @@ _ADAPTER = re.compile(r"\.(lora_|modules_to_save\.)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weight:
+class TensorMetadata:
     """One tensor of a model, without its values."""
 
     name: str
@@ -64,7 +64,7 @@ class Weight:
         return [self.name, list(self.shape), _dtype_name(self.dtype), list(self.aliases)]
 
     @classmethod
-    def from_json(cls, value: Any) -> Weight:
+    def from_json(cls, value: Any) -> TensorMetadata:
         """What `to_json` wrote, every field checked.
 
         Raises:
@@ -81,10 +81,10 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Inventory:
+class WeightsMetadata:
     """All weights of a model, each once, in the order in which they travel."""
 
-    weights: tuple[Weight, ...]
+    weights: tuple[TensorMetadata, ...]
 
     def __post_init__(self) -> None:
         names = [name for weight in self.weights for name in weight.names]
@@ -97,11 +97,11 @@ class Inventory:
     def __len__(self) -> int:
         return len(self.weights)
 
-    def __iter__(self) -> Iterator[Weight]:
+    def __iter__(self) -> Iterator[TensorMetadata]:
         return iter(self.weights)
 
     @cached_property
-    def by_name(self) -> Mapping[str, Weight]:
+    def by_name(self) -> Mapping[str, TensorMetadata]:
         """The weight of every name, aliases included."""
         return {name: weight for weight in self.weights for name in weight.names}
 
@@ -115,7 +115,7 @@ class Inventory:
         return [weight.to_json() for weight in self.weights]
 
     @classmethod
-    def from_json(cls, value: Any) -> Inventory:
+    def from_json(cls, value: Any) -> WeightsMetadata:
         """What `to_json` wrote.
 
         Raises:
@@ -123,25 +123,25 @@ class Inventory:
         """
         if not isinstance(value, list):
             raise ValueError(f"not a list of weights: {str(value)[:200]}")
-        return cls(tuple(Weight.from_json(item) for item in value))
+        return cls(tuple(TensorMetadata.from_json(item) for item in value))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
     """Some full tensors, one behind the other in one piece of memory. Read only: it may be the model's own."""
 
-    entries: tuple[tuple[Weight, int], ...]
+    entries: tuple[tuple[TensorMetadata, int], ...]
     """Each weight with the byte of `data` where it starts."""
     data: Tensor
     """[num_bytes] uint8 on the model's device."""
 
-    def tensors(self) -> Iterator[tuple[Weight, Tensor]]:
+    def tensors(self) -> Iterator[tuple[TensorMetadata, Tensor]]:
         """The weights with their values: views of `data`."""
         for weight, offset in self.entries:
             yield weight, tensor_at(self.data, weight, offset)
 
 
-def tensor_at(data: Tensor, weight: Weight, offset: int) -> Tensor:
+def tensor_at(data: Tensor, weight: TensorMetadata, offset: int) -> Tensor:
     """The view of bytes [n] uint8 from `offset` on as this weight."""
     return data[offset : offset + weight.num_bytes].view(weight.dtype).view(weight.shape)
 
@@ -177,9 +177,9 @@ def _check_present(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} is offloaded; bring the weights back to the device before they are read")
 
 
-def inventory(
+def weights_metadata(
     module: nn.Module, *, dtype: torch.dtype | None = None, with_adapter: bool = False
-) -> Inventory:
+) -> WeightsMetadata:
     """The weights of a model, in the order of its `state_dict`; tied ones once, with their aliases.
 
     Args:
@@ -191,9 +191,9 @@ def inventory(
     tensors = named_weights(module, with_adapter=with_adapter)
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)
-    return Inventory(
+    return WeightsMetadata(
         tuple(
-            Weight(
+            TensorMetadata(
                 name=first,
                 shape=tuple(tensors[first].shape),
                 dtype=_delivered(tensors[first].dtype, dtype),
@@ -212,7 +212,7 @@ def parameter_stream(
     dtype: torch.dtype | None = None,
     weights: Iterable[tuple[str, Tensor]] | None = None,
 ) -> Iterator[Bucket]:
-    """All weights as full tensors in the order of `inventory(module)`, packed into buckets.
+    """All weights as full tensors in the order of `weights_metadata(module)`, packed into buckets.
 
     Memory beside the model: the bucket being filled and one gathered tensor, so with the bucket that the caller
     still holds at most two buckets and one tensor. A tensor larger than a bucket is a bucket of its own and is
@@ -225,15 +225,15 @@ def parameter_stream(
             and its iterator ends without yielding.
         dtype: deliver floating-point weights in this dtype; they are cast before they are gathered.
         weights: the tensors to deliver instead of the module's own, for example with an adapter merged into
-            them: the names of the inventory in its order, made one at a time.
+            them: the names of the metadata in their order, made one at a time.
 
     Raises:
-        ValueError: `weights` are others than those of the inventory, or the module has an adapter and no merged
+        ValueError: `weights` are others than those of the metadata, or the module has an adapter and no merged
             weights are given, or the weights are offloaded.
     """
     if bucket_bytes < 1:
         raise ValueError(f"a bucket of {bucket_bytes} bytes holds nothing; use at least 1")
-    held = inventory(module, dtype=dtype)
+    held = weights_metadata(module, dtype=dtype)
     source = iter(_own_weights(module, held)) if weights is None else iter(weights)
     for group in _groups(held, bucket_bytes):
         entries, size = _placed(group)
@@ -252,7 +252,7 @@ def parameter_stream(
         if data is not None:
             yield Bucket(entries=entries, data=data)
     if extra := next(source, None):
-        raise ValueError(f"the weights go on with {extra[0]} after the last one of the model's inventory")
+        raise ValueError(f"the weights go on with {extra[0]} after the last one of the model's own")
 
 
 def weight_digests(module: nn.Module) -> dict[str, int]:
@@ -262,7 +262,7 @@ def weight_digests(module: nn.Module) -> dict[str, int]:
     sharded model call this and get the same numbers.
     """
     tensors = named_weights(module, with_adapter=True)
-    held = inventory(module, with_adapter=True)
+    held = weights_metadata(module, with_adapter=True)
     totals: dict[str, Tensor] = {}
     shared: dict[dist.ProcessGroup, list[str]] = {}
     for weight in held:
@@ -285,7 +285,7 @@ def weight_digests(module: nn.Module) -> dict[str, int]:
     }
 
 
-def combine_digests(held: Inventory, digests: Mapping[str, int]) -> str:
+def combine_digests(held: WeightsMetadata, digests: Mapping[str, int]) -> str:
     """One digest of a whole model: SHA-256 over names, shapes, dtypes and digests of its weights, as 64 hex digits.
 
     Tied weights enter under their first name only, so that a model says the same whether the tie is known or not.
@@ -302,10 +302,10 @@ def digest_weights(module: nn.Module) -> str:
 
     An adapter's parameters enter beside the weights it is added to, so every optimizer step shows.
     """
-    return combine_digests(inventory(module, with_adapter=True), weight_digests(module))
+    return combine_digests(weights_metadata(module, with_adapter=True), weight_digests(module))
 
 
-def _own_weights(module: nn.Module, held: Inventory) -> Iterator[tuple[str, Tensor]]:
+def _own_weights(module: nn.Module, held: WeightsMetadata) -> Iterator[tuple[str, Tensor]]:
     """The module's own tensors. Raises before the first one what is wrong with any."""
     adapter = next((name for name in module.state_dict(keep_vars=True) if _ADAPTER.search(name)), None)
     if adapter is not None:
@@ -318,20 +318,20 @@ def _own_weights(module: nn.Module, held: Inventory) -> Iterator[tuple[str, Tens
     return ((weight.name, tensors[weight.name]) for weight in held)
 
 
-def _next(source: Iterator[tuple[str, Tensor]], weight: Weight) -> Tensor:
+def _next(source: Iterator[tuple[str, Tensor]], weight: TensorMetadata) -> Tensor:
     name, tensor = next(source, ("nothing", None))
     if tensor is None or name != weight.name or tuple(tensor.shape) != weight.shape:
         got = name if tensor is None else f"{name} {list(tensor.shape)}"
         raise ValueError(
             f"expected {weight.name} {list(weight.shape)} next in the stream of weights, got {got}; give the weights "
-            f"of inventory(module) in its order, each once"
+            f"of weights_metadata(module) in its order, each once"
         )
     return tensor
 
 
-def _groups(held: Inventory, bucket_bytes: int) -> Iterator[list[Weight]]:
+def _groups(held: WeightsMetadata, bucket_bytes: int) -> Iterator[list[TensorMetadata]]:
     """The weights in order, cut where a bucket is full."""
-    group: list[Weight] = []
+    group: list[TensorMetadata] = []
     for weight in held:
         if group and _placed([*group, weight])[1] > bucket_bytes:
             yield group
@@ -341,7 +341,7 @@ def _groups(held: Inventory, bucket_bytes: int) -> Iterator[list[Weight]]:
         yield group
 
 
-def _placed(group: Sequence[Weight]) -> tuple[tuple[tuple[Weight, int], ...], int]:
+def _placed(group: Sequence[TensorMetadata]) -> tuple[tuple[tuple[TensorMetadata, int], ...], int]:
     """The weights of a bucket with their offsets, and the bucket's size."""
     entries, end = [], 0
     for weight in group:

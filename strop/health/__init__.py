@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from strop.health.history import History
 from strop.health.preflight import Agreement, Probe, can_teach, examine
-from strop.health.rules import RULES, Diagnosis, Watch
+from strop.health.rules import RULES, Diagnosis, HealthMonitor
 from strop.health.tokens import AnswerEnd, TokenFacts, examine_tokens
 from strop.health.verdict import Check
 
@@ -19,10 +19,10 @@ __all__ = [
     "AnswerEnd",
     "Check",
     "Diagnosis",
+    "HealthMonitor",
     "History",
     "Probe",
     "TokenFacts",
-    "Watch",
     "can_teach",
     "examine",
     "examine_tokens",

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
+from strop.algorithms.batch_metrics import ADVANTAGES, GROUPS, PROBS_DIFF, SCORE
 from strop.algorithms.loss_declarations import PG_CLIPFRAC, PPO_KL
 from strop.algorithms.losses.policy import DISTILLATION_LOSS, ENTROPY, KL_LOSS
-from strop.algorithms.measures import ADVANTAGES, GROUPS, PROBS_DIFF, SCORE
 from strop.algorithms.value_loss import EXPLAINED_VARIANCE
 from strop.health.history import RECENT, History
 from strop.workers.estimates import REWARD_KL
@@ -350,7 +350,7 @@ RULES: Mapping[str, Rule] = {
 """By name, in the order in which they are told."""
 
 
-class Watch:
+class HealthMonitor:
     """Applies the rules step by step; each one speaks once."""
 
     def __init__(self, *, told: Collection[str] = (), earlier: Iterable[Mapping[str, float]] = ()) -> None:
@@ -365,7 +365,7 @@ class Watch:
         for metrics in earlier:
             self._history.add(metrics)
 
-    def see(self, metrics: Mapping[str, float]) -> list[Diagnosis]:
+    def observe(self, metrics: Mapping[str, float]) -> list[Diagnosis]:
         """Take the metrics of the next step; the rules that apply now for the first time."""
         self._history.add(metrics)
         found = []

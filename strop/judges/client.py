@@ -22,7 +22,7 @@ from strop.base.token_bucket import TokenBucket
 from strop.border import described, read_json, remember_secret, storable_text
 from strop.judges.cache import AnswerCache
 from strop.judges.config import CallsConfig
-from strop.judges.purse import Purse
+from strop.judges.cost_budget import CostBudget
 from strop.net.exchange import Answer, Exchange
 from strop.rewards.outcome import CallFailed, OutcomeKind, RewardError
 
@@ -59,15 +59,15 @@ class Reply:
 class RemoteClient:
     """Asks one address; use `start` and `close` around it."""
 
-    def __init__(self, config: CallsConfig, url: str, *, name: str, purse: Purse | None = None) -> None:
+    def __init__(self, config: CallsConfig, url: str, *, name: str, budget: CostBudget | None = None) -> None:
         """Args:
         config: limits.
         url: full address of the POST requests.
         name: what sentences and metrics call the service: `judge`, `server`.
-        purse: nothing is asked once it is empty; who reads the replies pays.
+        budget: nothing is asked once it is empty; who reads the replies pays.
         """
         self._config, self._url, self._name = config, url, name
-        self._purse = Purse(None) if purse is None else purse
+        self._budget = CostBudget(None) if budget is None else budget
         self._cache = AnswerCache(config.cache_dir)
         self._headers: dict[str, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -150,7 +150,7 @@ class RemoteClient:
             try:
                 async with self._places:
                     await self._bucket.take()
-                    if refusal := self._purse.refusal():
+                    if refusal := self._budget.refusal():
                         usage = _counted(attempt - 1, time.monotonic() - started)
                         raise CallFailed("infrastructure", f"the {self._name} {refusal}", usage)
                     data = await self._attempt(body)

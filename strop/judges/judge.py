@@ -20,7 +20,7 @@ import regex  # type: ignore[import-untyped]
 from strop.border import encodable, read_json_at, storable, storable_text, without_common_control_text
 from strop.judges.client import RemoteClient, Reply
 from strop.judges.config import JudgeConfig
-from strop.judges.purse import Purse
+from strop.judges.cost_budget import CostBudget
 from strop.rewards.combining import Part
 from strop.rewards.outcome import CallFailed, Value
 
@@ -46,9 +46,9 @@ class Judge:
         rank, count: which of how many processes this is that ask the judge for the run.
         """
         self.config = config
-        self._purse = Purse(config.max_cost, count=count)
+        self._budget = CostBudget(config.max_cost, count=count)
         url = f"{config.base_url.rstrip('/')}/chat/completions"
-        self._client = RemoteClient(config.share(rank, count), url, name=KEY, purse=self._purse)
+        self._client = RemoteClient(config.share(rank, count), url, name=KEY, budget=self._budget)
 
     def start(self) -> None:
         """Start the client; RewardError as `RemoteClient.start`."""
@@ -61,11 +61,11 @@ class Judge:
     @property
     def spent(self) -> float:
         """What it has cost in this process."""
-        return self._purse.spent
+        return self._budget.spent
 
     def tell_spent(self, run_spent: float) -> None:
         """What it has cost the run so far, in all its processes and starts (reward.judge.max_cost)."""
-        self._purse.tell(run_spent)
+        self._budget.tell(run_spent)
 
     async def score(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[Part, dict[str, float]]:
         """The verdict on one answer, and what it used up; see RewardService.score."""
@@ -102,7 +102,7 @@ class Judge:
         return Part(key=KEY, weight=config.weight, score=score, parts=parts), usage
 
     def _paid(self, reply: Reply) -> dict[str, float]:
-        """Tokens and price of a reply, taken from the purse; nothing of one that was remembered."""
+        """Tokens and price of a reply, taken from the budget; nothing of one that was remembered."""
         if reply.usage.get("cached"):
             return {}
         given = reply.data.get("usage") if isinstance(reply.data, dict) else None
@@ -112,13 +112,13 @@ class Judge:
             if isinstance(number, int) and 0 <= number <= _MAX_TOKENS:
                 counts[place] = float(number)
             else:
-                self._purse.pay_unknown()
+                self._budget.pay_unknown()
         config = self.config
         cost = (
             counts[0] * config.price_per_million_input_tokens
             + counts[1] * config.price_per_million_output_tokens
         ) / 1e6
-        self._purse.pay(cost)
+        self._budget.pay(cost)
         return {f"{KEY}/input_tokens": counts[0], f"{KEY}/output_tokens": counts[1], f"{KEY}/cost": cost}
 
 

@@ -23,7 +23,7 @@ from strop.protocol.columns import BatchError
 from strop.protocol.conversion import columns_from_tensordict, tensordict_from_columns
 from strop.protocol.disk import StoredBatch, read_batch, write_batch
 from strop.protocol.indices import Rows, balanced_ranges, mini_batch_rows, row_numbers
-from strop.protocol.merging import joined_facts, merged_facts, object_array, same
+from strop.protocol.merging import joined_meta_info, merged_meta_info, object_array, same
 from strop.protocol.unfolding import unfolded_array, unfolded_column
 
 
@@ -313,7 +313,7 @@ class DataProto:
             others.setdefault(name, array)
         has_batch = self.batch is not None or other.batch is not None
         batch = _tensor_dict(tensors, max(len(self), len(other))) if has_batch else None
-        return DataProto(batch, others, merged_facts(self.meta_info, other.meta_info))
+        return DataProto(batch, others, merged_meta_info(self.meta_info, other.meta_info))
 
     # ---------------------------------------------------------------- more rows
 
@@ -326,7 +326,7 @@ class DataProto:
         """
         if not data:
             raise BatchError("there is nothing to concat; pass at least one batch")
-        facts = joined_facts([part.meta_info for part in data])
+        facts = joined_meta_info([part.meta_info for part in data])
         parts = [part for part in data if len(part)] or [max(data, key=lambda part: len(_names(part)))]
         for number, part in enumerate(parts):
             if _names(part) != _names(parts[0]):

@@ -45,7 +45,7 @@ def _same_array(left: NDArray[Any], right: NDArray[Any]) -> bool:
     return all(map(same, left.ravel().tolist(), right.ravel().tolist()))
 
 
-def merged_facts(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
+def merged_meta_info(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of both sides of a union; a fact with two values is an error."""
     for key in left.keys() & right.keys():
         if not same(left[key], right[key]):
@@ -56,7 +56,7 @@ def merged_facts(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str,
     return {**left, **right}
 
 
-def joined_facts(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def joined_meta_info(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The facts of all parts of a concat.
 
     `metrics` of the parts (a dictionary, a list of them, None or absent) become one dictionary of lists.

@@ -1,6 +1,6 @@
 """What a DataProtoFuture is made of: pending batches, the rows wanted of them, and the order of the rows.
 
-A `Side` is some columns of a future: parts laid end to end, each a pending batch with the rows wanted of
+A `ColumnGroup` is some columns of a future: parts laid end to end, each a pending batch with the rows wanted of
 it, or a future in its turn. Lengths are asked with `num_rows`, which waits for a computation but moves no
 row; `fetched` alone moves rows, and asks each pending batch once.
 """
@@ -46,7 +46,7 @@ class PendingColumns(PendingRows, Protocol):
     ) -> DataProto:
         """All rows of the named columns that the batch has, with its facts; None: all of that kind.
 
-        Names it does not have are left out: they may be columns of another side of the future.
+        Names it does not have are left out: they may be columns of another group of the future.
         """
 
 
@@ -122,7 +122,7 @@ def _common(wanted: tuple[str, ...] | None, other: tuple[str, ...] | None) -> tu
     return tuple(name for name in wanted if name in other)
 
 
-class Fetched:
+class FetchCache:
     """What one `get` has fetched so far, so that nothing is fetched twice."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Fetched:
 
 
 class LazyRows(Protocol):
-    """Rows that are elsewhere: a part of a side."""
+    """Rows that are elsewhere: a part of a column group."""
 
     def num_rows(self) -> int:
         """How many; waits for the computation."""
@@ -153,18 +153,18 @@ class LazyRows(Protocol):
     def wait(self) -> object:
         """Return when the computation is over."""
 
-    def cut(self, chosen: Sequence[Index]) -> Sequence[LazyRows]:
+    def partition(self, chosen: Sequence[Index]) -> Sequence[LazyRows]:
         """For each entry of `chosen`, those rows of this part."""
 
     def narrowed(self, columns: Columns) -> LazyRows:
         """The same rows without columns that are at hand and not wanted."""
 
-    def fetched(self, held: Fetched, columns: Columns) -> DataProto:
+    def fetched(self, held: FetchCache, columns: Columns) -> DataProto:
         """The rows, with those of the wanted columns that they have."""
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class PendingPart:
     """Rows of one pending batch, in the order they have there, each once."""
 
     source: PendingRows
@@ -184,29 +184,29 @@ class Stored:
         """Return when the batch is computed."""
         self.source.num_rows()
 
-    def cut(self, chosen: Sequence[Index]) -> list[Stored]:
+    def partition(self, chosen: Sequence[Index]) -> list[PendingPart]:
         """The rows of each entry, which are ascending and without repeats."""
-        return [Stored(self.source, _rows_of_rows(self.rows, rows)) for rows in chosen]
+        return [PendingPart(self.source, _rows_of_rows(self.rows, rows)) for rows in chosen]
 
-    def narrowed(self, columns: Columns) -> Stored:
+    def narrowed(self, columns: Columns) -> PendingPart:
         """The same rows; of a batch that is here already, without unwanted columns."""
         if not isinstance(self.source, Done):
             return self
-        return Stored(Done(columns.within(self.source.value)), self.rows)
+        return PendingPart(Done(columns.within(self.source.value)), self.rows)
 
-    def fetched(self, held: Fetched, columns: Columns) -> DataProto:
+    def fetched(self, held: FetchCache, columns: Columns) -> DataProto:
         """The rows, with those of the wanted columns that they have."""
         return _rows_of_batch(held.of(self.source, columns), self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What travels to another process: of a batch that is here already, only the wanted rows."""
         if isinstance(self.source, Done) and self.rows is not None:
-            return Stored, (Done(_rows_of_batch(self.source.value, self.rows)), None)
-        return Stored, (self.source, self.rows)
+            return PendingPart, (Done(_rows_of_batch(self.source.value, self.rows)), None)
+        return PendingPart, (self.source, self.rows)
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
+class ColumnGroup:
     """Some columns of a future, for all its rows."""
 
     parts: tuple[LazyRows, ...]
@@ -234,11 +234,13 @@ class Side:
         for part in self.parts:
             part.wait()
 
-    def narrowed(self, columns: Columns) -> Side:
+    def narrowed(self, columns: Columns) -> ColumnGroup:
         """The same rows without columns that are at hand and not wanted."""
-        return Side(tuple(part.narrowed(columns) for part in self.parts), self.order, self.sizes, self.joins)
+        return ColumnGroup(
+            tuple(part.narrowed(columns) for part in self.parts), self.order, self.sizes, self.joins
+        )
 
-    def cut(self, chosen: Sequence[Index]) -> list[Side]:
+    def partition(self, chosen: Sequence[Index]) -> list[ColumnGroup]:
         """For each entry of `chosen` (any order, repeats allowed) those rows, of the parts that hold them."""
         lengths = self._lengths()
         order = self._order(lengths)
@@ -252,13 +254,13 @@ class Side:
             for number in used:
                 wanted[number].append(kept[starts[number] : starts[number + 1]] - bounds[number])
             layouts.append((used, place))
-        pieces = [iter(part.cut(rows)) for part, rows in zip(self.parts, wanted, strict=True)]
+        pieces = [iter(part.partition(rows)) for part, rows in zip(self.parts, wanted, strict=True)]
         return [
-            Side(tuple(next(pieces[number]) for number in used), place, None, self.joins)
+            ColumnGroup(tuple(next(pieces[number]) for number in used), place, None, self.joins)
             for used, place in layouts
         ]
 
-    def fetched(self, held: Fetched, columns: Columns) -> DataProto:
+    def fetched(self, held: FetchCache, columns: Columns) -> DataProto:
         """The rows, with those of the wanted columns that they have."""
         data = [part.fetched(held, columns) for part in self.parts]
         joined = DataProto.concat(data) if self.joins else data[0]
@@ -277,7 +279,7 @@ class Side:
         raise BatchError(
             f"part {number} of a result has {lengths[number]} rows, but {self.sizes[number]} rows were asked "
             f"of it, so the result cannot be put into the order of the caller's rows; return one row for "
-            f"each row, or pass the batch without a Cut"
+            f"each row, or pass the batch without a Partition"
         )
 
 

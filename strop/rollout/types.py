@@ -66,7 +66,7 @@ class RolloutEngine(Protocol):
         """Continue `prompt_ids` until a stop token, `max_tokens`, or an abort."""
         ...
 
-    async def publish(self, version: int) -> None:
+    async def set_version(self, version: int) -> None:
         """The shared parameters now hold this policy version: forget everything computed with the one before."""
         ...
 

@@ -1,12 +1,12 @@
 """The training loop, and everything around it that a run needs from its first line to its last.
 
 The algorithm of a step
-loop.py             Trainer: sample and score, learn, publish; records, validation and checkpoints around it
-gathering.py        the samples of a step, in one round or, with a group filter, in several; groups.py: groups judged
+loop.py             Trainer: collect, learn, update weights; records, validation and checkpoints around it
+collecting.py       the samples of a step, in one round or, with a group filter, in several; groups.py: groups judged
 experience.py       the rows that are trained on, as references, cut into optimizer batches
 producers.py        who makes each column of protocol/schema.py, in the order of a step
 learning.py         from scored samples to new weights; resampling.py: which samples are drawn
-phases.py           stages from outside: their time, and whose turn the device is
+phases.py           stages from outside: their time, and which role is active
 records.py          what a step leaves in the run folder: fates and a fingerprint
 
 Its configuration
@@ -24,7 +24,7 @@ Numbers
 reporting.py        metrics from reports of samples
 validation.py       answers on held-out prompts; evaluate.py: without a run
 trackers.py         where numbers go; progress.py, tensorboard.py, curve.py: the terminal, TensorBoard, pictures
-results.py          how a run ended; spending.py: what services of the reward have cost
+results.py          how a run ended; costs.py: what services of the reward have cost
 watching.py         how far a long generation is
 
 checkpointing.py    what a checkpoint holds, for every kind of training

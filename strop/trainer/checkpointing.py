@@ -19,7 +19,7 @@ SETTLE_S = 600.0
 """Longest wait for a checkpoint that is being sealed when a run fails."""
 
 
-class Saver:
+class Checkpointer:
     """Checkpoints of a run: the sharded state of each trained role, the policy as a Hugging Face folder, and the
     position in the data.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.balance import balance_parts, even_bounds, sequence_workload
-from strop.controller import Cut, Mesh
+from strop.controller import Mesh, Partition
 from strop.protocol import DataProto, DataProtoFuture, future_of
 from strop.protocol.schema import Taker, labels_for, made_by, taken_by
 from strop.workers.reports import EpisodeReport
@@ -82,13 +82,13 @@ class Experience:
             num_trained=self.num_trained[start:stop],
         )
 
-    def cut(self, mesh: Mesh) -> Cut | DataProtoFuture:
+    def partition(self, mesh: Mesh) -> Partition | DataProtoFuture:
         """The rows, cut so that every data-parallel group has about the same work; samples of a prompt stay
         together where that costs no balance."""
         if mesh.dp == 1:
             return self.rows
         loads = [sequence_workload(report.num_tokens) for report in self.reports]
-        return Cut(self.rows, balance_parts(loads, [report.uid for report in self.reports], mesh.dp))
+        return Partition(self.rows, balance_parts(loads, [report.uid for report in self.reports], mesh.dp))
 
     def taken_by(self, taker: Taker) -> DataProtoFuture:
         """The rows with the columns that somebody takes, of those that there are."""

@@ -14,7 +14,7 @@ from strop.protocol.schema import labels_for
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
 from strop.trainer.phases import Stages
-from strop.trainer.producers import Making, produced, rows, wanted_before_updates, wanted_by_the_update
+from strop.trainer.producers import StepContext, produced, rows, wanted_before_updates, wanted_by_the_update
 from strop.trainer.resampling import draw_metrics, sample_scores
 from strop.trainer.roles import Roles
 from strop.workers.estimates import REWARD_KL
@@ -48,7 +48,7 @@ class OptimizerStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned:
+class LearnerResult:
     """What the samples of one step came to."""
 
     experience: Experience
@@ -83,27 +83,27 @@ class Learner:
         self.kl = kl
         """Coefficient of the KL penalty in the reward."""
 
-    def learn(self, experience: Experience, step: int, stages: Stages) -> Learned:
+    def learn(self, experience: Experience, step: int, stages: Stages) -> LearnerResult:
         """One step of the algorithm on these samples.
 
         Raises:
             StaleSamples: some are of an older policy, and no correction is on.
         """
-        config, making = self._config, Making(self._config, self._roles, self.kl.value)
+        config, context = self._config, StepContext(self._config, self._roles, self.kl.value)
         check_versions(experience.reports, step - 1, is_corrected=config.algorithm.correction.is_on)
-        experience = produced(experience, wanted_before_updates(config, experience), making, stages)
+        experience = produced(experience, wanted_before_updates(config, experience), context, stages)
         trained, not_drawn = self._drawn(experience, step)
         steps: list[OptimizerStep] = []
         if config.uses_critic:
             steps += stages.run("update_critic", "critic", self._update_critic, trained)
         if step > config.trainer.critic_warmup:
-            trained = produced(trained, wanted_by_the_update(config, trained), making, stages)
+            trained = produced(trained, wanted_by_the_update(config, trained), context, stages)
             taken, before = stages.run("update_actor", "actor", self._update_actor, trained)
             steps += taken
             if "old_log_probs" not in experience.column_names and before is not None:
                 experience = experience.union(before, "log_probs")
         summary = stages.run("summary", "", self._summary, experience)
-        return Learned(
+        return LearnerResult(
             experience=experience,
             summary=summary,
             steps=tuple(steps),

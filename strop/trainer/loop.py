@@ -23,12 +23,13 @@ from strop.base.guests import all_joined
 from strop.base.metrics import Metric
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
-from strop.health import Watch
+from strop.health import HealthMonitor
 from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
-from strop.trainer.checkpointing import Saver, is_due, restore_position
+from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
+from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
-from strop.trainer.gathering import Gatherer
+from strop.trainer.costs import CostTracker
 from strop.trainer.groups import row_results, sampler_batch
 from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
@@ -45,7 +46,6 @@ from strop.trainer.setup import (
     load_training_data,
     training_sampling,
 )
-from strop.trainer.spending import Spending
 from strop.trainer.stopping import StopRequest
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
@@ -84,7 +84,7 @@ class Trainer:
         if checkpoint is not None:
             restore_position(run, checkpoint, self.data.sampler)
         precision = describe_precision(config.model, config.resources.device)
-        self._spending = Spending(config.reward, run.path)
+        self._costs = CostTracker(config.reward, run.path)
         for line in [*self.data.report(), config.arithmetic(), precision, threads.line()]:
             say(line)
 
@@ -98,7 +98,7 @@ class Trainer:
                 for look in all_joined("before the first steps").values():
                     look(self.config, self.data, self._run, self._say)
                 self._preflight()
-            self._watch = self._start_watch()
+            self._monitor = self._start_monitor()
             setup = TrackerSetup(
                 folder=self._run.path, total_steps=self.data.num_steps, resume_step=self._start_step
             )
@@ -106,12 +106,12 @@ class Trainer:
             self.roles.watch.show = trackers.note
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
-                self._watch.see(metrics)
+                self._monitor.observe(metrics)
             for step in range(self._start_step + 1, self.data.num_steps + 1):
                 with self._stop.step():
                     self._run_step(step, trackers)
-                    self._saver.save_before_the_end(self._stop, step, facts=self._facts())
-            self._saver.finish()
+                    self._checkpointer.save_before_the_end(self._stop, step, facts=self._facts())
+            self._checkpointer.finish()
         seconds = time.perf_counter() - start
         self._run.events.append("finished", self.data.num_steps, fsync=True, seconds=seconds)
         return result_of(self._run)
@@ -119,13 +119,14 @@ class Trainer:
     # ------------------------------------------------------------------ the algorithm
 
     def step(self, step: int, stages: Stages) -> StepRecord:
-        """One step of the algorithm: sample and score, estimate advantages, update, publish."""
-        gathered = stages.run("gen", "", self.gatherer.gather, step)
-        learned = self.learner.learn(gathered.experience, step, stages) if len(gathered.experience) else None
-        stages.run(
-            "update_weights", "", self.roles.publish, step
-        )  # also without samples: the version is the step
-        return StepRecord(step=step, gathered=gathered, learned=learned)
+        """One step of the algorithm: sample and score, estimate advantages, update, hand over the weights."""
+        collected = stages.run("gen", "", self.collector.collect, step)
+        learned = (
+            self.learner.learn(collected.experience, step, stages) if len(collected.experience) else None
+        )
+        # Also without samples: the version is the step.
+        stages.run("update_weights", "", self.roles.update_weights, step)
+        return StepRecord(step=step, collected=collected, learned=learned)
 
     # ------------------------------------------------------------------ around it
 
@@ -138,11 +139,11 @@ class Trainer:
             async with RewardPool(
                 self.config.reward, tokenizer=self.config.model.path, logs=self._run.path / "logs"
             ) as pool:
-                pool.tell_spent(self._spending.totals)
+                pool.tell_spent(self._costs.totals)
                 try:
                     await probe_scorers(pool, visited, self._say)
                 finally:
-                    self._spending.add(pool.spent())
+                    self._costs.add(pool.spent())
 
         asyncio.run(probe())
 
@@ -177,13 +178,13 @@ class Trainer:
         if found.obstacles:
             self._say(f"started by --force, against {', '.join(check.name for check in found.obstacles)}")
 
-    def _start_watch(self) -> Watch:
+    def _start_monitor(self) -> HealthMonitor:
         """The health rules, with what a run that is continued has seen and said."""
         file = self._run.path / METRICS_FILE
         earlier = read_metrics(file) if self._start_step and file.is_file() else []
-        return Watch(
+        return HealthMonitor(
             told=[event["name"] for event in self._run.events.read("health")],
-            earlier=[numbers for numbers in earlier if numbers["step"] <= self._start_step],
+            earlier=[metrics for metrics in earlier if metrics["step"] <= self._start_step],
         )
 
     def _start_roles(self, stack: ExitStack) -> None:
@@ -198,13 +199,13 @@ class Trainer:
             version=self._start_step,
             samples=self._run.samples.folder if config.run.save_samples else None,
             logs=self._run.path / "logs",
-            spending=self._spending,
+            costs=self._costs,
         )
         kl = KlController(config.algorithm.kl_ctrl)
         if self._checkpoint is not None:
             kl.load_state(self._checkpoint.manifest.facts.get("kl", {}))
         self.learner = Learner(config, self.roles, kl)
-        self._saver = Saver(
+        self._checkpointer = Checkpointer(
             self._run,
             self.roles.trained(),
             settings=config.run,
@@ -212,9 +213,9 @@ class Trainer:
             source_model=Path(config.model.path),
             sampler=self.data.sampler,
         )
-        stack.callback(self._saver.settle)
+        stack.callback(self._checkpointer.settle)
         sampling = training_sampling(config, self.data.tokenizer)
-        self.gatherer = Gatherer(config, self._run, self.data, self.roles, sampling)
+        self.collector = RolloutCollector(config, self._run, self.data, self.roles, sampling)
 
     def _run_step(self, step: int, trackers: TrackerGroup) -> None:
         """One step with its records, validation and checkpoint."""
@@ -236,7 +237,7 @@ class Trainer:
             if self.data.sampler.wants_batch and record.learned is not None:
                 batch = sampler_batch(record.learned.experience)
             self.data.sampler.record(step, row_results(record.reports, step=step), batch)
-        numbers = self._metrics(record, phases)
+        metrics = self._metrics(record, phases)
         self._warn(record)
         is_last = step == self.data.num_steps
         score = None
@@ -244,22 +245,22 @@ class Trainer:
             with phases.phase("testing"):
                 validation = self._validate(step)
             score = validation.pass_rate
-            numbers |= validation.metrics
-        numbers |= measure.timing_metrics(
+            metrics |= validation.metrics
+        metrics |= measure.timing_metrics(
             {**phases.seconds, "step": phases.total()},
             num_response_tokens=num_response_tokens(record.reports),
             num_total_tokens=num_tokens(record.reports),
         )
-        for found in self._watch.see(numbers):
+        for found in self._monitor.observe(metrics):
             self._run.events.append("health", step, name=found.name, message=found.message)
             self._say(f"step {step}: {found.message}")
         self._run.events.append("step", step, seconds=phases.total(), phases=phases.seconds)
-        trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
+        trackers.log(step, metrics)  # before the checkpoint: what it holds was logged
         if is_last or is_due(step, self.config.run.save_every):
             with phases.phase("save_checkpoint"):
-                self._saver.save(step, score, facts=self._facts(), is_last=is_last)
+                self._checkpointer.save(step, score, facts=self._facts(), is_last=is_last)
             trackers.log(step, {measure.TIMING.of("save_checkpoint"): phases.seconds["save_checkpoint"]})
-        self._saver.poll()
+        self._checkpointer.poll()
 
     def _wants_first_validation(self) -> bool:
         """False also when a start that came no further than this left one behind."""
@@ -298,7 +299,7 @@ class Trainer:
             decided = {
                 name: Decided(advantages.get(name), fate.name, fate.reason) for name, fate in fates.items()
             }
-            self.roles.write_samples(record.step, record.gathered.played, decided, split="train")
+            self.roles.write_samples(record.step, record.collected.played, decided, split="train")
         self._run.fingerprints.append(record.step, **record.digests(self.roles.checksums()))
 
     def _facts(self) -> dict[str, Any]:
@@ -307,7 +308,7 @@ class Trainer:
 
     def _metrics(self, record: StepRecord, phases: Phases) -> dict[str, float]:
         """All numbers of a step that do not depend on what follows it."""
-        numbers = {
+        metrics = {
             POSITION.of("global_step"): float(record.step),
             POSITION.of("epoch"): float(self.data.sampler.epoch),
             **episode_metrics(record.reports, self.config),
@@ -319,8 +320,8 @@ class Trainer:
         }
         generated, gen_s = num_response_tokens(record.reports), phases.seconds.get("gen", 0.0)
         if gen_s > 0:
-            numbers[GENERATION_SPEED] = generated / gen_s
-        return numbers | record.metrics()
+            metrics[GENERATION_SPEED] = generated / gen_s
+        return metrics | record.metrics()
 
     def _warn(self, record: StepRecord) -> None:
         """Say at once what a person would otherwise find out after hours."""

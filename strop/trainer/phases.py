@@ -1,4 +1,4 @@
-"""The stages of a step, wrapped from outside: how long each took, which one runs now, and whose turn it is."""
+"""The stages of a step, wrapped from outside: how long each took, which one runs now, and which role is active."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ class Stages:
         with self._phases.phase(name):
             if not role:
                 return stage(*args, **kwargs)
-            with self._roles.turn(role):
+            with self._roles.active(role):
                 return stage(*args, **kwargs)

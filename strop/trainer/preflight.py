@@ -21,10 +21,10 @@ from strop.base.device import device_name
 from strop.data.streaming import draw
 from strop.health import Agreement, Check, Probe, TokenFacts, can_teach, examine, examine_tokens
 from strop.protocol import columns
+from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
-from strop.trainer.gathering import training_rows
 from strop.trainer.phases import Stages
-from strop.trainer.producers import Making, produced
+from strop.trainer.producers import StepContext, produced
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
 from strop.trainer.setup import TrainingData, load_training_data, training_sampling
 from strop.trainer.threads import set_threads
@@ -178,7 +178,7 @@ class _Trial:
         if not experience.reports:
             return
         wanted = {"old_log_probs"} | ({"rm_scores"} if config.uses_reward_model else set())
-        experience = produced(experience, wanted, Making(config, roles), Stages(roles))
+        experience = produced(experience, wanted, StepContext(config, roles), Stages(roles))
         self._take(experience.reports, experience.taken_by("preflight").get().tensors())
 
     def _take(self, reports: Sequence[EpisodeReport], tensors: Mapping[str, Tensor]) -> None:

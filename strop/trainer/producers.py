@@ -20,8 +20,8 @@ from strop.trainer.roles import Roles
 
 
 @dataclass(frozen=True)
-class Making:
-    """What columns are made with."""
+class StepContext:
+    """What stages make columns with."""
 
     config: Config
     roles: Roles
@@ -36,15 +36,17 @@ class Producer:
     name: Maker
     role: str
     """Who works; empty where it is nobody's model."""
-    make: Callable[[Making, Experience], Experience]
+    make: Callable[[StepContext, Experience], Experience]
     """The experience with the columns."""
 
 
-def produced(experience: Experience, wanted: Collection[str], making: Making, stages: Stages) -> Experience:
+def produced(
+    experience: Experience, wanted: Collection[str], context: StepContext, stages: Stages
+) -> Experience:
     """The experience with the wanted columns, each made by its stage, which may add others that it makes with them."""
     for producer in PRODUCERS:
         if made_by(producer.name) & (set(wanted) - experience.column_names):
-            experience = stages.run(producer.name, producer.role, producer.make, making, experience)
+            experience = stages.run(producer.name, producer.role, producer.make, context, experience)
     return experience
 
 
@@ -91,7 +93,7 @@ def _needs_old_log_probs(config: Config, num_samples: int) -> bool:
 
 def rows(experience: Experience, group: WorkerGroup[Any]) -> DataProto:
     """The rows as an argument for this group."""
-    return as_batch(experience.cut(group.mesh))
+    return as_batch(experience.partition(group.mesh))
 
 
 def done(result: DataProto) -> DataProtoFuture:
@@ -99,28 +101,28 @@ def done(result: DataProto) -> DataProtoFuture:
     return as_future(result).wait()
 
 
-def _rm_scores(making: Making, experience: Experience) -> Experience:
-    group = making.roles.reward_model
+def _rm_scores(context: StepContext, experience: Experience) -> Experience:
+    group = context.roles.reward_model
     assert group is not None, "asked for with a reward model only"
     return experience.union(done(group.call.compute_rm_score(rows(experience, group))), "rm_scores")
 
 
-def _old_log_probs(making: Making, experience: Experience) -> Experience:
-    actor = making.roles.actor
+def _old_log_probs(context: StepContext, experience: Experience) -> Experience:
+    actor = context.roles.actor
     log_probs = actor.call.compute_log_prob(rows(experience, actor))
-    squares = ["sum_pi_squared"] if making.config.needs("sum_pi_squared") else []
+    squares = ["sum_pi_squared"] if context.config.needs("sum_pi_squared") else []
     return experience.union(done(log_probs), "old_log_probs", "entropys", *squares)
 
 
-def _correction(making: Making, experience: Experience) -> Experience:
+def _correction(context: StepContext, experience: Experience) -> Experience:
     """Rejected tokens leave the loss and its denominators; the others may get weights."""
-    actor = making.roles.actor
+    actor = context.roles.actor
     made = done(actor.call.correct_rollout(as_batch(experience.taken_by("advantages"))))
     counted = made.select(["num_trained"]).get()
     numbers: Mapping[str, float] = counted.meta_info["numbers"]
     counts = tuple(int(count) for count in counted.tensors()["num_trained"])
     names = ["loss_mask"]
-    if making.config.algorithm.correction.weights != "none":
+    if context.config.algorithm.correction.weights != "none":
         names.append("rollout_is_weights")
     return replace(
         experience.union(made.select(names), *names),
@@ -129,9 +131,9 @@ def _correction(making: Making, experience: Experience) -> Experience:
     )
 
 
-def _ref_log_prob(making: Making, experience: Experience) -> Experience:
+def _ref_log_prob(context: StepContext, experience: Experience) -> Experience:
     """By the frozen model, or by the policy without its adapter."""
-    reference, actor = making.roles.reference, making.roles.actor
+    reference, actor = context.roles.reference, context.roles.actor
     if reference is None:
         made = actor.call.compute_ref_log_prob(rows(experience, actor))
     else:
@@ -139,24 +141,24 @@ def _ref_log_prob(making: Making, experience: Experience) -> Experience:
     return experience.union(done(made), "ref_log_prob")
 
 
-def _values(making: Making, experience: Experience) -> Experience:
-    critic = making.roles.critic
+def _values(context: StepContext, experience: Experience) -> Experience:
+    critic = context.roles.critic
     assert critic is not None, "asked for with a critic only"
     return experience.union(done(critic.call.compute_values(rows(experience, critic))), "values")
 
 
-def _advantages(making: Making, experience: Experience) -> Experience:
-    made = making.roles.actor.call.compute_advantages(
-        as_batch(experience.taken_by("advantages")), kl_coef=making.kl_coef
+def _advantages(context: StepContext, experience: Experience) -> Experience:
+    made = context.roles.actor.call.compute_advantages(
+        as_batch(experience.taken_by("advantages")), kl_coef=context.kl_coef
     )
     return experience.union(done(made), *made_by("adv"))
 
 
-def _teacher(making: Making, experience: Experience) -> Experience:
+def _teacher(context: StepContext, experience: Experience) -> Experience:
     """What the teacher says, which the update alone reads: for a forward KL, top_k numbers per token."""
-    teacher = making.roles.teacher
+    teacher = context.roles.teacher
     assert teacher is not None, "asked for with a teacher only"
-    if making.config.algorithm.distillation.kind == "reverse_kl":
+    if context.config.algorithm.distillation.kind == "reverse_kl":
         log_probs = teacher.call.compute_teacher_log_prob(rows(experience, teacher))
         return experience.union(done(log_probs), "teacher_log_prob")
     most_likely = teacher.call.compute_teacher_top_k(rows(experience, teacher))

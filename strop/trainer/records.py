@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from strop.base.metrics import merge_metrics, metric_values
 from strop.run import Fate, digest
-from strop.trainer.gathering import Gathered
-from strop.trainer.learning import REJECTED, Learned, OptimizerStep
+from strop.trainer.collecting import CollectedSamples
+from strop.trainer.learning import REJECTED, LearnerResult, OptimizerStep
 from strop.trainer.resampling import NOT_DRAWN
 from strop.workers.reports import EpisodeReport
 
@@ -36,14 +36,14 @@ class StepRecord:
     """One step, as its stages have given it."""
 
     step: int
-    gathered: Gathered
-    learned: Learned | None
+    collected: CollectedSamples
+    learned: LearnerResult | None
     """None when no sample was left to train on."""
 
     @property
     def reports(self) -> tuple[EpisodeReport, ...]:
         """Of all samples that were played."""
-        return self.gathered.played.reports
+        return self.collected.played.reports
 
     @property
     def optimizer_steps(self) -> tuple[OptimizerStep, ...]:
@@ -61,12 +61,12 @@ class StepRecord:
 
     def metrics(self) -> dict[str, float]:
         """What the stages have measured."""
-        numbers = metric_values(merge_metrics(step.metrics for step in self.optimizer_steps))
-        numbers.update(self.gathered.metrics)
+        metrics = metric_values(merge_metrics(step.metrics for step in self.optimizer_steps))
+        metrics.update(self.collected.metrics)
         if self.learned is not None:
-            numbers.update(self.learned.metrics)
-            numbers.update(self.learned.summary.metrics)
-        return numbers
+            metrics.update(self.learned.metrics)
+            metrics.update(self.learned.summary.metrics)
+        return metrics
 
     def fates(self) -> dict[str, Fate]:
         """What became of each sample."""
@@ -76,7 +76,7 @@ class StepRecord:
             skipped |= dict.fromkeys(self.learned.rejected, REJECTED)
             skipped |= dict.fromkeys(self.learned.not_drawn, NOT_DRAWN)
             trained = self.learned.trained
-        dropped = self.gathered.dropped
+        dropped = self.collected.dropped
         return {
             report.id: Fate("trained")
             if report.id in trained
@@ -92,7 +92,7 @@ class StepRecord:
         """
         losses = [number for step in self.optimizer_steps for number in step.losses()]
         return {
-            "data": digest([prompt.uid for prompt in self.gathered.prompts]),
+            "data": digest([prompt.uid for prompt in self.collected.prompts]),
             **({} if self.learned is None else self.learned.summary.digests),
             "loss": digest(list(map(float.hex, losses))),
             "weights": weights["actor"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strop.algorithms.measures import spread
+from strop.algorithms.batch_metrics import spread
 from strop.base.metrics import Metric
 from strop.trainer.config import Config
 from strop.workers import metrics as measure

@@ -2,7 +2,7 @@
 
 Placement is configuration: a role named in `resources.apart` has processes of its own, all others share
 those of the main pool. Generation that shares processes with the actor uses the actor's own parameters;
-apart, it has a copy that every publication of weights brings up to date.
+apart, it has a copy that every update of the weights brings up to date.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from strop.engines.ulysses import check_sequence_parallel
 from strop.protocol import DataProto, DataProtoFuture
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
-from strop.trainer.spending import Spending
+from strop.trainer.costs import CostTracker
 from strop.trainer.watching import PlayWatch
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
@@ -55,8 +55,8 @@ class Roles:
 
     actor: WorkerGroup[ActorWorker]
     rollout: WorkerGroup[RolloutWorker]
-    spending: Spending
-    """What services of the reward cost; generation is told before its turn and asked after it."""
+    costs: CostTracker
+    """What services of the reward cost; generation is told before it works and asked after it."""
     watch: PlayWatch
     """Shows how far generation is."""
     reference: WorkerGroup[ReferenceWorker] | None = None
@@ -68,7 +68,7 @@ class Roles:
     shares_weights: bool = True
     """Generation uses the actor's own parameters."""
     offloads_idle: bool = False
-    """A role's model and optimizer leave the device when its turn is over."""
+    """A role's model and optimizer leave the device when it is idle."""
 
     def trained(self) -> dict[str, WorkerGroup[Any]]:
         """The roles that learn, by name."""
@@ -79,18 +79,18 @@ class Roles:
         return {name: as_list(group.call.checksum())[0] for name, group in self.trained().items()}
 
     @contextlib.contextmanager
-    def turn(self, name: str) -> Iterator[None]:
+    def active(self, name: str) -> Iterator[None]:
         """While a role works; with resources.offload_idle it leaves its device afterwards. Generation gives the memory
         of its key-value cache back in any case.
 
-        A role that is not there (a reference that is the actor) has no turn of its own.
+        A role that is not there (a reference that is the actor) does nothing here.
         """
         if name == "rollout":
-            self.spending.before(self.rollout)
+            self.costs.before(self.rollout)
         yield
         if name == "rollout":
             self.rollout.call.sleep()
-            self.spending.after(self.rollout)
+            self.costs.after(self.rollout)
         group: WorkerGroup[Any] | None = getattr(self, name)
         if self.offloads_idle and group is not None:
             group.call.offload()
@@ -101,7 +101,7 @@ class Roles:
         Raises:
             RewardError: the scorers cannot go on.
         """
-        with self.turn("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
+        with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
             return Played.of(
                 as_future(self.rollout.call.play(prompts_as_rows(prompts), samples_per_prompt, sampling))
             )
@@ -128,14 +128,14 @@ class Roles:
         episodes = played.episodes.union(DataProto.from_dict({}, non_tensors={"decided": column}))
         self.rollout.call.write_samples(step, as_batch(episodes), split=split)
 
-    def publish(self, version: int) -> None:
+    def update_weights(self, version: int) -> None:
         """Let generation use the actor's weights, which hold this policy version now.
 
         Raises:
             SyncError, WorkerFailed: rollout workers apart could not be brought to it, verified.
         """
         if self.shares_weights:
-            self.rollout.call.publish(version)
+            self.rollout.call.set_version(version)
             return
         sent: object = self.actor.call.send_weights(version)
         received: object = self.rollout.call.receive_weights(version)
@@ -148,7 +148,7 @@ class Roles:
         endpoint = as_list(self.actor.call.open_sync(self.rollout.world_size))[0]
         assert endpoint is not None, "rank 0 listens"
         self.rollout.call.join_sync(endpoint)
-        self.publish(version)
+        self.update_weights(version)
 
 
 def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
@@ -218,7 +218,7 @@ def make_roles(
     version: int,
     samples: Path | None,
     logs: Path | None = None,
-    spending: Spending | None = None,
+    costs: CostTracker | None = None,
 ) -> Roles:
     """Start every role of a run.
 
@@ -230,7 +230,7 @@ def make_roles(
         version: policy version that the weights hold: the steps done so far.
         samples: folder of the sample store, which rollout workers write to; None for no samples.
         logs: folder for what reward functions print; None: it is not kept.
-        spending: of the run; not given: a count that begins here and is kept nowhere.
+        costs: of the run; not given: a count that begins here and is kept nowhere.
     """
     specs = _specs(
         config, num_steps=num_steps, checkpoint=checkpoint, version=version, samples=samples, logs=logs
@@ -244,7 +244,7 @@ def make_roles(
     roles = Roles(
         **groups,
         shares_weights="rollout" not in apart,
-        spending=spending or Spending(config.reward, None),
+        costs=costs or CostTracker(config.reward, None),
         watch=PlayWatch(logs),
         offloads_idle=config.resources.offload_idle,
     )

@@ -24,7 +24,7 @@ from strop.engines.model import load_tokenizer, read_shape
 from strop.engines.ulysses import check_sequence_parallel
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
-from strop.trainer.checkpointing import Saver, is_due, restore_position
+from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.config import Config, check_ranks
 from strop.trainer.launch import Say
 from strop.trainer.phases import Phases
@@ -107,7 +107,7 @@ class SupervisedTrainer:
             for step in range(self._start_step + 1, self._num_steps + 1):
                 with self._stop.step():
                     self._run_step(step, trackers)
-            self._saver.finish()
+            self._checkpointer.finish()
         seconds = time.perf_counter() - start
         loss, val_loss = self._last_losses()
         self._run.events.append(
@@ -123,9 +123,9 @@ class SupervisedTrainer:
             numbers |= self._validate(self._val, step)
         trackers.log(step, numbers)  # before the checkpoint: what it holds was logged
         if is_last or is_due(step, self._config.run.save_every):
-            self._saver.save(step, None, facts={}, is_last=is_last)
-        self._saver.poll()
-        self._saver.save_before_the_end(self._stop, step, facts={})
+            self._checkpointer.save(step, None, facts={}, is_last=is_last)
+        self._checkpointer.poll()
+        self._checkpointer.save_before_the_end(self._stop, step, facts={})
 
     def _start_worker(self, stack: ExitStack) -> None:
         config, sft = self._config, self._config.sft
@@ -140,7 +140,7 @@ class SupervisedTrainer:
             checkpoint=self._checkpoint,
         ).on(role_mesh(config, "actor", sft.engine))
         self._worker: WorkerGroup[SupervisedWorker] = runtime.groups({"actor": spec})["actor"]
-        self._saver = Saver(
+        self._checkpointer = Checkpointer(
             self._run,
             {"actor": self._worker},
             settings=config.run,
@@ -148,7 +148,7 @@ class SupervisedTrainer:
             source_model=Path(config.model.path),
             sampler=self._sampler,
         )
-        stack.callback(self._saver.settle)
+        stack.callback(self._checkpointer.settle)
 
     def _last_losses(self) -> tuple[float, float | None]:
         """Training and validation loss from the records: a resume may have had no step left to do."""

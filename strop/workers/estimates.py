@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.advantages import adv_estimator_columns, estimate_advantages, group_ids_of
+from strop.algorithms.batch_metrics import spread
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.correction import correct
 from strop.algorithms.kl_control import reward_kl, token_level_rewards
-from strop.algorithms.measures import spread
-from strop.algorithms.sequence_credit import episode_speakers, spread_over_sequences
+from strop.algorithms.sequence_credit import episode_representatives, spread_over_sequences
 from strop.base.metrics import Metric
 from strop.protocol import DataProto, columns
 
@@ -85,14 +85,14 @@ def batch_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: fl
         kl_coef=kl_coef,
     )
     uids = list(data.non_tensor_batch["uid"])
-    speakers = episode_speakers(list(data.non_tensor_batch.get("episode_id", ())), mask)
-    if speakers is None:
+    representatives = episode_representatives(list(data.non_tensor_batch.get("episode_id", ())), mask)
+    if representatives is None:
         advantages, returns = _estimated(data, algorithm, rewards, mask, uids, slice(None))
     else:
-        rows, speaker_of = speakers
+        rows, representative_of = representatives
         chosen = [uids[row] for row in rows]
         advantages, returns = _estimated(data, algorithm, rewards[rows], mask[rows], chosen, rows)
-        advantages, returns = spread_over_sequences(advantages, returns, mask, rows, speaker_of)
+        advantages, returns = spread_over_sequences(advantages, returns, mask, rows, representative_of)
     inside = torch.arange(rewards.shape[1])[None] < lengths[:, None]
     return DataProto.from_dict(
         {

@@ -47,6 +47,6 @@ class FrozenWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:
-        """The role's turn is over: it leaves the device, if that is not a CPU, until it is called again."""
+        """The role is idle: it leaves the device, if that is not a CPU, until it is called again."""
         if self._on_host is None:
             self._on_host = fsdp.offload(self._model)

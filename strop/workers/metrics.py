@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from strop.algorithms.measures import Metrics, Numbers, doubles, spread
+from strop.algorithms.batch_metrics import Metrics, Numbers, doubles, spread
 from strop.base.metrics import Metric
 from strop.rewards.outcome import KINDS, OutcomeKind
 

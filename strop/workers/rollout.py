@@ -217,9 +217,9 @@ class RolloutWorker(Worker):
         self._samples.write(step, rows, split=split, part=self.rank, parts=self.world_size)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def publish(self, version: int) -> None:
+    def set_version(self, version: int) -> None:
         """The shared parameters hold this policy version now."""
-        self._runner.run(self._engine.publish(version))
+        self._runner.run(self._engine.set_version(version))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join_sync(self, endpoint: Endpoint) -> None:
@@ -251,7 +251,7 @@ class RolloutWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:
-        """The turn is over: the shared model leaves the device until it is called again; an own one stays."""
+        """The role is idle: the shared model leaves the device until it is called again; an own one stays."""
         if self._trained is not None:
             self._trained.offload()
 

@@ -65,5 +65,5 @@ class TrainedWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:
-        """The role's turn is over: it leaves the device until it is called again."""
+        """The role is idle: it leaves the device until it is called again."""
         self.engine.offload()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.algorithms.advantages import group_ids_of
-from strop.algorithms.measures import critic_metrics, group_metrics, mismatch_metrics
+from strop.algorithms.batch_metrics import critic_metrics, group_metrics, mismatch_metrics
 from strop.protocol import DataProto, columns
 from strop.protocol.schema import STAGES, stage_columns
 from strop.run import digest

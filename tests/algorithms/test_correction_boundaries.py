@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.correction import Correction, correct
-from strop.algorithms.correction_config import CorrectionConfig
-from strop.algorithms.measures import (
+from strop.algorithms.batch_metrics import (
     SCORE,
     critic_metrics,
     doubles,
@@ -20,6 +18,8 @@ from strop.algorithms.measures import (
     off_policy_metrics,
     spread,
 )
+from strop.algorithms.correction import Correction, correct
+from strop.algorithms.correction_config import CorrectionConfig
 
 P = "rollout_corr"
 

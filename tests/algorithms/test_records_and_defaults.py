@@ -14,10 +14,10 @@ import strop.algorithms
 import strop.checks
 from strop.algorithms import (
     adv_declarations,
+    batch_metrics,
     evaluation,
     kl_control,
     masked,
-    measures,
     shaping,
 )
 from strop.algorithms.advantages import batch_whitened, group_relative, returns, token_baseline
@@ -77,7 +77,7 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     (token_baseline.optimal_token_baseline, {"rollout_is_weights": None, "handle_zero_tail": False}),
     (token_baseline.tir_optimal_token_baseline, {"rollout_is_weights": None, "handle_zero_tail": False}),
     (adv_declarations.check_estimator, {"norm_by_std": True, "gamma": 1.0, "lam": 1.0, "settings": None}),
-    (measures.group_metrics, {"lowest": 0.0, "highest": 1.0}),
+    (batch_metrics.group_metrics, {"lowest": 0.0, "highest": 1.0}),
     (evaluation.wilson_interval, {"confidence": 0.95}),
     (evaluation.clustered_interval, {"confidence": 0.95}),
     (shaping.overlong_penalty, {"factor": 1.0}),
@@ -101,7 +101,7 @@ def test_numbers_that_nobody_sets(function: Callable[..., object], defaults: dic
 
 
 def test_bounds_of_exponents_and_small_numbers_beside_divisors() -> None:
-    assert terms.LOG_RATIO_BOUND == measures.LOG_RATIO_BOUND == 20.0
+    assert terms.LOG_RATIO_BOUND == batch_metrics.LOG_RATIO_BOUND == 20.0
     assert sequence.SEQUENCE_LOG_RATIO_MAX == 10.0
     assert masked.WHITEN_EPS == weighted.BINARY_KL_EPS == distillation.TAIL_EPS == 1e-8
     assert kl_control.MAX_RELATIVE_ERROR == 0.2

@@ -8,7 +8,7 @@ import torch
 from strop.algorithms.config import FilterGroupsConfig
 from strop.algorithms.group_filter import EASY, EQUAL, FAILED, HARD, SOLVED, UNSCORED, left_out_for
 from strop.algorithms.kl_control import token_level_rewards
-from strop.algorithms.sequence_credit import episode_speakers, spread_over_sequences
+from strop.algorithms.sequence_credit import episode_representatives, spread_over_sequences
 from strop.algorithms.shaping import shaped_score
 from strop.algorithms.stream_functions import SampleGroup
 
@@ -33,11 +33,11 @@ def test_a_long_response_loses_after_the_weight() -> None:
 
 def test_the_last_trained_sequence_speaks_for_its_episode() -> None:
     mask = torch.tensor([[True, True], [False, True], [False, False], [True, False]])
-    assert episode_speakers(["a", "b", "c", "d"], mask) is None
-    speakers = episode_speakers(["a", "a", "a", "b"], mask)
-    assert speakers == ([1, 3], [0, 0, 0, 1])
+    assert episode_representatives(["a", "b", "c", "d"], mask) is None
+    representatives = episode_representatives(["a", "a", "a", "b"], mask)
+    assert representatives == ([1, 3], [0, 0, 0, 1])
     own = torch.tensor([[0.0, 4.0], [7.0, 0.0]])
-    advantages, returns = spread_over_sequences(own, own + 1, mask, *speakers)
+    advantages, returns = spread_over_sequences(own, own + 1, mask, *representatives)
     assert advantages.tolist() == [[4.0, 4.0], [0.0, 4.0], [0.0, 0.0], [7.0, 0.0]]
     assert returns[0].tolist() == [5.0, 5.0]
 

@@ -19,7 +19,7 @@ from strop.cli.main import COMMANDS, Command
 from strop.cli.output import Interrupted
 from strop.rollout.client import RolloutTimeout
 from strop.run import CheckpointError, RunError
-from strop.trainer.gathering import TooFewGroups
+from strop.trainer.collecting import TooFewGroups
 from strop.trainer.stopping import Terminated
 from strop.workers.reports import EpisodesFailed, StaleSamples
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.controller import (
-    Cut,
     Dispatch,
     DispatchMode,
     Execute,
     InlineWorkerGroup,
     Mesh,
+    Partition,
     Placement,
     ResultFuture,
     Returns,
@@ -189,10 +189,10 @@ def test_results_of_a_cut_come_back_in_the_callers_order(
     homes = data.draw(st.lists(st.integers(0, dp - 1), min_size=num_rows, max_size=num_rows))
     shuffled = data.draw(st.permutations(range(num_rows)))
     parts = [[row for row in shuffled if homes[row] == home] for home in range(dp)]
-    cut = Cut(DataProtoFuture.concat(future_of(batch).chunk(2)) if is_future else batch, parts)
-    assert len(cut) == num_rows
+    partition = Partition(DataProtoFuture.concat(future_of(batch).chunk(2)) if is_future else batch, parts)
+    assert len(partition) == num_rows
     workers = inline(dp)
-    result = workers.call.score(as_batch(cut))
+    result = workers.call.score(as_batch(partition))
     assert ns(result, "squares") == [number**2 for number in ns(batch)]
     assert [row.tolist() for row in rows(result.tensors()["tens"])] == [
         [number * 10] * (number % 3) for number in ns(batch)
@@ -205,59 +205,63 @@ def test_results_of_a_cut_come_back_in_the_callers_order(
 def test_all_batches_of_a_call_are_cut_alike() -> None:
     workers = inline(2)
     left, right = numbered(range(4)), numbered(range(10, 14))
-    cut = Cut(left, [[3, 0, 1], [2]])
-    assert ns(workers.call.score(as_batch(cut), other=right), "squares") == [0, 1, 4, 9]
+    partition = Partition(left, [[3, 0, 1], [2]])
+    assert ns(workers.call.score(as_batch(partition), other=right), "squares") == [0, 1, 4, 9]
     assert [worker.seen for worker in workers.workers] == [[[3, 0, 1], [13, 10, 11]], [[2], [12]]]
-    again = Cut(future_of(right), [[3, 0, 1], [2]])
-    assert ns(workers.call.score(as_batch(cut), other=as_batch(again)), "squares") == [0, 1, 4, 9]
+    again = Partition(future_of(right), [[3, 0, 1], [2]])
+    assert ns(workers.call.score(as_batch(partition), other=as_batch(again)), "squares") == [0, 1, 4, 9]
     with pytest.raises(ValueError, match="two arguments of one call are cut into different parts"):
-        workers.call.score(as_batch(cut), other=as_batch(Cut(right, [[0, 1, 3], [2]])))
+        workers.call.score(as_batch(partition), other=as_batch(Partition(right, [[0, 1, 3], [2]])))
     with pytest.raises(ValueError, match=r"cut alike, but they have \[3, 4\] rows"):
-        workers.call.score(as_batch(cut), other=numbered(range(3)))
+        workers.call.score(as_batch(partition), other=numbered(range(3)))
 
 
 def test_a_cut_goes_with_functions_and_metrics_too() -> None:
     workers = inline(3)
-    cut = as_batch(Cut(numbered(range(5)), [[4, 0], [], [2, 1, 3]]))
-    assert ns(workers.call.apply(lambda data: data, cut)) == [0, 1, 2, 3, 4]
-    assert as_list(workers.call.total(cut)) == [4, 0, 6]  # one for each part, in the order of the parts
+    partition = as_batch(Partition(numbered(range(5)), [[4, 0], [], [2, 1, 3]]))
+    assert ns(workers.call.apply(lambda data: data, partition)) == [0, 1, 2, 3, 4]
+    assert as_list(workers.call.total(partition)) == [4, 0, 6]  # one for each part, in the order of the parts
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([[0, 1], [3]], "1 of 4 rows are in no part of a Cut, the first is row 2"),
-        ([[0, 1, 2], [3, 1]], "row 1 is twice in a Cut: in part 0 and in part 1"),
-        ([[0, 1, 2], [3, 4]], "part 1 of a Cut has row 4, but the batch has 4 rows"),
-        ([[0, 1, 2, 3, -1]], "part 0 of a Cut has row -1"),
-        ([[0.0, 1.0], [2, 3]], "part 0 of a Cut is a list of row numbers, got"),
-        ([[True, False, True, True]], "part 0 of a Cut is a list of row numbers, got"),
-        ([0, 1, 2, 3], "part 0 of a Cut is a list of row numbers, got 0"),
+        ([[0, 1], [3]], "1 of 4 rows are in no part of a Partition, the first is row 2"),
+        ([[0, 1, 2], [3, 1]], "row 1 is twice in a Partition: in part 0 and in part 1"),
+        ([[0, 1, 2], [3, 4]], "part 1 of a Partition has row 4, but the batch has 4 rows"),
+        ([[0, 1, 2, 3, -1]], "part 0 of a Partition has row -1"),
+        ([[0.0, 1.0], [2, 3]], "part 0 of a Partition is a list of row numbers, got"),
+        ([[True, False, True, True]], "part 0 of a Partition is a list of row numbers, got"),
+        ([0, 1, 2, 3], "part 0 of a Partition is a list of row numbers, got 0"),
     ],
 )
 @pytest.mark.parametrize("hold", [numbered(range(4)), future_of(numbered(range(4)))], ids=["batch", "future"])
 def test_a_cut_has_each_row_once(hold: DataProto | DataProtoFuture, parts: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Cut(hold, parts)
+        Partition(hold, parts)
 
 
 def test_a_cut_fits_the_group_and_the_mode() -> None:
-    cut = as_batch(Cut(numbered(range(3)), [[0], [2], [1]]))
-    with pytest.raises(ValueError, match="a Cut has 3 parts, but the group has 2 data-parallel groups"):
-        inline(2).call.score(cut)
+    partition = as_batch(Partition(numbered(range(3)), [[0], [2], [1]]))
+    with pytest.raises(ValueError, match="a Partition has 3 parts, but the group has 2 data-parallel groups"):
+        inline(2).call.score(partition)
     for method in ("whole", "first"):
-        with pytest.raises(TypeError, match=f"argument 0 of {method} is a Cut, but dispatch mode"):
-            inline(3).bound(method)(cut)
-    with pytest.raises(TypeError, match="'prompts' of produce is a Cut, but dispatch mode 'DP_GATHER_PROTO'"):
-        inline(3).call.produce(1, prompts=cut)
-    assert ns(inline(3).call.score(cut), "squares") == [0, 1, 4]
+        with pytest.raises(TypeError, match=f"argument 0 of {method} is a Partition, but dispatch mode"):
+            inline(3).bound(method)(partition)
+    with pytest.raises(
+        TypeError, match="'prompts' of produce is a Partition, but dispatch mode 'DP_GATHER_PROTO'"
+    ):
+        inline(3).call.produce(1, prompts=partition)
+    assert ns(inline(3).call.score(partition), "squares") == [0, 1, 4]
 
 
 def test_a_method_that_returns_other_rows_cannot_be_put_in_order() -> None:
-    cut = as_batch(Cut(numbered(range(3)), [[2, 0], [1]]))
+    partition = as_batch(Partition(numbered(range(3)), [[2, 0], [1]]))
     with pytest.raises(BatchError, match="part 1 of a result has 2 rows, but 1 rows were asked of it"):
-        inline(2).call.apply(lambda data: data.repeat(2) if len(data) == 1 else data, cut)
-    facts = inline(2).call.apply(lambda data: DataProto(meta_info={"metrics": {"rows": len(data)}}), cut)
+        inline(2).call.apply(lambda data: data.repeat(2) if len(data) == 1 else data, partition)
+    facts = inline(2).call.apply(
+        lambda data: DataProto(meta_info={"metrics": {"rows": len(data)}}), partition
+    )
     assert facts.meta_info["metrics"] == {"rows": [2, 1]}
 
 
@@ -267,7 +271,7 @@ def test_a_method_that_returns_other_rows_cannot_be_put_in_order() -> None:
 def test_a_non_blocking_call_moves_and_waits_for_nothing() -> None:
     group = LateGroup(Mesh(dp=2))
     data = numbered(range(5))
-    future = as_future(group.call.start_score(as_batch(Cut(data, [[4, 1], [0, 2, 3]]))))
+    future = as_future(group.call.start_score(as_batch(Partition(data, [[4, 1], [0, 2, 3]]))))
     assert group.log == []
     assert len(future) == 5
     assert group.log == ["start_score on 0 ran", "start_score on 1 ran"]
@@ -309,7 +313,7 @@ def test_any_mesh_gives_what_one_worker_gives(num_rows: int, sizes: list[int], d
     at = data.draw(st.integers(0, num_rows))
     shuffled = data.draw(st.permutations(range(num_rows)))
     parts = [shuffled] if dp == 1 else [shuffled[:at], shuffled[at:]]
-    result = workers.call.score(as_batch(Cut(DataProtoFuture.concat(future_of(batch).chunk(2)), parts)))
+    result = workers.call.score(as_batch(Partition(DataProtoFuture.concat(future_of(batch).chunk(2)), parts)))
     assert ns(result, "squares") == [number**2 for number in range(num_rows)]
     for rank, worker in enumerate(workers.workers):
         assert worker.seen == [parts[mesh.dp_rank(rank)]]

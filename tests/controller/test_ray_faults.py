@@ -17,7 +17,7 @@ from ray_workers import CPUS, Doubler, Faulty, batch, shared_cluster
 
 from strop.controller import WorkerCall, role
 from strop.controller.errors import CallTimeout, Failure, GroupStopped, NotEnoughDevices, WorkerFailed
-from strop.controller.ray import RayRuntime, crew
+from strop.controller.ray import RayRuntime, manager
 from strop.controller.ray.failures import Observed, first_failure, is_secondary
 from strop.controller.ray.launcher import End, end_of
 from strop.controller.ray.messages import MethodRaised
@@ -95,7 +95,7 @@ def test_a_worker_that_never_answers_hits_the_deadline_and_says_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Its idle peer is asked for a sign of life all the time, which must not put off the deadline.
-    monkeypatch.setattr(crew, "_PING_S", 0.1)
+    monkeypatch.setattr(manager, "_PING_S", 0.1)
     with two_workers(tmp_path) as (_, actor):
         pids = actor.call.pid()
         actor.call_timeout_s = 1.5

@@ -13,7 +13,7 @@ import ray
 import torch
 from ray_workers import CPUS, Doubler, batch, shared_cluster
 
-from strop.controller import Cut, Mesh, as_batch, as_future, as_list, role
+from strop.controller import Mesh, Partition, as_batch, as_future, as_list, role
 from strop.controller.ray import (
     RayClassWithInitArgs,
     RayPending,
@@ -82,7 +82,7 @@ def test_any_number_of_rows_comes_back_in_order(stage: Stage, num_rows: int, siz
 
 def test_a_cut_gives_each_worker_its_rows_and_the_result_is_in_the_order_of_the_batch(stage: Stage) -> None:
     data = batch(7)
-    result = stage["actor"].call.double(as_batch(Cut(data, [[6, 0], [], [1, 2, 3, 5, 4]])))
+    result = stage["actor"].call.double(as_batch(Partition(data, [[6, 0], [], [1, 2, 3, 5, 4]])))
     assert ids(result, "doubled") == [[2 * value for value in row] for row in ids(data, "ids")]
     assert result.non_tensor_batch["rank"].tolist() == [0, 2, 2, 2, 2, 2, 0]
 

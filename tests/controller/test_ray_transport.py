@@ -11,7 +11,7 @@ import ray
 import torch
 from ray_workers import batch, shared_cluster
 
-from strop.controller.ray.transport import HEAVY_BYTES, StoredBatch, detached_from_store, payload_bytes
+from strop.controller.ray.transport import HEAVY_BYTES, BatchRefs, detached_from_store, payload_bytes
 from strop.protocol import DataProto, DataProtoFuture, Done, future_of, is_jagged, jagged, rows
 
 pytestmark = pytest.mark.timeout(120)
@@ -69,7 +69,7 @@ def test_batches_of_every_kind_of_column_survive(num_rows: int) -> None:
     assert_same(data, back)
     # Columns with rows of equal length can be computed with each other.
     assert is_jagged(back.tensors()["log_probs"] * back.tensors()["ids"])
-    assert_same(data, StoredBatch.of(data).read(None, None, ray.get))
+    assert_same(data, BatchRefs.of(data).read(None, None, ray.get))
 
 
 def test_batches_without_rows_or_columns_survive() -> None:
@@ -82,7 +82,7 @@ def test_batches_without_rows_or_columns_survive() -> None:
         DataProto(meta_info={"only": "facts"}),
     ):
         assert_same(data, ray.get(ray.put(data)))
-        assert_same(data, StoredBatch.of(data).read(None, None, ray.get))
+        assert_same(data, BatchRefs.of(data).read(None, None, ray.get))
 
 
 def test_heavy_columns_are_fetched_alone() -> None:
@@ -92,7 +92,7 @@ def test_heavy_columns_are_fetched_alone() -> None:
         {"uid": ["a", "b"], "text": ["x" * HEAVY_BYTES, "y"]},
         {"step": 3},
     )
-    stored = StoredBatch.of(data)
+    stored = BatchRefs.of(data)
     assert (stored.num_rows, set(stored.heavy)) == (2, {"heavy", "more", "text"})
     fetched: list[int] = []
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, encoding
-from strop.data.truncation import Side, cut
+from strop.data.truncation import Side, truncate
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from strop.data.truncation import Side, cut
     ],
 )
 def test_what_stays_of_five_tokens(side: Side, limit: int, expected: list[int]) -> None:
-    assert cut(range(5), limit, side) == expected
+    assert truncate(range(5), limit, side) == expected
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_what_stays_of_five_tokens(side: Side, limit: int, expected: list[int]) 
 )
 def test_spans_stay_whole(side: Side, expected: list[int]) -> None:
     # Tokens 2 and 3 are an image; of the text 0 1 4 5 6 7 two tokens may stay.
-    assert cut(range(8), 4, side, spans=[(2, 4)]) == expected
+    assert truncate(range(8), 4, side, spans=[(2, 4)]) == expected
 
 
 def test_spans_longer_than_the_limit_are_an_error() -> None:
     with pytest.raises(ValueError, match="the media of the prompt take 4 tokens, over the limit of 3"):
-        cut(range(6), 3, "left", spans=[(1, 5)])
+        truncate(range(6), 3, "left", spans=[(1, 5)])
 
 
 @given(
@@ -51,7 +51,7 @@ def test_order_and_spans_survive_any_cut(length: int, limit: int, start: int, si
     span = (min(start, length), min(start + size, length))
     if span[1] - span[0] > limit:
         return
-    kept = cut(range(length), limit, side, spans=[span])
+    kept = truncate(range(length), limit, side, spans=[span])
     assert len(kept) == min(length, limit)
     assert kept == sorted(set(kept))
     assert set(range(*span)) <= set(kept)

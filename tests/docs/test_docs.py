@@ -42,11 +42,11 @@ from strop.controller import NotEnoughDevices, WorkerFailed
 from strop.controller.errors import Failure
 from strop.controller.ray.cluster import Node, _is_on_loopback
 from strop.controller.ray.pool import RayResourcePool, choose_nodes
-from strop.engines.weights import Inventory, Weight
-from strop.health import Check, Watch
+from strop.engines.weights import TensorMetadata, WeightsMetadata
+from strop.health import Check, HealthMonitor
 from strop.net import gate
 from strop.rewards import Outcome, RewardError, check_failed_share
-from strop.rollout.sync.accounting import Reception
+from strop.rollout.sync.accounting import TransferState
 from strop.rollout.sync.types import SyncIncomplete
 from strop.run import CheckpointError, RunFolder
 from strop.run.checkpoints import CheckpointStore
@@ -375,8 +375,8 @@ def bad_prospects() -> Iterator[str]:
     yield found.refusal()
     assert 'f"started by --force, against {' in (ROOT / "strop/trainer/loop.py").read_text()
     yield "started by --force, against signal"
-    watch = Watch()
-    told = [one.message for _ in range(3) for one in watch.see({"actor/lr": 0.0})]
+    monitor = HealthMonitor()
+    told = [one.message for _ in range(3) for one in monitor.observe({"actor/lr": 0.0})]
     # The sentence of a rule is completed in one place.
     assert 'f"step {step}: {found.message}"' in (ROOT / "strop/trainer/loop.py").read_text()
     yield f"step 3: {told[0]}"
@@ -401,9 +401,9 @@ def bad_processes(folder: Path) -> Iterator[str]:
             Failure(role="actor", rank=1, node="a", pid=7, method="update_policy", exit_signal="SIGKILL")
         )
     )
-    weight = Weight(name="w", shape=(1,), dtype=torch.float32, aliases=())
+    weight = TensorMetadata(name="w", shape=(1,), dtype=torch.float32, aliases=())
     with pytest.raises(SyncIncomplete) as half:
-        Reception(12, Inventory((weight,)), Inventory((weight,))).check_complete()
+        TransferState(12, WeightsMetadata((weight,)), WeightsMetadata((weight,))).check_complete()
     yield str(half.value)
 
 

@@ -32,7 +32,7 @@ from strop.engines.lora import (
 from strop.engines.model import load_model, load_value_model
 from strop.engines.packing import Row, make_rows
 from strop.engines.training import TrainEngine
-from strop.engines.weights import inventory, parameter_stream
+from strop.engines.weights import parameter_stream, weights_metadata
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling
 
@@ -157,7 +157,7 @@ def test_merged_weights_in_plain_transformers_give_the_same_log_probs(
 ) -> None:
     model = trained(tiny_folder(kind))
     base = load_plain(tiny_folder(kind), dtype=torch.float64)
-    assert [name for name, _ in merged_tensors(model)] == [weight.name for weight in inventory(base)]
+    assert [name for name, _ in merged_tensors(model)] == [weight.name for weight in weights_metadata(base)]
     before = parameters(model)
     save_merged(model, tmp_path)
     config = (tiny_folder(kind) / "config.json").read_text()
@@ -174,7 +174,7 @@ def test_merged_weights_travel_in_the_stream_of_the_base(tiny_folder: Folders) -
     model, base = trained(tiny_folder("qwen3")), load(tiny_folder("qwen3"))
     stream = parameter_stream(model.module, bucket_bytes=5000, weights=merged_tensors(model))
     got = {weight.name: tensor.clone() for bucket in stream for weight, tensor in bucket.tensors()}
-    assert list(got) == [weight.name for weight in inventory(base.module)]
+    assert list(got) == [weight.name for weight in weights_metadata(base.module)]
     name = "model.layers.0.mlp.up_proj"
     adapted = parameters(model)
     low_rank = adapted[f"{name}.lora_B.default.weight"] @ adapted[f"{name}.lora_A.default.weight"]

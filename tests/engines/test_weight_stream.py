@@ -30,15 +30,15 @@ from strop.engines.model import load_model
 from strop.engines.weights import (
     ALIGNMENT,
     Bucket,
-    Inventory,
-    Weight,
+    TensorMetadata,
+    WeightsMetadata,
     combine_digests,
     digest_weights,
     hugging_face_name,
-    inventory,
     named_weights,
     parameter_stream,
     weight_digests,
+    weights_metadata,
 )
 
 
@@ -83,7 +83,7 @@ def test_the_inventory_names_what_transformers_saves(
 ) -> None:
     for kind in ("qwen3", "llama", "gpt2"):
         plain = load_plain(tiny_folder(kind), dtype=torch.float32)
-        held = inventory(tiny(kind, dtype="float32").module)
+        held = weights_metadata(tiny(kind, dtype="float32").module)
         assert set(held.by_name) == set(plain.state_dict())
         assert {w.name: (w.shape, w.dtype) for w in held} == {
             name: (tuple(p.shape), p.dtype) for name, p in (*plain.named_parameters(), *saved_buffers(plain))
@@ -95,8 +95,8 @@ def saved_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def test_tied_weights_are_listed_once_with_their_other_names() -> None:
-    held = inventory(Odd())
-    assert held.by_name["head.weight"] == Weight(
+    held = weights_metadata(Odd())
+    assert held.by_name["head.weight"] == TensorMetadata(
         name="embed.weight", shape=(23, 16), dtype=torch.float32, aliases=("head.weight",)
     )
     assert [weight.name for weight in held].count("head.weight") == 0
@@ -104,8 +104,8 @@ def test_tied_weights_are_listed_once_with_their_other_names() -> None:
 
 
 def test_an_inventory_survives_json_and_refuses_anything_else() -> None:
-    held = inventory(Odd())
-    assert Inventory.from_json(held.to_json()) == held
+    held = weights_metadata(Odd())
+    assert WeightsMetadata.from_json(held.to_json()) == held
     for wrong in (
         {},
         [["w", [1], "float33", []]],
@@ -116,9 +116,9 @@ def test_an_inventory_survives_json_and_refuses_anything_else() -> None:
         [["w", [1], "float32", [2]]],
     ):
         with pytest.raises(ValueError, match=r"^not (a list|the description)"):
-            Inventory.from_json(wrong)
+            WeightsMetadata.from_json(wrong)
     with pytest.raises(ValueError, match="the weight map names b twice"):
-        Inventory.from_json([["a", [], "float32", ["b"]], ["b", [], "float32", []]])
+        WeightsMetadata.from_json([["a", [], "float32", ["b"]], ["b", [], "float32", []]])
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 700, 1024, 1 << 20])
@@ -133,7 +133,7 @@ def test_every_bit_comes_out_in_order_and_within_the_bucket(bucket_bytes: int) -
             names.append(weight.name)
             assert raw(tensor) == raw(expected[weight.name])
             assert (tensor.shape, tensor.dtype) == (weight.shape, weight.dtype)
-    assert names == [weight.name for weight in inventory(model)] == list(expected)
+    assert names == [weight.name for weight in weights_metadata(model)] == list(expected)
 
 
 def test_buckets_are_as_full_as_the_order_allows() -> None:
@@ -148,7 +148,7 @@ def test_a_rank_that_wants_nothing_gets_nothing() -> None:
 
 def test_floating_point_weights_come_in_the_dtype_that_was_asked_for() -> None:
     model = Odd()
-    held = inventory(model, dtype=torch.bfloat16)
+    held = weights_metadata(model, dtype=torch.bfloat16)
     assert {w.dtype for w in held} == {torch.bfloat16, torch.int64}
     for bucket_bytes in (1, 1 << 20):
         got = delivered(parameter_stream(model, dtype=torch.bfloat16, bucket_bytes=bucket_bytes))
@@ -159,7 +159,9 @@ def test_floating_point_weights_come_in_the_dtype_that_was_asked_for() -> None:
 
 def test_merged_weights_take_the_place_of_the_models_own() -> None:
     model = Odd()
-    merged = [(weight.name, torch.full(weight.shape, 2, dtype=torch.float64)) for weight in inventory(model)]
+    merged = [
+        (weight.name, torch.full(weight.shape, 2, dtype=torch.float64)) for weight in weights_metadata(model)
+    ]
     got = delivered(parameter_stream(model, weights=iter(merged)))
     assert all((t == 2).all() for t in got.values())
     assert got["low.weight"].dtype == torch.bfloat16
@@ -175,15 +177,15 @@ def test_merged_weights_take_the_place_of_the_models_own() -> None:
 
 def test_wrappers_and_adapters_do_not_change_the_names() -> None:
     model = Odd()
-    names = list(inventory(model).by_name)
+    names = list(weights_metadata(model).by_name)
     bits = delivered(parameter_stream(model))
     wrapped = Odd()
     wrapped.layers[1] = checkpoint_wrapper(wrapped.layers[1])
     wrapped.layers[0] = torch.compile(wrapped.layers[0])
-    assert list(inventory(wrapped).by_name) == names
+    assert list(weights_metadata(wrapped).by_name) == names
     assert same_bits(delivered(parameter_stream(wrapped)), bits)
     adapted = get_peft_model(Odd(), LoraConfig(r=2, target_modules=["layers.0", "layers.2"]))  # type: ignore[arg-type]
-    assert list(inventory(adapted).by_name) == names
+    assert list(weights_metadata(adapted).by_name) == names
     with pytest.raises(ValueError, match=r"the model has an adapter \(.*lora_A.*; give the merged weights"):
         list(parameter_stream(adapted))
     assert same_bits(delivered(parameter_stream(adapted, weights=bits.items())), bits)
@@ -284,13 +286,13 @@ def test_the_sums_of_parts_add_up(cuts: list[int], extra: int) -> None:
 
 def test_the_digest_of_a_model_says_names_shapes_dtypes_and_bits() -> None:
     model = Odd()
-    held, digests = inventory(model), weight_digests(model)
+    held, digests = weights_metadata(model), weight_digests(model)
     assert digests == {weight.name: slow_digest(named_weights(model)[weight.name]) for weight in held}
     first, *others = held
 
     def changed(**changes: Any) -> str:
-        one = Weight(**{"name": first.name, "shape": first.shape, "dtype": first.dtype, **changes})
-        return combine_digests(Inventory((one, *others)), {**digests, one.name: digests[first.name]})
+        one = TensorMetadata(**{"name": first.name, "shape": first.shape, "dtype": first.dtype, **changes})
+        return combine_digests(WeightsMetadata((one, *others)), {**digests, one.name: digests[first.name]})
 
     seen = {
         digest_weights(model),
@@ -299,7 +301,7 @@ def test_the_digest_of_a_model_says_names_shapes_dtypes_and_bits() -> None:
         changed(shape=(1, 3)),
         changed(dtype=torch.float64),
         combine_digests(held, {**digests, "low.bias": digests["low.bias"] ^ 1}),
-        combine_digests(Inventory((*others, first)), digests),
+        combine_digests(WeightsMetadata((*others, first)), digests),
     }
     assert len(seen) == 7
     assert changed() == digest_weights(model) == combine_digests(held, digests)
@@ -320,7 +322,7 @@ def sharded_odd(ranks: Ranks, shard_size: int) -> tuple[Odd, Odd]:
 def streams_of_a_sharded_model(ranks: Ranks, shard_size: int) -> list[bool]:
     """Facts that must all be true on every rank."""
     model, whole = sharded_odd(ranks, shard_size)
-    facts = [isinstance(model.embed.weight, DTensor), inventory(model) == inventory(whole)]
+    facts = [isinstance(model.embed.weight, DTensor), weights_metadata(model) == weights_metadata(whole)]
     for dtype in (None, torch.bfloat16):
         expected = delivered(parameter_stream(whole, dtype=dtype))
         got = delivered(parameter_stream(model, bucket_bytes=512, wanted=ranks.rank == 0, dtype=dtype))
@@ -350,7 +352,7 @@ def sharded_language_model(ranks: Ranks, folder: str) -> list[bool]:
     expected = delivered(parameter_stream(whole.module))
     return [
         isinstance(next(iter(model.module.parameters())), DTensor),
-        inventory(model.module) == inventory(whole.module),
+        weights_metadata(model.module) == weights_metadata(whole.module),
         same_bits(delivered(parameter_stream(model.module, bucket_bytes=4096)), expected),
         digest_weights(model.module) == digest_weights(whole.module),
     ]

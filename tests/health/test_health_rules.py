@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strop.health import RULES, History, Watch
+from strop.health import RULES, HealthMonitor, History
 
 ROOT = Path(__file__).parents[2]
 
@@ -152,10 +152,10 @@ def test_every_rule_is_shown_speaking_and_silent_and_stands_on_its_page(name: st
 
 
 def test_a_healthy_run_hears_nothing() -> None:
-    watch = Watch()
+    monitor = HealthMonitor()
     for step in range(100):
         share = step / 100
-        found = watch.see(
+        found = monitor.observe(
             {
                 "critic/advantages/max": 1.5, "critic/advantages/min": -1.5, "rollout/groups_mixed": 0.8 - 0.5 * share,
                 "rollout/groups_all_max": share / 2, "rollout/groups_all_min": 0.1, "actor/entropy": 1.0 - 0.9 * share,
@@ -171,13 +171,13 @@ def test_a_healthy_run_hears_nothing() -> None:
 
 def test_each_rule_speaks_once_also_after_a_continuation() -> None:
     numbers = {"actor/lr": 0.0}
-    watch = Watch()
-    told = [[one.name for one in watch.see(numbers)] for _ in range(5)]
+    monitor = HealthMonitor()
+    told = [[one.name for one in monitor.observe(numbers)] for _ in range(5)]
     assert told == [[], [], ["learning_rate_zero"], [], []]
     # Continued after two steps: the third completes the pattern, unless it was told before.
-    again = Watch(earlier=[numbers, numbers])
-    assert [one.name for one in again.see(numbers)] == ["learning_rate_zero"]
-    assert not Watch(earlier=[numbers, numbers], told=["learning_rate_zero"]).see(numbers)
+    again = HealthMonitor(earlier=[numbers, numbers])
+    assert [one.name for one in again.observe(numbers)] == ["learning_rate_zero"]
+    assert not HealthMonitor(earlier=[numbers, numbers], told=["learning_rate_zero"]).observe(numbers)
 
 
 def test_the_history_keeps_the_first_and_the_newest_values() -> None:

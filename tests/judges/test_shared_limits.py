@@ -15,7 +15,7 @@ from judge_cases import Handler, Service, completion, serve
 from reward_cases import make_prompt
 
 from strop.judges.config import JudgeConfig, ServerConfig
-from strop.judges.purse import Purse
+from strop.judges.cost_budget import CostBudget
 from strop.rewards import Outcome, RewardConfig, RewardPool
 from strop.rewards.config import OnFailureConfig
 from strop.trainer.config import Config, ResourcesConfig
@@ -198,18 +198,18 @@ def test_pools_of_a_run_together_spend_what_is_left_of_its_money() -> None:
     limit=st.floats(0.1, 100.0), count=st.integers(1, 8), costs=st.lists(st.floats(0.001, 3.0), max_size=60)
 )
 def test_purses_never_start_a_request_beyond_the_limit(limit: float, count: int, costs: list[float]) -> None:
-    purses = [Purse(limit, count=count) for _ in range(count)]
+    budgets = [CostBudget(limit, count=count) for _ in range(count)]
     spent, dearest = 0.0, max(costs, default=0.0)
     for number, cost in enumerate(costs):
         if number % 7 == 0:  # a new step: the run says what all have spent
-            spent = sum(purse.spent for purse in purses)
-            for purse in purses:
-                purse.tell(spent)
-        purse = purses[number % count]
-        if not purse.refusal():
-            purse.pay(cost)
+            spent = sum(budget.spent for budget in budgets)
+            for budget in budgets:
+                budget.tell(spent)
+        budget = budgets[number % count]
+        if not budget.refusal():
+            budget.pay(cost)
     # Each may go over its share by the one request that did so.
-    assert sum(purse.spent for purse in purses) <= limit + count * dearest + 1e-9
+    assert sum(budget.spent for budget in budgets) <= limit + count * dearest + 1e-9
 
 
 @pytest.mark.parametrize(

@@ -215,8 +215,8 @@ def test_a_future_prints_without_waiting() -> None:
         num_rows: Any = None
 
     future = DataProtoFuture.of([Unready(), Unready()])
-    assert repr(future) == "DataProtoFuture(? rows; parts of its sides: 2)"
-    assert repr(future.union(small())) == "DataProtoFuture(3 rows; parts of its sides: 2, 1)"
+    assert repr(future) == "DataProtoFuture(? rows; parts of its column groups: 2)"
+    assert repr(future.union(small())) == "DataProtoFuture(3 rows; parts of its column groups: 2, 1)"
 
 
 # ---- facts
@@ -282,7 +282,7 @@ def test_sides_that_do_not_fit_are_refused() -> None:
 
 def test_columns_that_are_not_there_are_named() -> None:
     future = future_of(small())
-    with pytest.raises(BatchError, match="'resposes' was selected from a DataProtoFuture, but no side of it"):
+    with pytest.raises(BatchError, match="'resposes' was selected from a DataProtoFuture, but no part of it"):
         future.select(["resposes"]).get()
     narrow = future.select(["pair"], [])
     with pytest.raises(
@@ -329,5 +329,5 @@ def test_a_side_that_was_cut_down_needs_only_the_columns_it_was_asked_for() -> N
     both = future_of(small()).union(made).select(["made"], ["answer"]).get()
     assert set(both.tensors()) == {"made"}
     assert set(both.non_tensor_batch) == {"answer"}
-    with pytest.raises(BatchError, match="'answr' was selected from a DataProtoFuture, but no side of it"):
+    with pytest.raises(BatchError, match="'answr' was selected from a DataProtoFuture, but no part of it"):
         future_of(small()).union(made).select(["made"], ["answr"]).get()

@@ -157,20 +157,18 @@ def test_publish_is_refused_while_sequences_run(model: CausalLM) -> None:
         engine = NativeEngine(model, max_running=2)
         tasks = started(engine, [20] * 3)
         await turns(4)
-        with pytest.raises(
-            ValueError, match="version 1 was published while 2 sequences run on version 0; wait"
-        ):
-            await engine.publish(1)
+        with pytest.raises(ValueError, match="version 1 was set while 2 sequences run on version 0; wait"):
+            await engine.set_version(1)
         await engine.pause()
         with pytest.raises(ValueError, match="while 2 sequences run"):
-            await engine.publish(1)
+            await engine.set_version(1)
         await engine.resume()
         outputs = await asyncio.gather(*tasks)
         assert {v for output in outputs for v in output.versions} == {0}
-        await engine.publish(1)
+        await engine.set_version(1)
         assert engine.version == 1
-        with pytest.raises(ValueError, match="version 0 was published after version 1; versions only grow"):
-            await engine.publish(0)
+        with pytest.raises(ValueError, match="version 0 was set after version 1; versions only grow"):
+            await engine.set_version(0)
 
     run(body())
 
@@ -189,7 +187,7 @@ def test_publish_forgets_prompts_computed_with_older_weights(model: CausalLM) ->
         with torch.no_grad():
             for _, parameter in model.named_parameters():
                 parameter.mul_(-0.7)
-        await engine.publish(1)
+        await engine.set_version(1)
         await engine.resume()
         outputs = await asyncio.gather(*tasks)
         assert outputs[1] == outputs[2]

@@ -212,7 +212,7 @@ def test_training_after_generation_works_on_the_same_model(tiny: Tiny) -> None:
     for _ in range(8):
         engine.accumulate(rows, of_log_probs(lambda log_probs, _, __: -log_probs.sum(), temperature=1.0))
         assert engine.step().skipped == ""
-    run(rollout.publish(1))
+    run(rollout.set_version(1))
     after = run(generate_all(rollout, asks))[0]
     assert after.token_ids != before.token_ids  # the engine reads the trainer's parameters
     assert (set(before.versions), set(after.versions)) == ({0}, {1})

@@ -20,9 +20,9 @@ import torch
 from rollout.sync_cases import NUM_TENSORS, Net, Pair, bits, connected, net, side_by_side
 from torch import Tensor, nn
 
-from strop.engines.weights import Bucket, Weight, digest_weights
+from strop.engines.weights import Bucket, TensorMetadata, digest_weights
 from strop.rollout.sync import collective, sender, shared_memory
-from strop.rollout.sync.line import SenderLine
+from strop.rollout.sync.channel import SenderChannel
 from strop.rollout.sync.receiver import WeightReceiver
 from strop.rollout.sync.sender import WeightSender
 from strop.rollout.sync.target import ModuleTarget
@@ -771,14 +771,14 @@ def test_live_weights_are_read_again_after_loading() -> None:
 
 
 def change_commit(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], None]) -> None:
-    tell = SenderLine.tell
+    tell = SenderChannel.tell
 
-    def told(line: SenderLine, kind: str, **content: Any) -> None:
+    def told(channel: SenderChannel, kind: str, **content: Any) -> None:
         if kind == "commit":
             change(content)
-        tell(line, kind, **content)
+        tell(channel, kind, **content)
 
-    monkeypatch.setattr(SenderLine, "tell", told)
+    monkeypatch.setattr(SenderChannel, "tell", told)
 
 
 def test_a_tensor_whose_digest_is_not_told_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -794,4 +794,4 @@ def test_the_digest_of_all_weights_is_compared_too(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_weight_knows_its_bytes() -> None:
-    assert Weight(name="w", shape=(3, 5), dtype=torch.bfloat16).num_bytes == 30
+    assert TensorMetadata(name="w", shape=(3, 5), dtype=torch.bfloat16).num_bytes == 30

@@ -144,15 +144,13 @@ def test_a_failed_sync_refuses_generation_and_a_good_one_repairs_it(
                 await rollout.sync(2)
         with pytest.raises(UnverifiedWeights, match=r"^request one is refused, .*: sync 2 corrupted: "):
             await rollout.generate()
-        with pytest.raises(UnverifiedWeights, match="^publishing version 2 is refused"):
-            await rollout.engine.publish(2)
+        with pytest.raises(UnverifiedWeights, match="^setting version 2 is refused"):
+            await rollout.engine.set_version(2)
         await rollout.sync(3)
         assert await rollout.generate()
-        await rollout.engine.publish(3)
-        with pytest.raises(
-            ValueError, match="version 4 was published, but the rollout worker holds version 3"
-        ):
-            await rollout.engine.publish(4)
+        await rollout.engine.set_version(3)
+        with pytest.raises(ValueError, match="version 4 was set, but the rollout worker holds version 3"):
+            await rollout.engine.set_version(4)
 
     run(scenario())
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from strop.algorithms.aggregation import BatchTotals
-from strop.controller import Cut, Mesh
+from strop.controller import Mesh, Partition
 from strop.protocol import DataProto, columns, future_of
 from strop.rewards import Outcome
 from strop.trainer.experience import Experience, experience_of, optimizer_batches
@@ -122,11 +122,11 @@ def test_a_remainder_is_shared_by_all_optimizer_steps() -> None:
 
 def test_rows_are_cut_so_that_a_prompt_stays_together() -> None:
     one = experience()
-    assert one.cut(Mesh()) is one.rows
-    cut = one.cut(Mesh(dp=2, sp=2))
-    assert isinstance(cut, Cut)
-    assert sorted(sorted(part) for part in cut.parts) == [[0, 1], [2]]
-    assert [sorted(part) for part in one.cut(Mesh(dp=5)).parts].count([]) == 2
+    assert one.partition(Mesh()) is one.rows
+    partition = one.partition(Mesh(dp=2, sp=2))
+    assert isinstance(partition, Partition)
+    assert sorted(sorted(part) for part in partition.parts) == [[0, 1], [2]]
+    assert [sorted(part) for part in one.partition(Mesh(dp=5)).parts].count([]) == 2
 
 
 def test_columns_are_added_by_reference_and_light_ones_leave_the_tokens_out() -> None:

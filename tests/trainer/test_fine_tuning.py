@@ -16,7 +16,7 @@ from strop.config import load_config
 from strop.data.sampler import PromptSampler
 from strop.engines.config import EngineConfig
 from strop.run import RunFolder, compare
-from strop.trainer.checkpointing import Saver
+from strop.trainer.checkpointing import Checkpointer
 from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.sections import SftConfig
@@ -171,14 +171,14 @@ def test_an_interrupted_fine_tuning_continues_bit_for_bit(
             step = SupervisedTrainer._step
             patch.setattr(SupervisedTrainer, "_step", lambda self, n: _killed_if(n == 8) or step(self, n))
         else:
-            save = Saver.save
+            save = Checkpointer.save
 
-            def save_or_die(self: Saver, n: int, *args: object, **kwargs: object) -> None:
+            def save_or_die(self: Checkpointer, n: int, *args: object, **kwargs: object) -> None:
                 _killed_if(n == 8 and where == "in the checkpoint")
                 save(self, n, *args, **kwargs)  # type: ignore[arg-type]
                 _killed_if(n == 8)
 
-            patch.setattr(Saver, "save", save_or_die)
+            patch.setattr(Checkpointer, "save", save_or_die)
         with pytest.raises(Killed):
             tune(folder, sft_config)
     result, said = resume(folder)

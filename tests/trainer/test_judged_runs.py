@@ -18,7 +18,7 @@ from strop.judges.config import JudgeConfig
 from strop.rewards import RewardConfig, RewardError
 from strop.rewards.config import FunctionConfig, OnFailureConfig
 from strop.run import RunError, RunFolder
-from strop.trainer.spending import Spending
+from strop.trainer.costs import CostTracker
 
 
 class _Judge(BaseHTTPRequestHandler):
@@ -135,8 +135,8 @@ def test_a_damaged_record_of_what_was_spent_ends_the_start(project: Project, tmp
     for text in ("{", "[]", '{"judge": -1}', '{"judge": true}'):
         (tmp_path / "spending.json").write_text(text)
         with pytest.raises(RunError, match=r"spending.json (cannot be read|says that the judge has cost)"):
-            Spending(RewardConfig(judge=priced("http://a")), tmp_path)
-    assert Spending(RewardConfig(), tmp_path).totals == {}, "without a judge nobody asks"
+            CostTracker(RewardConfig(judge=priced("http://a")), tmp_path)
+    assert CostTracker(RewardConfig(), tmp_path).totals == {}, "without a judge nobody asks"
 
 
 @pytest.mark.dist

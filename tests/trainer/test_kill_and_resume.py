@@ -19,7 +19,7 @@ from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_i
 
 from strop.config import save_config
 from strop.run import CheckpointError, RunError, RunFolder
-from strop.trainer.checkpointing import Saver
+from strop.trainer.checkpointing import Checkpointer
 from strop.trainer.config import Config
 from strop.trainer.launch import start_or_resume, start_run
 from strop.trainer.supervised import fine_tune
@@ -276,19 +276,21 @@ def test_a_resume_at_the_last_step_has_nothing_to_do_but_to_finish(
 def test_a_full_disk_ends_a_run_with_a_sentence_and_the_checkpoint_before_goes_on(
     config: Config, uninterrupted: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = Saver.save
+    save = Checkpointer.save
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def save_on_a_small_disk(saver: Saver, step: int, *args: object, **kwargs: object) -> object:
+    def save_on_a_small_disk(
+        checkpointer: Checkpointer, step: int, *args: object, **kwargs: object
+    ) -> object:
         if step == 6:
             resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))
         try:
-            return save(saver, step, *args, **kwargs)  # type: ignore[arg-type]
+            return save(checkpointer, step, *args, **kwargs)  # type: ignore[arg-type]
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Saver, "save", save_on_a_small_disk)
+        patch.setattr(Checkpointer, "save", save_on_a_small_disk)
         with pytest.raises(CheckpointError) as caught:
             train_in(tmp_path / "run", config)
     sentence = str(caught.value)

@@ -101,7 +101,7 @@ def own(tmp_path: Path) -> Iterator[str]:
 
 
 def visits(done: Done) -> list[tuple[int, int]]:
-    return [parse_visit_uid(prompt.uid) for record in done.records for prompt in record.gathered.prompts]
+    return [parse_visit_uid(prompt.uid) for record in done.records for prompt in record.collected.prompts]
 
 
 def test_a_sampler_of_the_users_own_orders_the_next_epoch_by_results_also_after_a_resume(

@@ -65,7 +65,7 @@ def test_samples_of_an_older_policy_are_refused_unless_they_are_corrected_for(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Weights that never reach generation: from the second step on, samples are those of version 0.
-    monkeypatch.setattr(Roles, "publish", lambda self, version: None)
+    monkeypatch.setattr(Roles, "update_weights", lambda self, version: None)
     sentence = (
         r"16 of 16 samples are older than the policy: e0-\d+/0 was sampled by version 0, and version 1 is trained\. "
         r"The loss would take them for its own: set algorithm\.correction"
@@ -257,8 +257,8 @@ def test_epochs_go_on_across_steps_and_the_last_step_is_shorter(project: Project
         "data.prompts_per_step=10", "trainer.num_epochs=1", "trainer.max_steps=null", "data.val_files=[]"
     )
     done = train_in(tmp_path / "run", config)
-    assert [len(record.gathered.prompts) for record in done.records] == [10, 10, 4]
-    assert len({prompt.row for record in done.records for prompt in record.gathered.prompts}) == 24
+    assert [len(record.collected.prompts) for record in done.records] == [10, 10, 4]
+    assert len({prompt.row for record in done.records for prompt in record.collected.prompts}) == 24
     check_records(done.folder, num_steps=3)
 
 

@@ -109,7 +109,7 @@ class RecordingTrainer(Trainer):
         record = super().step(step, stages)
         batch = None if record.learned is None else record.learned.experience.rows.get()
         self.records.append(
-            SeenStep(step=step, gathered=record.gathered, learned=record.learned, batch=batch)
+            SeenStep(step=step, collected=record.collected, learned=record.learned, batch=batch)
         )
         return record
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.algorithms.measures import critic_metrics, group_metrics, mismatch_metrics, spread
+from strop.algorithms.batch_metrics import critic_metrics, group_metrics, mismatch_metrics, spread
 from strop.workers.metrics import (
     TURNS,
     length_metrics,

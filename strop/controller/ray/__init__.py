@@ -7,9 +7,9 @@ messages    what controller and processes say to each other
 process     a worker process (an actor): the workers of its roles
 launcher    the parent of a worker process, which sees how it ends
 private     folder, token and signals of a private cluster
-guard       a process that ends what a private cluster leaves behind
+reaper      a process that ends what a private cluster leaves behind
 members     worker processes and their calls, as the controller keeps them
-crew        the processes that stand and fall together; the only place where the controller waits
+manager     the processes that stand and fall together; the only place where the controller waits
 failures    which failure came first
 start       processes and workers are made
 pending     results that workers hold

@@ -3,7 +3,7 @@
 A private cluster is started by the first user in this process and shared by all; it listens on loopback only, asks
 for a token, has no dashboard, reports nothing, keeps its files in a folder that only this user can enter, and ends with
 its last user. When this process dies, even by `kill -9`,
-the kernel ends Ray's servers with it, workers notice, and a guard ends what is left within seconds. (The
+the kernel ends Ray's servers with it, workers notice, and a reaper ends what is left within seconds. (The
 kernel asks for more than is needed: the servers also end with the thread that started them, so the first
 runtime is to be made in a thread that lives on, such as the main one.)
 """
@@ -29,13 +29,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from strop.base.device import visibility_variable
 from strop.base.trust import ask
-from strop.controller.ray.guard import MARK, Guard, new_mark
 from strop.controller.ray.private import (
     PrivateFolder,
     keep_token_private,
     own_signal_handlers,
     remember_token,
 )
+from strop.controller.ray.reaper import MARK, Reaper, new_mark
 from strop.controller.ray.transport import register_serializers
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class _Connection:
         self.is_ours = False
         """True where we connected, so that we also disconnect."""
         self.is_private = False
-        self._guard: Guard | None = None
+        self._reaper: Reaper | None = None
         self._folder: PrivateFolder | None = None
 
     def open(self, address: str | None) -> None:
@@ -212,15 +212,15 @@ class _Connection:
             if self._folder is not None:
                 self.is_private = True
                 node: Any = ray_worker.global_worker.node
-                self._guard = Guard(mark, node.get_session_dir_path(), str(self._folder.path))
+                self._reaper = Reaper(mark, node.get_session_dir_path(), str(self._folder.path))
         log.debug("Ray cluster ready after %.1f s (%s)", time.monotonic() - started, address or "private")
 
     def shut(self) -> None:
         if self.is_ours:
             ray.shutdown()
-        if self._guard is not None:
-            self._guard.stop()
-            self._guard = None
+        if self._reaper is not None:
+            self._reaper.stop()
+            self._reaper = None
         if self._folder is not None:
             self._folder.remove()
             self._folder = None

@@ -18,8 +18,8 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from strop.controller.mesh import Mesh
 from strop.controller.ray.cluster import Cluster
-from strop.controller.ray.crew import Crew
-from strop.controller.ray.members import GroupCard, Member
+from strop.controller.ray.manager import WorkerManager
+from strop.controller.ray.members import GroupInfo, Member
 
 NAMESPACE = "strop"
 """Where the names of detached groups live, unless another namespace is asked for."""
@@ -50,8 +50,8 @@ class DetachedName:
         return {rank: ray.get_actor(own[rank], namespace=self.namespace) for rank in sorted(own)}
 
 
-def leave_card(
-    crew: Crew,
+def leave_info(
+    manager: WorkerManager,
     members: Sequence[Member],
     meshes: Mapping[str, Mesh],
     places: PlacementGroup,
@@ -59,20 +59,20 @@ def leave_card(
 ) -> None:
     """Have each process of a group keep what another controller must know to attach."""
     known = [dataclasses.replace(member, handle=None, queue=deque(), last_call=None) for member in members]
-    card = GroupCard(members=known, meshes=meshes, places=places)
-    call = crew.next_call()
-    tickets = [
-        crew.give(
+    info = GroupInfo(members=known, meshes=meshes, places=places)
+    call = manager.next_call()
+    pending_calls = [
+        manager.give(
             member,
-            lambda handle: handle.remember.remote(card),
+            lambda handle: handle.remember.remote(info),
             method="end of the start",
             call=call,
             timeout_s=timeout_s,
         )
         for member in members
     ]
-    for ticket in tickets:
-        crew.wait(ticket)
+    for pending in pending_calls:
+        manager.wait(pending)
 
 
 class Attached:
@@ -91,10 +91,10 @@ class Attached:
             TimeoutError: it does not answer; it goes on.
         """
         self._cluster = Cluster(address)
-        self.crew = Crew(on_stop=self._give_back)
+        self.manager = WorkerManager(on_stop=self._give_back)
         """How the processes are called and ended."""
         try:
-            self.card = self._find(name, timeout_s)
+            self.info = self._find(name, timeout_s)
             """What their maker left."""
         except BaseException:
             self.leave()
@@ -102,14 +102,14 @@ class Attached:
 
     def leave(self) -> None:
         """Let the processes go on without this controller; more than once does no harm."""
-        self.crew.leave()
+        self.manager.leave()
         self._cluster.close()
 
     def close(self, timeout_s: float) -> None:
         """Close the workers within `timeout_s` and end the processes; more than once does no harm."""
-        self.crew.close(timeout_s)
+        self.manager.close(timeout_s)
 
-    def _find(self, name: DetachedName, timeout_s: float) -> GroupCard:
+    def _find(self, name: DetachedName, timeout_s: float) -> GroupInfo:
         living = name.living()
         if not living:
             raise ValueError(
@@ -118,25 +118,25 @@ class Attached:
             )
         first = next(iter(living.values()))
         try:
-            card: GroupCard | None = ray.get(first.card.remote(), timeout=timeout_s)
+            info: GroupInfo | None = ray.get(first.info.remote(), timeout=timeout_s)
         except ray.exceptions.GetTimeoutError:
             raise TimeoutError(f"group {name.name!r} has not answered within {timeout_s:g} s") from None
-        if card is None:
+        if info is None:
             raise ValueError(f"group {name.name!r} has not finished its start; attach when it has")
-        self.card = card
+        self.info = info
         nodes = {node.node_id: node for node in self._cluster.nodes()}
         for rank, handle in living.items():
-            known = card.members[rank]
-            self.crew.members.append(
+            known = info.members[rank]
+            self.manager.members.append(
                 dataclasses.replace(known, handle=handle, node=nodes[known.node.node_id])
             )
-        gone = sorted(set(range(len(card.members))) - set(living))
+        gone = sorted(set(range(len(info.members))) - set(living))
         if gone:
             lost = f"of group {name.name!r}, process {', '.join(map(str, gone))} is gone"
-            self.crew.stop(lost)
+            self.manager.stop(lost)
             raise ValueError(f"{lost}, so the others were ended; make the group again")
-        return card
+        return info
 
     def _give_back(self) -> None:
-        remove_placement_group(self.card.places)
+        remove_placement_group(self.info.places)
         self._cluster.close()

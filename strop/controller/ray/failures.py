@@ -21,7 +21,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from strop.controller.errors import Failure
 from strop.controller.ray.cluster import run_on
 from strop.controller.ray.launcher import End, end_of
-from strop.controller.ray.members import Member, Ticket
+from strop.controller.ray.members import Member, PendingCall
 from strop.controller.ray.messages import MethodRaised
 from strop.controller.ray.process import DUMP_SIGNAL
 
@@ -65,12 +65,12 @@ def first_failure(found: Sequence[Observed]) -> Failure:
     return min(found, key=lambda one: (one.is_consequence, is_secondary(one), one.failure.at)).failure
 
 
-def observed(ticket: Ticket) -> Observed:
+def observed(pending: PendingCall) -> Observed:
     """What is known of the failure of a call."""
-    member, error = ticket.member, ticket.error
-    method = ticket.method or (member.last_call.method if member.last_call else "")
+    member, error = pending.member, pending.error
+    method = pending.method or (member.last_call.method if member.last_call else "")
     basis = Failure(
-        role=ticket.role or "+".join(member.roles) or member.pool,
+        role=pending.role or "+".join(member.roles) or member.pool,
         rank=member.rank,
         node=member.node.address,
         pid=member.pid,

@@ -11,7 +11,7 @@ import ray
 from strop.controller.call import WorkerCall
 from strop.controller.group import WorkerGroup
 from strop.controller.mesh import Mesh
-from strop.controller.ray.crew import Crew
+from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import Member
 from strop.controller.ray.pending import RayPending, Traffic
 from strop.controller.ray.process import Shared
@@ -31,7 +31,7 @@ class RoleGroup(WorkerGroup[W]):
         mesh: Mesh,
         *,
         role: str,
-        crew: Crew,
+        manager: WorkerManager,
         members: Sequence[Member],
         call_timeout_s: float,
         traffic: Traffic,
@@ -42,7 +42,7 @@ class RoleGroup(WorkerGroup[W]):
             worker_class: their class.
             mesh: their parallel axes.
             role: their role in the processes.
-            crew: what the processes belong to.
+            manager: of the processes.
             members: the processes, in rank order.
             call_timeout_s: deadline of a call, where the group's own `call_timeout_s` sets none.
             traffic: where to count what goes through the controller.
@@ -52,7 +52,7 @@ class RoleGroup(WorkerGroup[W]):
         """Name of the role."""
         self.traffic = traffic
         """What went through the controller for all groups of its runtime."""
-        self.crew = crew
+        self.manager = manager
         """What the processes belong to."""
         self.members = list(members)
         """The processes, in rank order."""
@@ -60,13 +60,13 @@ class RoleGroup(WorkerGroup[W]):
 
     def submit(self, calls: Sequence[WorkerCall]) -> list[Pending[Any]]:
         """Give workers calls; each starts when those given to its process before have ended."""
-        self.crew.check_works()
-        number, timeout_s = self.crew.next_call(), self.call_timeout_s or self._default_timeout_s
+        self.manager.check_works()
+        number, timeout_s = self.manager.next_call(), self.call_timeout_s or self._default_timeout_s
         arguments = _Arguments(self.traffic)
         return [self._give(arguments.stored(call), number, timeout_s) for call in calls]
 
     def _give(self, call: WorkerCall, number: int, timeout_s: float) -> RayPending:
-        ticket = self.crew.give(
+        pending = self.manager.give(
             self.members[call.rank],
             lambda handle: handle.call.remote(self.role, call, timeout_s),
             role=self.role,
@@ -74,14 +74,14 @@ class RoleGroup(WorkerGroup[W]):
             call=number,
             timeout_s=timeout_s,
         )
-        return RayPending(self.crew, ticket, self.traffic)
+        return RayPending(self.manager, pending, self.traffic)
 
 
 def role_groups(
     classes: Mapping[str, type[Any]],
     meshes: Mapping[str, Mesh],
     *,
-    crew: Crew,
+    manager: WorkerManager,
     members: Sequence[Member],
     call_timeout_s: float,
     traffic: Traffic,
@@ -92,7 +92,7 @@ def role_groups(
             worker_class,
             meshes[role],
             role=role,
-            crew=crew,
+            manager=manager,
             members=members,
             call_timeout_s=call_timeout_s,
             traffic=traffic,

@@ -36,9 +36,9 @@ class Member:
     """Where the processes of its pool find each other; of rank 0 alone, once it has opened it."""
     roles: list[str] = field(default_factory=list)
     """The roles it holds."""
-    queue: deque[Ticket] = field(default_factory=deque)
+    queue: deque[PendingCall] = field(default_factory=deque)
     """Its open calls, in the order in which it runs them."""
-    last_call: Ticket | None = None
+    last_call: PendingCall | None = None
     """The last call that it answered."""
     peak_memory_bytes: int = 0
     """Most memory it said to have held."""
@@ -55,7 +55,7 @@ class Member:
 
 
 @dataclass(kw_only=True, eq=False)
-class Ticket:
+class PendingCall:
     """One call given to one process."""
 
     member: Member
@@ -65,7 +65,7 @@ class Ticket:
     method: str
     """Its method, or a phase of the start."""
     call: int
-    """Tickets of one group call have one number."""
+    """The calls of one group call have one number."""
     reference: Any
     """Ray's reference to the answer."""
     timeout_s: float
@@ -86,7 +86,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupCard:
+class GroupInfo:
     """What a controller must know to attach to a detached group; each of its processes keeps it."""
 
     members: Sequence[Member]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from strop.controller.ray.transport import StoredBatch
+from strop.controller.ray.transport import BatchRefs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class CallResponse:
     """What a call gave, and what it cost; small, whatever the call computed."""
 
     value: Any
     """The method's value, where it is no batch."""
-    stored: StoredBatch | None
+    stored: BatchRefs | None
     """Where the rows are, where the value is a batch."""
     peak_memory_bytes: int
     """Most memory the process has held so far."""

@@ -10,11 +10,11 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from strop.controller.errors import CallTimeout
-from strop.controller.ray.crew import Crew
-from strop.controller.ray.members import Ticket
-from strop.controller.ray.messages import Answer
+from strop.controller.ray.manager import WorkerManager
+from strop.controller.ray.members import PendingCall
+from strop.controller.ray.messages import CallResponse
 from strop.controller.ray.process import fetch
-from strop.controller.ray.transport import StoredBatch, detached_from_store, payload_bytes
+from strop.controller.ray.transport import BatchRefs, detached_from_store, payload_bytes
 from strop.protocol import DataProto
 
 
@@ -35,7 +35,7 @@ class RemotePending:
         self._reference = reference
         self._label = label
         self._wait_s = wait_s
-        self._held: Answer | None = None
+        self._held: CallResponse | None = None
 
     def result(self) -> Any:
         """Wait for the value and fetch it."""
@@ -56,13 +56,13 @@ class RemotePending:
         """In a worker it is the reference to the same answer."""
         return RemotePending, (self._reference, self._label, self._wait_s)
 
-    def _stored(self, what: str) -> StoredBatch:
+    def _stored(self, what: str) -> BatchRefs:
         stored = self._answer().stored
         if stored is None:
             raise TypeError(f"{self._label} returned no batch, so it has no {what}")
         return stored
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> CallResponse:
         if self._held is None:
             (self._held,) = self._get([self._reference])
         return self._held
@@ -72,16 +72,16 @@ class RemotePending:
 
 
 class RayPending(RemotePending):
-    """The same in the controller; the crew of the worker answers for the deadline."""
+    """The same in the controller; the manager of its process answers for the deadline."""
 
-    def __init__(self, crew: Crew, ticket: Ticket, traffic: Traffic) -> None:
-        super().__init__(ticket.reference, ticket.label, ticket.timeout_s)
-        self._crew = crew
-        self._ticket = ticket
+    def __init__(self, manager: WorkerManager, pending: PendingCall, traffic: Traffic) -> None:
+        super().__init__(pending.reference, pending.label, pending.timeout_s)
+        self._manager = manager
+        self._pending = pending
         self._traffic = traffic
 
     def __repr__(self) -> str:
-        return f"RayPending({self._label}, rank {self._ticket.member.rank})"
+        return f"RayPending({self._label}, rank {self._pending.member.rank})"
 
     def result(self) -> Any:
         """Wait for the value and fetch it."""
@@ -98,13 +98,15 @@ class RayPending(RemotePending):
         self._traffic.received_bytes += payload_bytes(data)
         return data
 
-    def _answer(self) -> Answer:
-        answer = self._crew.wait(self._ticket)
-        assert isinstance(answer, Answer), "every call of a worker's method is answered by an Answer"
+    def _answer(self) -> CallResponse:
+        answer = self._manager.wait(self._pending)
+        assert isinstance(answer, CallResponse), (
+            "every call of a worker's method is answered by a CallResponse"
+        )
         return answer
 
     def _get(self, references: list[Any]) -> list[Any]:
-        member = self._ticket.member
+        member = self._pending.member
         try:
             return list(ray.get(references, timeout=self._wait_s))
         except GetTimeoutError:
@@ -115,5 +117,5 @@ class RayPending(RemotePending):
                 missing=[member.rank],
             ) from None
         except RayError:
-            self._crew.look()  # the process that held them may be the one that failed
+            self._manager.look()  # the process that held them may be the one that failed
             raise

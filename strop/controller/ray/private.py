@@ -34,7 +34,7 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def own_signal_handlers() -> Iterator[None]:
     """Ray's handlers, which end the program with a dump of C++ frames, do not stay; the ones before come back.
 
-    SIGTERM and SIGHUP wait for the end of the block, so that a cluster is either there, with its guard, or not.
+    SIGTERM and SIGHUP wait for the end of the block, so that a cluster is either there, with its reaper, or not.
     What Ray starts meanwhile gets a session of its own: a signal for this process and all its group (a terminal that
     closes, `timeout`, Slurm) is for this process alone, which then ends the cluster in order.
     """
@@ -67,7 +67,7 @@ class PrivateFolder:
     """A folder of mode 0700 for the files of one cluster, locked while this process lives."""
 
     def __init__(self) -> None:
-        """Make it, and remove those of processes that were killed together with their guard."""
+        """Make it, and remove those of processes that were killed together with their reaper."""
         usual = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
         base = usual if len(str(usual)) + len(f"/{_PREFIX}12345678") <= _MAX_FOLDER_LENGTH else _SHORT
         _remove_stale(base)

@@ -27,10 +27,10 @@ from strop.border import remember_named
 from strop.controller import call
 from strop.controller.call import WorkerCall
 from strop.controller.ray.cluster import this_address
-from strop.controller.ray.members import GroupCard
-from strop.controller.ray.messages import Answer, MethodRaised, Presence, RaisedReport
+from strop.controller.ray.members import GroupInfo
+from strop.controller.ray.messages import CallResponse, MethodRaised, Presence, RaisedReport
 from strop.controller.ray.private import remember_token
-from strop.controller.ray.transport import StoredBatch, register_serializers
+from strop.controller.ray.transport import BatchRefs, register_serializers
 from strop.controller.roles import RoleSpec
 from strop.controller.worker import Placement, Worker, close_all
 from strop.net import notes
@@ -69,7 +69,7 @@ class WorkerProcess:
         register_serializers()
         self._workers: dict[str, Worker] = {}
         self._meeting_point: MeetingPoint | None = None
-        self._card: GroupCard | None = None
+        self._info: GroupInfo | None = None
         notes.keep_in(Path(log_path).with_suffix(notes.SUFFIX))
         notes.write_all_as_rays()
 
@@ -86,15 +86,15 @@ class WorkerProcess:
         self._meeting_point = MeetingPoint(this_address())
         return self._meeting_point.meeting
 
-    def remember(self, card: GroupCard) -> None:
+    def remember(self, info: GroupInfo) -> None:
         """Keep what another controller must know to attach to the group."""
-        self._card = card
+        self._info = info
 
-    def card(self) -> GroupCard | None:
+    def info(self) -> GroupInfo | None:
         """What `remember` was given; None before the group has finished its start."""
-        return self._card
+        return self._info
 
-    def make(self, spec: RoleSpec[Any], placement: Placement) -> Answer:
+    def make(self, spec: RoleSpec[Any], placement: Placement) -> CallResponse:
         """Make the worker of a role."""
         os.environ["MASTER_ADDR"] = placement.master_addr
         os.environ["MASTER_PORT"] = str(placement.master_port)
@@ -104,7 +104,7 @@ class WorkerProcess:
 
         return _answered(run)
 
-    def call(self, role: str, order: WorkerCall, wait_s: float) -> Answer:
+    def call(self, role: str, order: WorkerCall, wait_s: float) -> CallResponse:
         """Run a worker's method; `wait_s` is the deadline for arguments that others compute."""
 
         def here(arg: Any) -> Any:
@@ -115,7 +115,7 @@ class WorkerProcess:
 
         return _answered(lambda: order.run(self._workers[role], here))
 
-    def close(self) -> Answer:
+    def close(self) -> CallResponse:
         """Close the workers, last made first; all of them, whatever one of them raises."""
 
         def run() -> None:
@@ -141,14 +141,14 @@ def fetch(references: list[Any], wait_s: float, what: str) -> list[Any]:
         raise TimeoutError(f"{what} did not arrive within {wait_s:g} s") from None
 
 
-def _answered(run: Callable[[], Any]) -> Answer:
+def _answered(run: Callable[[], Any]) -> CallResponse:
     """What a call gave; an error as a `MethodRaised`, which always travels."""
     try:
         value = run()
-        stored = StoredBatch.of(value) if isinstance(value, DataProto) else None
+        stored = BatchRefs.of(value) if isinstance(value, DataProto) else None
     except BaseException as error:  # noqa: BLE001  whatever ends a method is reported, SystemExit too
         raise MethodRaised(_report(error)) from None
-    return Answer(
+    return CallResponse(
         value=value if stored is None else None,
         stored=stored,
         peak_memory_bytes=_peak_memory_bytes(),

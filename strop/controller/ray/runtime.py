@@ -11,9 +11,9 @@ from typing import Any
 from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import WorkerGroup
 from strop.controller.ray.cluster import Cluster
-from strop.controller.ray.crew import Crew
-from strop.controller.ray.detached import DetachedName, leave_card
+from strop.controller.ray.detached import DetachedName, leave_info
 from strop.controller.ray.group import role_groups
+from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import Member
 from strop.controller.ray.pending import Traffic
 from strop.controller.ray.pool import RayResourcePool, choose_nodes
@@ -73,7 +73,7 @@ class PoolsRuntime(Runtime):
         self._members: dict[str, list[Member]] = {}
         self._pools = pools
         self._taken: list[RayResourcePool] = []
-        self._crew = Crew(on_stop=self._give_back)
+        self._manager = WorkerManager(on_stop=self._give_back)
         if log_dir is not None:
             notes.keep_in(log_dir / CONTROLLER_NOTES)
         with notes.opening_rays():
@@ -100,23 +100,25 @@ class PoolsRuntime(Runtime):
             raise ValueError(
                 f"there is no pool {pool!r}; pools: {', '.join(self._pools)}. Name it in `apart` to add it"
             )
-        self._crew.check_works()
+        self._manager.check_works()
         places = self._pools[pool]
         meshes = meshes_on(places, roles)
         try:
             members = self._started(pool, places)
-            make_workers(self._crew, members, places, roles, meshes, self._start_timeout_s)
+            make_workers(self._manager, members, places, roles, meshes, self._start_timeout_s)
             if self._detached:
-                leave_card(self._crew, members, meshes, places.placement_group, self._start_timeout_s)
+                leave_info(self._manager, members, meshes, places.placement_group, self._start_timeout_s)
         except (WorkerFailed, CallTimeout):
             raise
         except BaseException as error:
-            self._crew.stop(f"the start of pool {pool!r} did not succeed ({type(error).__name__}: {error})")
+            self._manager.stop(
+                f"the start of pool {pool!r} did not succeed ({type(error).__name__}: {error})"
+            )
             raise
         made = role_groups(
             {name: spec.worker_class for name, spec in roles.items()},
             meshes,
-            crew=self._crew,
+            manager=self._manager,
             members=members,
             call_timeout_s=self._call_timeout_s,
             traffic=self.traffic,
@@ -125,14 +127,14 @@ class PoolsRuntime(Runtime):
 
     def leave(self) -> None:
         """Let detached processes go on without this controller; more than once does no harm."""
-        self._crew.leave()
+        self._manager.leave()
         self._temporary = False  # the processes go on writing their logs
         self._cluster.close()
 
     def close(self) -> None:
         """Close all workers, last made first, and end their processes; more than once does no harm."""
-        self._crew.close(CLOSE_S)
-        if self._temporary and self._log_dir is not None and not self._crew.has_failed:
+        self._manager.close(CLOSE_S)
+        if self._temporary and self._log_dir is not None and not self._manager.has_failed:
             shutil.rmtree(self._log_dir, ignore_errors=True)
 
     def _started(self, pool: str, places: RayResourcePool) -> list[Member]:
@@ -154,7 +156,7 @@ class PoolsRuntime(Runtime):
                 num_threads=threads_per_process(places.machines, self._processes_on_nodes()),
                 detached=self._detached,
             )
-            self._members[pool] = start_processes(self._crew, places, options)
+            self._members[pool] = start_processes(self._manager, places, options)
         return self._members[pool]
 
     def _processes_on_nodes(self) -> list[int]:

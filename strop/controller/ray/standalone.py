@@ -135,7 +135,7 @@ class RayWorkerGroup(RoleGroup[W]):
         found = Attached(
             DetachedName(name=name, namespace=namespace), address=address, timeout_s=start_timeout_s
         )
-        roles = list(found.card.meshes)
+        roles = list(found.info.meshes)
         classes = (
             worker_class if isinstance(worker_class, Mapping) else dict.fromkeys(roles[:1], worker_class)
         )
@@ -146,9 +146,9 @@ class RayWorkerGroup(RoleGroup[W]):
             )
         groups = role_groups(
             classes,
-            found.card.meshes,
-            crew=found.crew,
-            members=found.crew.members,
+            found.info.meshes,
+            manager=found.manager,
+            members=found.manager.members,
             call_timeout_s=call_timeout_s,
             traffic=Traffic(),
         )
@@ -209,7 +209,7 @@ class RayWorkerGroup(RoleGroup[W]):
             first._worker_class,
             first.mesh,
             role=first.role,
-            crew=first.crew,
+            manager=first.manager,
             members=first.members,
             call_timeout_s=call_timeout_s,
             traffic=first.traffic,

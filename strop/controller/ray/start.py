@@ -24,8 +24,8 @@ from strop.base.cores import usable_cores
 from strop.controller.mesh import Mesh
 from strop.controller.ray import launcher
 from strop.controller.ray.cluster import Node, run_on, visibility_variables
-from strop.controller.ray.crew import Crew
 from strop.controller.ray.detached import DetachedName
+from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import Member
 from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.process import WorkerProcess
@@ -52,7 +52,7 @@ class StartOptions:
     """By which they are found again where they outlive this process; None: they end with it."""
 
 
-def start_processes(crew: Crew, pool: RayResourcePool, options: StartOptions) -> list[Member]:
+def start_processes(manager: WorkerManager, pool: RayResourcePool, options: StartOptions) -> list[Member]:
     """One process in each place of a pool, in rank order; waits until all have started.
 
     Raises:
@@ -63,10 +63,10 @@ def start_processes(crew: Crew, pool: RayResourcePool, options: StartOptions) ->
     members: list[Member] = []
     for rank, node in enumerate(pool.nodes):
         members.append(_start_one(pool, rank, node, commands[node.node_id], options))
-        crew.members.append(members[-1])  # at once: whatever happens next, the crew ends it
-    call = crew.next_call()
-    tickets = [
-        crew.give(
+        manager.members.append(members[-1])  # at once: whatever happens next, the manager ends it
+    call = manager.next_call()
+    pending_calls = [
+        manager.give(
             member,
             lambda handle: handle.presence.remote(),
             method="start of the worker process",
@@ -75,13 +75,13 @@ def start_processes(crew: Crew, pool: RayResourcePool, options: StartOptions) ->
         )
         for member in members
     ]
-    for member, ticket in zip(members, tickets, strict=True):
-        member.presence = crew.wait(ticket)
+    for member, pending in zip(members, pending_calls, strict=True):
+        member.presence = manager.wait(pending)
     return members
 
 
 def make_workers(
-    crew: Crew,
+    manager: WorkerManager,
     members: Sequence[Member],
     pool: RayResourcePool,
     roles: Mapping[str, RoleSpec[Any]],
@@ -96,11 +96,11 @@ def make_workers(
     """
     first = members[0].presence
     assert first is not None, "workers are made after the start of their processes"
-    meeting = _meeting(crew, members, timeout_s)
-    tickets = []
+    meeting = _meeting(manager, members, timeout_s)
+    pending_calls = []
     for name, spec in roles.items():
         reference = ray.put(dataclasses.replace(spec, mesh=meshes[name]))
-        call = crew.next_call()
+        call = manager.next_call()
         for member in members:
             member.roles.append(name)
             placement = Placement(
@@ -118,19 +118,19 @@ def make_workers(
             def give(handle: Any, spec: Any = reference, placement: Placement = placement) -> Any:
                 return handle.make.remote(spec, placement)
 
-            tickets.append(
-                crew.give(member, give, role=name, method="__init__", call=call, timeout_s=timeout_s)
+            pending_calls.append(
+                manager.give(member, give, role=name, method="__init__", call=call, timeout_s=timeout_s)
             )
-    for ticket in tickets:
-        crew.wait(ticket)
+    for pending in pending_calls:
+        manager.wait(pending)
 
 
-def _meeting(crew: Crew, members: Sequence[Member], timeout_s: float) -> Meeting | None:
+def _meeting(manager: WorkerManager, members: Sequence[Member], timeout_s: float) -> Meeting | None:
     """Where the processes of a pool find each other, which rank 0 opens when first asked; None for one process."""
     first = members[0]
     if len(members) > 1 and first.meeting is None:
-        first.meeting = crew.wait(
-            crew.give(
+        first.meeting = manager.wait(
+            manager.give(
                 first,
                 lambda handle: handle.open_meeting_point.remote(),
                 method="start of the rendezvous",

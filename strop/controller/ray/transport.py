@@ -28,7 +28,7 @@ from torch import Tensor
 
 from strop.protocol import DataProto, Done, flat, from_flat, is_jagged
 from strop.protocol.columns import copied, parts, share_offsets
-from strop.protocol.pieces import Stored
+from strop.protocol.pieces import PendingPart
 
 HEAVY_BYTES = 64 * 1024
 """Columns and arguments of this size get an object of their own: below it, an object costs more time (about
@@ -50,7 +50,7 @@ def register_serializers() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredBatch:
+class BatchRefs:
     """A batch in the object store, column by column."""
 
     num_rows: int
@@ -65,7 +65,7 @@ class StoredBatch:
     """For each heavy column, a reference to a batch of this column alone."""
 
     @classmethod
-    def of(cls, data: DataProto) -> StoredBatch:
+    def of(cls, data: DataProto) -> BatchRefs:
         """Store a batch in this process's node."""
         tensors, others = tuple(data.tensors()), tuple(data.non_tensor_batch)
         heavy: dict[str, Any] = {}
@@ -134,7 +134,7 @@ def payload_bytes(value: Any) -> int:
         return _NUMBER_BYTES * len(value)
     if isinstance(value, list | tuple | set | frozenset):
         return sum(map(payload_bytes, value))
-    if isinstance(value, Stored) and isinstance(value.source, Done) and value.rows is not None:
+    if isinstance(value, PendingPart) and isinstance(value.source, Done) and value.rows is not None:
         whole = value.source.value
         return payload_bytes(whole) * len(value.rows) // max(len(whole), 1)  # only these rows travel
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

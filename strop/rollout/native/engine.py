@@ -83,19 +83,17 @@ class NativeEngine:
             if self._futures.pop(request_id, None) is not None and future.cancelled():
                 self._batch.remove([request])
 
-    async def publish(self, version: int) -> None:
+    async def set_version(self, version: int) -> None:
         """The shared parameters now hold this policy version.
 
         Raises:
             ValueError: the version goes backwards, or sequences are running, paused or not.
         """
         if version < self._version:
-            raise ValueError(
-                f"version {version} was published after version {self._version}; versions only grow"
-            )
+            raise ValueError(f"version {version} was set after version {self._version}; versions only grow")
         if self._batch.running:
             raise ValueError(
-                f"version {version} was published while {len(self._batch.running)} sequences run on version "
+                f"version {version} was set while {len(self._batch.running)} sequences run on version "
                 f"{self._version}; wait for them or abort them first"
             )
         self._version = version

@@ -1,12 +1,13 @@
 """Weights on their way from the ranks that train them to rollout workers in other processes.
 
-A sync is a transaction: the sender begins a version with its inventory, every receiver answers that it fits, buckets
-follow, and the sender commits with the digest of every tensor. A receiver accounts for every tensor exactly once and
-reads its live parameters again before it lets anything be generated; until then it refuses by name.
+A sync is a transaction: the sender begins a version with the metadata of its weights, every receiver answers that
+it fits, buckets follow, and the sender commits with the digest of every tensor. A receiver accounts for every
+tensor exactly once and reads its live parameters again before it lets anything be generated; until then it refuses
+by name.
 
 types.py          Endpoint, SyncReport, the errors
-line.py           SenderLine, ReceiverLine: small JSON messages over TCP, every wait with a deadline
-accounting.py     Reception: what has arrived, what is missing, what is wrong
+channel.py        SenderChannel, ReceiverChannel: small JSON messages over TCP, every wait with a deadline
+accounting.py     TransferState: what has arrived, what is missing, what is wrong
 target.py         WeightTarget: an engine's live parameters; ModuleTarget: those of a model in this process
 transport.py      Plan and the protocol of the two transports
 collective.py     a broadcast per bucket over a process group of its own

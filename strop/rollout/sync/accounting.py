@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from strop.engines.weights import Inventory, Weight, tensor_at
+from strop.engines.weights import TensorMetadata, WeightsMetadata, tensor_at
 from strop.rollout.sync.types import REFUSAL, SyncCorrupted, SyncError, SyncIncomplete, SyncRefused
 
 _NAMES_SHOWN = 3
 
 
-class Reception:
+class TransferState:
     """The receiver's account of one sync."""
 
-    def __init__(self, version: int, sent: Inventory, held: Inventory) -> None:
+    def __init__(self, version: int, sent: WeightsMetadata, held: WeightsMetadata) -> None:
         """Compare what will be sent with what the engine holds.
 
         Args:
@@ -43,7 +43,7 @@ class Reception:
         self._check_ties()
 
     def take(
-        self, number: int, entries: Sequence[tuple[Weight, int]], data: Tensor
+        self, number: int, entries: Sequence[tuple[TensorMetadata, int]], data: Tensor
     ) -> list[tuple[str, Tensor]]:
         """Enter one bucket; the engine's names with their new values, views of `data` [n] uint8.
 
@@ -117,7 +117,7 @@ class Reception:
             f"{' ' if where else ''}{where}; {REFUSAL}"
         )
 
-    def _destination(self, weight: Weight) -> tuple[str, ...]:
+    def _destination(self, weight: TensorMetadata) -> tuple[str, ...]:
         """The engine's weights, by their first names, that take this weight's value."""
         known = [self._held.by_name[name] for name in weight.names if name in self._held.by_name]
         if not known:
@@ -149,7 +149,7 @@ class Reception:
                     )
                 source[destination] = name
 
-    def _problem_of(self, number: int, weight: Weight, offset: int, size: int) -> SyncError | None:
+    def _problem_of(self, number: int, weight: TensorMetadata, offset: int, size: int) -> SyncError | None:
         promised = self._sent.by_name.get(weight.name)
         what = None
         if promised is None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from strop.base.device import collective_backend
 from strop.net.interfaces import keep_to_interface
 from strop.net.rendezvous import Meeting, MeetingPoint, MeetingStore
-from strop.rollout.sync.line import ReceiverLine, SenderLine
+from strop.rollout.sync.channel import ReceiverChannel, SenderChannel
 from strop.rollout.sync.transport import Plan
 
 SENDER = 0
@@ -32,16 +32,16 @@ _POLL_S = 0.0005
 class CollectiveSender:
     """The sender's side."""
 
-    def __init__(self, line: SenderLine, *, made_in: int, device: torch.device) -> None:
+    def __init__(self, channel: SenderChannel, *, made_in: int, device: torch.device) -> None:
         """`device`: where the group works: the weights' own, or the CPU, through which they then go."""
-        self._timeout_s = line.timeout_s
-        # Who has joined the line knows its secret, so the plan says the port alone.
-        self._place = MeetingPoint(line.host, secret=line.session)
+        self._timeout_s = channel.timeout_s
+        # Who has joined the channel knows its secret, so the plan says the port alone.
+        self._place = MeetingPoint(channel.host, secret=channel.session)
         self.plan = Plan(
             name="collective",
             made_in=made_in,
             port=self._place.meeting.port,
-            size=line.num_receivers + 1,
+            size=channel.num_receivers + 1,
             device=device.type,
         )
         self._device = device
@@ -76,9 +76,9 @@ class CollectiveSender:
 class CollectiveReceiver:
     """The side of one receiver."""
 
-    def __init__(self, line: ReceiverLine, plan: Plan, *, index: int) -> None:
+    def __init__(self, channel: ReceiverChannel, plan: Plan, *, index: int) -> None:
         self.plan = plan
-        self._line = line
+        self._channel = channel
         self._rank = index + 1
         self._device = torch.device(plan.device)
         self._group: _Group | None = None
@@ -87,9 +87,9 @@ class CollectiveReceiver:
     def begin(self) -> None:
         """Form the group, once."""
         if self._group is None:
-            line, plan = self._line, self.plan
-            meeting = Meeting(host=line.host, port=plan.port, secret=line.session)
-            self._group = _Group(meeting, plan, rank=self._rank, timeout_s=line.timeout_s)
+            channel, plan = self._channel, self.plan
+            meeting = Meeting(host=channel.host, port=plan.port, secret=channel.session)
+            self._group = _Group(meeting, plan, rank=self._rank, timeout_s=channel.timeout_s)
 
     def receive(self, num_bytes: int) -> Tensor:
         """The next bucket, in a buffer that is used again."""

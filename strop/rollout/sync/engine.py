@@ -36,7 +36,7 @@ class VerifiedEngine:
             )
             await asyncio.to_thread(self._receiver.refuse, version, reason)
         report = await asyncio.to_thread(self._receiver.receive, version)
-        await self._engine.publish(version)
+        await self._engine.set_version(version)
         return report
 
     async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
@@ -52,18 +52,16 @@ class VerifiedEngine:
         finally:
             self._num_running -= 1
 
-    async def publish(self, version: int) -> None:
-        """Check that this is the verified version; nothing else is published here.
+    async def set_version(self, version: int) -> None:
+        """Check that this is the verified version; nothing else happens here.
 
         Raises:
             UnverifiedWeights: there is no verified version.
             ValueError: it is another one.
         """
-        verified = self._receiver.require_verified(f"publishing version {version}")
+        verified = self._receiver.require_verified(f"setting version {version}")
         if verified != version:
-            raise ValueError(
-                f"version {version} was published, but the rollout worker holds version {verified}"
-            )
+            raise ValueError(f"version {version} was set, but the rollout worker holds version {verified}")
 
     async def pause(self) -> None:
         """As the engine does."""

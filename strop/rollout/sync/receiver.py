@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from strop.engines.weights import Inventory, Weight, combine_digests
-from strop.rollout.sync.accounting import Reception
+from strop.engines.weights import TensorMetadata, WeightsMetadata, combine_digests
+from strop.rollout.sync.accounting import TransferState
+from strop.rollout.sync.channel import Message, ReceiverChannel
 from strop.rollout.sync.collective import CollectiveReceiver
-from strop.rollout.sync.line import Message, ReceiverLine
 from strop.rollout.sync.sender import TIMEOUT_S
 from strop.rollout.sync.shared_memory import SharedMemoryReceiver, shares_memory
 from strop.rollout.sync.target import WeightTarget
@@ -145,13 +145,13 @@ class WeightReceiver:
 
 
 class _Connection:
-    """What outlives a sync: the line and the transport."""
+    """What outlives a sync: the channel and the transport."""
 
     def __init__(self, endpoint: Endpoint, index: int, *, device: str, timeout_s: float) -> None:
         self._session = endpoint.session
         self._index = index
         shares = bool(endpoint.memory) and shares_memory(Path(endpoint.memory), endpoint.session)
-        self.line = ReceiverLine(
+        self.channel = ReceiverChannel(
             endpoint, index=index, timeout_s=timeout_s, device=device, shares_memory=shares
         )
         self._transport: ReceivingTransport | None = None
@@ -164,7 +164,7 @@ class _Connection:
                 this receiver heard of it. Nothing was overwritten.
         """
         try:
-            return self.line.next_begin(version)
+            return self.channel.next_begin(version)
         except (TimeoutError, ConnectionError) as error:
             raise SyncIncomplete(f"sync {version} did not begin: {error}") from error
 
@@ -173,21 +173,21 @@ class _Connection:
         if self._transport is None or self._transport.plan != plan:
             self._drop_transport()
             if plan.name == "shared_memory":
-                self._transport = SharedMemoryReceiver(self.line, plan, session=self._session)
+                self._transport = SharedMemoryReceiver(self.channel, plan, session=self._session)
             else:
-                self._transport = CollectiveReceiver(self.line, plan, index=self._index)
+                self._transport = CollectiveReceiver(self.channel, plan, index=self._index)
         return self._transport
 
     def give_up(self, reason: str) -> None:
         """Tell the sender why, and start afresh next time."""
         with suppress(ConnectionError):
-            self.line.tell("failed", reason=reason)
+            self.channel.tell("failed", reason=reason)
         self._drop_transport()
 
     def close(self) -> None:
         """End the session on this side."""
         self._drop_transport()
-        self.line.close()
+        self.channel.close()
 
     def _drop_transport(self) -> None:
         if self._transport is not None:
@@ -200,27 +200,27 @@ class _IncomingSync:
 
     def __init__(self, connection: _Connection, begin: Message, version: int) -> None:
         self._connection = connection
-        self._line = connection.line
+        self._channel = connection.channel
         self._begin = begin
         self._version = version
 
     def run(self, target: WeightTarget, started: float) -> SyncReport:
         """Load and verify everything."""
         with self._understood():
-            sent = Inventory.from_json(self._begin["weights"])
+            sent = WeightsMetadata.from_json(self._begin["weights"])
             plan = Plan(**self._begin["plan"])
-        reception = Reception(self._version, sent, target.inventory())
+        transfer = TransferState(self._version, sent, target.weights_metadata())
         try:
             transport = self._connection.transport(plan)
-            self._line.tell("ready")
-            commit = self._load(reception, target, transport)
-            reception.check_complete()
-            digest = self._verify(reception, sent, target, commit)
-            self._line.tell("verified")
+            self._channel.tell("ready")
+            commit = self._load(transfer, target, transport)
+            transfer.check_complete()
+            digest = self._verify(transfer, sent, target, commit)
+            self._channel.tell("verified")
         except TimeoutError as error:
-            raise reception.interrupted(str(error)) from error
+            raise transfer.interrupted(str(error)) from error
         except ConnectionError as error:
-            raise reception.interrupted(self._line.cause(error)) from error
+            raise transfer.interrupted(self._channel.cause(error)) from error
         return SyncReport(
             version=self._version,
             transport=plan.name,
@@ -230,21 +230,23 @@ class _IncomingSync:
             digest=digest,
         )
 
-    def _load(self, reception: Reception, target: WeightTarget, transport: ReceivingTransport) -> Message:
+    def _load(self, transfer: TransferState, target: WeightTarget, transport: ReceivingTransport) -> Message:
         """Take buckets until the commit, which is returned."""
         num_buckets = 0
         waiting_for = "all rollout workers to be ready"
         while True:
-            message = self._line.next(waiting_for)
+            message = self._channel.next(waiting_for)
             waiting_for = "a bucket or the commit"
             match message:
                 case {"kind": "go"}:
                     transport.begin()
                 case {"kind": "bucket", "num_bytes": int(num_bytes), "entries": list(entries)}:
                     with self._understood():
-                        arriving = [(Weight.from_json(entry[:-1]), int(entry[-1])) for entry in entries]
+                        arriving = [
+                            (TensorMetadata.from_json(entry[:-1]), int(entry[-1])) for entry in entries
+                        ]
                     data = transport.receive(num_bytes)
-                    if loads := reception.take(num_buckets, arriving, data):
+                    if loads := transfer.take(num_buckets, arriving, data):
                         target.load(loads)
                     num_buckets += 1
                 case {"kind": "commit"}:
@@ -255,12 +257,14 @@ class _IncomingSync:
                         f"sync {self._version} corrupted: the sender said {str(message)[:100]}; {REFUSAL}"
                     )
 
-    def _verify(self, reception: Reception, sent: Inventory, target: WeightTarget, commit: Message) -> str:
+    def _verify(
+        self, transfer: TransferState, sent: WeightsMetadata, target: WeightTarget, commit: Message
+    ) -> str:
         """Read the live parameters again; the digest of all of them."""
         with self._understood():
             expected = {str(name): int(value) for name, value in commit["digests"].items()}
-        live = target.digests(reception.names_to_read())
-        reception.check_digests(live, expected)
+        live = target.digests(transfer.names_to_read())
+        transfer.check_digests(live, expected)
         digest = combine_digests(sent, {weight.name: _live(weight, live) for weight in sent})
         if digest != commit["digest"]:
             raise SyncCorrupted(
@@ -280,5 +284,5 @@ class _IncomingSync:
             ) from error
 
 
-def _live(weight: Weight, live: Mapping[str, int]) -> int:
+def _live(weight: TensorMetadata, live: Mapping[str, int]) -> int:
     return next(live[name] for name in weight.names if name in live)

@@ -5,8 +5,8 @@ in the gathers. The receivers call `receive` at the same time. Whatever goes wro
 the rest of the gathers before it raises, so the actor's ranks stay in step and a sync can be tried again.
 
     message     from       says
-    begin       sender     version, inventory, transport
-    ready       receiver   the inventory fits and the transport is there
+    begin       sender     version, metadata, transport
+    ready       receiver   the metadata fit and the transport is there
     go          sender     every receiver is ready
     bucket      sender     which weights the next bytes are
     piece, read both       of shared memory: a slot is full, a slot is free
@@ -31,14 +31,14 @@ from strop.engines.weights import (
     ALIGNMENT,
     BUCKET_BYTES,
     Bucket,
-    Inventory,
+    WeightsMetadata,
     combine_digests,
-    inventory,
     parameter_stream,
+    weights_metadata,
 )
 from strop.rollout.sync import shared_memory
+from strop.rollout.sync.channel import Message, ReceiverFailed, SenderChannel
 from strop.rollout.sync.collective import CollectiveSender, common_device
-from strop.rollout.sync.line import Message, ReceiverFailed, SenderLine
 from strop.rollout.sync.shared_memory import SharedFile, SharedMemorySender
 from strop.rollout.sync.transport import SendingTransport
 from strop.rollout.sync.types import Endpoint, SyncError, SyncReport
@@ -88,9 +88,9 @@ class WeightSender:
         self.close()
         if self._rank != 0:
             return None
-        line = SenderLine(host, num_receivers=num_receivers, timeout_s=self._timeout_s)
+        channel = SenderChannel(host, num_receivers=num_receivers, timeout_s=self._timeout_s)
         device = next(self._module.parameters()).device.type
-        self._session = _Session(line, bucket_bytes=self._bucket_bytes, device=device)
+        self._session = _Session(channel, bucket_bytes=self._bucket_bytes, device=device)
         return self._session.endpoint
 
     def send(self, version: int, weights: Iterable[tuple[str, Tensor]] | None = None) -> SyncReport:
@@ -105,7 +105,7 @@ class WeightSender:
             ValueError: rank 0 has not opened the sync.
         """
         started = time.monotonic()
-        held = inventory(self._module, dtype=self._dtype)
+        held = weights_metadata(self._module, dtype=self._dtype)
         stream = parameter_stream(
             self._module,
             bucket_bytes=self._bucket_bytes,
@@ -145,8 +145,8 @@ class WeightSender:
 class _Session:
     """Rank 0's connection with its receivers."""
 
-    def __init__(self, line: SenderLine, *, bucket_bytes: int, device: str) -> None:
-        self._line = line
+    def __init__(self, channel: SenderChannel, *, bucket_bytes: int, device: str) -> None:
+        self._channel = channel
         self._bucket_bytes = bucket_bytes
         self._device = device
         self._attempt = 0
@@ -154,34 +154,36 @@ class _Session:
         self._num_joins = 0
         self._file = self._make_file()
         self.endpoint = Endpoint(
-            host=line.host,
-            port=line.port,
-            session=line.session,
+            host=channel.host,
+            port=channel.port,
+            session=channel.session,
             memory=str(self._file.path) if self._file else "",
-            num_receivers=line.num_receivers,
+            num_receivers=channel.num_receivers,
         )
 
-    def send(self, version: int, held: Inventory, stream: Iterator[Bucket]) -> tuple[str, str]:
+    def send(self, version: int, held: WeightsMetadata, stream: Iterator[Bucket]) -> tuple[str, str]:
         """One sync; the digest of what was sent, and the name of the transport."""
         self._attempt += 1
         try:
-            transport = self._transport_for(self._line.wait_for_receivers(), held)
-            self._line.begin(self._attempt)
-            self._line.tell("begin", version=version, weights=held.to_json(), plan=transport.plan.to_json())
-            self._line.hear("ready", 0, f"to be ready for sync {version}")
-            self._line.tell("go")
+            transport = self._transport_for(self._channel.wait_for_receivers(), held)
+            self._channel.begin(self._attempt)
+            self._channel.tell(
+                "begin", version=version, weights=held.to_json(), plan=transport.plan.to_json()
+            )
+            self._channel.hear("ready", 0, f"to be ready for sync {version}")
+            self._channel.tell("go")
             transport.begin()
             digests = self._stream(transport, stream)
             digest = combine_digests(held, digests)
-            self._line.tell("commit", digests=digests, digest=digest)
-            self._line.hear("verified", 0, f"to verify sync {version}")
+            self._channel.tell("commit", digests=digests, digest=digest)
+            self._channel.hear("verified", 0, f"to verify sync {version}")
             return digest, transport.plan.name
         except ReceiverFailed as error:
             self._give_up(f"it failed at {error}")
             raise SyncError(f"sync {version} failed at {error}") from error
         except (TimeoutError, ConnectionError) as error:
             # A receiver that breaks a transfer says why; one that is late is named already.
-            said = "" if isinstance(error, TimeoutError) else self._line.failure_of_receiver()
+            said = "" if isinstance(error, TimeoutError) else self._channel.failure_of_receiver()
             reason = said or str(error)
             self._give_up(reason)
             raise SyncError(f"sync {version} stopped: {reason}") from error
@@ -194,7 +196,7 @@ class _Session:
         self._drop_transport()
         if self._file is not None:
             self._file.remove()
-        self._line.close()
+        self._channel.close()
 
     def _stream(self, transport: SendingTransport, stream: Iterator[Bucket]) -> dict[str, int]:
         """Send all buckets; the digests of their weights."""
@@ -212,23 +214,23 @@ class _Session:
 
     def _announce(self, bucket: Bucket) -> None:
         entries = [[*weight.to_json(), offset] for weight, offset in bucket.entries]
-        self._line.tell("bucket", num_bytes=len(bucket.data), entries=entries)
+        self._channel.tell("bucket", num_bytes=len(bucket.data), entries=entries)
 
     def _give_up(self, reason: str) -> None:
         with suppress(ConnectionError):
-            self._line.tell("abort", reason=reason)
+            self._channel.tell("abort", reason=reason)
         self._drop_transport()
 
-    def _transport_for(self, joined: list[Message], held: Inventory) -> SendingTransport:
+    def _transport_for(self, joined: list[Message], held: WeightsMetadata) -> SendingTransport:
         """The transport of the syncs before, unless one failed or somebody joined."""
-        if self._num_joins != self._line.num_joins:
+        if self._num_joins != self._channel.num_joins:
             self._drop_transport()
         if self._transport is None:
             self._transport = self._over_memory(joined, held) or self._over_network(joined)
-            self._num_joins = self._line.num_joins
+            self._num_joins = self._channel.num_joins
         return self._transport
 
-    def _over_memory(self, joined: list[Message], held: Inventory) -> SendingTransport | None:
+    def _over_memory(self, joined: list[Message], held: WeightsMetadata) -> SendingTransport | None:
         """Shared memory, if every receiver sees this node's and there is room."""
         file, self._file = self._file, None
         if not all(answer.get("shares_memory") is True for answer in joined):
@@ -241,7 +243,7 @@ class _Session:
         # A small model needs no large slots: what is reserved is taken from the node's memory.
         slot_bytes = min(self._bucket_bytes, max(1, held.num_bytes + ALIGNMENT * len(held)))
         try:
-            return SharedMemorySender(self._line, file, made_in=self._attempt, slot_bytes=slot_bytes)
+            return SharedMemorySender(self._channel, file, made_in=self._attempt, slot_bytes=slot_bytes)
         except OSError as error:
             file.remove()
             logger.warning(
@@ -255,11 +257,11 @@ class _Session:
 
     def _over_network(self, joined: list[Message]) -> SendingTransport:
         device = common_device([self._device, *(str(answer.get("device")) for answer in joined)])
-        return CollectiveSender(self._line, made_in=self._attempt, device=device)
+        return CollectiveSender(self._channel, made_in=self._attempt, device=device)
 
     def _make_file(self) -> SharedFile | None:
         try:
-            return SharedFile(shared_memory.FOLDER, self._line.session)
+            return SharedFile(shared_memory.FOLDER, self._channel.session)
         except OSError as error:
             logger.info("no shared memory for the weight sync (%s)", error)
             return None

@@ -1,7 +1,7 @@
 """Buckets through shared memory, for a sender and receivers on one node.
 
 One file of the node's memory file system holds two slots. The sender fills one while the receivers read the other;
-a bucket larger than a slot travels in pieces. The sender says on the line when a piece lies in its slot, and fills
+a bucket larger than a slot travels in pieces. The sender says on the channel when a piece lies in its slot, and fills
 the slot again when every receiver has said there that it is done with it.
 
 The file has a name only until all receivers have mapped it, so the memory is given back however the processes end.
@@ -25,7 +25,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from strop.rollout.sync.line import ReceiverLine, SenderLine
+from strop.rollout.sync.channel import ReceiverChannel, SenderChannel
 from strop.rollout.sync.transport import Plan
 
 FOLDER = Path("/dev/shm")
@@ -71,9 +71,9 @@ class SharedFile:
 class SharedMemorySender:
     """The sender's side."""
 
-    def __init__(self, line: SenderLine, file: SharedFile, *, made_in: int, slot_bytes: int) -> None:
+    def __init__(self, channel: SenderChannel, file: SharedFile, *, made_in: int, slot_bytes: int) -> None:
         """Raises OSError when the memory file system has no room for two slots."""
-        self._line = line
+        self._channel = channel
         self._file = file
         self._slots = _slots(file.grow(slot_bytes), slot_bytes)
         self._piece = 0
@@ -89,9 +89,9 @@ class SharedMemorySender:
         for part in torch.split(data, len(self._slots[0])):
             if self._piece >= NUM_SLOTS:
                 before = self._piece - NUM_SLOTS
-                self._line.hear("read", before, f"to read piece {before} of the shared memory")
+                self._channel.hear("read", before, f"to read piece {before} of the shared memory")
             self._slots[self._piece % NUM_SLOTS][: len(part)].copy_(part)
-            self._line.tell("piece", number=self._piece)
+            self._channel.tell("piece", number=self._piece)
             self._piece += 1
 
     def finish(self) -> None:
@@ -106,14 +106,14 @@ class SharedMemorySender:
 class SharedMemoryReceiver:
     """The side of one receiver."""
 
-    def __init__(self, line: ReceiverLine, plan: Plan, *, session: str) -> None:
+    def __init__(self, channel: ReceiverChannel, plan: Plan, *, session: str) -> None:
         """Map the sender's file, read only.
 
         Raises:
             ConnectionError: the file is gone or is not that of this session.
         """
         self.plan = plan
-        self._line = line
+        self._channel = channel
         path = Path(plan.path)
         size = _HEADER_BYTES + NUM_SLOTS * plan.slot_bytes
         try:
@@ -145,7 +145,7 @@ class SharedMemoryReceiver:
     def finish(self) -> None:
         """Tell the sender that the last piece was read."""
         if self._in_use is not None:
-            self._line.tell("read", number=self._in_use)
+            self._channel.tell("read", number=self._in_use)
             self._in_use = None
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class SharedMemoryReceiver:
         self._slots = []
 
     def _next(self, num_bytes: int) -> Tensor:
-        message = self._line.next(f"piece {self._piece} of the shared memory")
+        message = self._channel.next(f"piece {self._piece} of the shared memory")
         if (message["kind"], message["number"]) != ("piece", self._piece):
             raise ConnectionError(
                 f"piece {self._piece} of the shared memory was announced as {dict(message)}"

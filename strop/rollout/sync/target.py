@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from strop.engines.digest import digest_tensor
-from strop.engines.weights import Inventory, inventory, named_weights
+from strop.engines.weights import WeightsMetadata, named_weights, weights_metadata
 
 
 class WeightTarget(Protocol):
     """The parameters an engine generates with."""
 
-    def inventory(self) -> Inventory:
+    def weights_metadata(self) -> WeightsMetadata:
         """What the engine needs: every tensor once, with the names tied to it."""
         ...
 
     def load(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Write values in place. The tensors are in host or device memory and valid during the call only.
 
-        Names are first names of the inventory; shapes and dtypes are those of the inventory.
+        Names are first names of the metadata; shapes and dtypes are theirs.
         """
         ...
 
@@ -44,9 +44,9 @@ class ModuleTarget:
             )
         self._module = module
 
-    def inventory(self) -> Inventory:
+    def weights_metadata(self) -> WeightsMetadata:
         """The parameters and persistent buffers."""
-        return inventory(self._module)
+        return weights_metadata(self._module)
 
     @torch.no_grad()
     def load(self, tensors: Sequence[tuple[str, Tensor]]) -> None:

@@ -1,8 +1,8 @@
 """What a transport does: bytes of buckets from one sender to all receivers, in order.
 
-What the bytes mean travels on the line; both sides know the size of the next bucket before they call. A transport
+What the bytes mean travels on the channel; both sides know the size of the next bucket before they call. A transport
 serves sync after sync until one fails or another receiver joins; then it is closed and another one is made. Every
-wait has the line's deadline and ends with a TimeoutError or ConnectionError that names what it waited for.
+wait has the channel's deadline and ends with a TimeoutError or ConnectionError that names what it waited for.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 
-class Purse:
+class CostBudget:
     """What the judge may still cost in this process, one of several that ask it for one run.
 
     What is left of the limit is divided by the number of processes whenever the run says what all of them have spent;

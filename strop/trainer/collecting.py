@@ -67,7 +67,7 @@ def training_rows(config: Config, roles: Roles, played: Played, sampling: Sampli
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gathered:
+class CollectedSamples:
     """The samples of one step, or of one round of it."""
 
     prompts: tuple[Prompt, ...]
@@ -82,7 +82,7 @@ class Gathered:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class Gatherer:
+class RolloutCollector:
     """Fills steps with samples."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Gatherer:
         self._config, self._run, self._data, self._roles = config, run, data, roles
         self._sampling = sampling
 
-    def gather(self, step: int) -> Gathered:
+    def collect(self, step: int) -> CollectedSamples:
         """The samples of a step.
 
         Raises:
@@ -102,12 +102,12 @@ class Gatherer:
         wanted = self._config.data.prompts_per_step
         if not settings.enable:
             return self._joined([self._round(step, wanted)], {}, {})
-        rounds: list[Gathered] = []
+        rounds: list[CollectedSamples] = []
         causes: dict[str, str] = {}
         found, rate = 0, 1.0
         while found < wanted and len(rounds) < settings.max_rounds:
             rounds.append(self._round(step, min(wanted, math.ceil((wanted - found) / rate))))
-            causes |= self._judged(rounds[-1].played.reports, at_most=wanted - found)
+            causes |= self._filter(rounds[-1].played.reports, at_most=wanted - found)
             found = sum(not cause for cause in causes.values())
             rate = max(found / sum(len(one.prompts) for one in rounds), _LOWEST_RATE)
         dropped = {uid: cause for uid, cause in causes.items() if cause}
@@ -120,15 +120,15 @@ class Gatherer:
         return self._joined(rounds, dropped, self._counts(dropped, rounds))
 
     def _joined(
-        self, rounds: Sequence[Gathered], dropped: Mapping[str, str], metrics: Mapping[str, float]
-    ) -> Gathered:
+        self, rounds: Sequence[CollectedSamples], dropped: Mapping[str, str], metrics: Mapping[str, float]
+    ) -> CollectedSamples:
         """All rounds, without the samples of dropped groups."""
         num_refused = sum(one.num_refused for one in rounds)
         experience = Experience.concat([one.experience for one in rounds])
         if dropped:
             kept = [row for row, report in enumerate(experience.reports) if report.uid not in dropped]
             experience = experience.take(kept)
-        return Gathered(
+        return CollectedSamples(
             prompts=tuple(prompt for one in rounds for prompt in one.prompts),
             num_refused=num_refused,
             played=Played.concat([one.played for one in rounds]),
@@ -140,7 +140,7 @@ class Gatherer:
             },
         )
 
-    def _round(self, step: int, num_prompts: int) -> Gathered:
+    def _round(self, step: int, num_prompts: int) -> CollectedSamples:
         drawn = self._next_prompts(step, num_prompts)
         prompts = drawn.prompts
         baselines = self._greedy_rewards(prompts) if self._config.needs("reward_baselines") else {}
@@ -150,7 +150,7 @@ class Gatherer:
         experience = training_rows(self._config, self._roles, played, self._sampling)
         if self._config.needs("reward_baselines") and experience.reports:
             experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
-        return Gathered(
+        return CollectedSamples(
             prompts=tuple(prompts), num_refused=len(drawn.refused), played=played, experience=experience
         )
 
@@ -195,7 +195,7 @@ class Gatherer:
         reward = self._config.reward
         check_failed_share(outcomes, max_failed_share=reward.max_failed_share, timeout_s=reward.timeout_s)
 
-    def _judged(self, reports: Sequence[EpisodeReport], *, at_most: int) -> dict[str, str]:
+    def _filter(self, reports: Sequence[EpisodeReport], *, at_most: int) -> dict[str, str]:
         """By uid of each group of a round, why it is left out (empty: it is not); the sampler hears of it."""
         settings = self._config.algorithm.filter_groups
         causes: dict[str, str] = {}
@@ -211,7 +211,7 @@ class Gatherer:
                 self._data.sampler.defer(row, epoch, epochs=settings.defer_failed)
         return causes
 
-    def _counts(self, dropped: Mapping[str, str], rounds: Sequence[Gathered]) -> dict[str, float]:
+    def _counts(self, dropped: Mapping[str, str], rounds: Sequence[CollectedSamples]) -> dict[str, float]:
         """Metrics of the filter."""
         uids = [report.uid for one in rounds for report in one.played.reports]
         causes = Counter(dropped[uid] for uid in uids if uid in dropped)

@@ -1,7 +1,7 @@
 """A process that ends what a private cluster leaves behind when its controller is gone.
 
 Ray's servers die with the process that started them, and workers see that and end. Some helpers of Ray linger
-for a minute, though, and what a worker's own code started may never end. The guard waits until its parent
+for a minute, though, and what a worker's own code started may never end. The reaper waits until its parent
 (the controller) dies or tells it to; then it gives the cluster's processes a moment and kills the rest. It
 knows them by an open file below the cluster's session folder, or by a mark in their environment. It imports
 the standard library only. Where there is no /proc it does nothing.
@@ -22,16 +22,16 @@ from pathlib import Path
 MARK = "STROP_CLUSTER"
 """Environment variable that the processes of a private cluster inherit."""
 _LOOK_S = 0.5
-"""How often the guard looks whether its parent lives, should the pipe not tell."""
+"""How often the reaper looks whether its parent lives, should the pipe not tell."""
 _GRACE_S = 3.0
 """How long processes have to end by themselves."""
 _STOP_S = 15.0
-"""How long the guard may take to end them all."""
+"""How long the reaper may take to end them all."""
 _PROC = Path("/proc")
 
 
-class Guard:
-    """The guard of one cluster, seen from the controller."""
+class Reaper:
+    """The reaper of one cluster, seen from the controller."""
 
     def __init__(self, mark: str, session: str, folder: str) -> None:
         """Start it.

@@ -3,9 +3,9 @@
 One TCP connection per receiver, to an address of the sender's node, behind a gate (strop.net.gate): nothing is read of
 whoever does not know the session's secret. A message is four bytes of length and JSON text; nothing is unpickled.
 
-Concurrency: each side uses its line from one thread at a time; the gate's thread hands over the connections that have
-proved themselves. Every wait ends with what was waited for, with the failure that any receiver reports, with the end of
-the other process, or with the deadline.
+Concurrency: each side uses its channel from one thread at a time; the gate's thread hands over the connections that
+have proved themselves. Every wait ends with what was waited for, with the failure that any receiver reports, with
+the end of the other process, or with the deadline.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SenderGaveUp(ConnectionError):
     """The sender ends this sync; the message says why."""
 
 
-class SenderLine:
+class SenderChannel:
     """The sender's end, to all receivers."""
 
     def __init__(self, host: str, *, num_receivers: int, timeout_s: float) -> None:
@@ -229,7 +229,7 @@ class SenderLine:
             del self._peers[peer.index]
 
 
-class ReceiverLine:
+class ReceiverChannel:
     """A receiver's end."""
 
     def __init__(self, endpoint: Endpoint, *, index: int, timeout_s: float, **content: Any) -> None:

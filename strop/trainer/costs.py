@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SPENDING_FILE = "spending.json"
 
 
-class Spending:
+class CostTracker:
     """The costs of one run, by service."""
 
     def __init__(self, reward: RewardConfig, folder: Path | None) -> None:

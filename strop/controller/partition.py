@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from strop.protocol import DataProto, DataProtoFuture
 
 
-class Cut:
+class Partition:
     """A batch cut by its caller, to be passed to a group wherever a mode takes a batch.
 
     The parts may be unequal and empty. Every batch of the call is cut alike, and what is joined from the
@@ -36,17 +36,17 @@ class Cut:
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
 
-    def same_parts(self, other: Cut) -> bool:
+    def same_parts(self, other: Partition) -> bool:
         """Whether another batch is cut into the same parts."""
         return len(self.parts) == len(other.parts) and all(map(np.array_equal, self.parts, other.parts))
 
 
-def cut_rows(
+def partition_rows(
     data: DataProto | DataProtoFuture, parts: Sequence[NDArray[np.int64]]
 ) -> list[DataProto] | list[DataProtoFuture]:
     """The rows of each part; views where the rows follow one another."""
     if isinstance(data, DataProtoFuture):
-        return data.cut(parts)
+        return data.partition(parts)
     return [_rows(data, part) for part in parts]
 
 
@@ -62,7 +62,7 @@ def _rows(data: DataProto, part: NDArray[np.int64]) -> DataProto:
 def _row_array(part: Sequence[int], number: int) -> NDArray[np.int64]:
     rows = np.asarray(part)
     if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
-        raise ValueError(f"part {number} of a Cut is a list of row numbers, got {part!r}")
+        raise ValueError(f"part {number} of a Partition is a list of row numbers, got {part!r}")
     return rows.astype(np.int64)
 
 
@@ -72,17 +72,17 @@ def _check_parts(parts: Sequence[NDArray[np.int64]], length: int) -> None:
         for row in part.tolist():
             if not 0 <= row < length:
                 raise ValueError(
-                    f"part {number} of a Cut has row {row}, but the batch has {length} rows; rows count from 0"
+                    f"part {number} of a Partition has row {row}, but the batch has {length} rows; rows count from 0"
                 )
             if row in holder:
                 raise ValueError(
-                    f"row {row} is twice in a Cut: in part {holder[row]} and in part {number}; each row goes "
+                    f"row {row} is twice in a Partition: in part {holder[row]} and in part {number}; each row goes "
                     f"to one data-parallel group"
                 )
             holder[row] = number
     missing = [row for row in range(length) if row not in holder]
     if missing:
         raise ValueError(
-            f"{len(missing)} of {length} rows are in no part of a Cut, the first is row {missing[0]}; give "
+            f"{len(missing)} of {length} rows are in no part of a Partition, the first is row {missing[0]}; give "
             f"each row to one data-parallel group, or pass a batch of the wanted rows only"
         )

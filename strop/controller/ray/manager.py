@@ -1,12 +1,12 @@
 """The worker processes that stand and fall together, and the only place where the controller waits for them.
 
-A call that is given to a process becomes a `Ticket`. `Crew.wait` returns when a ticket is settled; while it
-waits it looks at every open ticket of the crew a few times a second, and now and then asks processes without
+A call that is given to a process becomes a `PendingCall`. `WorkerManager.wait` returns when it is settled; while it
+waits it looks at every open call of all processes a few times a second, and now and then asks processes without
 one whether they live, so that a failure anywhere ends the wait, not only one of the process waited for. A
-ticket has its deadline: the process must answer within that time after it got the call and after the last
-answer of any process of the crew (calls queue, and may wait for each other's results).
+call has its deadline: the process must answer within that time after it got the call and after the last
+answer of any process (calls queue, and may wait for each other's results).
 
-The first failure stops the crew: all processes are killed, and whoever uses it afterwards is told why.
+The first failure stops all of them: all processes are killed, and whoever uses it afterwards is told why.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import ray
 
 from strop.controller.errors import CallTimeout, GroupStopped, WorkerFailed
 from strop.controller.ray.failures import Observed, first_failure, is_secondary, observed, stacks_of
-from strop.controller.ray.members import Member, Ticket
-from strop.controller.ray.messages import Answer
+from strop.controller.ray.members import Member, PendingCall
+from strop.controller.ray.messages import CallResponse
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
-"""How often a wait looks at all processes of the crew."""
+"""How often a wait looks at all processes."""
 _PING_S = 5.0
 """How often a wait asks processes without a call whether they live."""
 _PONG_S = 120.0
@@ -45,11 +45,11 @@ _KILL_S = 10.0
 """How long killed processes have to disappear."""
 
 
-class Crew:
+class WorkerManager:
     """Worker processes, the calls they have, and how they end."""
 
     def __init__(self, *, on_stop: Callable[[], None]) -> None:
-        """Make an empty crew.
+        """Begin without a process.
 
         Args:
             on_stop: gives back what the processes held, once they are gone.
@@ -60,7 +60,7 @@ class Crew:
         """Why no call is possible any more; empty while calls are."""
         self._on_stop = on_stop
         self._numbers = itertools.count()
-        self._calls: dict[int, list[Ticket]] = {}
+        self._calls: dict[int, list[PendingCall]] = {}
         self._failure: Exception | None = None
         self._progress_at = 0.0
         self._pinged_at = 0.0
@@ -86,15 +86,15 @@ class Crew:
         method: str,
         call: int | None = None,
         timeout_s: float,
-    ) -> Ticket:
+    ) -> PendingCall:
         """Give a process a call; `give(handle)` returns Ray's reference to the answer.
 
         Raises:
-            GroupStopped: the crew does not work any more; says why.
+            GroupStopped: the processes were stopped; says why.
         """
         with self._lock:
             self.check_works()
-            ticket = Ticket(
+            pending = PendingCall(
                 member=member,
                 role=role,
                 method=method,
@@ -103,46 +103,46 @@ class Crew:
                 timeout_s=timeout_s,
                 given_at=time.monotonic(),
             )
-            member.queue.append(ticket)
-            self._calls.setdefault(ticket.call, []).append(ticket)
-            return ticket
+            member.queue.append(pending)
+            self._calls.setdefault(pending.call, []).append(pending)
+            return pending
 
-    def wait(self, ticket: Ticket) -> Any:
+    def wait(self, pending: PendingCall) -> Any:
         """The answer to a call.
 
         Raises:
-            WorkerFailed: a process of the crew failed, this one or another; says which one first.
+            WorkerFailed: a process failed, this one or another; says which one first.
             CallTimeout: processes did not answer in time.
-            GroupStopped: the crew was stopped before the answer came.
+            GroupStopped: they were stopped before the answer came.
         """
         while True:
             with self._lock:
                 self._collect()
-                if ticket.is_settled and ticket.error is None:
-                    return ticket.answer
+                if pending.is_settled and pending.error is None:
+                    return pending.answer
                 if self._failure is not None:
                     raise self._failure
                 self.check_works()
                 self._check_deadlines()
                 self._ping()
-            ray.wait([ticket.reference], timeout=_LOOK_S, fetch_local=False)
+            ray.wait([pending.reference], timeout=_LOOK_S, fetch_local=False)
 
     def look(self) -> None:
-        """Raise the failure of a process of the crew, if there is one; waits for nothing."""
+        """Raise the failure of a process, if there is one; waits for nothing."""
         with self._lock:
             self._collect()
             if self._failure is not None:
                 raise self._failure
 
     def check_works(self) -> None:
-        """Raise GroupStopped where the crew does not work any more."""
+        """Raise GroupStopped where the processes were stopped."""
         if self.stopped_because:
             raise GroupStopped(self.stopped_because) from self._failure
 
     def _collect(self) -> None:
-        """Settle what has been answered; the first error stops the crew."""
+        """Settle what has been answered; the first error stops all processes."""
         self._settle_ready()
-        failed = [ticket for ticket in self._heads() if ticket.error is not None]
+        failed = [pending for pending in self._heads() if pending.error is not None]
         if failed and self._failure is None and not self.stopped_because:
             self._fail()
 
@@ -150,31 +150,31 @@ class Crew:
         waiting = [t for member in self.members for t in member.queue if not t.is_settled]
         if not waiting:
             return
-        references = [ticket.reference for ticket in waiting]
+        references = [pending.reference for pending in waiting]
         ready, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
         done = set(ready)
-        for ticket in waiting:
-            if ticket.reference in done:
-                self._settle(ticket)
+        for pending in waiting:
+            if pending.reference in done:
+                self._settle(pending)
 
-    def _settle(self, ticket: Ticket) -> None:
-        member = ticket.member
+    def _settle(self, pending: PendingCall) -> None:
+        member = pending.member
         try:
-            ticket.answer = ray.get(ticket.reference)
+            pending.answer = ray.get(pending.reference)
         except Exception as error:  # noqa: BLE001  whatever it is, it is the report of a failure
-            ticket.error = error
-        ticket.is_settled = True
-        if ticket.method:  # a sign of life of an idle process says nothing about the others
+            pending.error = error
+        pending.is_settled = True
+        if pending.method:  # a sign of life of an idle process says nothing about the others
             self._progress_at = time.monotonic()
-        if isinstance(ticket.answer, Answer):
-            member.peak_memory_bytes = max(member.peak_memory_bytes, ticket.answer.peak_memory_bytes)
-        if all(other.is_settled for other in self._calls[ticket.call]):
-            del self._calls[ticket.call]
+        if isinstance(pending.answer, CallResponse):
+            member.peak_memory_bytes = max(member.peak_memory_bytes, pending.answer.peak_memory_bytes)
+        if all(other.is_settled for other in self._calls[pending.call]):
+            del self._calls[pending.call]
         while member.queue and member.queue[0].is_settled and member.queue[0].error is None:
             done = member.queue.popleft()
             member.last_call = done if done.method else member.last_call
 
-    def _heads(self) -> list[Ticket]:
+    def _heads(self) -> list[PendingCall]:
         """The call that each process runs or failed at."""
         return [member.queue[0] for member in self.members if member.queue]
 
@@ -192,14 +192,14 @@ class Crew:
     def _check_deadlines(self) -> None:
         now = time.monotonic()
         late = [
-            ticket
-            for ticket in self._heads()
-            if not ticket.is_settled and now - max(ticket.given_at, self._progress_at) > ticket.timeout_s
+            pending
+            for pending in self._heads()
+            if not pending.is_settled and now - max(pending.given_at, self._progress_at) > pending.timeout_s
         ]
         if not late:
             return
-        first = min(late, key=lambda ticket: ticket.call)
-        missing = {ticket.member.rank: ticket.member for ticket in late if ticket.call == first.call}
+        first = min(late, key=lambda pending: pending.call)
+        missing = {pending.member.rank: pending.member for pending in late if pending.call == first.call}
         answered = sorted(one.member.rank for one in self._calls[first.call] if one.is_settled)
         what = first.label or "a sign of life"
         text = (
@@ -220,11 +220,11 @@ class Crew:
         known: dict[int, Observed] = {}
         while True:
             self._settle_ready()
-            for ticket in self._heads():
-                if ticket.error is not None and id(ticket) not in known:
-                    known[id(ticket)] = observed(ticket)
+            for pending in self._heads():
+                if pending.error is not None and id(pending) not in known:
+                    known[id(pending)] = observed(pending)
             has_cause = any(not is_secondary(one) for one in known.values())
-            waiting = any(not ticket.is_settled for ticket in self._heads())
+            waiting = any(not pending.is_settled for pending in self._heads())
             if not waiting or time.monotonic() - seen > (_CAUSE_GRACE_S if has_cause else _GRACE_S):
                 break
             time.sleep(0.02)
@@ -263,7 +263,7 @@ class Crew:
             try:
                 if not any(member.queue for member in self.members):
                     number = self.next_call()
-                    tickets = [
+                    pending_calls = [
                         self.give(
                             member,
                             lambda handle: handle.close.remote(),
@@ -273,8 +273,8 @@ class Crew:
                         )
                         for member in self.members
                     ]
-                    for ticket in tickets:
-                        self.wait(ticket)
+                    for pending in pending_calls:
+                        self.wait(pending)
             finally:
                 self.stop("this runtime is closed; make a new one")
 
