@@ -59,11 +59,11 @@ def _of_guest(place: str, name: str) -> Callable[..., Awaitable[Played]]:
     return play
 
 
-AGENTS_IN_A_WORLD = frozenset(targets("agent in a world"))
+AGENTS_IN_A_WORLD = frozenset(targets("self-scoring agent"))
 """Names of agents that are given no tools, and score their episodes themselves."""
 agents = AgentRegistry(
     "agent",
-    {name: _of_guest(place, name) for place in ("agent", "agent in a world") for name in targets(place)},
+    {name: _of_guest(place, name) for place in ("agent", "self-scoring agent") for name in targets(place)},
 )
 register = agents.register
 """Decorator: `@register("name")` over an async function, or over what a guest makes one of."""

@@ -38,7 +38,7 @@ PLACES = {
     "its setup to a strop.rewards.functions.RewardFunction",
     "key translation": "a library: a function from a key of it to our full keys and a sentence",
     "agent": "name of an agent: the async function (prompt, trajectory, generate, context) that plays it",
-    "agent in a world": "name of an agent that is given no tools and scores its episodes itself: as above",
+    "self-scoring agent": "name of an agent that is given no tools and scores its episodes itself: as above",
     "form of agents": "what agents can be beside async functions: a function from such an object to the async function "
     "that plays it, or None for objects of another form",
     "agent kit": "what agents of this run find in their context, as an attribute of this name: a strop.agents.kits.Kit",

@@ -31,7 +31,7 @@ class LoopKit(Kit):
         """
         path = section_of(setup.config, LoopSettings).loops
         for name, agent in (loops_from_yaml(path) if path else {}).items():
-            if name in (SINGLE_TURN, *targets("agent"), *targets("agent in a world")):
+            if name in (SINGLE_TURN, *targets("agent"), *targets("self-scoring agent")):
                 raise ValueError(f"agent.loops names a loop {name!r}, which is built in; choose another name")
             agents[name] = agent
 
