@@ -192,12 +192,13 @@ class DecodeBatch:
         rows = self._rows[:b]
         num_tokens = int(rows["length"].max()) + 1
         self._cache.reserve(num_tokens, num_slots=b)
-        lengths = torch.from_numpy(rows["length"]).to(model.device)
-        ids = torch.from_numpy(rows["last"]).to(model.device)
+        # Copies lie closely together, and stay what they are while the records go on.
+        lengths = torch.from_numpy(rows["length"].copy()).to(model.device)
+        ids = torch.from_numpy(rows["last"].copy()).to(model.device)
         attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens)
         positions = lengths
         if model.media is not None:
-            positions = lengths + torch.from_numpy(rows["shift"]).to(model.device)
+            positions = lengths + torch.from_numpy(rows["shift"].copy()).to(model.device)
         hidden = model.hidden(ids[None], positions[None], attention)
         rows["length"] += 1
         return self._logits(hidden)
