@@ -38,7 +38,7 @@ SESSION = WORK / "session.jsonl"
 EQUIVALENT = HERE / "equivalent.txt"
 PACKAGES = ("algorithms", "checks/functions")
 TESTS = (
-    "tests/algorithms", "tests/checks/functions", "tests/cli/test_cli_check.py", "tests/trainer/test_metrics.py",
+    "tests/algorithms", "tests/checks/functions", "tests/cli/test_cli_check.py", "tests/workers/test_metrics.py",
     "tests/workers/test_batch_estimates.py",
 )  # fmt: skip
 """Unit tests of the formulas; no training run takes part."""
