@@ -309,13 +309,18 @@ def _specs(
         logs=None if logs is None else logs.absolute(),
         keeps_rows=bool(config.data.dataset_class.path),
     )
-    engines = {
+    engines = _engines(config)
+    return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
+
+
+def _engines(config: Config) -> Mapping[str, EngineConfig]:
+    """Settings of the engines of those roles that have one."""
+    return {
         "actor": config.actor.engine,
         "critic": config.critic.engine,
         "reference": config.reference.engine,
         "teacher": config.teacher.engine,
     }
-    return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
 
 
 def _num_ranks(config: Config, name: str) -> int:

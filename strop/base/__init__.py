@@ -1,0 +1,16 @@
+"""What every room needs and none owns.
+
+guests.py, lazy_names.py     guests that join the core; names of a package that are imported when they are used
+sections.py, field_types.py  sections of the configuration; what a field may hold, and its bounds
+registry.py                  what stands under a name
+metrics.py                   metrics: their names, and values that merge; tensor_metrics.py: added up on the device
+randomness.py                random numbers as functions of a key and a position
+device.py, cores.py          the device, and the processor cores that may be used
+trust.py                     whether what settings name may be run
+user_files.py                Python files of the user's own
+foreign_files.py             files that somebody else may have written
+token_bucket.py              calls per second
+background_loop.py           an event loop in a thread of its own
+
+Nothing is imported here: the settings are read without torch.
+"""
