@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -59,15 +59,60 @@ class TokenOutput:
     stop_reason: StopReason
 
 
-class RolloutEngine(Protocol):
-    """Generates tokens. One asyncio loop calls it; every method returns or raises within a deadline."""
+OnToken = Callable[[int, float, int], None]
+"""Hears of each token as it is sampled: its id, log-prob and policy version."""
 
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
-        """Continue `prompt_ids` until a stop token, `max_tokens`, or an abort."""
+Ability = Literal["keyed", "update_in_flight", "frees_weights", "media"]
+"""What not every engine can do.
+
+keyed: the tokens of a request depend on its key alone, whatever runs beside it (but for rounding).
+update_in_flight: `set_version` while requests run; they go on with the new weights.
+frees_weights: `sleep(2)` gives the memory of the weights back, too.
+media: prompts may be `MediaTokens`.
+"""
+
+
+class RolloutEngine(Protocol):
+    """Generates tokens. One asyncio loop calls it; every method returns or raises within a deadline.
+
+    Weights do not pass through here: they are written in place (by the actor that shares them, or into the engine's
+    `sync.target.WeightTarget`), and `set_version` says so.
+    """
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """Which of the things that not every engine can do this one does."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Policy version that the weights hold."""
+        ...
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        on_token: OnToken | None = None,
+    ) -> TokenOutput:
+        """Continue `prompt_ids` until a stop token, `max_tokens`, or an abort.
+
+        `on_token` is called for each token, in order, before the whole is returned. A caller that is cancelled ends
+        its request.
+
+        Raises:
+            ValueError: the request cannot be served by this model, or its id is already running.
+        """
         ...
 
     async def set_version(self, version: int) -> None:
-        """The shared parameters now hold this policy version: forget everything computed with the one before."""
+        """The weights now hold this policy version: forget everything computed with the one before.
+
+        Raises:
+            ValueError: the version goes backwards; or requests run, and the engine is not able to `update_in_flight`.
+        """
         ...
 
     async def pause(self) -> None:
@@ -79,13 +124,33 @@ class RolloutEngine(Protocol):
         ...
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        """End these requests, or all, with the tokens they have."""
+        """End these requests, or all, with the tokens they have; ids that do not run are passed over."""
         ...
 
-    async def sleep(self) -> None:
-        """Give the cache's memory back; there must be no running request."""
+    async def flush_cache(self) -> None:
+        """Forget computed prompts, which would be used again."""
+        ...
+
+    async def sleep(self, level: Literal[1, 2] = 1) -> None:
+        """Give memory back: that of the cache (1), that of the engine's own weights as well (2).
+
+        Raises:
+            ValueError: a request is running; or the engine's weights stay where they are (2).
+        """
+        ...
+
+    async def wake_up(self) -> None:
+        """Take the memory again. Weights that were given back hold nothing until they are written and `set_version`."""
         ...
 
     async def health(self) -> Mapping[str, float]:
-        """Generate one token for real; numbers about the engine."""
+        """Generate one token for real, unless paused or asleep; numbers about the engine.
+
+        Raises:
+            Exception: it cannot do its work; the message says why.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the requests and whatever the engine started. A second call does nothing."""
         ...

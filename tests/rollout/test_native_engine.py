@@ -379,3 +379,25 @@ def test_a_bfloat16_cache_takes_half_the_memory(tiny: Tiny) -> None:
         run(generate_all(engine, [(tokens(30, 0), sampled(0, 4))]))
         held.append(run(engine.health())["cache_bytes"])
     assert held[0] == 2 * held[1] > 0
+
+
+def test_tokens_are_heard_of_as_they_are_sampled(tiny: Callable[..., CausalLM]) -> None:
+    heard: list[tuple[int, float, int]] = []
+
+    async def work() -> TokenOutput:
+        engine = NativeEngine(tiny("qwen3"), max_running=2, version=3)
+        try:
+            return await engine.generate(
+                "a", [3, 4], Sampling(key=1, max_tokens=5), on_token=lambda *token: heard.append(token)
+            )
+        finally:
+            await engine.close()
+
+    output = asyncio.run(work())
+    assert heard == list(zip(output.token_ids, output.log_probs, output.versions, strict=True))
+    assert len(heard) == 5
+
+
+def test_weights_of_the_model_are_not_the_engines_to_give_back(tiny: Callable[..., CausalLM]) -> None:
+    with pytest.raises(ValueError, match="off-load the model"):
+        asyncio.run(NativeEngine(tiny("qwen3"), max_running=1).sleep(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import pytest
 from rollout_cases import run, tokens
@@ -12,7 +13,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.rollout.client import RolloutClient, RolloutTimeout
 from strop.rollout.config import RolloutConfig
 from strop.rollout.native.engine import NativeEngine
-from strop.rollout.types import RolloutEngine, Sampling, TokenOutput
+from strop.rollout.types import Ability, OnToken, RolloutEngine, Sampling, TokenOutput
 
 SAMPLING = Sampling(key=0, max_tokens=7)
 
@@ -24,7 +25,17 @@ class ScriptedEngine:
         self.answer = answer
         self.aborted: list[Sequence[str] | None] = []
 
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
+    abilities: frozenset[Ability] = frozenset()
+    version = 0
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        on_token: OnToken | None = None,
+    ) -> TokenOutput:
         if self.answer is None:
             await asyncio.Event().wait()
         assert self.answer is not None
@@ -36,7 +47,10 @@ class ScriptedEngine:
     async def set_version(self, version: int) -> None: ...
     async def pause(self) -> None: ...
     async def resume(self) -> None: ...
-    async def sleep(self) -> None: ...
+    async def flush_cache(self) -> None: ...
+    async def sleep(self, level: Literal[1, 2] = 1) -> None: ...
+    async def wake_up(self) -> None: ...
+    async def close(self) -> None: ...
     async def health(self) -> Mapping[str, float]:
         return {}
 

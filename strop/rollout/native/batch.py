@@ -20,7 +20,7 @@ from strop.engines.head import scaled_logits
 from strop.engines.packing import joined_positions, next_position
 from strop.rollout.native.cache import DecodeAttention, PrefillAttention, SlotCache
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
-from strop.rollout.types import Sampling, StopReason, TokenOutput
+from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 from strop.trajectory import Media
 
 PREFILL_TOKENS = 4096
@@ -36,6 +36,8 @@ class Request:
     sampling: Sampling
     media: tuple[Media, ...] = ()
     """Images and videos that tokens of the prompt stand for."""
+    on_token: OnToken | None = None
+    """Hears of each token."""
     prompt_key: Hashable = field(init=False)
     """Equal for equal prompts with equal media; unlike a tuple of tokens it is hashed only once."""
     token_ids: list[int] = field(default_factory=list)
@@ -94,12 +96,12 @@ class DecodeBatch:
         return self._cache.num_bytes
 
     def forget(self) -> None:
-        """Drop what was computed with older weights; no request may be running."""
-        assert not self.running, "weights change between steps of a batch only when it is empty or paused"
+        """Drop computed prompts; sequences that run keep theirs."""
         self._prefixes.clear()
 
     def free(self) -> None:
-        """Give the cache's memory back."""
+        """Give the cache's memory back; no request may be running."""
+        assert not self.running, "running sequences need the cache"
         self.forget()
         self._cache.free()
 
@@ -219,6 +221,8 @@ class DecodeBatch:
             request.token_ids.append(token)
             request.log_probs.append(log_prob)
             request.versions.append(version)
+            if request.on_token is not None:
+                request.on_token(token, log_prob, version)
             if token in request.sampling.stop_token_ids:
                 ended.append((request, "stop"))
                 released.append(slot)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.batch import DecodeBatch, Request
-from strop.rollout.types import Sampling, StopReason, TokenOutput
+from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
 from strop.trajectory import media_of
 
 HEALTH_TIMEOUT_S = 60.0
@@ -40,7 +41,19 @@ class NativeEngine:
         """Policy version that the parameters hold."""
         return self._version
 
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """What not every engine can do."""
+        return frozenset({"keyed"} if self._media is None else {"keyed", "media"})
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        on_token: OnToken | None = None,
+    ) -> TokenOutput:
         """Continue `prompt_ids` until a stop token, `max_tokens`, or an abort; they may be `MediaTokens`.
 
         Raises:
@@ -71,7 +84,7 @@ class NativeEngine:
                 f"request {request_id} has {len(media)} images or videos, but the model takes text alone; use a "
                 f"vision-language model"
             )
-        request = Request(request_id, prompt, sampling, media)
+        request = Request(request_id, prompt, sampling, media, on_token)
         future: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
         self._futures[request_id] = (request, future)
         self._batch.waiting.append(request)
@@ -114,17 +127,28 @@ class NativeEngine:
         self._batch.remove([request for request, _ in found])
         self._resolve([(request, "aborted") for request, _ in found])
 
-    async def sleep(self) -> None:
-        """Give the cache's memory back.
+    async def flush_cache(self) -> None:
+        """Forget computed prompts."""
+        self._batch.forget()
+
+    async def sleep(self, level: Literal[1, 2] = 1) -> None:
+        """Give the cache's memory back; the next request takes it again.
 
         Raises:
-            ValueError: a sequence is running.
+            ValueError: a sequence is running; or level 2: the weights are the model's, not the engine's.
         """
+        if level != 1:
+            raise ValueError(
+                f"sleep({level}) of the in-process engine: its weights are those of the model; off-load the model"
+            )
         if self._batch.running:
             raise ValueError(
                 f"{len(self._batch.running)} sequences are running; wait for them or abort them first"
             )
         self._batch.free()
+
+    async def wake_up(self) -> None:
+        """Nothing is to be done: the cache grows with the next request."""
 
     async def health(self) -> Mapping[str, float]:
         """Generate one token for real, unless paused; numbers about the engine.
@@ -154,6 +178,11 @@ class NativeEngine:
             "decoded_tokens": float(self._batch.num_decoded),
             "cache_bytes": float(self._batch.cache_bytes),
         }
+
+    async def close(self) -> None:
+        """End the requests, and give the cache's memory back."""
+        await self.abort()
+        self._batch.free()
 
     async def _drive(self) -> None:
         try:

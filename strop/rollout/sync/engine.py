@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from strop.rollout.sync.receiver import WeightReceiver
 from strop.rollout.sync.types import SyncReport
-from strop.rollout.types import RolloutEngine, Sampling, TokenOutput
+from strop.rollout.types import Ability, OnToken, RolloutEngine, Sampling, TokenOutput
 
 
 class VerifiedEngine:
@@ -39,7 +40,24 @@ class VerifiedEngine:
         await self._engine.set_version(version)
         return report
 
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """Those of the engine."""
+        return self._engine.abilities
+
+    @property
+    def version(self) -> int:
+        """As the engine says; whether it is verified is asked before anything is generated."""
+        return self._engine.version
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        on_token: OnToken | None = None,
+    ) -> TokenOutput:
         """As the engine does.
 
         Raises:
@@ -48,7 +66,7 @@ class VerifiedEngine:
         self._receiver.require_verified(f"request {request_id}")
         self._num_running += 1
         try:
-            return await self._engine.generate(request_id, prompt_ids, sampling)
+            return await self._engine.generate(request_id, prompt_ids, sampling, on_token=on_token)
         finally:
             self._num_running -= 1
 
@@ -75,9 +93,22 @@ class VerifiedEngine:
         """As the engine does."""
         await self._engine.abort(request_ids)
 
-    async def sleep(self) -> None:
+    async def flush_cache(self) -> None:
         """As the engine does."""
-        await self._engine.sleep()
+        await self._engine.flush_cache()
+
+    async def sleep(self, level: Literal[1, 2] = 1) -> None:
+        """As the engine does."""
+        await self._engine.sleep(level)
+
+    async def wake_up(self) -> None:
+        """As the engine does."""
+        await self._engine.wake_up()
+
+    async def close(self) -> None:
+        """Leave the sender, and end the engine."""
+        self._receiver.close()
+        await self._engine.close()
 
     async def health(self) -> Mapping[str, float]:
         """As the engine does, with the verified version.
