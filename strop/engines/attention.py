@@ -6,7 +6,8 @@ continues, if any. So the prompt of a group of samples lies in the row once, and
 continues it.
 
 The plan gathers segments of similar length into buckets and runs one scaled-dot-product attention per
-bucket, forward and backward, on any device. Padding exists only inside these calls, never in the linear
+bucket, forward and backward, on any device; where scores are capped or heads have sinks, which no fused kernel
+offers on every device, it follows the formula. Padding exists only inside these calls, never in the linear
 layers. Correct on CUDA too; last measured on a CPU (see benchmarks/RESULTS.md).
 """
 
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 ATTENTION_NAME = "strop_packed"
@@ -29,15 +31,56 @@ BUCKET_PADDING = 1.25
 """A bucket's score matrix has at most this many times the entries that its segments need ..."""
 SMALL_BUCKET = 1 << 15
 """... and this many more, which cost less than the call of a bucket of their own."""
+FORMULA_SCORES = 1 << 24
+"""Scores held at one time by layers that no fused kernel computes: 64 MiB in float32. Beyond it they are computed
+again in the backward pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionForm:
+    """How a layer attends, besides to what came before.
+
+    A query's weights are softmax(cap(q K^T scaling)) over the keys it may see, and a sink beside them where its head
+    has one: sinks take weight and give no value.
+    """
+
+    scaling: float
+    """Factor of the scores."""
+    window: int | None = None
+    """Tokens that a query looks back on, itself included; None: all."""
+    softcap: float | None = None
+    """Scores s become softcap tanh(s / softcap) (Gemma 2, arXiv:2408.00118, section 2)."""
+    sinks: Tensor | None = None
+    """[H]: score of each head's sink (gpt-oss, arXiv:2508.10925)."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Scaled dot products with a mask are all of it."""
+        return self.softcap is None and self.sinks is None
+
+    def weights(self, scores: Tensor, mask: Tensor) -> Tensor:
+        """Attention weights [..., Hkv, G, q, k], in at least float32, of scaled scores of that shape.
+
+        Args:
+            scores: of G query heads for each key head.
+            mask: added to them, 0 or -inf; of a shape that broadcasts.
+        """
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        scores = scores + mask
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        if self.sinks is None:
+            return torch.softmax(scores, dim=-1, dtype=wide)
+        sinks = self.sinks.view(*scores.shape[-4:-2], 1, 1).to(scores.dtype)
+        with_sink = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+        return torch.softmax(with_sink, dim=-1, dtype=wide)[..., :-1]
 
 
 class AttentionContext(Protocol):
     """What happens to the queries, keys and values of one layer; given to the model's forward call."""
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
-    ) -> Tensor:
-        """Attention output [N, H, D] for query [N, H, D], key and value [N, Hkv, D]."""
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """Attention output [N, H, Dv] for query [N, H, D], key [N, Hkv, D] and value [N, Hkv, Dv]."""
         ...
 
 
@@ -45,7 +88,7 @@ class NoContext(ValueError):
     """Packed attention was called without its context."""
 
 
-_UNSUPPORTED = ("softcap", "s_aux", "sinks", "head_mask", "position_bias")
+_UNSUPPORTED = ("sinks", "head_mask", "position_bias")
 
 
 def _attention(
@@ -57,6 +100,8 @@ def _attention(
     *,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     strop_context: AttentionContext | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
@@ -72,19 +117,15 @@ def _attention(
                 f"{type(module).__name__} uses attention option {name!r}, which packed attention does not "
                 f"have; choose a model without it"
             )
-    if value.shape != key.shape:
-        raise ValueError(
-            f"{type(module).__name__} has keys of size {key.shape[-1]} and values of size {value.shape[-1]} (latent "
-            f"attention, MLA), and packed attention keeps both in one table; choose a model where they are equal"
-        )
     layer: int = module.layer_idx  # type: ignore[assignment]
-    output = strop_context.attend(
-        layer,
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
+    form = AttentionForm(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    output = strop_context.attend(
+        layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), form
     )
     return output.unsqueeze(0), None
 
@@ -140,37 +181,37 @@ class PackedAttention:
         self._slot_of_token = torch.cat(slots)[order].to(device)  # [N], into the joined bucket outputs
         self._window_masks: dict[int, list[Tensor]] = {}
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
-    ) -> Tensor:
-        """Attention output [N, H, D] for query [N, H, D], key and value [N, Hkv, D]."""
-        heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[2]
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """Attention output [N, H, Dv] for query [N, H, D], key [N, Hkv, D] and value [N, Hkv, Dv]."""
+        heads, (kv_heads, dim), value_dim = query.shape[1], key.shape[1:], value.shape[2]
         query_rows = query.reshape(-1, heads * dim)
         # One gather moves keys and values together.
-        key_value_rows = torch.cat(
-            [key.reshape(-1, kv_heads * dim), value.reshape(-1, kv_heads * dim)], dim=1
-        )
+        key_value_rows = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
         outputs = []
         for number, bucket in enumerate(self._buckets):
             b, q, k = bucket.shape
             queries = _gather(query_rows, bucket.query_index).view(b, q, heads, dim).transpose(1, 2)
             index = bucket.query_index if bucket.key_index is None else bucket.key_index
-            keys, values = (
-                _gather(key_value_rows, index).view(b, k, 2, kv_heads, dim).permute(2, 0, 3, 1, 4).unbind(0)
-            )
-            mask = bucket.mask if window is None else self._window_mask(window, number)
-            out = F.scaled_dot_product_attention(
-                queries,
-                keys,
-                values,
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=scaling,
-                enable_gqa=heads != kv_heads,
-            )  # [b, H, q, D]
-            outputs.append(out.transpose(1, 2).reshape(b * q, heads * dim))
+            gathered = _gather(key_value_rows, index).view(b, k, -1)
+            keys, values = torch.split(gathered, [kv_heads * dim, kv_heads * value_dim], dim=-1)
+            keys = keys.view(b, k, kv_heads, dim).transpose(1, 2)
+            values = values.view(b, k, kv_heads, value_dim).transpose(1, 2)
+            mask = bucket.mask if form.window is None else self._window_mask(form.window, number)
+            if form.is_plain:
+                out = F.scaled_dot_product_attention(
+                    queries,
+                    keys,
+                    values,
+                    attn_mask=mask,
+                    is_causal=mask is None,
+                    scale=form.scaling,
+                    enable_gqa=heads != kv_heads,
+                )  # [b, H, q, Dv]
+            else:
+                out = _attend_by_formula(queries, keys, values, mask, form)
+            outputs.append(out.transpose(1, 2).reshape(b * q, heads * value_dim))
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return _gather(joined, self._slot_of_token).view(-1, heads, dim)
+        return _gather(joined, self._slot_of_token).view(-1, heads, value_dim)
 
     def _window_mask(self, window: int, number: int) -> Tensor:
         """Masks for a sliding window of `window` tokens, made once per window size."""
@@ -180,6 +221,38 @@ class PackedAttention:
                 for b in self._buckets
             ]
         return self._window_masks[window][number]
+
+
+def _attend_by_formula(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: AttentionForm
+) -> Tensor:
+    """Attention output [b, H, q, Dv] of a form that no fused kernel has, a bounded number of scores at a time.
+
+    Args:
+        query, key, value: [b, H, q, D], [b, Hkv, k, D] and [b, Hkv, k, Dv].
+        mask: [b, 1, q, k] bool of what may be seen; None: plain causal, with q = k.
+        form: of the layer.
+    """
+    b, heads, q, dim = query.shape
+    kv_heads, k = key.shape[1:3]
+    queries = (query * form.scaling).view(b, kv_heads, heads // kv_heads, q, dim)
+    if mask is None:
+        mask = torch.ones(q, k, dtype=torch.bool, device=query.device).tril()[None, None]
+    added = torch.zeros(mask.shape, dtype=query.dtype, device=query.device)
+    added.masked_fill_(~mask, float("-inf"))
+
+    def some(queries: Tensor, added: Tensor) -> Tensor:
+        scores = queries @ key.unsqueeze(2).transpose(-1, -2)  # [b, Hkv, G, q', k]
+        return form.weights(scores, added.unsqueeze(2)).to(value.dtype) @ value.unsqueeze(2)
+
+    step = max(1, FORMULA_SCORES // (b * heads * k))
+    if step >= q:
+        return some(queries, added).view(b, heads, q, -1)
+    parts = [
+        checkpoint(some, queries[..., i : i + step, :], added[..., i : i + step, :], use_reentrant=False)
+        for i in range(0, q, step)
+    ]
+    return torch.cat(parts, dim=-2).view(b, heads, q, -1)
 
 
 def _gather(rows: Tensor, index: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from strop.engines.attention import AttentionContext
+from strop.engines.attention import AttentionContext, AttentionForm
+from strop.engines.head import Head
 from strop.engines.media import MediaInputs
 
 P = ParamSpec("P")
@@ -39,6 +40,7 @@ class CausalLM:
         """Whether the parameters are sharded over ranks, and cast by the hooks of sharding (engines/fsdp.py)."""
         self._backbone: nn.Module = module.base_model  # type: ignore[assignment]
         self._head = _head(module)
+        self._logit_form = logit_form(module)
         self._banned: Tensor | None = None
         self._is_compiled = False
         self.device = self._head.weight.device
@@ -50,12 +52,12 @@ class CausalLM:
         return self._head.weight
 
     @property
-    def head_bias(self) -> Tensor | None:
-        """[V] of the head, or None."""
-        return self._head.bias
+    def head(self) -> Head:
+        """The head as a function. While parameters are sharded, only inside `run`."""
+        return Head(self._head.weight, self._head.bias, self._banned_ids, *self._logit_form)
 
     @property
-    def banned_ids(self) -> Tensor | None:
+    def _banned_ids(self) -> Tensor | None:
         """Ids of the tokens that stand for media, which have probability zero everywhere; None without any."""
         if self.media is not None and (self._banned is None or self._banned.device != self.device):
             with torch.inference_mode(False):  # generation asks first, and training saves it for backward
@@ -193,11 +195,9 @@ class _Uncompiled:
     def __init__(self, context: AttentionContext) -> None:
         self._attend = torch.compiler.disable(context.attend)  # type: ignore[no-untyped-call]
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
-    ) -> Tensor:
-        """Attention output [N, H, D] of the context."""
-        output: Tensor = self._attend(layer, query, key, value, scaling=scaling, window=window)
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """Attention output [N, H, Dv] of the context."""
+        output: Tensor = self._attend(layer, query, key, value, form)
         return output
 
 
@@ -215,6 +215,20 @@ def max_positions(config: Any) -> int | None:
         if limit is not None and one.get("rope_type") == "longrope":
             limit = min(limit, int(one.get("original_max_position_embeddings") or limit))
     return limit
+
+
+def logit_form(module: Any) -> tuple[float, float | None]:
+    """Scale and cap of a model's logits (`Head`), by the names that its configuration has for them.
+
+    Whether that is all that happens to them is asked when the model is loaded (`probe.check_packed`).
+    """
+    text = module.config.get_text_config()
+    if module.get_output_embeddings() is None:  # a value head
+        return 1.0, None
+    scale = float(getattr(text, "logit_scale", None) or 1.0) / float(
+        getattr(text, "logits_scaling", None) or 1.0
+    )
+    return scale, getattr(text, "final_logit_softcapping", None)
 
 
 def _head(module: Any) -> nn.Linear:

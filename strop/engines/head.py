@@ -34,7 +34,7 @@ class ChosenTokens:
 class Head:
     """A language-model head, or a value head, over final hidden states [N, D]; results are in at least float32.
 
-    With z = (hidden W^T + b) / temperature, as it was while sampling.
+    With z = cap(scale (hidden W^T + b)) / temperature, as it was while sampling.
     """
 
     weight: Tensor
@@ -43,6 +43,35 @@ class Head:
     """[V] or None."""
     banned: Tensor | None = None
     """Ids of tokens with probability zero."""
+    scale: float = 1.0
+    """Factor of all logits (Cohere, Granite)."""
+    cap: float | None = None
+    """Logits z become cap tanh(z / cap) (Gemma 2)."""
+
+    def logits(self, hidden: Tensor, *, temperature: float | Tensor = 1.0) -> Tensor:
+        """Logits divided by the temperature: [N, V] in at least float32. One definition for rollout and training.
+
+        Banned tokens have BANNED_LOGIT, of which the exponential is 0 beside that of any other.
+        """
+        weight, bias = self.weight.to(hidden.dtype), None if self.bias is None else self.bias.to(hidden.dtype)
+        logits = F.linear(hidden, weight, bias)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.cap is not None:
+            logits = self.cap * torch.tanh(logits / self.cap)
+        if not (isinstance(temperature, float) and temperature == 1.0):
+            logits = logits / temperature
+        if self.banned is not None:
+            logits[:, self.banned] = BANNED_LOGIT
+        return logits
+
+    def slope(self, logits: Tensor, *, temperature: float) -> Tensor | float:
+        """Derivative of `logits` [N, V] by hidden W^T + b: one number, or [N, V]. Of no use for banned ones."""
+        slope: Tensor | float = self.scale / temperature
+        if self.cap is not None:
+            slope = slope * (1 - (logits * (temperature / self.cap)).square()).clamp_(min=0)
+        return slope
 
     def log_probs(self, hidden: Tensor, targets: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-prob [N] of each target token [N] and entropy [N] of its distribution, both differentiable.
@@ -68,7 +97,7 @@ class Head:
         self, hidden: Tensor, targets: Tensor, temperature: float, num_likely: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         made: tuple[Tensor, Tensor, Tensor] = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
-            hidden, self.weight, self.bias, targets, temperature, self.banned, num_likely
+            hidden, self.weight, self.bias, self, targets, temperature, num_likely
         )
         return made
 
@@ -100,27 +129,7 @@ class Head:
     def _chunks(self, hidden: Tensor, temperature: float) -> Iterator[Tensor]:
         """Logits [c, V] of some hidden states at a time."""
         for rows in torch.split(hidden, chunk_rows(self.weight.shape[0])):
-            yield scaled_logits(rows, self.weight, self.bias, temperature, self.banned)
-
-
-def scaled_logits(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    temperature: float | Tensor,
-    banned: Tensor | None = None,
-) -> Tensor:
-    """Logits divided by the temperature: [N, V] in at least float32. One definition for rollout and training.
-
-    Banned tokens have BANNED_LOGIT, of which the exponential is 0 beside that of any other.
-    """
-    logits = F.linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if not (isinstance(temperature, float) and temperature == 1.0):
-        logits = logits / temperature
-    if banned is not None:
-        logits[:, banned] = BANNED_LOGIT
-    return logits
+            yield self.logits(rows, temperature=temperature)
 
 
 def _wide(hidden: Tensor) -> torch.dtype:
@@ -142,9 +151,9 @@ class _TokenLogProbs(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        head: Head,
         targets: Tensor,
         temperature: float,
-        banned: Tensor | None,
         num_likely: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)
@@ -152,7 +161,7 @@ class _TokenLogProbs(torch.autograd.Function):
         log_probs, entropies, are_likely = [], [], []
         for start in range(0, len(targets), step):
             rows = slice(start, start + step)
-            logits = scaled_logits(hidden[rows], weight, bias, temperature, banned)  # [c, V]
+            logits = head.logits(hidden[rows], temperature=temperature)  # [c, V]
             normalizer = torch.logsumexp(logits, dim=-1)
             at_targets = logits.gather(-1, targets[rows])  # [c, C]
             log_probs.append(at_targets - normalizer[:, None])
@@ -161,8 +170,8 @@ class _TokenLogProbs(torch.autograd.Function):
                 are_likely.append(at_targets >= least)
             probs = torch.exp(logits - normalizer[:, None])
             entropies.append(normalizer - torch.einsum("nv,nv->n", probs, logits))
-        ctx.save_for_backward(hidden, weight, bias, targets, banned)
-        ctx.temperature = temperature
+        ctx.save_for_backward(hidden, weight, bias, targets, head.banned)
+        ctx.form, ctx.temperature = (head.scale, head.cap), temperature
         if not log_probs:
             empty = hidden.new_zeros(0, dtype=_wide(hidden))
             log_probs, entropies = [empty.new_zeros((0, targets.shape[1]))], [empty]
@@ -174,6 +183,7 @@ class _TokenLogProbs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_log_probs, grad_entropies, _ = grads  # None: that the loss does not depend on it
         hidden, weight, bias, targets, banned = ctx.saved_tensors
+        head = Head(weight, bias, banned, *ctx.form)
         step = chunk_rows(weight.shape[0])
         if grad_log_probs is None:
             grad_log_probs = torch.zeros(targets.shape, dtype=torch.float32, device=targets.device)
@@ -185,7 +195,7 @@ class _TokenLogProbs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=wide) if trains_bias else None
         for start in range(0, len(targets), step):
             rows = slice(start, start + step)
-            logits = scaled_logits(hidden[rows], weight, bias, ctx.temperature, banned)
+            logits = head.logits(hidden[rows], temperature=ctx.temperature)
             normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
             probs = torch.exp(logits - normalizer)
             grad = probs * -grad_log_probs[rows].sum(dim=-1, keepdim=True)
@@ -194,8 +204,11 @@ class _TokenLogProbs(torch.autograd.Function):
                 # dH/dz_v = -p_v (z_v - sum_u p_u z_u)
                 mean = torch.einsum("nv,nv->n", probs, logits)[:, None]
                 grad.addcmul_(probs * (logits - mean), -grad_entropies[rows, None])
-            if ctx.temperature != 1.0:
-                grad.div_(ctx.temperature)
+            if (
+                not isinstance(slope := head.slope(logits, temperature=ctx.temperature), float)
+                or slope != 1.0
+            ):
+                grad.mul_(slope)
             grad = grad.to(hidden.dtype)
             grad_hidden[rows] = grad @ weight.to(hidden.dtype)
             if grad_weight is not None and weight.dtype == wide:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.engines.attention import ATTENTION_NAME, NoContext, PackedAttention, Segment
-from strop.engines.causal_lm import CausalLM, max_positions
-from strop.engines.head import scaled_logits
+from strop.engines.attention import ATTENTION_NAME, AttentionForm, NoContext, PackedAttention, Segment
+from strop.engines.causal_lm import CausalLM, logit_form, max_positions
+from strop.engines.head import Head
 from strop.engines.media import MediaInputs, media_inputs
 
 PROBE_LENGTHS = (12, 32)
@@ -42,12 +42,10 @@ class _Recorder:
         self.layers: list[int] = []
         self.windows: set[int | None] = set()
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         self.layers.append(layer)
-        self.windows.add(window)
-        return self._attention.attend(layer, query, key, value, scaling=scaling, window=window)
+        self.windows.add(form.window)
+        return self._attention.attend(layer, query, key, value, form)
 
 
 @torch.no_grad()
@@ -124,7 +122,8 @@ class _LargeLogits:
         """Largest difference of our result from hidden states [N, D] to the module's own."""
         if self._head is None:
             return (hidden.float() - own).abs().max() / own.abs().max()
-        ours = scaled_logits(hidden * (self._scale or 1.0), self._head.weight, self._head.bias, 1.0).float()
+        head = Head(self._head.weight, self._head.bias, None, *logit_form(self._module))
+        ours = head.logits(hidden * (self._scale or 1.0)).float()
         return (ours.log_softmax(-1) - own).abs().max()
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from strop.engines import fsdp
 from strop.engines.causal_lm import CausalLM
-from strop.engines.head import ChosenTokens, Head
+from strop.engines.head import ChosenTokens
 from strop.engines.packing import MicroBatch, Row, pack, split_rows
 from strop.engines.parallel import Parallel
 from strop.engines.ulysses import SequenceShard, shard_micro_batch
@@ -44,7 +44,7 @@ class Tokens:
         """`hidden` [M, D] (a rank's share of it) are the states that predict the tokens."""
         self.index = index
         """[M] int64, in host memory: place of each token in the flat token axis of all rows (`Row.first_token`)."""
-        self._head = Head(model.head_weight, model.head_bias, model.banned_ids)
+        self._head = model.head
         self._part = part
         self._hidden = hidden
 

@@ -22,6 +22,7 @@ Source: Jacobs et al. 2023, arXiv:2309.14509 (DeepSpeed-Ulysses). Exercised on g
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from strop.engines.attention import AttentionContext
+from strop.engines.attention import AttentionContext, AttentionForm
 from strop.engines.packing import MicroBatch
 from strop.engines.parallel import exchanged
 
@@ -95,10 +96,8 @@ class UlyssesAttention:
         self._group = group
         self._size = dist.get_world_size(group)
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
-    ) -> Tensor:
-        """Attention output [n, H, D] for query [n, H, D], key and value [n, Hkv, D] of this rank's n tokens.
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """Attention output [n, H, Dv] for query [n, H, D], key [n, Hkv, D], value [n, Hkv, Dv] of this rank's n tokens.
 
         Raises:
             ValueError: the heads do not divide over the ranks.
@@ -113,18 +112,25 @@ class UlyssesAttention:
         repeats = _key_repeats(heads, key.shape[1], q)
         if repeats > 1:
             key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-        kv = key.shape[1] // self._size  # key heads of a rank
+        kv, value_dim = key.shape[1] // self._size, value.shape[2]  # key heads of a rank
 
         # One exchange moves queries, keys and values; row r of the first axis is for rank r.
         sent = torch.cat(
-            [x.view(num_local, self._size, -1, dim).transpose(0, 1) for x in (query, key, value)], dim=2
-        )  # [S, n, q + 2 kv, D]
-        rows = self._exchange(sent.flatten(0, 1))  # [S n, q + 2 kv, D]: the pieces in the order of tokens
-        queries, keys, values = torch.split(rows[: self._num_tokens], [q, kv, kv], dim=1)
-        output = self._inner.attend(layer, queries, keys, values, scaling=scaling, window=window)  # [N, q, D]
+            [x.reshape(num_local, self._size, -1).transpose(0, 1) for x in (query, key, value)], dim=2
+        )  # [S, n, (q + kv) D + kv Dv]
+        rows = self._exchange(sent.flatten(0, 1))[: self._num_tokens]  # the pieces in the order of tokens
+        queries, keys, values = torch.split(rows, [q * dim, kv * dim, kv * value_dim], dim=1)
+        if form.sinks is not None:
+            rank = dist.get_rank(self._group)
+            form = dataclasses.replace(form, sinks=form.sinks[rank * q : (rank + 1) * q])
+        output = self._inner.attend(
+            layer, queries.view(-1, q, dim), keys.view(-1, kv, dim), values.view(-1, kv, value_dim), form
+        )  # [N, q, Dv]
         padding = num_local * self._size - self._num_tokens
-        back = self._exchange(F.pad(output, (0, 0, 0, 0, 0, padding)))  # [S n, q, D]: a row per rank of heads
-        return back.view(self._size, num_local, q, dim).transpose(0, 1).reshape(num_local, heads, dim)
+        back = self._exchange(
+            F.pad(output, (0, 0, 0, 0, 0, padding))
+        )  # [S n, q, Dv]: a row per rank of heads
+        return back.view(self._size, num_local, q, -1).transpose(0, 1).reshape(num_local, heads, -1)
 
     def _exchange(self, rows: Tensor) -> Tensor:
         counts = [len(rows) // self._size] * self._size

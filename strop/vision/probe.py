@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from strop.engines.attention import PackedAttention, Segment
 from strop.engines.causal_lm import CausalLM
-from strop.engines.head import scaled_logits
 
 GRIDS = ((1, 2), (3, 2))
 """Height and width in tokens of the image of each prompt: different, so that exchanged positions show."""
@@ -59,7 +59,7 @@ class MediaProbe:
             PackedAttention(segments, device=model.device),
             {name: torch.cat([one[name] for one in self._pictures]) for name in self._pictures[0]},
         )
-        ours = scaled_logits(hidden, model.head_weight, model.head_bias, 1.0).float()
+        ours = dataclasses.replace(model.head, banned=None).logits(hidden).float()
         return float((ours.log_softmax(-1) - self._own.log_softmax(-1)).abs().max())
 
     def _picture(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from references import packed_attention
 from strop.engines import attention
-from strop.engines.attention import ATTENTION_NAME, PackedAttention, Segment
+from strop.engines.attention import ATTENTION_NAME, AttentionForm, PackedAttention, Segment
 
 CPU = torch.device("cpu")
 
@@ -54,29 +54,42 @@ blocks_strategy = st.lists(
     window=st.none() | st.integers(1, 9),
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1), (2, 2)]),
     small=st.sampled_from([0, 60, 1 << 15]),
+    softcap=st.sampled_from([None, None, 0.5]),
+    has_sinks=st.booleans(),
+    value_dim=st.sampled_from([6, 6, 4]),
+    scores=st.sampled_from([7, 1 << 24]),
 )
 def test_output_and_gradient_are_those_of_a_loop(
-    blocks: list[tuple[int, list[int]]], window: int | None, heads: tuple[int, int], small: int
+    blocks: list[tuple[int, list[int]]],
+    window: int | None,
+    heads: tuple[int, int],
+    small: int,
+    softcap: float | None,
+    has_sinks: bool,
+    value_dim: int,
+    scores: int,
 ) -> None:
     segments = plan(blocks)
     n, (num_heads, kv_heads) = num_tokens(segments), heads
     generator = torch.Generator().manual_seed(n)
+    shapes = ((num_heads, 6), (kv_heads, 6), (kv_heads, value_dim), (num_heads, value_dim))
     query, key, value, weight = (
-        torch.randn(n, h, 4, dtype=torch.float64, generator=generator, requires_grad=True)
-        for h in (num_heads, kv_heads, kv_heads, num_heads)
+        torch.randn(n, *shape, dtype=torch.float64, generator=generator, requires_grad=True)
+        for shape in shapes
     )
+    sinks = torch.randn(num_heads, dtype=torch.float64, generator=generator, requires_grad=True)
+    options = {"scaling": 0.3, "window": window, "softcap": softcap, "sinks": sinks if has_sinks else None}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             attention, "SMALL_BUCKET", small
         )  # 0: nothing unlike shares a call; large: everything does
-        packed = PackedAttention(segments, device=CPU)
+        patch.setattr(attention, "FORMULA_SCORES", scores)
+        out = PackedAttention(segments, device=CPU).attend(0, query, key, value, AttentionForm(**options))
+        grads = torch.autograd.grad((out * weight).sum(), (query, key, value, sinks), allow_unused=True)
     tuples = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in segments]
-    inputs = (query, key, value)
-    out = packed.attend(0, query, key, value, scaling=0.3, window=window)
-    wanted = packed_attention.attend(query, key, value, tuples, scaling=0.3, window=window)
+    wanted = packed_attention.attend(query, key, value, tuples, **options)
     torch.testing.assert_close(out, wanted, atol=1e-12, rtol=1e-12)
-    grads = torch.autograd.grad((out * weight).sum(), inputs, allow_unused=True)
-    wanted_grads = torch.autograd.grad((wanted * weight).sum(), inputs, allow_unused=True)
+    wanted_grads = torch.autograd.grad((wanted * weight).sum(), (query, key, value, sinks), allow_unused=True)
     torch.testing.assert_close(grads, wanted_grads, atol=1e-11, rtol=1e-11)
 
 
@@ -157,5 +170,5 @@ def test_an_attention_option_that_would_be_ignored_is_refused() -> None:
     function = attention.AttentionInterface()[ATTENTION_NAME]
     query = torch.zeros(1, 2, 3, 4)
     context = PackedAttention(plan([(3, [])]), device=CPU)
-    with pytest.raises(ValueError, match="Linear uses attention option 'softcap'"):
-        function(torch.nn.Linear(1, 1), query, query, query, None, softcap=30.0, strop_context=context)
+    with pytest.raises(ValueError, match="Linear uses attention option 'position_bias'"):
+        function(torch.nn.Linear(1, 1), query, query, query, None, position_bias=query, strop_context=context)

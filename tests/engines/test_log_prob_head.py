@@ -60,6 +60,29 @@ def test_values_and_gradients_equal_log_softmax(
         torch.testing.assert_close(grads, wanted_grads, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("scale", "cap"), [(0.25, None), (1.0, 1.5), (3.0, 0.8)])
+def test_scaled_and_capped_logits_and_their_gradients(
+    monkeypatch: pytest.MonkeyPatch, temperature: float, scale: float, cap: float | None
+) -> None:
+    monkeypatch.setattr(head, "HEAD_CHUNK_ELEMENTS", 5 * V)
+    leaves = inputs(bias=True)
+    logits = scale * (leaves[0] @ leaves[1].T + leaves[2])
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    log_probs = torch.log_softmax(logits / temperature, -1)
+    wanted = log_probs[torch.arange(N), targets()], -(log_probs.exp() * log_probs).sum(-1)
+    made = Head(leaves[1], leaves[2], None, scale, cap).log_probs(
+        leaves[0], targets(), temperature=temperature
+    )
+    torch.testing.assert_close(made, wanted, atol=1e-12, rtol=1e-12)
+    weight = torch.linspace(-1, 2, N, dtype=torch.float64)
+    grads, wanted_grads = (
+        torch.autograd.grad((weight * a).sum() + 0.8 * (weight.flip(0) * b).sum(), leaves)
+        for a, b in (made, wanted)
+    )
+    torch.testing.assert_close(grads, wanted_grads, atol=1e-12, rtol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_frozen_head_gets_no_gradient_and_changes_that_of_nothing_else(dtype: torch.dtype) -> None:
     trained, frozen = inputs(bias=True, dtype=dtype), inputs(bias=True, dtype=dtype)

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from references import packed_attention
 from references.rank_processes import Ranks, run_ranks
-from strop.engines.attention import Segment
+from strop.engines.attention import AttentionForm, Segment
 from strop.engines.packing import MicroBatch, Row, make_rows, pack
 from strop.engines.ulysses import shard_micro_batch, tokens_per_rank
 
@@ -36,6 +37,13 @@ class Case:
     heads: int
     key_heads: int
     window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
+    value_dim: int = DIM
+
+    def form(self, sinks: Tensor | None) -> AttentionForm:
+        """How the layer attends."""
+        return AttentionForm(scaling=SCALING, window=self.window, softcap=self.softcap, sinks=sinks)
 
 
 def rows_of(prompts: Lengths) -> list[Row]:
@@ -60,7 +68,16 @@ def tensors_of(case: Case, num_tokens: int) -> tuple[Tensor, ...]:
     """Query, key, value and the loss's weight of each output, for the whole row."""
     generator = torch.Generator().manual_seed(num_tokens)
     heads = (case.heads, case.key_heads, case.key_heads, case.heads)
-    return tuple(torch.randn(num_tokens, h, DIM, generator=generator, dtype=torch.float64) for h in heads)
+    dims = (DIM, DIM, case.value_dim, case.value_dim)
+    shapes = zip(heads, dims, strict=True)
+    return tuple(torch.randn(num_tokens, *s, generator=generator, dtype=torch.float64) for s in shapes)
+
+
+def sinks_of(case: Case) -> Tensor | None:
+    """A sink of each head, where the case has them."""
+    if not case.has_sinks:
+        return None
+    return torch.linspace(-1, 2, case.heads, dtype=torch.float64).requires_grad_()
 
 
 def piece(whole: Tensor, rank: int, size: int) -> Tensor:
@@ -79,9 +96,14 @@ def attention_pieces(ranks: Ranks, cases: Sequence[Case]) -> list[list[Tensor]]:
         local = [piece(t, ranks.rank, ranks.world_size) for t in tensors_of(case, micro_batch.num_tokens)]
         query, key, value = (t.requires_grad_() for t in local[:3])
         attention = shard_micro_batch(micro_batch, group).attention
-        out = attention.attend(0, query, key, value, scaling=SCALING, window=case.window)
+        sinks = sinks_of(case)
+        out = attention.attend(0, query, key, value, case.form(sinks))
         (out * local[3]).sum().backward()
         results.append([out.detach(), query.grad, key.grad, value.grad])
+        if sinks is not None:
+            assert sinks.grad is not None
+            dist.all_reduce(sinks.grad, group=group)  # each rank has the gradients of its heads
+            torch.testing.assert_close(sinks.grad, expected_attention(case)[4])
     return results
 
 
@@ -90,14 +112,19 @@ def expected_attention(case: Case) -> list[Tensor]:
     segments = segments_of(case)
     num_tokens = sum(s.length for s in segments)
     query, key, value, weight = tensors_of(case, num_tokens)
+    sinks = sinks_of(case)
     leaves = [t.requires_grad_() for t in (query, key, value)]
     out = packed_attention.attend(
         *leaves,
         [(s.start, s.length, s.prefix_start, s.prefix_length) for s in segments],
         scaling=SCALING,
         window=case.window,
+        softcap=case.softcap,
+        sinks=sinks,
     )
     (out * weight).sum().backward()
+    if sinks is not None:
+        leaves.append(sinks)
     return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
@@ -125,7 +152,7 @@ def segments_of(case: Case) -> list[Segment]:
 def check_attention(cases: Sequence[Case], size: int) -> None:
     per_rank = run_ranks(attention_pieces, size, cases)
     for number, case in enumerate(cases):
-        wanted = expected_attention(case)
+        wanted = expected_attention(case)[:4]
         for name, expected, *pieces in zip(
             ("output", "query", "key", "value"), wanted, *(r[number] for r in per_rank), strict=True
         ):
@@ -153,11 +180,14 @@ HEADS = {
 
 
 def all_cases(size: int) -> list[Case]:
-    """Each pair of head counts on a row that does not divide; each row, and a window, with one pair."""
+    """Each pair of head counts on a row that does not divide; each row, and a window, with one pair; other forms of
+    attention."""
     rows = [(EVEN, None), (TWO_TOKENS, None), (ONE_TOKEN, None), (UNEVEN, 3)]
     return [
         *(Case(prompts=UNEVEN, heads=heads, key_heads=key_heads) for heads, key_heads in HEADS[size]),
         *(Case(prompts=prompts, heads=size, key_heads=1, window=window) for prompts, window in rows),
+        Case(prompts=UNEVEN, heads=2 * size, key_heads=size, value_dim=2),
+        Case(prompts=UNEVEN, heads=2 * size, key_heads=1, softcap=0.7, has_sinks=True, window=3),
     ]
 
 
@@ -253,7 +283,7 @@ def wrong_heads(ranks: Ranks) -> str:
         piece(t, ranks.rank, ranks.world_size) for t in tensors_of(case, micro_batch.num_tokens)
     )
     try:
-        shard.attention.attend(7, query, key, value, scaling=1.0, window=None)
+        shard.attention.attend(7, query, key, value, AttentionForm(scaling=1.0))
     except ValueError as error:
         return str(error)
     return "no error"

@@ -33,6 +33,7 @@ _SHAPE = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
+_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 WINDOW = 5
 """Sliding window of the models that have one: shorter than the sequences of the tests."""
 
@@ -102,10 +103,65 @@ def config(kind: str) -> Any:
             return t.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4)
         case "lfm2":  # one convolution, one attention layer
             return t.Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention"])
-        case "gemma2":  # soft-capped attention
-            return t.Gemma2Config(**_SHAPE, head_dim=8)
+        case "gemma2":  # soft-capped attention and logits, layers with and without a window
+            kinds = ["sliding_attention", "full_attention"]
+            caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+            return t.Gemma2Config(**_SHAPE, **caps, head_dim=8, sliding_window=WINDOW, layer_types=kinds)
+        case "gpt_oss":  # sinks, experts, layers with and without a window
+            kinds = ["sliding_attention", "full_attention"]
+            experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+            return t.GptOssConfig(
+                **_SHAPE,
+                **experts,
+                head_dim=8,
+                sliding_window=WINDOW,
+                layer_types=kinds,
+                rope_parameters=_ROPE,
+            )
+        case "deepseek_v2":  # latent attention with few queries' ranks, experts in groups
+            parts = {"qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8, "kv_lora_rank": 8}
+            experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+            return t.DeepseekV2Config(
+                **{**_SHAPE, "num_key_value_heads": 4},
+                **parts,
+                **experts,
+                q_lora_rank=16,
+                first_k_dense_replace=1,
+            )
+        case "cohere2":  # scaled logits, layers without positions
+            kinds = ["sliding_attention", "full_attention"]
+            return t.Cohere2Config(**_SHAPE, sliding_window=WINDOW, layer_types=kinds, logit_scale=0.25)
+        case "smollm3":  # layers without positions
+            return t.SmolLM3Config(**_SHAPE, no_rope_layers=[1, 0])
+        case "glm4" | "olmo2" | "olmo3" | "qwen2" | "qwen3_moe" | "qwen3_next" | "llama4":
+            return _more(kind)
         case "granite":  # scaled logits
             return t.GraniteConfig(**_SHAPE, logits_scaling=8.0)
+    raise ValueError(kind)
+
+
+def _more(kind: str) -> Any:
+    """Architectures whose configuration needs little."""
+    t = transformers
+    match kind:
+        case "glm4":
+            return t.Glm4Config(**_SHAPE, head_dim=8)
+        case "olmo2":
+            return t.Olmo2Config(**_SHAPE)
+        case "olmo3":
+            return t.Olmo3Config(
+                **_SHAPE, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
+            )
+        case "qwen2":
+            return t.Qwen2Config(**_SHAPE)
+        case "qwen3_moe":
+            return t.Qwen3MoeConfig(
+                **_SHAPE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+            )
+        case "qwen3_next":
+            return t.Qwen3NextConfig(**_SHAPE, head_dim=8, num_experts=4, num_experts_per_tok=2)
+        case "llama4":
+            return t.Llama4TextConfig(**_SHAPE, head_dim=8, num_local_experts=2, intermediate_size_mlp=48)
     raise ValueError(kind)
 
 
@@ -113,7 +169,25 @@ WIDE_WINDOW = 20
 """Shorter than the longest sequence of the tests, longer than most."""
 
 SUPPORTED = ("qwen3", "qwen3_mha", "llama", "llama_mqa", "gpt2", "opt", "phi", "mistral", "gemma3")
-"""Architectures that packed computation must run."""
+"""Architectures that packed computation must run, compared in float64."""
+
+FAMILIES = (
+    "qwen2",
+    "qwen3_moe",
+    "mixtral",
+    "gemma2",
+    "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v3",
+    "cohere2",
+    "granite",
+    "glm4",
+    "nanochat",
+    "olmo2",
+    "olmo3",
+    "smollm3",
+)
+"""More architectures that it must run, each with something that the others do not have, compared in float32."""
 
 
 def save_tiny(kind: str, folder: Path, *, seed: int = 0) -> None:
@@ -163,8 +237,11 @@ def exact_norms() -> Iterator[None]:
 
 
 def load_plain(folder: Path, *, dtype: torch.dtype) -> Any:
-    """The model as transformers runs it."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    """The model as transformers runs it: its own attention, which rounds to float32, but for float64."""
+    attention = "sdpa" if dtype == torch.float64 else "eager"
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=attention
+    )
     return model.eval()
 
 

@@ -21,8 +21,10 @@ def attend(
     *,
     scaling: float,
     window: int | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """[N, H, D]: each query looks at the prefix and its own segment, up to itself, the last `window` tokens."""
+    """[N, H, Dv]: each query looks at the prefix and its own segment, up to itself, the last `window` tokens."""
     n, heads, _ = query.shape
     per_key_head = heads // key.shape[1]
     rows = []
@@ -34,7 +36,10 @@ def attend(
         out = []
         for head in range(heads):
             scores = torch.stack([query[token, head] @ key[s, head // per_key_head] for s in seen]) * scaling
-            weights = scores.softmax(0)
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            total = scores.exp().sum() + (0.0 if sinks is None else sinks[head].exp())
+            weights = scores.exp() / total
             out.append(sum(w * value[s, head // per_key_head] for w, s in zip(weights, seen, strict=True)))
         rows.append(torch.stack(out))
     return torch.stack(rows)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from strop.engines.attention import PackedAttention, Segment
 from strop.engines.causal_lm import CausalLM
-from strop.engines.head import scaled_logits
 from strop.engines.packing import joined_positions, next_position
 from strop.rollout.native.cache import DecodeAttention, PrefillAttention, SlotCache
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
@@ -206,8 +205,7 @@ class DecodeBatch:
         return self._logits(hidden)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        model = self._model
-        return scaled_logits(hidden, model.head_weight, model.head_bias, 1.0, model.banned_ids)
+        return self._model.head.logits(hidden)
 
     def _take(self, logits: Tensor, slots: range, version: int) -> list[tuple[Request, StopReason]]:
         """Sample one token for these slots, record it, and release the sequences that ended with it."""

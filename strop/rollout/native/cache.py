@@ -1,5 +1,7 @@
 """Keys and values of the running sequences, and the attention of one decode step over them.
 
+Values smaller than keys (latent attention, MLA) lie in the table of keys' size, padded.
+
 Sequence i of the batch owns slot i; the running ones are slots 0..B-1, so a step reads plain views. When a
 sequence ends, the last one moves into its slot: one copy per finished sequence, none per step.
 """
@@ -9,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from strop.engines.attention import PackedAttention
+from strop.engines.attention import AttentionForm, PackedAttention
 
 GROW_TOKENS = 64
 """The cache grows along its time axis to multiples of this many tokens ..."""
@@ -27,14 +30,12 @@ class PrefillAttention:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
-    ) -> Tensor:
-        """Attention output [N, H, D], as PackedAttention gives it."""
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """Attention output [N, H, Dv], as PackedAttention gives it."""
         assert layer == len(self.keys), "layers attend in order, each once"
         self.keys.append(key)
-        self.values.append(value)
-        return self._attention.attend(layer, query, key, value, scaling=scaling, window=window)
+        self.values.append(F.pad(value, (0, key.shape[2] - value.shape[2])))
+        return self._attention.attend(layer, query, key, value, form)
 
     def key_values(self, dtype: torch.dtype) -> Tensor:
         """[2, L, Hkv, N, D]: keys and values of all layers and packed tokens."""
@@ -111,19 +112,24 @@ class DecodeAttention:
         self._num_tokens = num_tokens
         self._masks: dict[int | None, Tensor] = {}
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
-    ) -> Tensor:
-        """Attention output [B, H, D] for query [B, H, D]; key and value [B, Hkv, D] enter the cache."""
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """Attention output [B, H, Dv] for query [B, H, D]; key [B, Hkv, D] and value [B, Hkv, Dv] enter the cache."""
         b, kv_heads, dim = key.shape
+        value_dim = value.shape[2]
         keys, values = self._cache.layer(layer, b, self._num_tokens)  # [B, Hkv, T, D]
         keys[self._slots, :, self._lengths] = key.to(keys.dtype)
-        values[self._slots, :, self._lengths] = value.to(values.dtype)
+        values[self._slots, :, self._lengths, :value_dim] = value.to(values.dtype)
         # The cache is read in its own precision: casting it would touch all of it in every step.
-        grouped = (query.reshape(b, kv_heads, -1, dim) * scaling).to(keys.dtype)  # [B, Hkv, H / Hkv, D]
-        scores = torch.matmul(grouped, keys.transpose(-1, -2)) + self._mask(window, grouped)
-        probs = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-        return torch.matmul(probs.to(values.dtype), values).view(b, -1, dim).to(query.dtype)
+        grouped = (query.reshape(b, kv_heads, -1, dim) * form.scaling).to(keys.dtype)  # [B, Hkv, H / Hkv, D]
+        scores = torch.matmul(grouped, keys.transpose(-1, -2))
+        mask = self._mask(form.window, grouped)
+        if form.is_plain:
+            scores += mask
+            probs = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+        else:
+            probs = form.weights(scores.unsqueeze(3), mask.unsqueeze(3)).squeeze(3)
+        output = torch.matmul(probs.to(values.dtype), values[..., :value_dim])
+        return output.view(b, -1, value_dim).to(query.dtype)
 
     def _mask(self, window: int | None, like: Tensor) -> Tensor:
         """[B, 1, 1, T]: 0 where a key may be seen, -inf where not; made once per step."""

@@ -1,0 +1,94 @@
+"""Families of models, token by token beside transformers' own forward pass: training, its gradient, and rollout.
+
+The table in docs/models.md says what is compared here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from references.language_models import FAMILIES, VOCAB, load_plain, plain_greedy, plain_log_probs
+from references.token_passes import of_log_probs
+from strop.engines.causal_lm import CausalLM
+from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.model import load_model
+from strop.engines.packing import make_rows
+from strop.engines.training import TrainEngine
+from strop.rollout.native.engine import NativeEngine
+from strop.rollout.types import Sampling, TokenOutput
+
+LENGTHS = ((9, 7), (1, 1), (14, 12), (6, 11))
+"""Tokens of prompts and responses; beyond the window of the models that have one."""
+
+
+def tokens(length: int, seed: int) -> list[int]:
+    return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+PAIRS = [(tokens(p, p), tokens(r, 100 + r)) for p, r in LENGTHS]
+PAIRS.append((PAIRS[0][0], tokens(13, 7)))  # a second sample of the first prompt
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_training_gives_the_log_probs_and_gradients_of_transformers(
+    tiny_folder: Callable[[str], Path], kind: str
+) -> None:
+    plain = load_plain(tiny_folder(kind), dtype=torch.float32)
+    wanted = torch.cat([plain_log_probs(plain, p, r, temperature=0.7)[0] for p, r in PAIRS])
+    weight = torch.cos(torch.arange(len(wanted)))
+    (wanted * weight).sum().backward()
+
+    model = load(tiny_folder, kind)
+    rows = make_rows([torch.tensor(p) for p, _ in PAIRS], [torch.tensor(r) for _, r in PAIRS])
+    seen = torch.zeros(len(wanted))
+
+    def loss(log_probs: torch.Tensor, entropies: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        seen[index] = log_probs.detach()
+        return (log_probs * weight[index]).sum()
+
+    engine = TrainEngine(model, EngineConfig(max_tokens_per_device=40), OptimizerConfig(), total_steps=None)
+    engine.accumulate(rows, of_log_probs(loss, temperature=0.7))
+    torch.testing.assert_close(seen, wanted.detach(), atol=2e-5, rtol=2e-5)
+    ours = dict(model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        if parameter.grad is None:
+            assert ours[name].grad is None, name
+            continue
+        scale = float(parameter.grad.abs().max())
+        torch.testing.assert_close(
+            ours[name].grad,
+            parameter.grad,
+            atol=1e-4 * max(scale, 1e-3),
+            rtol=1e-3,
+            msg=lambda m, n=name: f"{n}: {m}",
+        )
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_rollout_samples_with_the_log_probs_of_transformers_and_greedily_as_generate(
+    tiny_folder: Callable[[str], Path], kind: str
+) -> None:
+    model, plain = load(tiny_folder, kind), load_plain(tiny_folder(kind), dtype=torch.float32)
+
+    async def play() -> list[TokenOutput]:
+        engine = NativeEngine(model, max_running=4)
+        how = [Sampling(key=i, max_tokens=20) for i in range(len(PAIRS))]
+        greedy = Sampling(key=0, max_tokens=12, temperature=0.0)
+        asked = [(PAIRS[i][0], one) for i, one in enumerate(how)] + [(PAIRS[2][0], greedy)]
+        return await asyncio.gather(*(engine.generate(str(i), *one) for i, one in enumerate(asked)))
+
+    *sampled, greedy = asyncio.run(play())
+    for (prompt, _), output in zip(PAIRS, sampled, strict=True):
+        with torch.no_grad():
+            wanted, _ = plain_log_probs(plain, prompt, output.token_ids, temperature=1.0)
+        torch.testing.assert_close(torch.tensor(output.log_probs), wanted, atol=5e-5, rtol=5e-5)
+    assert list(greedy.token_ids) == plain_greedy(plain, PAIRS[2][0], 12)
+
+
+def load(tiny_folder: Callable[[str], Path], kind: str) -> CausalLM:
+    return load_model(ModelConfig(path=str(tiny_folder(kind))), device="cpu")
