@@ -1,4 +1,4 @@
-"""What `strop train` and `strop sft` share: a run folder is begun or continued, and closed in every case."""
+"""What commands that make runs share: a run folder is begun or continued, and closed in every case."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
-from strop.cli.unread import refuse_unread
+from strop.cli.unread import KINDS_OF_GUESTS, refuse_unread
 from strop.run import RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
     from strop.trainer.launch import Start
 
-KINDS = ("train", "sft")
+KINDS = ("train", *KINDS_OF_GUESTS)
 """Commands that make runs; run.json says which one made a run."""
 MODEL_LINK = "model"
 """Link in the folder of a finished run to the model of its last checkpoint."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from strop.base.guests import joined, targets
 from strop.cli.output import UsageError
 
 
@@ -44,15 +45,10 @@ _ORDER = (
     "data.cache_max_bytes", "data.source_weights", "data.prompts_per_step", "data.sampler", "data.reorder_every",
 )  # fmt: skip
 _AFTER_SCORING = ("reward.weight", "reward.overlong_buffer", "reward.overlong_penalty")
+KINDS_OF_GUESTS = tuple(key for key in targets("section") if "." not in key)
+"""Commands of guests that make runs: each has a section at the root, by its name, and READS in its module."""
 READS: Mapping[str, Reads] = {
-    "train": Reads(keys=("",), but=("sft",)),
-    "sft": Reads(
-        keys=(
-            "model", "sft", "run", "resources", "trainer.seed", "trainer.trackers", "eval.every", "eval.before_train",
-            "data.cache_dir", "algorithm.extensions",
-        ),
-        but=("run.keep_best", "run.save_samples", "resources.apart", "resources.offload_idle"),
-    ),
+    "train": Reads(keys=("",), but=KINDS_OF_GUESTS),
     "eval": Reads(
         keys=(*_GENERATION, "data", "agent", "reward", "trainer.seed", "eval.samples_per_prompt"),
         but=(
@@ -97,7 +93,13 @@ READS: Mapping[str, Reads] = {
         ),
     ),
 }  # fmt: skip
-"""By the name of the command."""
+"""By the name of the command, without KINDS_OF_GUESTS."""
+
+
+def reads_of(command: str) -> Reads:
+    """What a command reads: one of READS or of KINDS_OF_GUESTS."""
+    reads: Reads = joined("command", command).READS if command in KINDS_OF_GUESTS else READS[command]
+    return reads
 
 
 def refuse_unread(args: argparse.Namespace, command: str) -> None:
@@ -105,11 +107,11 @@ def refuse_unread(args: argparse.Namespace, command: str) -> None:
 
     Args:
         args: with `overrides` that are known to be valid.
-        command: one of READS.
+        command: one that reads_of knows.
     """
     from strop.config.overrides import parse_override
 
-    reads = READS[command]
+    reads = reads_of(command)
     for text in args.overrides:
         override = parse_override(text)
         for key in _leaves(override.key, override.value):

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the same run folder, checkpoints and promises as RL training, a simpler step."""
+"""The steps of a fine-tuning, its records and its validation."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ import torch
 from strop.algorithms.aggregation import BatchTotals, batch_totals
 from strop.base.device import device_name
 from strop.base.metrics import Metric, metric_values
+from strop.base.sections import section_of
 from strop.border import as_number
 from strop.controller import WorkerGroup, as_list, role
-from strop.data.config import SftDataConfig
 from strop.data.readers import read_rows
 from strop.data.sampler import PromptSampler, visit_uid
-from strop.data.sft import SftDataset, SftExample
 from strop.engines.model import load_tokenizer, read_shape
 from strop.engines.ulysses import check_sequence_parallel
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
+from strop.sft.config import SftConfig, SftDataConfig
+from strop.sft.conversations import SftDataset, SftExample
+from strop.sft.result import SftResult, sft_result_of
+from strop.sft.worker import LOSS, SupervisedWorker
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.config import Config, check_ranks
 from strop.trainer.launch import Say
 from strop.trainer.phases import Phases
-from strop.trainer.results import SftResult, sft_result_of
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.stopping import StopRequest
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
 from strop.workers.metrics import THROUGHPUT, TIMING
 from strop.workers.rows import GRAD_NORM
-from strop.workers.supervised import LOSS, SupervisedWorker
 from strop.workers.updates import merged_update
 
 VALIDATION_LOSS = Metric(
@@ -60,7 +61,7 @@ class SupervisedTrainer:
         start_step = checkpoint.step if checkpoint is not None else 0
         threads = set_threads_of_run(config.resources, config.model, run, step=start_step)
         say(threads.line())
-        sft = config.sft
+        self._sft = sft = section_of(config, SftConfig)
         check_trackers(config.trainer.trackers)
         check_ranks("sft", sft.engine, config.resources.ranks)
         check_sequence_parallel(
@@ -128,7 +129,7 @@ class SupervisedTrainer:
         self._checkpointer.save_before_the_end(self._stop, step, facts={})
 
     def _start_worker(self, stack: ExitStack) -> None:
-        config, sft = self._config, self._config.sft
+        config, sft = self._config, self._sft
         runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
         spec = role(
             SupervisedWorker,
@@ -207,7 +208,7 @@ class SupervisedTrainer:
 
     def _mean_loss(self, dataset: SftDataset) -> float:
         """Mean loss per trained token."""
-        size = self._config.sft.examples_per_update
+        size = self._sft.examples_per_update
         total, count = 0.0, 0.0
         for start in range(0, len(dataset), size):
             examples = [dataset[index] for index in range(start, min(start + size, len(dataset)))]

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import Project, chain_of, check_records
+from trainer.tiny_runs import Project, chain_of, check_records
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from strop.config import load_config
 from strop.data.sampler import PromptSampler
 from strop.engines.config import EngineConfig
 from strop.run import RunFolder, compare
+from strop.sft.config import SftConfig
+from strop.sft.trainer import SftResult, SupervisedTrainer, fine_tune
 from strop.trainer.checkpointing import Checkpointer
 from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
-from strop.trainer.sections import SftConfig
-from strop.trainer.supervised import SftResult, SupervisedTrainer, fine_tune
 from strop.trainer.trackers import read_metrics
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from strop.data.sft import SftExample
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.packing import split_rows
 from strop.protocol import columns
-from strop.trainer.supervised import make_sft_batch, sft_totals
+from strop.sft.conversations import SftExample
+from strop.sft.trainer import make_sft_batch, sft_totals
+from strop.sft.worker import SupervisedWorker
 from strop.workers.rows import data_rows
-from strop.workers.supervised import SupervisedWorker
 
 BUDGET = 40
 

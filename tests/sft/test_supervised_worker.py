@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.base.metrics import merge_metrics, metric_values
-from strop.data.sft import SftExample
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.trainer.supervised import make_sft_batch, sft_totals
-from strop.workers.supervised import SupervisedWorker
+from strop.sft.conversations import SftExample
+from strop.sft.trainer import make_sft_batch, sft_totals
+from strop.sft.worker import SupervisedWorker
 
 
 def example(row: int, length: int, trained: set[int]) -> SftExample:
