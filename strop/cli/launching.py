@@ -18,8 +18,6 @@ from strop.run import RunError, RunFolder, is_run
 if TYPE_CHECKING:
     from strop.trainer.launch import Start
 
-KINDS = ("train", *KINDS_OF_GUESTS)
-"""Commands that make runs; run.json says which one made a run."""
 MODEL_LINK = "model"
 """Link in the folder of a finished run to the model of its last checkpoint."""
 
@@ -96,7 +94,7 @@ def _check_kind(folder: Path, kind: str) -> None:
         return  # opening it says what is wrong
     with RunFolder.open(folder, read_only=True) as run:
         made_by = run.info["command"][1:2]
-    if made_by and made_by[0] in KINDS and made_by[0] != kind:
+    if made_by and made_by[0] in ("train", *KINDS_OF_GUESTS) and made_by[0] != kind:
         raise UsageError(f"{folder} is a run of `strop {made_by[0]}`; continue it with that command")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,11 +30,11 @@ class SftResult:
 def sft_result_of(run: RunFolder) -> SftResult:
     """How a finished fine-tuning ended, from its records."""
     end = run.events.read("finished")[-1]
-    loss, val_loss = end.get("loss"), end.get("val_loss")
+    val_loss = end.get("val_loss")
     return SftResult(
         run=run.path,
         steps=end["step"],
         seconds=end["seconds"],
-        loss=math.nan if loss is None else as_number(loss),
+        loss=as_number(end.get("loss")),
         val_loss=None if val_loss is None else as_number(val_loss),
     )
