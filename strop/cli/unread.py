@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from strop.base.guests import joined, targets
+from strop.base.guests import targets
 from strop.cli.output import UsageError
 
 
@@ -46,7 +46,7 @@ _ORDER = (
 )  # fmt: skip
 _AFTER_SCORING = ("reward.weight", "reward.overlong_buffer", "reward.overlong_penalty")
 KINDS_OF_GUESTS = tuple(key for key in targets("section") if "." not in key)
-"""Commands of guests that make runs: each has a section at the root, by its name, and READS in its module."""
+"""Commands of guests that make runs: each has a section at the root, by its name."""
 READS: Mapping[str, Reads] = {
     "train": Reads(keys=("",), but=KINDS_OF_GUESTS),
     "eval": Reads(
@@ -93,25 +93,20 @@ READS: Mapping[str, Reads] = {
         ),
     ),
 }  # fmt: skip
-"""By the name of the command, without KINDS_OF_GUESTS."""
+"""By the name of the command; one of KINDS_OF_GUESTS says it itself."""
 
 
-def reads_of(command: str) -> Reads:
-    """What a command reads: one of READS or of KINDS_OF_GUESTS."""
-    reads: Reads = joined("command", command).READS if command in KINDS_OF_GUESTS else READS[command]
-    return reads
-
-
-def refuse_unread(args: argparse.Namespace, command: str) -> None:
+def refuse_unread(args: argparse.Namespace, command: str, reads: Reads | None = None) -> None:
     """Raise a UsageError for the first override that the command would ignore.
 
     Args:
         args: with `overrides` that are known to be valid.
-        command: one that reads_of knows.
+        command: its name.
+        reads: what it reads; None: as READS says.
     """
     from strop.config.overrides import parse_override
 
-    reads = reads_of(command)
+    reads = reads or READS[command]
     for text in args.overrides:
         override = parse_override(text)
         for key in _leaves(override.key, override.value):

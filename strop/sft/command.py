@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    start = begin(args, kind="sft")
+    start = begin(args, kind="sft", reads=READS)
     with carrying_out(start, kind="sft"):
         if start.is_finished:
             result = sft_result_of(start.run)
