@@ -57,3 +57,4 @@ def test_the_core_alone_trains(core: Path, tiny_model: Path, tiny_task: TaskFile
     )
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["steps"] == 2
+    assert "\nsft:" not in (tmp_path / "run" / "config.yaml").read_text()

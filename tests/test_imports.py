@@ -30,7 +30,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"judges", "vision"},
+    {"judges", "sft", "vision"},
     {"sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
@@ -38,8 +38,8 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "checks", "compat", "environments", "interactions", "judges", "quickstart", "sandbox", "scorers", "tools", "view",
-    "vision",
+    "checks", "compat", "environments", "interactions", "judges", "quickstart", "sandbox", "scorers", "sft", "tools",
+    "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

@@ -25,7 +25,8 @@ PLACES = {
     "section": "full key of a section of the configuration: its dataclass, with code_named() (strop.base.sections)",
     "settings": "full key of a section and a word for them: a dataclass whose fields are among those of the section",
     "changeable settings": "what they are about: full keys of settings that a run may be continued with anew",
-    "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args)",
+    "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args); one that makes runs "
+    "has a section at the root, by its name (strop.cli.launching)",
     "data command": "word after `strop data`: its strop.cli.data.Action",
     "public name": "a dotted name that users import from the core: what it stands for",
     "function check": "a kind, as in `strop check KIND NAME key=value`: a function (name, words) that lists "

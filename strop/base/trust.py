@@ -18,6 +18,7 @@ import os
 import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 _MAX_ENTRY_BYTES = 1 << 20
@@ -79,8 +80,8 @@ def reopen() -> None:
 
 
 def may_run(setting: str) -> bool:
-    """Whether what this setting names may be run; for those that can do without."""
-    return _closed is None or setting.partition(":")[0] in _closed.own
+    """Whether what this setting names may be run; for those that can do without. `*.name` is every such setting."""
+    return _closed is None or any(fnmatchcase(own, setting.partition(":")[0]) for own in _closed.own)
 
 
 def ask(setting: str, named: str) -> None:

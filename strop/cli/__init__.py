@@ -4,7 +4,7 @@ main.py       `strop`: finds the command, prints errors as sentences, gives exit
 output.py     what reaches the terminal: escaped text, JSON, the errors of the command line itself
 libraries.py  the noise of libraries, and the log on the terminal
 settings.py   --config and key=value, the same for every command
-launching.py  what `strop train` and `strop sft` share: a run folder, its resume, its end
+launching.py  what commands that make runs share: a run folder, its resume, its end
 models.py     RUN and MODEL_OR_RUN: from a run, a checkpoint or a Hugging Face folder to a model and its settings
 answering.py  answers of a model to chats, for `strop generate`
 unread.py     settings that a command has no use for

@@ -1,4 +1,4 @@
-"""What `strop train` and `strop sft` share: a run folder is begun or continued, and closed in every case."""
+"""What commands that make runs share: a run folder is begun or continued, and closed in every case."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
-from strop.cli.unread import refuse_unread
+from strop.cli.unread import KINDS_OF_GUESTS, Reads, refuse_unread
 from strop.run import RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
     from strop.trainer.launch import Start
 
-KINDS = ("train", "sft")
-"""Commands that make runs; run.json says which one made a run."""
 MODEL_LINK = "model"
 """Link in the folder of a finished run to the model of its last checkpoint."""
 
@@ -40,8 +38,8 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
 
-def begin(args: argparse.Namespace, *, kind: str) -> Start:
-    """A run that is ready to go on; its folder is locked.
+def begin(args: argparse.Namespace, *, kind: str, reads: Reads | None = None) -> Start:
+    """A run that is ready to go on; its folder is locked. What the command reads is passed on to `refuse_unread`.
 
     Raises:
         ConfigError, RunError, UsageError: the sentence says what cannot be used.
@@ -55,7 +53,7 @@ def begin(args: argparse.Namespace, *, kind: str) -> Start:
         admit = None if args.trust_code else admission(args.resume / CONFIG_FILE, args.overrides)
         return resume_run(args.resume, overrides=args.overrides, say=say, admit=admit)
     config = load_settings(args)
-    refuse_unread(args, kind)
+    refuse_unread(args, kind, reads)
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     start = start_run(folder, config, command=args.command_line)
     say(f"run folder: {folder}")
@@ -96,7 +94,7 @@ def _check_kind(folder: Path, kind: str) -> None:
         return  # opening it says what is wrong
     with RunFolder.open(folder, read_only=True) as run:
         made_by = run.info["command"][1:2]
-    if made_by and made_by[0] in KINDS and made_by[0] != kind:
+    if made_by and made_by[0] in ("train", *KINDS_OF_GUESTS) and made_by[0] != kind:
         raise UsageError(f"{folder} is a run of `strop {made_by[0]}`; continue it with that command")
 
 

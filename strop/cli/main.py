@@ -48,7 +48,6 @@ class Command:
 
 
 COMMANDS = {
-    "sft": Command(summary="supervised fine-tuning on conversations", module="strop.cli.sft"),
     "train": Command(summary="reinforcement learning from rewards", module="strop.cli.train"),
     "eval": Command(
         summary="pass rate of a model, a checkpoint or a run, with its interval",

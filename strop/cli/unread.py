@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from strop.base.guests import targets
 from strop.cli.output import UsageError
 
 
@@ -44,15 +45,10 @@ _ORDER = (
     "data.cache_max_bytes", "data.source_weights", "data.prompts_per_step", "data.sampler", "data.reorder_every",
 )  # fmt: skip
 _AFTER_SCORING = ("reward.weight", "reward.overlong_buffer", "reward.overlong_penalty")
+KINDS_OF_GUESTS = tuple(key for key in targets("section") if "." not in key)
+"""Commands of guests that make runs: each has a section at the root, by its name."""
 READS: Mapping[str, Reads] = {
-    "train": Reads(keys=("",), but=("sft",)),
-    "sft": Reads(
-        keys=(
-            "model", "sft", "run", "resources", "trainer.seed", "trainer.trackers", "eval.every", "eval.before_train",
-            "data.cache_dir", "algorithm.extensions",
-        ),
-        but=("run.keep_best", "run.save_samples", "resources.apart", "resources.offload_idle"),
-    ),
+    "train": Reads(keys=("",), but=KINDS_OF_GUESTS),
     "eval": Reads(
         keys=(*_GENERATION, "data", "agent", "reward", "trainer.seed", "eval.samples_per_prompt"),
         but=(
@@ -97,19 +93,20 @@ READS: Mapping[str, Reads] = {
         ),
     ),
 }  # fmt: skip
-"""By the name of the command."""
+"""By the name of the command; one of KINDS_OF_GUESTS says it itself."""
 
 
-def refuse_unread(args: argparse.Namespace, command: str) -> None:
+def refuse_unread(args: argparse.Namespace, command: str, reads: Reads | None = None) -> None:
     """Raise a UsageError for the first override that the command would ignore.
 
     Args:
         args: with `overrides` that are known to be valid.
-        command: one of READS.
+        command: its name.
+        reads: what it reads; None: as READS says.
     """
     from strop.config.overrides import parse_override
 
-    reads = READS[command]
+    reads = reads or READS[command]
     for text in args.overrides:
         override = parse_override(text)
         for key in _leaves(override.key, override.value):

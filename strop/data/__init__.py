@@ -1,11 +1,11 @@
-"""Data in: rows from files, prompts and conversations from rows, and the order in which they are visited.
+"""Data in: rows from files, prompts from rows, and the order in which they are visited.
 
     sources.py, folders.py, readers.py   rows from local files, folders, the hub and URLs, all in memory
     splits.py, stored.py                 those of a split: in memory, or by number from their files
     cache.py                             what is kept for the next run, within a bound
     rows.py, chat.py, media.py           one row through the column mapping, the chat template, a reader of media
     encoding.py, truncation.py           token ids of many prompts, kept for the next run; cutting to a limit
-    prompts.py, streaming.py, sft.py     PromptDataset, StreamedPrompts and SftDataset
+    prompts.py, streaming.py             PromptDataset and StreamedPrompts
     mixing.py, sampler.py                how often, and in which order, rows are visited
     curriculum.py                        orders by name, and those of a user's own
     prepare.py                           well-known data sets in verl's schema
@@ -21,13 +21,12 @@ from strop.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from strop.data.chat import Chat, render, require_chat_template
-    from strop.data.config import DataConfig, SftDataConfig
+    from strop.data.config import DataConfig
     from strop.data.curriculum import RowResult, register_sampler
     from strop.data.mixing import check_source_weights, visits_per_epoch
     from strop.data.prompts import PromptDataset
     from strop.data.readers import read_rows
     from strop.data.sampler import PromptSampler, parse_visit_uid, val_uid, visit_uid
-    from strop.data.sft import SftDataset, SftExample, tokenize_chat
 
 __all__ = [
     "Chat",
@@ -35,16 +34,12 @@ __all__ = [
     "PromptDataset",
     "PromptSampler",
     "RowResult",
-    "SftDataConfig",
-    "SftDataset",
-    "SftExample",
     "check_source_weights",
     "parse_visit_uid",
     "read_rows",
     "register_sampler",
     "render",
     "require_chat_template",
-    "tokenize_chat",
     "val_uid",
     "visit_uid",
     "visits_per_epoch",
@@ -54,12 +49,11 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".chat": "Chat render require_chat_template",
-        ".config": "DataConfig SftDataConfig",
+        ".config": "DataConfig",
         ".curriculum": "RowResult register_sampler",
         ".mixing": "check_source_weights visits_per_epoch",
         ".prompts": "PromptDataset",
         ".readers": "read_rows",
         ".sampler": "PromptSampler parse_visit_uid val_uid visit_uid",
-        ".sft": "SftDataset SftExample tokenize_chat",
     },
 )

@@ -110,25 +110,3 @@ class DataConfig:
                 "data.truncation=error would end it: set data.filter_overlong_prompts=true to pass over such "
                 "prompts, or data.truncation to left, right or middle to cut them"
             )
-
-
-@section("sft.data")
-class SftDataConfig:
-    """Conversations for supervised fine-tuning."""
-
-    train_files: tuple[str, ...] = ()
-    """Files with one conversation per row: .parquet, .jsonl, .json, folders of them or written by `datasets`
-    (FOLDER@split), hub:owner/name[:config][@split], or URLs. Relative paths start at the current directory."""
-    val_files: tuple[str, ...] = ()
-    """The same for validation; empty means no validation."""
-    messages_key: Column = "messages"
-    """Column with the chat messages; all assistant turns are trained."""
-    prompt_key: Column = "prompt"
-    """Without messages: column with what is given, a string (one user message) or a list of messages."""
-    completion_key: Column = "completion"
-    """Without messages: column with what is trained, a string (one assistant message) or a list of
-    messages."""
-    max_tokens: PositiveInt = 1024
-    """Longest conversation, in tokens after the chat template; longer ones are dropped and counted."""
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Variables for the chat template, for example {enable_thinking: false}."""

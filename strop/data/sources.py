@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -41,8 +41,8 @@ _IDENTITY = ("size", "etag", "checksum", "md5", "generation", "version", "mtime"
              "updated", "created", "modified")  # fmt: skip
 """What stores say about the contents of a file, in lower case; each store says some of them."""
 
-
-_FILE_SETTINGS = ("data.train_files", "data.val_files", "sft.data.train_files", "sft.data.val_files")
+_FILE_SETTINGS = ("*data.train_files", "*data.val_files")
+"""Settings that name files with rows, in whatever section."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +66,11 @@ def _ask(entry: str) -> None:
 def is_url(entry: str) -> bool:
     """Whether an entry of data.train_files is a URL."""
     return _URL.match(entry) is not None
+
+
+def fetched(files: Iterable[str]) -> list[str]:
+    """Those entries of data.train_files, or of another such setting, that are fetched from elsewhere."""
+    return [entry for entry in files if is_url(entry) or entry.startswith(HUB_PREFIX)]
 
 
 def parse_hub(entry: str) -> HubSource:

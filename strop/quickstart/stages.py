@@ -22,12 +22,12 @@ from strop.cli.output import plain, print_json, say
 from strop.data.tiny import make_tiny_model
 from strop.quickstart.task import write_task
 from strop.run import RunError, RunFolder
+from strop.sft.trainer import fine_tune
 from strop.trainer.config import Config
 from strop.trainer.curve import run_series, save_curve, text_curve
 from strop.trainer.launch import Start, start_or_resume
 from strop.trainer.loading import load
 from strop.trainer.loop import train
-from strop.trainer.supervised import fine_tune
 from strop.trainer.trackers import read_metrics
 
 NUM_LETTERS = 4

@@ -29,6 +29,5 @@ watching.py         how far a long generation is
 
 checkpointing.py    what a checkpoint holds, for every kind of training
 stopping.py         signals that ask a run to end
-supervised.py       fine-tuning: the same folder and promises, a simpler step
 replay.py           saved answers scored again
 """

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from strop.base.sections import code_of_guests
 from strop.base.trust import Named
-from strop.data.sources import HUB_PREFIX, is_url
+from strop.data.sources import fetched
 from strop.trainer.config import Config
 
 
@@ -20,6 +21,7 @@ def code_named(config: Config) -> Iterator[Named]:
     if config.model.trust_remote_code:
         yield Named(key="model.trust_remote_code", value=f"true (the code in {config.model.path})")
     yield from _of_data(config)
+    yield from code_of_guests(config, "")
     yield from config.agent.code_named()
     yield from config.reward.code_named()
     if config.resources.address:
@@ -34,11 +36,9 @@ def _of_data(config: Config) -> Iterator[Named]:
         yield Named(key="data.cache_dir", value=f"{config.data.cache_dir} (old entries of it are removed)")
     for key, files in (
         ("data.train_files", config.data.train_files), ("data.val_files", config.data.val_files),
-        ("sft.data.train_files", config.sft.data.train_files), ("sft.data.val_files", config.sft.data.val_files),
     ):  # fmt: skip
-        for entry in files:
-            if is_url(entry) or entry.startswith(HUB_PREFIX):
-                yield Named(key=key, value=f"{entry} (fetched)")
+        for entry in fetched(files):
+            yield Named(key=key, value=f"{entry} (fetched)")
 
 
 def is_elsewhere(named: Named) -> bool:

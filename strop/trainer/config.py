@@ -18,7 +18,7 @@ from strop.engines.config import EngineConfig, ModelConfig
 from strop.rewards.config import RewardConfig
 from strop.rollout.config import RolloutConfig
 from strop.run.config import RunConfig
-from strop.trainer.sections import EvalConfig, ResourcesConfig, SftConfig, TrainerConfig
+from strop.trainer.sections import EvalConfig, ResourcesConfig, TrainerConfig
 from strop.workers.config import (
     ActorConfig,
     CriticConfig,
@@ -44,8 +44,6 @@ class Config:
     """The model to start from."""
     data: DataConfig = field(default_factory=DataConfig)
     """Prompts."""
-    sft: SftConfig = field(default_factory=SftConfig)
-    """Supervised fine-tuning: read by `strop sft` alone."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """Generation during training."""
     agent: AgentConfig = field(default_factory=AgentConfig)
@@ -141,12 +139,6 @@ class Config:
                     f"data.max_response_tokens {self.data.max_response_tokens}): raise it to at least {longest}, or "
                     f"lower the limits"
                 )
-        if self.sft.engine.max_tokens_per_device < self.sft.data.max_tokens:
-            raise ValueError(
-                f"sft.engine.max_tokens_per_device is {self.sft.engine.max_tokens_per_device}, but one conversation "
-                f"may have {self.sft.data.max_tokens} tokens (sft.data.max_tokens): raise the first to at least that, "
-                f"or lower the second"
-            )
 
     def _check_roles(self) -> None:
         if self.reference.path and not self.uses_reference:

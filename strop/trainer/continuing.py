@@ -18,7 +18,7 @@ from strop.run import Checkpoint, RunError, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.loading import load, read
 
-_ENGINES = "actor reference teacher critic reward_model sft"
+_ENGINES = "actor reference teacher critic reward_model"
 
 CHANGEABLE: Mapping[str, tuple[str, ...]] = {
     "where it runs": ("resources.",),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strop.base import trust
-from strop.config import read_settings, to_dict
+from strop.config import read_settings, to_dict, to_flat_dict
 from strop.config.yaml_text import dump
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 from strop.run.durable import replace_text
@@ -119,8 +119,9 @@ def _check_inputs(folder: Path, config: Config, text: str) -> None:
     """
     homes = [Path(home) for home in sorted(trust.made_in(text))]
     named = [("model.path", config.model.path), ("reward.path", config.reward.path)]
-    named += [("data.train_files", file) for file in (*config.data.train_files, *config.sft.data.train_files)]
-    named += [("data.val_files", file) for file in config.data.val_files]
+    for key, files in to_flat_dict(config).items():
+        if key.endswith((".train_files", ".val_files")):
+            named += [(key, file) for file in files]
     for key, path in named:
         if not path or Path(path).expanduser().exists():
             continue

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.border import as_number
 from strop.run import RunFolder
 
 
@@ -27,24 +25,6 @@ class TrainResult:
     """Step and pass rate of the best checkpoint that is kept; None where no checkpoint has a validation."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SftResult:
-    """How a fine-tuning ended."""
-
-    run: Path
-    steps: int
-    seconds: float
-    loss: float
-    """Mean loss per trained token of the last step."""
-    val_loss: float | None
-    """The same on validation data; None without any."""
-
-    @property
-    def model(self) -> Path:
-        """The trained model as a Hugging Face folder."""
-        return self.run / "checkpoints" / f"global_step_{self.steps}" / "model"
-
-
 def result_of(run: RunFolder) -> TrainResult:
     """How a finished run ended, from its records."""
     end = run.events.read("finished")[-1]
@@ -59,17 +39,4 @@ def result_of(run: RunFolder) -> TrainResult:
         pass_rate_final=final.get("pass_rate"),
         interval_final=(low, high) if isinstance(low, float) and isinstance(high, float) else None,
         best=run.checkpoints.best(),
-    )
-
-
-def sft_result_of(run: RunFolder) -> SftResult:
-    """How a finished fine-tuning ended, from its records."""
-    end = run.events.read("finished")[-1]
-    loss, val_loss = end.get("loss"), end.get("val_loss")
-    return SftResult(
-        run=run.path,
-        steps=end["step"],
-        seconds=end["seconds"],
-        loss=math.nan if loss is None else as_number(loss),
-        val_loss=None if val_loss is None else as_number(val_loss),
     )

@@ -9,8 +9,6 @@ from annotated_types import Ge, Le
 
 from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare
 from strop.base.sections import section
-from strop.data.config import SftDataConfig
-from strop.engines.config import EngineConfig, OptimizerConfig
 
 APART_ROLES = ("rollout", "critic", "reference", "teacher", "reward_model")
 """Roles that can have processes of their own; the actor is always in the main pool."""
@@ -54,22 +52,6 @@ class EvalConfig:
                 f"eval.samples_per_prompt is {self.samples_per_prompt} at eval.temperature=0, which gives the same "
                 f"answer each time; set eval.temperature above 0, or use one sample"
             )
-
-
-@section("sft")
-class SftConfig:
-    data: SftDataConfig = field(default_factory=SftDataConfig)
-    """Conversations to imitate."""
-    optim: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
-    """Optimizer."""
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    """How forward and backward passes are cut."""
-    examples_per_update: PositiveInt = 32
-    """Conversations per optimizer step."""
-    num_epochs: PositiveInt = 1
-    """Visits of each conversation."""
-    max_steps: PositiveInt | None = None
-    """Stop after this many optimizer steps, if the epochs are not over before."""
 
 
 MAX_THREADS = 4096

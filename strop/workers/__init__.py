@@ -7,7 +7,6 @@ reference.py     ReferenceWorker: the frozen model that KL terms compare with
 teacher.py       TeacherWorker: the frozen model that the policy learns from
 reward_model.py  RewardModelWorker: scores of whole answers
 rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples of what was played
-supervised.py    SupervisedWorker: fine-tuning on given answers
 
 What they share: rows.py (rows of a batch), joining.py (the ranks of a role), saving.py (state of a role that
 learns), frozen.py (a role that does not), updates.py (what an optimizer step came to), estimates.py (rollout correction

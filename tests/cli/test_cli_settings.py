@@ -9,6 +9,7 @@ from cli_calls import Project, cli
 
 from strop.cli.unread import READS
 from strop.config import to_flat_dict
+from strop.sft import command as sft
 from strop.trainer.config import Config
 
 
@@ -70,7 +71,8 @@ def test_what_an_answer_depends_on_is_read(project: Project, setting: str) -> No
 
 def test_what_commands_are_said_to_read_are_keys() -> None:
     known = to_flat_dict(Config())
-    named = [key for reads in READS.values() for key in (*reads.keys, *reads.but, *reads.instead) if key]
+    told = (*READS.values(), sft.READS)
+    named = [key for reads in told for key in (*reads.keys, *reads.but, *reads.instead) if key]
     assert [key for key in named if not any(one == key or one.startswith(f"{key}.") for one in known)] == []
 
 

@@ -12,6 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from strop.base import trust
 from strop.data import read_rows
 from strop.data.sources import HubSource, parse_hub
 
@@ -89,6 +90,17 @@ def test_a_file_url_is_fetched_once_and_again_when_it_changed(tmp_path: Path) ->
     lines(file, 1, 2, 3)
     assert numbers(file.as_uri(), cache=cache) == [1, 2, 3]
     assert len(list((cache / "files").iterdir())) == 2
+
+
+@pytest.mark.parametrize("key", ["data.train_files", "data.val_files", "of_a_guest.data.val_files"])
+def test_of_received_settings_only_files_that_the_user_named_are_fetched(key: str, tmp_path: Path) -> None:
+    entry = lines(tmp_path / "a.jsonl", 1).as_uri()
+    with trust.door():
+        trust.close("a run", own={"model.path", "data.prompt_key"})
+        with pytest.raises(trust.UntrustedCode, match=f"would run what it names: data files {entry}"):
+            numbers(entry, cache=tmp_path / "cache")
+        trust.close("a run", own={key})
+        assert numbers(entry, cache=tmp_path / "cache") == [1]
 
 
 def test_files_and_folders_of_other_stores(tmp_path: Path) -> None:

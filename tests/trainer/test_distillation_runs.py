@@ -13,10 +13,10 @@ from strop.config import ConfigError, load_config
 from strop.controller import Mesh
 from strop.data.tiny import make_tiny_model
 from strop.run import RunFolder
+from strop.sft.trainer import fine_tune
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run
 from strop.trainer.roles import _specs, check_models
-from strop.trainer.supervised import fine_tune
 
 CONSTANT = '''\
 """A reward that tells nothing apart, and the truth beside it."""

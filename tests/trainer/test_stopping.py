@@ -20,13 +20,13 @@ from strop.cli.launching import carrying_out
 from strop.cli.output import Interrupted
 from strop.config import save_config
 from strop.run import RunFolder
+from strop.sft.trainer import SupervisedTrainer, fine_tune
 from strop.trainer import stopping
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.loop import Trainer, train
 from strop.trainer.phases import Stages
 from strop.trainer.records import StepRecord
 from strop.trainer.stopping import StopRequest, Terminated
-from strop.trainer.supervised import SupervisedTrainer, fine_tune
 
 DEADLINE_S = 120.0
 

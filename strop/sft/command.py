@@ -7,7 +7,17 @@ import argparse
 from strop.cli.launching import MODEL_LINK, add_run_arguments, begin, carrying_out
 from strop.cli.libraries import quiet_models
 from strop.cli.output import print_json, print_plain, say
+from strop.cli.unread import Reads
+from strop.sft.result import sft_result_of
 
+SUMMARY = "supervised fine-tuning on conversations"
+READS = Reads(
+    keys=(
+        "model", "sft", "run", "resources", "trainer.seed", "trainer.trackers", "eval.every", "eval.before_train",
+        "data.cache_dir", "algorithm.extensions",
+    ),
+    but=("run.keep_best", "run.save_samples", "resources.apart", "resources.offload_idle"),
+)  # fmt: skip
 EPILOG = """\
 examples:
   strop sft --config examples/arithmetic/config.yaml --out runs/arithmetic-sft
@@ -26,15 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    from strop.trainer.results import sft_result_of
-
-    start = begin(args, kind="sft")
+    start = begin(args, kind="sft", reads=READS)
     with carrying_out(start, kind="sft"):
         if start.is_finished:
             result = sft_result_of(start.run)
         else:
             quiet_models()
-            from strop.trainer.supervised import fine_tune
+            from strop.sft.trainer import fine_tune
 
             result = fine_tune(start.config, start.run, checkpoint=start.checkpoint, say=say)
     if args.json:

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import Project, chain_of, check_records
+from trainer.tiny_runs import Project, chain_of, check_records
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from strop.config import load_config
 from strop.data.sampler import PromptSampler
 from strop.engines.config import EngineConfig
-from strop.run import RunFolder, compare
+from strop.run import RunError, RunFolder, compare
+from strop.sft.config import SftConfig
+from strop.sft.trainer import SftResult, SupervisedTrainer, fine_tune
 from strop.trainer.checkpointing import Checkpointer
 from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
-from strop.trainer.sections import SftConfig
-from strop.trainer.supervised import SftResult, SupervisedTrainer, fine_tune
 from strop.trainer.trackers import read_metrics
 
 
@@ -207,6 +207,20 @@ def test_a_resume_after_the_last_step_still_knows_the_losses(tuned: Path, tmp_pa
     result, _ = resume(folder)
     last = read_metrics(tuned / "metrics.jsonl")[-1]
     assert (result.loss, result.val_loss) == (last["train/loss"], last["val/loss"])
+
+
+def test_a_resume_where_its_rows_are_not_found_is_refused(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.copy(project.task.sft, home / "rows.parquet")
+    monkeypatch.chdir(home)
+    config = project.config("sft.data.train_files=[rows.parquet]")
+    start_run(tmp_path / "run", config, command=["strop", "sft"]).run.close()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match=f"reads sft.data.train_files=rows.parquet, which is in {home}, where"):
+        resume(tmp_path / "run")
 
 
 def test_a_poisoned_step_is_skipped_and_its_conversations_are_filtered(

@@ -15,7 +15,7 @@ from strop.engines.tokens import Tokens
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
 from strop.workers.joining import join
-from strop.workers.rows import data_rows, flat_mask, response_columns, step_metrics
+from strop.workers.rows import data_rows, flat_mask, log_prob_column, response_columns, step_metrics
 from strop.workers.saving import TrainedWorker
 from strop.workers.updates import Update
 
@@ -71,8 +71,5 @@ class SupervisedWorker(TrainedWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Column log_probs [B, R~] of the responses."""
-
-        def log_probs(tokens: Tokens) -> dict[str, Tensor]:
-            return {"log_probs": tokens.log_probs(temperature=1.0)[0]}
-
-        return response_columns(data, self.engine.map_tokens(data_rows(data), log_probs))
+        values = self.engine.map_tokens(data_rows(data), log_prob_column("log_probs", data))
+        return response_columns(data, values)

@@ -1,7 +1,9 @@
-"""Supervised updates against an independent reference, and for every cut of the batch."""
+"""Supervised updates against an independent reference, for every cut of the batch, and of conversations packed end to
+end, of which none sees, or trains, a token of another."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,14 +12,19 @@ from transformers import AutoModelForCausalLM
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.base.metrics import merge_metrics, metric_values
-from strop.data.sft import SftExample
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.trainer.supervised import make_sft_batch, sft_totals
-from strop.workers.supervised import SupervisedWorker
+from strop.engines.packing import split_rows
+from strop.protocol import columns
+from strop.sft.conversations import SftExample
+from strop.sft.trainer import make_sft_batch, sft_totals
+from strop.sft.worker import SupervisedWorker
+from strop.workers.rows import data_rows
+
+BUDGET = 40
 
 
-def example(row: int, length: int, trained: set[int]) -> SftExample:
-    generator = torch.Generator().manual_seed(row)
+def example(row: int, length: int, trained: set[int], *, seed: int | None = None) -> SftExample:
+    generator = torch.Generator().manual_seed(row if seed is None else seed)
     tokens = torch.randint(10, 90, (length,), generator=generator).tolist()
     return SftExample(row=row, token_ids=tokens, loss_mask=[index in trained for index in range(length)])
 
@@ -96,3 +103,47 @@ def test_the_prompt_of_a_row_ends_where_training_begins() -> None:
 def test_a_row_trained_from_its_first_token_is_named() -> None:
     with pytest.raises(ValueError, match="sft row 7 is trained from its first token"):
         make_sft_batch([example(7, 3, {0, 1})])
+
+
+def second_half(row: int, length: int, *, seed: int | None = None) -> SftExample:
+    return example(row, length, set(range(length // 2, length)), seed=seed)
+
+
+def log_probs(one: SupervisedWorker, examples: Sequence[SftExample]) -> list[torch.Tensor]:
+    """Of the responses, one tensor per conversation."""
+    return columns.rows(one.compute_log_prob(make_sft_batch(examples)).tensors()["log_probs"])
+
+
+def test_conversations_share_forward_passes_up_to_the_budget() -> None:
+    lengths = [21, 20, 11, 11, 11, 9, 2]
+    examples = [second_half(row, length) for row, length in enumerate(lengths)]
+    rows = data_rows(make_sft_batch(examples))
+    # The last token of a conversation predicts nothing and is not computed: 20, 19, 10, 10, 10, 8 and 1 tokens. First
+    # fit, largest first, in bins of 40: 20 + 19 + 1 and 10 + 10 + 10 + 8.
+    assert [sum(row.num_tokens for row in part) for part in split_rows(rows, max_tokens=BUDGET)] == [40, 38]
+    assert sum(len(part) for part in split_rows(rows, max_tokens=BUDGET)) == len(lengths)
+
+
+def test_no_token_of_a_conversation_reaches_another(tiny_model: Path) -> None:
+    one = worker(tiny_model, max_tokens=BUDGET)
+    before = [second_half(0, 9), second_half(1, 12), second_half(2, 7)]
+    after = [before[0], second_half(1, 12, seed=99), before[2]]
+    assert len(split_rows(data_rows(make_sft_batch(before)), max_tokens=BUDGET)) == 1, "one forward pass"
+    first, second = log_probs(one, before), log_probs(one, after)
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[2], second[2])
+    assert not torch.allclose(first[1], second[1])
+    for number, alone in enumerate(before):
+        torch.testing.assert_close(log_probs(one, [alone])[0], first[number], rtol=1e-12, atol=1e-12)
+
+
+def test_no_mask_bit_of_a_conversation_reaches_the_one_before(tiny_model: Path) -> None:
+    # The second conversation is trained from its first token that can be: a mask rolled over the boundary would add a
+    # term for the last token of the first, or lose one.
+    examples = [example(0, 9, {7, 8}), example(1, 6, {1, 2, 3, 4, 5})]
+    one = worker(tiny_model, max_tokens=BUDGET)
+    batch = make_sft_batch(examples)
+    terms = torch.cat(log_probs(one, examples))
+    assert sft_totals(batch).num_tokens == 2 + 5 == len(terms)
+    loss = one.update(batch, sft_totals(batch)).metrics["train/loss"].value
+    assert abs(loss + float(terms.mean())) < 1e-6

@@ -31,8 +31,8 @@ from strop.data.chat import (
     to_chat,
     to_messages,
 )
-from strop.data.config import SftDataConfig
 from strop.data.media import has_media
+from strop.sft.config import SftDataConfig
 
 _GENERATION_BLOCK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 

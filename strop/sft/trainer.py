@@ -1,41 +1,39 @@
-"""Supervised fine-tuning: the same run folder, checkpoints and promises as RL training, a simpler step."""
+"""The steps of a fine-tuning, its records and its validation."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from strop.algorithms.aggregation import BatchTotals, batch_totals
 from strop.base.device import device_name
 from strop.base.metrics import Metric, metric_values
-from strop.border import as_number
+from strop.base.sections import section_of
 from strop.controller import WorkerGroup, as_list, role
-from strop.data.config import SftDataConfig
 from strop.data.readers import read_rows
 from strop.data.sampler import PromptSampler, visit_uid
-from strop.data.sft import SftDataset, SftExample
 from strop.engines.model import load_tokenizer, read_shape
 from strop.engines.ulysses import check_sequence_parallel
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
+from strop.sft.config import SftConfig, SftDataConfig
+from strop.sft.conversations import SftDataset, SftExample
+from strop.sft.result import SftResult, sft_result_of
+from strop.sft.worker import LOSS, SupervisedWorker
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.config import Config, check_ranks
 from strop.trainer.launch import Say
 from strop.trainer.phases import Phases
-from strop.trainer.results import SftResult, sft_result_of
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.stopping import StopRequest
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
 from strop.workers.metrics import THROUGHPUT, TIMING
-from strop.workers.rows import GRAD_NORM
-from strop.workers.supervised import LOSS, SupervisedWorker
+from strop.workers.rows import GRAD_NORM, flat, flat_mask
 from strop.workers.updates import merged_update
 
 VALIDATION_LOSS = Metric(
@@ -57,10 +55,10 @@ class SupervisedTrainer:
     ) -> None:
         self._config, self._run, self._say = config, run, say
         self._stop = stop or StopRequest()
-        start_step = checkpoint.step if checkpoint is not None else 0
-        threads = set_threads_of_run(config.resources, config.model, run, step=start_step)
+        self._start_step = checkpoint.step if checkpoint is not None else 0
+        threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         say(threads.line())
-        sft = config.sft
+        self._sft = sft = section_of(config, SftConfig)
         check_trackers(config.trainer.trackers)
         check_ranks("sft", sft.engine, config.resources.ranks)
         check_sequence_parallel(
@@ -80,9 +78,7 @@ class SupervisedTrainer:
         steps = self._sampler.num_steps
         assert steps is not None, "the sampler was given a number of epochs"
         self._num_steps = steps if sft.max_steps is None else min(steps, sft.max_steps)
-        self._start_step = 0
         if checkpoint is not None:
-            self._start_step = checkpoint.step
             restore_position(run, checkpoint, self._sampler)
         self._checkpoint = None if checkpoint is None else checkpoint.path
 
@@ -109,10 +105,8 @@ class SupervisedTrainer:
                     self._run_step(step, trackers)
             self._checkpointer.finish()
         seconds = time.perf_counter() - start
-        loss, val_loss = self._last_losses()
-        self._run.events.append(
-            "finished", self._num_steps, fsync=True, seconds=seconds, loss=loss, val_loss=val_loss
-        )
+        losses = {"loss": self._last_loss("step"), "val_loss": self._last_loss("validation")}
+        self._run.events.append("finished", self._num_steps, fsync=True, seconds=seconds, **losses)
         return sft_result_of(self._run)
 
     def _run_step(self, step: int, trackers: TrackerGroup) -> None:
@@ -128,7 +122,7 @@ class SupervisedTrainer:
         self._checkpointer.save_before_the_end(self._stop, step, facts={})
 
     def _start_worker(self, stack: ExitStack) -> None:
-        config, sft = self._config, self._config.sft
+        config, sft = self._config, self._sft
         runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
         spec = role(
             SupervisedWorker,
@@ -150,11 +144,10 @@ class SupervisedTrainer:
         )
         stack.callback(self._checkpointer.settle)
 
-    def _last_losses(self) -> tuple[float, float | None]:
-        """Training and validation loss from the records: a resume may have had no step left to do."""
-        steps, validations = self._run.events.read("step"), self._validations()
-        loss = as_number(steps[-1].get("loss")) if steps else math.nan
-        return loss, as_number(validations[-1].get("loss")) if validations else None
+    def _last_loss(self, kind: str) -> object:
+        """From the records, where there is one of this kind: a resume may have had no step left to do."""
+        events = self._run.events.read(kind)
+        return events[-1].get("loss") if events else None
 
     def _step(self, step: int) -> dict[str, float]:
         phases = Phases()
@@ -171,21 +164,16 @@ class SupervisedTrainer:
         fate = Fate("filtered", skipped) if skipped else Fate("trained")
         self._run.ledger.settle(step, dict.fromkeys(ids, fate))
         numbers = metric_values(update.metrics)
-        tensors = batch.tensors()
+        prompts, responses = flat(batch, "prompts"), flat(batch, "responses")
         self._run.fingerprints.append(
             step,
             data=digest(ids),
-            prompt_tokens=digest(
-                columns.flat(tensors["prompts"]).numpy(), columns.flat(tensors["responses"]).numpy()
-            ),
+            prompt_tokens=digest(prompts.numpy(), responses.numpy()),
             loss=digest([numbers[LOSS].hex(), numbers[GRAD_NORM.of("train")].hex()]),
             weights=as_list(self._worker.call.checksum())[0],
         )
-        num_tokens = int(
-            columns.row_lengths(tensors["prompts"]).sum() + columns.row_lengths(tensors["responses"]).sum()
-        )
         numbers[TIMING.of("step")] = phases.total()
-        numbers[THROUGHPUT] = num_tokens / phases.total()
+        numbers[THROUGHPUT] = (len(prompts) + len(responses)) / phases.total()
         self._run.events.append(
             "step", step, seconds=phases.total(), phases=phases.seconds, loss=numbers[LOSS]
         )
@@ -193,30 +181,23 @@ class SupervisedTrainer:
 
     def _wants_first_validation(self) -> bool:
         """False also when a start that came no further than this left one behind."""
-        return self._config.eval.before_train and self._start_step == 0 and not self._validations()
-
-    def _validations(self) -> list[dict[str, Any]]:
-        """Records of validations, the oldest first."""
-        return self._run.events.read("validation")
+        wanted = self._config.eval.before_train and self._start_step == 0
+        return wanted and not self._run.events.read("validation")
 
     def _validate(self, dataset: SftDataset, step: int) -> dict[str, float]:
-        """The validation loss, with its record."""
-        loss = self._mean_loss(dataset)
+        """The mean loss per trained token of held-out rows, with its record."""
+        size = self._sft.examples_per_update
+        total, count = 0.0, 0
+        for start in range(0, len(dataset), size):
+            indices = range(start, min(start + size, len(dataset)))
+            batch = make_sft_batch([dataset[index] for index in indices])
+            log_probs = flat(self._worker.call.compute_log_prob(batch), "log_probs")
+            trained = log_probs[flat(batch, "loss_mask")]
+            total -= float(trained.sum())
+            count += len(trained)
+        loss = total / count
         self._run.events.append("validation", step, loss=loss)
         return {VALIDATION_LOSS: loss}
-
-    def _mean_loss(self, dataset: SftDataset) -> float:
-        """Mean loss per trained token."""
-        size = self._config.sft.examples_per_update
-        total, count = 0.0, 0.0
-        for start in range(0, len(dataset), size):
-            examples = [dataset[index] for index in range(start, min(start + size, len(dataset)))]
-            batch = make_sft_batch(examples)
-            log_probs = columns.flat(self._worker.call.compute_log_prob(batch).tensors()["log_probs"])
-            mask = columns.flat(batch.tensors()["loss_mask"])
-            total -= float(log_probs[mask].sum())
-            count += float(mask.sum())
-        return total / count
 
 
 def make_sft_batch(examples: Sequence[SftExample]) -> DataProto:
@@ -240,14 +221,14 @@ def make_sft_batch(examples: Sequence[SftExample]) -> DataProto:
             "prompts": columns.jagged(prompts),
             "responses": columns.jagged(responses),
             "loss_mask": columns.jagged(masks),
-        }
+        },
+        meta_info={"temperature": 1.0},
     )
 
 
 def sft_totals(batch: DataProto) -> BatchTotals:
     """What the loss of an optimizer batch divides by."""
-    mask = batch.tensors()["loss_mask"]
-    return batch_totals(columns.flat(mask), columns.row_lengths(mask))
+    return batch_totals(*flat_mask(batch))
 
 
 def fine_tune(config: Config, run: RunFolder, *, checkpoint: Checkpoint | None = None, say: Say) -> SftResult:
