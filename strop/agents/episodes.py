@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strop.agents.config import AgentConfig
 from strop.agents.registry import play_agent
 from strop.agents.setup import AgentSetup
 from strop.agents.user_code import contained
@@ -17,7 +16,7 @@ from strop.base.randomness import random_key
 from strop.border import storable_text, usable
 from strop.rollout.client import GenerateClient
 from strop.rollout.types import Sampling, TokenOutput
-from strop.trajectory import Prompt, Trajectory
+from strop.trajectory import MediaTokens, Prompt, Trajectory, media_of
 
 _MAX_TURNS = 1 << 30
 _MAX_NAME_CHARS = 200
@@ -31,11 +30,6 @@ class EpisodeTimeout(RuntimeError):
 def sample_key(seed: int, uid: str, sample_index: int) -> int:
     """Key of the random stream of one sample: depends on seed, prompt visit and sample index alone."""
     return random_key(seed, "rollout", uid, sample_index)
-
-
-def default_setup(tokenizer: Any) -> AgentSetup:
-    """Single turns."""
-    return AgentSetup(AgentConfig(), tokenizer)
 
 
 async def play_episode(
@@ -158,6 +152,10 @@ class _Episode:
         if stop_token_ids:
             stops = {*self._sampling.stop_token_ids, *stop_token_ids}
             options = dataclasses.replace(options, stop_token_ids=tuple(sorted(stops)))
+        if self._prompt.media and not media_of(
+            token_ids
+        ):  # agents see plain ids, which begin with the prompt's
+            token_ids = MediaTokens(token_ids, self._prompt.media)
         start = time.perf_counter()
         name = f"{self._prompt.uid}/{self._sample_index}#{self.calls}"
         self.calls += 1

@@ -30,8 +30,7 @@ from strop.trainer.groups import sample_groups, shaped_rewards_of
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
-from strop.workers.played import Played
-from strop.workers.reports import EpisodeReport, check_failed_episodes, training_rewards
+from strop.workers.reports import EpisodeReport, Episodes, check_failed_episodes, training_rewards
 
 _LOWEST_RATE = 0.1
 """Share of groups that is expected to teach at least, when the size of the next round is chosen."""
@@ -50,18 +49,18 @@ class TooFewGroups(RuntimeError):
     """Dynamic sampling came to its limit without enough groups, and was told to stop there."""
 
 
-def training_rows(config: Config, roles: Roles, played: Played, sampling: Sampling) -> Experience:
+def training_rows(config: Config, roles: Roles, episodes: Episodes, sampling: Sampling) -> Experience:
     """The samples that can be trained on, with their rewards.
 
     Args:
         config, roles: of the run.
-        played: samples, those of a prompt together.
+        episodes: samples, those of a prompt together.
         sampling: how they were played.
     """
-    rewards = shaped_rewards_of(config, played.reports, sampling.max_tokens)
+    rewards = shaped_rewards_of(config, episodes.reports, sampling.max_tokens)
     return experience_of(
-        roles.rows(played, rewards),
-        played.reports,
+        roles.rows(episodes, rewards),
+        episodes.reports,
         extra_columns=["reward_parts"] if config.algorithm.reward_keys else [],
     )
 
@@ -73,7 +72,7 @@ class CollectedSamples:
     prompts: tuple[Prompt, ...]
     num_refused: int
     """Visits that were passed over, because their prompt is too long."""
-    played: Played
+    episodes: Episodes
     """All samples, also those that are not trained on."""
     experience: Experience
     """Those that are."""
@@ -107,7 +106,7 @@ class RolloutCollector:
         found, rate = 0, 1.0
         while found < wanted and len(rounds) < settings.max_rounds:
             rounds.append(self._round(step, min(wanted, math.ceil((wanted - found) / rate))))
-            causes |= self._filter(rounds[-1].played.reports, at_most=wanted - found)
+            causes |= self._filter(rounds[-1].episodes.reports, at_most=wanted - found)
             found = sum(not cause for cause in causes.values())
             rate = max(found / sum(len(one.prompts) for one in rounds), _LOWEST_RATE)
         dropped = {uid: cause for uid, cause in causes.items() if cause}
@@ -131,7 +130,7 @@ class RolloutCollector:
         return CollectedSamples(
             prompts=tuple(prompt for one in rounds for prompt in one.prompts),
             num_refused=num_refused,
-            played=Played.concat([one.played for one in rounds]),
+            episodes=Episodes.concat([one.episodes for one in rounds]),
             experience=experience,
             dropped=dropped,
             metrics={
@@ -144,14 +143,14 @@ class RolloutCollector:
         drawn = self._next_prompts(step, num_prompts)
         prompts = drawn.prompts
         baselines = self._greedy_rewards(prompts) if self._config.needs("reward_baselines") else {}
-        played = self._roles.play(prompts, self._config.rollout.samples_per_prompt, self._sampling)
-        check_failed_episodes(played.reports)
-        self._check_scores(played.reports)
-        experience = training_rows(self._config, self._roles, played, self._sampling)
+        episodes = self._roles.play(prompts, self._config.rollout.samples_per_prompt, self._sampling)
+        check_failed_episodes(episodes.reports)
+        self._check_scores(episodes.reports)
+        experience = training_rows(self._config, self._roles, episodes, self._sampling)
         if self._config.needs("reward_baselines") and experience.reports:
             experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
         return CollectedSamples(
-            prompts=tuple(prompts), num_refused=len(drawn.refused), played=played, experience=experience
+            prompts=tuple(prompts), num_refused=len(drawn.refused), episodes=episodes, experience=experience
         )
 
     def _next_prompts(self, step: int, count: int) -> Drawn:
@@ -213,7 +212,7 @@ class RolloutCollector:
 
     def _counts(self, dropped: Mapping[str, str], rounds: Sequence[CollectedSamples]) -> dict[str, float]:
         """Metrics of the filter."""
-        uids = [report.uid for one in rounds for report in one.played.reports]
+        uids = [report.uid for one in rounds for report in one.episodes.reports]
         causes = Counter(dropped[uid] for uid in uids if uid in dropped)
         surplus = causes.pop(SURPLUS, 0)
         counts = {

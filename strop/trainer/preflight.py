@@ -171,10 +171,10 @@ class _Trial:
     def play(self, prompts: Sequence[Prompt]) -> None:
         """One round: sample, score, and compare log-probs, as a step does."""
         config, roles = self._config, self._roles
-        played = roles.play(prompts, config.rollout.samples_per_prompt, self._sampling)
+        episodes = roles.play(prompts, config.rollout.samples_per_prompt, self._sampling)
         self.prompts += prompts
-        self.reports += played.reports
-        experience = training_rows(config, roles, played, self._sampling)
+        self.reports += episodes.reports
+        experience = training_rows(config, roles, episodes, self._sampling)
         if not experience.reports:
             return
         wanted = {"old_log_probs"} | ({"rm_scores"} if config.uses_reward_model else set())

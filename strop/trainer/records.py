@@ -43,7 +43,7 @@ class StepRecord:
     @property
     def reports(self) -> tuple[EpisodeReport, ...]:
         """Of all samples that were played."""
-        return self.collected.played.reports
+        return self.collected.episodes.reports
 
     @property
     def optimizer_steps(self) -> tuple[OptimizerStep, ...]:

@@ -41,9 +41,8 @@ from strop.trainer.watching import PlayWatch
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
-from strop.workers.played import Played, as_column, prompts_as_rows
 from strop.workers.reference import ReferenceWorker
-from strop.workers.reports import Decided
+from strop.workers.reports import Decided, Episodes
 from strop.workers.reward_model import RewardModelWorker
 from strop.workers.rollout import RolloutWorker
 from strop.workers.teacher import TeacherWorker, check_teacher
@@ -95,38 +94,39 @@ class Roles:
         if self.offloads_idle and group is not None:
             group.call.offload()
 
-    def play(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Played:
+    def play(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Episodes:
         """Every sample of these prompts, in order, played and scored; key and budget of `sampling` are filled in.
 
         Raises:
             RewardError: the scorers cannot go on.
         """
         with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
-            return Played.of(
-                as_future(self.rollout.call.play(prompts_as_rows(prompts), samples_per_prompt, sampling))
-            )
+            rows = DataProto.from_dict({}, non_tensors={"prompt": prompts})
+            return Episodes.of(as_future(self.rollout.call.play(rows, samples_per_prompt, sampling)))
 
-    def rows(self, played: Played, rewards: Mapping[str, float]) -> DataProtoFuture:
+    def rows(self, episodes: Episodes, rewards: Mapping[str, float]) -> DataProtoFuture:
         """The training rows of the samples that have a reward, in order; see `RolloutWorker.rows`.
 
         Args:
-            played: samples.
+            episodes: samples.
             rewards: by sample id, what each is trained with.
         """
-        kept = played.take([place for place, one in enumerate(played.reports) if one.id in rewards])
+        kept = episodes.take([number for number, one in enumerate(episodes.reports) if one.id in rewards])
         values = torch.tensor([rewards[one.id] for one in kept.reports], dtype=torch.float64)
         column = DataProto.from_dict({"reward": values})
-        return as_future(self.rollout.call.rows(as_batch(kept.episodes.union(column))))
+        return as_future(self.rollout.call.rows(as_batch(kept.rows.union(column))))
 
-    def write_samples(self, step: int, played: Played, decided: Mapping[str, Decided], *, split: str) -> None:
+    def write_samples(
+        self, step: int, episodes: Episodes, decided: Mapping[str, Decided], *, split: str
+    ) -> None:
         """Samples into the store of the run; `decided` says by sample id what came of each.
 
         Raises:
             RunError: the disk refused.
         """
-        column = as_column([decided[one.id] for one in played.reports])
-        episodes = played.episodes.union(DataProto.from_dict({}, non_tensors={"decided": column}))
-        self.rollout.call.write_samples(step, as_batch(episodes), split=split)
+        column = {"decided": [decided[one.id] for one in episodes.reports]}
+        rows = episodes.rows.union(DataProto.from_dict({}, non_tensors=column))
+        self.rollout.call.write_samples(step, as_batch(rows), split=split)
 
     def update_weights(self, version: int) -> None:
         """Let generation use the actor's weights, which hold this policy version now.
