@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.balance import balance_parts, even_bounds, sequence_workload
-from strop.controller import Mesh, Partition
+from strop.controller import Mesh, Partition, as_batch
 from strop.protocol import DataProto, DataProtoFuture, future_of
 from strop.protocol.schema import Taker, labels_for, made_by, taken_by
 from strop.workers.reports import EpisodeReport
@@ -47,8 +47,11 @@ class Experience:
         return [row for row in range(len(self)) if row == 0 or self.reports[row - 1].is_last_row]
 
     def union(self, columns: DataProtoFuture | DataProto, *names: str) -> Experience:
-        """With these columns added, for the same rows in the same order; their tensors are named."""
-        added = future_of(columns) if isinstance(columns, DataProto) else columns
+        """With these columns added, for the same rows in the same order; their tensors are named.
+
+        Waits until they are computed, where a call that does not wait has given them; nothing is moved.
+        """
+        added = future_of(columns).wait()
         return replace(self, rows=self.rows.union(added), column_names=self.column_names | set(names))
 
     @staticmethod
@@ -82,13 +85,14 @@ class Experience:
             num_trained=self.num_trained[start:stop],
         )
 
-    def partition(self, mesh: Mesh) -> Partition | DataProtoFuture:
-        """The rows, cut so that every data-parallel group has about the same work; samples of a prompt stay
-        together where that costs no balance."""
+    def partition(self, mesh: Mesh) -> DataProto:
+        """The rows as an argument for a group of this mesh, cut so that every data-parallel group has about the same
+        work; samples of a prompt stay together where that costs no balance."""
         if mesh.dp == 1:
-            return self.rows
+            return as_batch(self.rows)
         loads = [sequence_workload(report.num_tokens) for report in self.reports]
-        return Partition(self.rows, balance_parts(loads, [report.uid for report in self.reports], mesh.dp))
+        parts = balance_parts(loads, [report.uid for report in self.reports], mesh.dp)
+        return as_batch(Partition(self.rows, parts))
 
     def taken_by(self, taker: Taker) -> DataProtoFuture:
         """The rows with the columns that somebody takes, of those that there are."""

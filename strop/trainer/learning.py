@@ -14,13 +14,13 @@ from strop.protocol.schema import labels_for
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
 from strop.trainer.phases import Stages
-from strop.trainer.producers import StepContext, produced, rows, wanted_before_updates, wanted_by_the_update
+from strop.trainer.producers import StepContext, produced, wanted_before_updates, wanted_by_the_update
 from strop.trainer.resampling import draw_metrics, sample_scores
 from strop.trainer.roles import Roles
 from strop.workers.estimates import REWARD_KL
 from strop.workers.reports import check_versions
+from strop.workers.rows import Update, merged_update, updates_of
 from strop.workers.summary import BatchSummary
-from strop.workers.updates import Update, merged_update, updates_of
 
 REWARD_KL_COEF = Metric(
     "actor/reward_kl_penalty_coeff", "1", "factor of the KL in the reward, when there is one"
@@ -137,7 +137,7 @@ class Learner:
             experience, samples_per_update=config.critic_samples_per_update, epochs=config.critic.epochs
         ):
             if part.totals().num_tokens:
-                updates = as_list(critic.call.update_critic(rows(part, critic), part.totals()))
+                updates = as_list(critic.call.update_critic(part.partition(critic.mesh), part.totals()))
                 steps.append(_optimizer_step("critic", updates, part))
         return steps
 
@@ -152,7 +152,7 @@ class Learner:
             if not part.totals().num_tokens:
                 steps.append(OptimizerStep(role="actor", metrics={}, skipped=REJECTED, trained=frozenset()))
                 continue
-            made = as_future(actor.call.update_policy(rows(part, actor), part.totals()))
+            made = as_future(actor.call.update_policy(part.partition(actor.mesh), part.totals()))
             steps.append(_optimizer_step("actor", updates_of(made.select([], []).get()), part))
             before.append(made.select(["log_probs", "entropys"]))
         return steps, DataProtoFuture.concat(before) if before else None

@@ -34,9 +34,8 @@ from strop.trainer.stopping import StopRequest
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
 from strop.workers.metrics import THROUGHPUT, TIMING
-from strop.workers.rows import GRAD_NORM
+from strop.workers.rows import GRAD_NORM, merged_update
 from strop.workers.supervised import LOSS, SupervisedWorker
-from strop.workers.updates import merged_update
 
 VALIDATION_LOSS = Metric(
     "val/loss", "nats", "of `strop sft` on held-out rows: -log p, mean over trained tokens"
