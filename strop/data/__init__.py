@@ -1,10 +1,10 @@
 """Data in: rows from files, prompts and conversations from rows, and the order in which they are visited.
 
     sources.py, folders.py, readers.py   rows from local files, folders, the hub and URLs, all in memory
-    splits.py, stored.py                 those of a split: in memory, or by number from their files
+    stored.py                            those of a split: in memory, or by number from their files
     cache.py                             what is kept for the next run, within a bound
     rows.py, chat.py, media.py           one row through the column mapping, the chat template, a reader of media
-    encoding.py, truncation.py           token ids of many prompts, kept for the next run; cutting to a limit
+    encoding.py                          token ids of many prompts, kept for the next run
     prompts.py, streaming.py, sft.py     PromptDataset, StreamedPrompts and SftDataset
     mixing.py, sampler.py                how often, and in which order, rows are visited
     curriculum.py                        orders by name, and those of a user's own

@@ -113,11 +113,14 @@ def map_tokens(
     ]  # without any rows, one pass says what there would be
     places: list[Tensor] = []
     made: list[Mapping[str, Tensor]] = []
+
+    def noted(tokens: Tokens) -> Mapping[str, Tensor]:
+        places.append(tokens.index)
+        return function(tokens)
+
     for part in parts:
-        micro_batch = packed(model, part)
-        results = run_tokens(model, micro_batch, function, parallel)
+        results = run_tokens(model, part, noted, parallel)
         made.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
-        places.append(micro_batch.token_index)
     fsdp.reshard(model)
     if model.device.type != "cpu":
         torch.accelerator.synchronize()  # the copies were not waited for
@@ -126,13 +129,34 @@ def map_tokens(
 
 
 def run_tokens(
-    model: CausalLM, micro_batch: MicroBatch, function: Callable[[Tokens], T], parallel: Parallel
+    model: CausalLM, rows: Sequence[Row], function: Callable[[Tokens], T], parallel: Parallel
 ) -> T:
-    """What a function makes of the tokens of one micro-batch: a tensor, or a mapping or tuple of tensors."""
-    part = _part(micro_batch, parallel)
+    """What a function makes of the tokens of these rows, as one micro-batch: a tensor, or a mapping or tuple of
+    tensors. Without rows a micro-batch runs that predicts nothing.
+
+    Raises:
+        ValueError: a row has media, and ranks share each sequence.
+    """
+    micro_batch = pack(rows or [_NOTHING], device=model.device, inputs=model.media)
+    if not rows:
+        nothing = ("hidden_index", "targets", "token_index")
+        micro_batch = dataclasses.replace(
+            micro_batch, **{name: getattr(micro_batch, name)[:0] for name in nothing}
+        )
+    if micro_batch.media is not None and parallel.sp_group is not None:
+        raise ValueError(
+            "a sample has images, and engine.sequence_parallel divides sequences over ranks, which images cannot be: "
+            "use engine.sequence_parallel=1"
+        )
+    part = micro_batch if parallel.sp_group is None else shard_micro_batch(micro_batch, parallel.sp_group)
 
     def compute() -> T:
-        return function(Tokens(model, part, _predicting(model, part), micro_batch.token_index))
+        if isinstance(part, SequenceShard):
+            hidden = part.predicting(model.backbone(part.input_ids, part.position_ids, part.attention))
+        else:
+            every = model.backbone(part.input_ids, part.position_ids, part.attention, part.media)
+            hidden = F.embedding(part.hidden_index, every)
+        return function(Tokens(model, part, hidden, micro_batch.token_index))
 
     return model.run(compute)
 
@@ -141,38 +165,3 @@ def micro_batches(rows: Sequence[Row], max_tokens: int, parallel: Parallel) -> l
     """These rows in micro-batches, as many on every rank; the last ones of a rank may have no rows."""
     parts = split_rows(rows, max_tokens=max_tokens, num_devices=parallel.sp_size)
     return parts + [[] for _ in range(parallel.max(len(parts)) - len(parts))]
-
-
-def packed(model: CausalLM, rows: Sequence[Row]) -> MicroBatch:
-    """These rows as one micro-batch; without rows, one that runs and predicts nothing."""
-    micro_batch = pack(rows or [_NOTHING], device=model.device, inputs=model.media)
-    if rows:
-        return micro_batch
-    return dataclasses.replace(
-        micro_batch,
-        hidden_index=micro_batch.hidden_index[:0],
-        targets=micro_batch.targets[:0],
-        token_index=micro_batch.token_index[:0],
-    )
-
-
-def _part(micro_batch: MicroBatch, parallel: Parallel) -> MicroBatch | SequenceShard:
-    """What this rank runs.
-
-    Raises:
-        ValueError: a row has media, and ranks share each sequence.
-    """
-    if micro_batch.media is not None and parallel.sp_group is not None:
-        raise ValueError(
-            "a sample has images, and engine.sequence_parallel divides sequences over ranks, which images cannot be: "
-            "use engine.sequence_parallel=1"
-        )
-    return micro_batch if parallel.sp_group is None else shard_micro_batch(micro_batch, parallel.sp_group)
-
-
-def _predicting(model: CausalLM, part: MicroBatch | SequenceShard) -> Tensor:
-    """Hidden states before the response tokens: [M, D], or [m, D] of this rank's share."""
-    if isinstance(part, SequenceShard):
-        return part.predicting(model.backbone(part.input_ids, part.position_ids, part.attention))
-    hidden = model.backbone(part.input_ids, part.position_ids, part.attention, part.media)
-    return F.embedding(part.hidden_index, hidden)

@@ -24,7 +24,7 @@ from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import Row
 from strop.engines.parallel import Parallel, alone
-from strop.engines.tokens import TokenFunction, Tokens, map_tokens, micro_batches, packed, run_tokens
+from strop.engines.tokens import TokenFunction, Tokens, map_tokens, micro_batches, run_tokens
 from strop.engines.weights import digest_weights
 
 Loss = Callable[[Tokens], Tensor]
@@ -144,7 +144,7 @@ class TrainEngine(Engine):
                 keep_parameters=not self._config.reshard_after_forward,
             )
             with fsdp.activations_on_host(self.model, enabled=self._config.offload_activations):
-                value = run_tokens(self.model, packed(self.model, part), loss, self.parallel)
+                value = run_tokens(self.model, part, loss, self.parallel)
             value.backward()  # type: ignore[no-untyped-call]
             total += value.detach()
         return float(total)

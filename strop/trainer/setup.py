@@ -16,7 +16,7 @@ from strop.data.curriculum import sampler_object
 from strop.data.mixing import check_source_weights, weighted_epochs
 from strop.data.prompts import PromptDataset
 from strop.data.sampler import PromptSampler, val_uid
-from strop.data.splits import load_rows
+from strop.data.stored import load_rows
 from strop.data.streaming import StreamedPrompts, TrainingPrompts
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
