@@ -21,16 +21,17 @@ from strop.base.metrics import Metric
 from strop.data.sampler import parse_visit_uid
 from strop.data.streaming import Drawn, draw
 from strop.protocol import DataProto
+from strop.protocol.schema import made_by
 from strop.rewards import check_failed_share
 from strop.rollout.types import Sampling
 from strop.run import Fate, RunFolder
 from strop.trainer.config import Config
-from strop.trainer.experience import Experience, experience_of
+from strop.trainer.experience import Experience
 from strop.trainer.groups import sample_groups, shaped_rewards_of
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
-from strop.workers.reports import EpisodeReport, Episodes, check_failed_episodes, training_rewards
+from strop.workers.reports import EpisodeReport, check_failed_episodes, training_rewards
 
 _LOWEST_RATE = 0.1
 """Share of groups that is expected to teach at least, when the size of the next round is chosen."""
@@ -49,7 +50,7 @@ class TooFewGroups(RuntimeError):
     """Dynamic sampling came to its limit without enough groups, and was told to stop there."""
 
 
-def training_rows(config: Config, roles: Roles, episodes: Episodes, sampling: Sampling) -> Experience:
+def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: Sampling) -> Experience:
     """The samples that can be trained on, with their rewards.
 
     Args:
@@ -58,11 +59,9 @@ def training_rows(config: Config, roles: Roles, episodes: Episodes, sampling: Sa
         sampling: how they were played.
     """
     rewards = shaped_rewards_of(config, episodes.reports, sampling.max_tokens)
-    return experience_of(
-        roles.rows(episodes, rewards),
-        episodes.reports,
-        extra_columns=["reward_parts"] if config.algorithm.reward_keys else [],
-    )
+    reports = [row for one in episodes.reports if one.id in rewards for row in one.rows()]
+    left_out = {"reward_baselines"} | (set() if config.algorithm.reward_keys else {"reward_parts"})
+    return Experience.of(roles.rows(episodes, rewards), reports, made_by("rollout") - left_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ class CollectedSamples:
     prompts: tuple[Prompt, ...]
     num_refused: int
     """Visits that were passed over, because their prompt is too long."""
-    episodes: Episodes
+    episodes: Experience
     """All samples, also those that are not trained on."""
     experience: Experience
     """Those that are."""
@@ -130,7 +129,7 @@ class RolloutCollector:
         return CollectedSamples(
             prompts=tuple(prompt for one in rounds for prompt in one.prompts),
             num_refused=num_refused,
-            episodes=Episodes.concat([one.episodes for one in rounds]),
+            episodes=Experience.concat([one.episodes for one in rounds]),
             experience=experience,
             dropped=dropped,
             metrics={

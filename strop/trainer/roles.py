@@ -37,12 +37,13 @@ from strop.protocol import DataProto, DataProtoFuture
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.costs import CostTracker
+from strop.trainer.experience import Experience
 from strop.trainer.watching import PlayWatch
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
 from strop.workers.reference import ReferenceWorker
-from strop.workers.reports import Decided, Episodes
+from strop.workers.reports import Decided
 from strop.workers.reward_model import RewardModelWorker
 from strop.workers.rollout import RolloutWorker
 from strop.workers.teacher import TeacherWorker, check_teacher
@@ -94,7 +95,7 @@ class Roles:
         if self.offloads_idle and group is not None:
             group.call.offload()
 
-    def play(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Episodes:
+    def play(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Experience:
         """Every sample of these prompts, in order, played and scored; key and budget of `sampling` are filled in.
 
         Raises:
@@ -102,9 +103,11 @@ class Roles:
         """
         with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
             rows = DataProto.from_dict({}, non_tensors={"prompt": prompts})
-            return Episodes.of(as_future(self.rollout.call.play(rows, samples_per_prompt, sampling)))
+            played = as_future(self.rollout.call.play(rows, samples_per_prompt, sampling))
+            reports = played.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
+        return Experience.of(played.select([], ["episode"]), reports)
 
-    def rows(self, episodes: Episodes, rewards: Mapping[str, float]) -> DataProtoFuture:
+    def rows(self, episodes: Experience, rewards: Mapping[str, float]) -> DataProtoFuture:
         """The training rows of the samples that have a reward, in order; see `RolloutWorker.rows`.
 
         Args:
@@ -117,7 +120,7 @@ class Roles:
         return as_future(self.rollout.call.rows(as_batch(kept.rows.union(column))))
 
     def write_samples(
-        self, step: int, episodes: Episodes, decided: Mapping[str, Decided], *, split: str
+        self, step: int, episodes: Experience, decided: Mapping[str, Decided], *, split: str
     ) -> None:
         """Samples into the store of the run; `decided` says by sample id what came of each.
 

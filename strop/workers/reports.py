@@ -1,8 +1,4 @@
-"""What the controller learns of episodes: everything but their tokens, so a step costs it O(samples).
-
-Tokens stay with the workers that played the episodes, for as long as somebody holds the reference of `Episodes`; calls
-that need them take it as an argument.
-"""
+"""What the controller learns of an episode: everything but its tokens, so a step costs it O(samples)."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from typing import Any, NamedTuple
 
 from strop.algorithms.shaping import shaped_score
 from strop.border import finite
-from strop.protocol import DataProtoFuture
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
 from strop.rewards.wire import encode, plain
@@ -170,40 +165,6 @@ def report_of(episode: Episode) -> EpisodeReport:
         numbers=trajectory.numbers,
         sequences=sequences if len(sequences) > 1 else (),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Episodes:
-    """Episodes in the order of their prompts and sample numbers, as the controller has them."""
-
-    reports: tuple[EpisodeReport, ...]
-    """What is known of each without its tokens."""
-    rows: DataProtoFuture
-    """Column `episode`, in the same order; wherever it is."""
-
-    @staticmethod
-    def of(rows: DataProtoFuture) -> Episodes:
-        """What a call of `RolloutWorker.play` has given; waits for it, and fetches the reports alone."""
-        reports = rows.select([], ["report"]).get().non_tensor_batch["report"]
-        return Episodes(reports=tuple(reports), rows=rows.select([], ["episode"]))
-
-    @staticmethod
-    def concat(parts: Sequence[Episodes]) -> Episodes:
-        """The episodes of all parts, one after another."""
-        if len(parts) == 1:
-            return parts[0]
-        return Episodes(
-            reports=tuple(report for part in parts for report in part.reports),
-            rows=DataProtoFuture.concat([part.rows for part in parts]),
-        )
-
-    def take(self, numbers: Sequence[int]) -> Episodes:
-        """These episodes, in this order."""
-        if list(numbers) == list(range(len(self.reports))):
-            return self
-        return Episodes(
-            reports=tuple(self.reports[number] for number in numbers), rows=self.rows.take(list(numbers))
-        )
 
 
 def training_rewards(

@@ -11,11 +11,12 @@ from strop.agents.registry import Agent, Generate, agents
 from strop.protocol import DataProto, future_of
 from strop.rewards import Outcome, RewardError
 from strop.rollout.types import Sampling, TokenOutput
+from strop.trainer.experience import Experience
 from strop.trainer.records import untrained_fate
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode
 from strop.workers.player import Player
-from strop.workers.reports import Episodes, EpisodesFailed, check_failed_episodes, report_of
+from strop.workers.reports import EpisodesFailed, check_failed_episodes, report_of
 
 SAMPLING = Sampling(key=0, max_tokens=4)
 
@@ -164,8 +165,11 @@ def test_episodes_are_a_value_that_later_calls_take() -> None:
     played = play([prompt("a"), prompt("b")], Pool(), samples_per_prompt=2)
     columns = {"report": [report_of(one) for one in played], "episode": played}
     made = DataProto.from_dict({}, non_tensors=columns)
-    first, second = (Episodes.of(future_of(part)) for part in (made.slice(0, 2), made.slice(2, 4)))
-    both = Episodes.concat([second, first])
+    first, second = (
+        Experience.of(future_of(part), part.non_tensor_batch["report"])
+        for part in (made.slice(0, 2), made.slice(2, 4))
+    )
+    both = Experience.concat([second, first])
     assert [one.id for one in both.reports] == ["b/0", "b/1", "a/0", "a/1"]
     chosen = both.take([3, 0])
     assert [one.id for one in chosen.reports] == ["a/1", "b/0"]
