@@ -64,10 +64,10 @@ async def play_episode(
     empty = Trajectory(
         uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids, media=prompt.media
     )
-    limit = setup.config.timeout_s
+    timeout_s = setup.config.timeout_s
     start = time.perf_counter()
     try:
-        async with asyncio.timeout(limit) as deadline:
+        async with asyncio.timeout(timeout_s) as deadline:
             when = deadline.when()
             assert when is not None, "the limit is a number"
 
@@ -81,7 +81,7 @@ async def play_episode(
         if not deadline.expired():
             raise
         raise EpisodeTimeout(
-            f"the episode took longer than agent.timeout_s = {limit:g} s, after {episode.calls} answers"
+            f"the episode took longer than agent.timeout_s = {timeout_s:g} s, after {episode.calls} answers"
         ) from None
     if played is None:
         return ()
@@ -90,10 +90,8 @@ async def play_episode(
         return ()
     for sequence in sequences:
         _check(sequence, empty, prompt.agent_name)
-    sequences = [
-        _within(_with_media(sequence, prompt), len(prompt.token_ids) + sampling.max_tokens)
-        for sequence in sequences
-    ]
+    limit = len(prompt.token_ids) + sampling.max_tokens
+    sequences = [_within(sequence, prompt, limit) for sequence in sequences]
     timings = {**sequences[-1].timings, "generate_s": episode.seconds}
     if episode.calls > 1 or len(timings) > 1:
         timings["episode_s"] = time.perf_counter() - start
@@ -202,16 +200,12 @@ def _for_metrics(numbers: Mapping[str, Any]) -> dict[str, float]:
     return {name: math.nan if value is None else value for name, value in read.items()}
 
 
-def _with_media(sequence: Trajectory, prompt: Prompt) -> Trajectory:
-    """The sequence with the media of its prompt, also where an agent made it from token ids alone."""
+def _within(sequence: Trajectory, prompt: Prompt, limit: int) -> Trajectory:
+    """The sequence, cut where it is longer than prompt and response may be together; with the media of its prompt, also
+    where an agent made it from token ids alone."""
     begins_with_it = sequence.prompt_ids[: len(prompt.token_ids)] == prompt.token_ids
     if prompt.media and not sequence.media and begins_with_it:
-        return dataclasses.replace(sequence, media=prompt.media)
-    return sequence
-
-
-def _within(sequence: Trajectory, limit: int) -> Trajectory:
-    """The sequence, cut where it is longer than prompt and response may be together."""
+        sequence = dataclasses.replace(sequence, media=prompt.media)
     room = limit - len(sequence.prompt_ids)
     if room < 1 and sequence.response_ids:
         raise ValueError(

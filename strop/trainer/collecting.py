@@ -19,7 +19,7 @@ import torch
 from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED, left_out_for
 from strop.base.metrics import Metric
 from strop.data.sampler import parse_visit_uid
-from strop.data.streaming import Drawn, draw
+from strop.data.streaming import draw
 from strop.protocol import DataProto
 from strop.protocol.schema import made_by
 from strop.rewards import check_failed_share
@@ -139,8 +139,16 @@ class RolloutCollector:
         )
 
     def _round(self, step: int, num_prompts: int) -> CollectedSamples:
-        drawn = self._next_prompts(step, num_prompts)
+        """Prompts of the next visits, played; they count as consumed, with those that were passed over."""
+        drawn = draw(self._data.train, self._data.sampler, num_prompts)
         prompts = drawn.prompts
+        samples = range(self._config.rollout.samples_per_prompt)
+        uids = [*(prompt.uid for prompt in prompts), *drawn.refused]
+        self._run.ledger.issue(step, [f"{uid}/{i}" for uid in uids for i in samples])
+        self._run.ledger.settle(
+            step,
+            {f"{uid}/{i}": Fate("filtered", why) for uid, why in drawn.refused.items() for i in samples},
+        )
         baselines = self._greedy_rewards(prompts) if self._config.needs("reward_baselines") else {}
         episodes = self._roles.play(prompts, self._config.rollout.samples_per_prompt, self._sampling)
         check_failed_episodes(episodes.reports)
@@ -151,18 +159,6 @@ class RolloutCollector:
         return CollectedSamples(
             prompts=tuple(prompts), num_refused=len(drawn.refused), episodes=episodes, experience=experience
         )
-
-    def _next_prompts(self, step: int, count: int) -> Drawn:
-        """Prompts of the next visits; from here on they count as consumed, with those that were passed over."""
-        drawn = draw(self._data.train, self._data.sampler, count)
-        samples = range(self._config.rollout.samples_per_prompt)
-        uids = [prompt.uid for prompt in drawn.prompts]
-        self._run.ledger.issue(step, [f"{uid}/{i}" for uid in [*uids, *drawn.refused] for i in samples])
-        self._run.ledger.settle(
-            step,
-            {f"{uid}/{i}": Fate("filtered", why) for uid, why in drawn.refused.items() for i in samples},
-        )
-        return drawn
 
     def _greedy_rewards(self, prompts: list[Prompt]) -> dict[str, float | None]:
         """By uid: the reward of the greedy answer, ReMax's baseline."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from strop.base.metrics import merge_metrics, metric_values
 from strop.run import Fate, digest
 from strop.trainer.collecting import CollectedSamples
-from strop.trainer.learning import REJECTED, LearnerResult, OptimizerStep
-from strop.trainer.resampling import NOT_DRAWN
+from strop.trainer.learning import NOT_DRAWN, REJECTED, LearnerResult, OptimizerStep
 from strop.workers.reports import EpisodeReport
 
 

@@ -295,16 +295,8 @@ def sample_row(
     if keeps_row:
         row["dataset_row"] = _row_text(episode.prompt)
     if trajectory is not None:
-        row |= {
-            "prompt_ids": list(trajectory.prompt_ids),
-            "response_ids": list(trajectory.response_ids),
-            "response_mask": list(trajectory.sampled),
-            "rollout_log_probs": list(trajectory.log_probs),
-            "versions": list(trajectory.versions),
-            "stop_reason": trajectory.stop_reason,
-            "num_turns": trajectory.num_turns,
-            "timings": dict(trajectory.timings),
-        }
+        row |= _sequence(trajectory)
+        row |= {"num_turns": trajectory.num_turns, "timings": dict(trajectory.timings)}
         if trajectory.messages:
             row["messages"] = list(trajectory.messages)
         if trajectory.extra or trajectory.numbers:
