@@ -29,7 +29,6 @@ class AgentSetup:
         tokenizer: Any,
         *,
         template_options: Mapping[str, Any] | None = None,
-        images: ImageEncoder | None = None,
     ) -> None:
         """Load everything that the configuration names.
 
@@ -37,14 +36,14 @@ class AgentSetup:
             config: which agents there are, and what they have.
             tokenizer: with the chat template.
             template_options: variables of the template.
-            images: reads images that agents come by; None where the model takes text alone, or nothing is played yet.
 
         Raises:
             ValueError: the sentence says which file, name or format cannot be used.
         """
         self.config = config
         self.tokenizer = tokenizer
-        self.images = images
+        self.images: ImageEncoder | None = None
+        """Reads images that agents come by; None where the model takes text alone, or nothing is played yet."""
         self._options = dict(template_options or {})
         self._templates: dict[bool | None, ChatTemplate] = {}
         for name in config.files:

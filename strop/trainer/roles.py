@@ -189,19 +189,10 @@ def check_models(config: Config) -> None:
     """
     if config.uses_teacher:
         check_teacher(config.model, config.teacher)
-    used = {
-        "actor": (config.actor.engine, config.model.path, True),
-        "critic": (config.critic.engine, config.critic.path or config.model.path, config.uses_critic),
-        "reference": (
-            config.reference.engine,
-            config.reference.path or config.model.path,
-            config.uses_reference,
-        ),
-        "teacher": (config.teacher.engine, config.teacher.path, config.uses_teacher),
-    }
-    for name, (engine, path, is_used) in used.items():
-        if is_used and engine.sequence_parallel > 1:
-            shape = read_shape(dataclasses.replace(config.model, path=path))
+    paths = {"critic": config.critic.path, "reference": config.reference.path, "teacher": config.teacher.path}
+    for name, engine in config.used_engines.items():
+        if engine.sequence_parallel > 1:
+            shape = read_shape(dataclasses.replace(config.model, path=paths.get(name) or config.model.path))
             check_sequence_parallel(shape, engine.sequence_parallel, _num_ranks(config, name))
     path = config.critic.path or config.model.path
     if config.uses_critic and media_models(read_shape(dataclasses.replace(config.model, path=path))):
@@ -312,18 +303,8 @@ def _specs(
         logs=None if logs is None else logs.absolute(),
         keeps_rows=bool(config.data.dataset_class.path),
     )
-    engines = _engines(config)
+    engines = config.engines
     return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
-
-
-def _engines(config: Config) -> Mapping[str, EngineConfig]:
-    """Settings of the engines of those roles that have one."""
-    return {
-        "actor": config.actor.engine,
-        "critic": config.critic.engine,
-        "reference": config.reference.engine,
-        "teacher": config.teacher.engine,
-    }
 
 
 def _num_ranks(config: Config, name: str) -> int:

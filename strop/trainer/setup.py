@@ -114,12 +114,8 @@ def _check_media(config: Config, *, has_media: bool) -> None:
         raise ValueError(
             "prompts have images, which the reward model would not see: remove reward_model.path, or the images"
         )
-    for role, engine, is_used in (
-        ("actor", config.actor.engine, True),
-        ("reference", config.reference.engine, config.uses_reference),
-        ("teacher", config.teacher.engine, config.uses_teacher),
-    ):
-        if is_used and engine.sequence_parallel > 1:
+    for role, engine in config.used_engines.items():
+        if engine.sequence_parallel > 1:
             raise ValueError(
                 f"{role}.engine.sequence_parallel is {engine.sequence_parallel}, but prompts have images, and it "
                 f"divides sequences over ranks, which images cannot be: use {role}.engine.sequence_parallel=1"

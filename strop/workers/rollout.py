@@ -39,6 +39,7 @@ from strop.rollout.types import Sampling
 from strop.run import SampleStore
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode, episode_rows
+from strop.workers.models import TrainedWorker
 from strop.workers.player import make_player
 from strop.workers.reports import report_of, reward_parts, sample_row
 from strop.workers.tally import Tally
@@ -98,7 +99,9 @@ class RolloutWorker(Worker):
             self._receiver = WeightReceiver(ModuleTarget(policy.module), device=policy.device.type)
             self._engine = VerifiedEngine(own, self._receiver)
         else:
-            self._trained = trained_engine(self.colocated[share_with])
+            trained = self.colocated[share_with]
+            assert isinstance(trained, TrainedWorker), f"{share_with} trains a model"
+            self._trained = trained.engine
             policy = self._trained.model
             self._engine = NativeEngine(policy, max_running=rollout.max_running, version=version)
         self._takes_media = policy.media is not None
@@ -261,15 +264,3 @@ class RolloutWorker(Worker):
             self._runner.run(self._pool.close())
             self._runner.close()
             self._player.close()
-
-
-def trained_engine(worker: Worker) -> TrainEngine:
-    """The engine of a training role.
-
-    Raises:
-        TypeError: the worker trains nothing.
-    """
-    engine = getattr(worker, "engine", None)
-    if not isinstance(engine, TrainEngine):
-        raise TypeError(f"{type(worker).__name__} has no training engine whose parameters could be shared")
-    return engine
