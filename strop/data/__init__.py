@@ -8,9 +8,8 @@
     prompts.py, streaming.py, sft.py     PromptDataset, StreamedPrompts and SftDataset
     mixing.py, sampler.py                how often, and in which order, rows are visited
     curriculum.py                        orders by name, and those of a user's own
-    prepare.py                           well-known data sets in verl's schema
 
-`prepare` is imported by its command, not here; so is `strop.data.tiny`, which makes a small model folder.
+`strop.data.tiny`, which makes a small model folder, is imported by those who want one, not here.
 """
 
 from __future__ import annotations
