@@ -1,8 +1,8 @@
 """One pass over packed rows: what a model says about their response tokens, micro-batch by micro-batch.
 
 A caller's function is called once per micro-batch with its `Tokens` and asks them for what it wants: log-probs,
-entropies, most likely tokens, values. However much it asks for, the model runs once. `map_tokens` collects what it
-returns, without gradient; `TrainEngine.accumulate` takes a loss from it.
+entropies, most likely tokens, values. However much it asks for, the model runs once. `Engine.map_tokens` collects what
+it returns, without gradient; `TrainEngine.accumulate` takes a loss from it.
 
 Concurrency: with several ranks all of them pass in step, each with its own rows, also with none. A rank that has none
 left calls the function with no tokens (M = 0), so the function asks every rank for the same things in the same order,
@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strop.engines import fsdp
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import ChosenTokens, Head
 from strop.engines.packing import MicroBatch, Row, pack, split_rows
@@ -90,42 +89,6 @@ class Tokens:
 
 TokenFunction = Callable[[Tokens], Mapping[str, Tensor]]
 """What is wanted of each token: tensors [M, ...] by name."""
-
-
-@torch.no_grad()
-def map_tokens(
-    model: CausalLM, rows: Sequence[Row], function: TokenFunction, *, max_tokens: int, parallel: Parallel
-) -> dict[str, Tensor]:
-    """What a function says of all response tokens [N, ...], in the order of their places, in host memory.
-
-    Args:
-        model: that runs, without gradient.
-        rows: of this rank.
-        function: called once per micro-batch.
-        max_tokens: packed tokens of a micro-batch, per device.
-        parallel: the ranks that hold the model.
-
-    Raises:
-        ValueError: a row is too long, or has media that the model or these ranks cannot take.
-    """
-    parts = micro_batches(rows, max_tokens, parallel) or [
-        []
-    ]  # without any rows, one pass says what there would be
-    places: list[Tensor] = []
-    made: list[Mapping[str, Tensor]] = []
-
-    def noted(tokens: Tokens) -> Mapping[str, Tensor]:
-        places.append(tokens.index)
-        return function(tokens)
-
-    for part in parts:
-        results = run_tokens(model, part, noted, parallel)
-        made.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
-    fsdp.reshard(model)
-    if model.device.type != "cpu":
-        torch.accelerator.synchronize()  # the copies were not waited for
-    order = torch.cat(places).argsort()
-    return {name: torch.cat([results[name] for results in made])[order] for name in made[0]}
 
 
 def run_tokens(

@@ -11,7 +11,7 @@ its own rows, also with none. Ranks with fewer micro-batches than others run emp
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import Row
 from strop.engines.parallel import Parallel, alone
-from strop.engines.tokens import TokenFunction, Tokens, map_tokens, micro_batches, run_tokens
+from strop.engines.tokens import TokenFunction, Tokens, micro_batches, run_tokens
 from strop.engines.weights import digest_weights
 
 Loss = Callable[[Tokens], Tensor]
@@ -56,16 +56,34 @@ class Engine:
             model.module.requires_grad_(False)
         fsdp.shard(model, self.parallel, config)
 
+    @torch.no_grad()
     def map_tokens(self, rows: Sequence[Row], function: TokenFunction) -> dict[str, Tensor]:
-        """What a function says of all response tokens [N, ...] of these rows, without gradient; see `map_tokens`."""
+        """What a function says of all response tokens [N, ...], in the order of their places, in host memory.
+
+        Args:
+            rows: of this rank.
+            function: called once per micro-batch; without any rows once, which says what there would be.
+
+        Raises:
+            ValueError: a row is too long, or has media that the model or these ranks cannot take.
+        """
         self.onload()
-        return map_tokens(
-            self.model,
-            rows,
-            function,
-            max_tokens=self._config.max_tokens_per_device,
-            parallel=self.parallel,
-        )
+        parts = micro_batches(rows, self._config.max_tokens_per_device, self.parallel) or [[]]
+        places: list[Tensor] = []
+        made: list[Mapping[str, Tensor]] = []
+
+        def noted(tokens: Tokens) -> Mapping[str, Tensor]:
+            places.append(tokens.index)
+            return function(tokens)
+
+        for part in parts:
+            results = run_tokens(self.model, part, noted, self.parallel)
+            made.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
+        fsdp.reshard(self.model)
+        if self.model.device.type != "cpu":
+            torch.accelerator.synchronize()  # the copies were not waited for
+        order = torch.cat(places).argsort()
+        return {name: torch.cat([results[name] for results in made])[order] for name in made[0]}
 
     def offload(self) -> None:
         """The model is idle: it leaves the device, if that is not a CPU. Every other method brings back what it
