@@ -328,7 +328,7 @@ class Trainer:
         for reason in record.skipped:
             self._run.events.append("skipped_update", record.step, reason=reason)
             self._say(f"step {record.step} skipped an update: {reason}")
-        failed = [report for report in record.reports if not report.is_played]
+        failed = [report for report in record.reports if not report.is_finished]
         if failed:
             self._say(
                 f"step {record.step}: {len(failed)} of {len(record.reports)} episodes failed; the first one, "

@@ -19,7 +19,7 @@ def untrained_fate(report: EpisodeReport, *, skipped: str) -> Fate:
         report: the sample.
         skipped: why its optimizer step was not taken; empty when it was in none.
     """
-    if not report.is_played:
+    if not report.is_finished:
         return Fate("failed", report.failure)
     if report.outcome is None:
         return Fate("failed", report.stop_reason)
@@ -41,7 +41,7 @@ class StepRecord:
 
     @property
     def reports(self) -> tuple[EpisodeReport, ...]:
-        """Of all samples that were played."""
+        """Of all samples of the step."""
         return self.collected.episodes.reports
 
     @property

@@ -103,9 +103,9 @@ class Roles:
         """
         with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
             rows = DataProto.from_dict({}, non_tensors={"prompt": prompts})
-            played = as_future(self.rollout.call.play(rows, samples_per_prompt, sampling))
-            reports = played.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
-        return Experience.of(played.select([], ["episode"]), reports)
+            episodes = as_future(self.rollout.call.play(rows, samples_per_prompt, sampling))
+            reports = episodes.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
+        return Experience.of(episodes.select([], ["episode"]), reports)
 
     def rows(self, episodes: Experience, rewards: Mapping[str, float]) -> DataProtoFuture:
         """The training rows of the samples that have a reward, in order; see `RolloutWorker.rows`.

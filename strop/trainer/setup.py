@@ -21,8 +21,10 @@ from strop.data.streaming import StreamedPrompts, TrainingPrompts
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.engines.model_folder import end_tokens
+from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
+from strop.trainer.sections import EvalConfig
 from strop.trajectory import Prompt
 
 
@@ -149,23 +151,20 @@ def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()
 
 def training_sampling(config: Config, tokenizer: Any) -> Sampling:
     """Options of every training sample; key and budget are filled in per episode."""
-    return Sampling(
-        key=0,
-        temperature=config.rollout.temperature,
-        top_p=config.rollout.top_p,
-        top_k=config.rollout.top_k,
-        max_tokens=config.data.max_response_tokens,
-        stop_token_ids=stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids),
-    )
+    return _sampling(config, config.rollout, tokenizer)
 
 
 def eval_sampling(config: Config, tokenizer: Any) -> Sampling:
     """Options of every validation answer."""
+    return _sampling(config, config.eval, tokenizer)
+
+
+def _sampling(config: Config, how: RolloutConfig | EvalConfig, tokenizer: Any) -> Sampling:
     return Sampling(
         key=0,
-        temperature=config.eval.temperature,
-        top_p=config.eval.top_p,
-        top_k=config.eval.top_k,
+        temperature=how.temperature,
+        top_p=how.top_p,
+        top_k=how.top_k,
         max_tokens=config.data.max_response_tokens,
         stop_token_ids=stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids),
     )
