@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strop.agents.config import AgentConfig
 from strop.agents.registry import play_agent
 from strop.agents.setup import AgentSetup
 from strop.agents.user_code import contained
@@ -17,7 +16,7 @@ from strop.base.randomness import random_key
 from strop.border import storable_text, usable
 from strop.rollout.client import GenerateClient
 from strop.rollout.types import Sampling, TokenOutput
-from strop.trajectory import Prompt, Trajectory
+from strop.trajectory import MediaTokens, Prompt, Trajectory, media_of
 
 _MAX_TURNS = 1 << 30
 _MAX_NAME_CHARS = 200
@@ -31,11 +30,6 @@ class EpisodeTimeout(RuntimeError):
 def sample_key(seed: int, uid: str, sample_index: int) -> int:
     """Key of the random stream of one sample: depends on seed, prompt visit and sample index alone."""
     return random_key(seed, "rollout", uid, sample_index)
-
-
-def default_setup(tokenizer: Any) -> AgentSetup:
-    """Single turns."""
-    return AgentSetup(AgentConfig(), tokenizer)
 
 
 async def play_episode(
@@ -70,10 +64,10 @@ async def play_episode(
     empty = Trajectory(
         uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids, media=prompt.media
     )
-    limit = setup.config.timeout_s
+    timeout_s = setup.config.timeout_s
     start = time.perf_counter()
     try:
-        async with asyncio.timeout(limit) as deadline:
+        async with asyncio.timeout(timeout_s) as deadline:
             when = deadline.when()
             assert when is not None, "the limit is a number"
 
@@ -87,7 +81,7 @@ async def play_episode(
         if not deadline.expired():
             raise
         raise EpisodeTimeout(
-            f"the episode took longer than agent.timeout_s = {limit:g} s, after {episode.calls} answers"
+            f"the episode took longer than agent.timeout_s = {timeout_s:g} s, after {episode.calls} answers"
         ) from None
     if played is None:
         return ()
@@ -96,10 +90,8 @@ async def play_episode(
         return ()
     for sequence in sequences:
         _check(sequence, empty, prompt.agent_name)
-    sequences = [
-        _within(_with_media(sequence, prompt), len(prompt.token_ids) + sampling.max_tokens)
-        for sequence in sequences
-    ]
+    limit = len(prompt.token_ids) + sampling.max_tokens
+    sequences = [_within(sequence, prompt, limit) for sequence in sequences]
     timings = {**sequences[-1].timings, "generate_s": episode.seconds}
     if episode.calls > 1 or len(timings) > 1:
         timings["episode_s"] = time.perf_counter() - start
@@ -158,6 +150,10 @@ class _Episode:
         if stop_token_ids:
             stops = {*self._sampling.stop_token_ids, *stop_token_ids}
             options = dataclasses.replace(options, stop_token_ids=tuple(sorted(stops)))
+        if self._prompt.media and not media_of(
+            token_ids
+        ):  # agents see plain ids, which begin with the prompt's
+            token_ids = MediaTokens(token_ids, self._prompt.media)
         start = time.perf_counter()
         name = f"{self._prompt.uid}/{self._sample_index}#{self.calls}"
         self.calls += 1
@@ -204,16 +200,12 @@ def _for_metrics(numbers: Mapping[str, Any]) -> dict[str, float]:
     return {name: math.nan if value is None else value for name, value in read.items()}
 
 
-def _with_media(sequence: Trajectory, prompt: Prompt) -> Trajectory:
-    """The sequence with the media of its prompt, also where an agent made it from token ids alone."""
+def _within(sequence: Trajectory, prompt: Prompt, limit: int) -> Trajectory:
+    """The sequence, cut where it is longer than prompt and response may be together; with the media of its prompt, also
+    where an agent made it from token ids alone."""
     begins_with_it = sequence.prompt_ids[: len(prompt.token_ids)] == prompt.token_ids
     if prompt.media and not sequence.media and begins_with_it:
-        return dataclasses.replace(sequence, media=prompt.media)
-    return sequence
-
-
-def _within(sequence: Trajectory, limit: int) -> Trajectory:
-    """The sequence, cut where it is longer than prompt and response may be together."""
+        sequence = dataclasses.replace(sequence, media=prompt.media)
     room = limit - len(sequence.prompt_ids)
     if room < 1 and sequence.response_ids:
         raise ValueError(

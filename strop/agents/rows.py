@@ -36,11 +36,7 @@ class AgentRows(Sequence[Mapping[str, Any]]):
         """
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
-        row = self._rows[number]
-        self._setup.check_row(row, f"{self._split} row {number % len(self)}")
-        shown = {**row, "agent_name": self._setup.agent_of(row)}
-        schemas = self._setup.schemas_of(row)
-        return shown if schemas is None else {**shown, "tools": schemas}
+        return self._setup.shown_row(self._rows[number], f"{self._split} row {number % len(self)}")
 
 
 def with_agents(

@@ -29,7 +29,6 @@ class AgentSetup:
         tokenizer: Any,
         *,
         template_options: Mapping[str, Any] | None = None,
-        images: ImageEncoder | None = None,
     ) -> None:
         """Load everything that the configuration names.
 
@@ -37,14 +36,14 @@ class AgentSetup:
             config: which agents there are, and what they have.
             tokenizer: with the chat template.
             template_options: variables of the template.
-            images: reads images that agents come by; None where the model takes text alone, or nothing is played yet.
 
         Raises:
             ValueError: the sentence says which file, name or format cannot be used.
         """
         self.config = config
         self.tokenizer = tokenizer
-        self.images = images
+        self.images: ImageEncoder | None = None
+        """Reads images that agents come by; None where the model takes text alone, or nothing is played yet."""
         self._options = dict(template_options or {})
         self._templates: dict[bool | None, ChatTemplate] = {}
         for name in config.files:
@@ -68,25 +67,26 @@ class AgentSetup:
         """Name of the agent that plays a row."""
         return str(row.get("agent_name") or self.config.default_agent)
 
-    def schemas_of(self, row: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-        """Schemas of what the model can call, as the prompt of a row shows them; None for none."""
-        agent = self.agent_of(row)
-        given = [kit.of_episode(row, agent) for kit in self.kits.values()]
-        return [schema for one in given for schema in one.schemas] or None
+    def shown_row(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """A row with its agent and, where the model can call something, the schemas of it in the column tools.
 
-    def check_row(self, row: Mapping[str, Any], where: str) -> None:
-        """Refuse a row that names what there is not.
+        Args:
+            row: of a data set.
+            where: names it in messages.
 
         Raises:
-            ValueError: an unknown agent, or what a kit says.
+            ValueError: the row names what there is not: an unknown agent, or what a kit says.
         """
         agent = self.agent_of(row)
         if agent not in agents:
             raise ValueError(
                 f"{where} has agent_name {agent!r}, but no agent has that name; known: {', '.join(sorted(agents))}"
             )
+        shown = {**row, "agent_name": agent}
         for kit in self.kits.values():
             kit.check_row(row, agent, where)
+        schemas = [schema for kit in self.kits.values() for schema in kit.of_episode(row, agent).schemas]
+        return {**shown, "tools": schemas} if schemas else shown
 
     def context(
         self,

@@ -18,8 +18,8 @@ from strop.chat_template import TemplateTooCostly
 from strop.data.chat import encode_all, render, require_chat_template
 from strop.data.config import DataConfig
 from strop.data.media import RowMedia, media_reader, shown_text
+from strop.data.prompts import truncate
 from strop.data.rows import missing_values, row_chat, row_data_source, row_messages
-from strop.data.truncation import truncate
 
 _MAX_BINS = 10
 _BATCH = 512

@@ -10,8 +10,8 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from strop.agents.config import SINGLE_TURN
-from strop.agents.episodes import default_setup
+from strop.agents.config import SINGLE_TURN, AgentConfig
+from strop.agents.setup import AgentSetup
 from strop.data.chat import Chat, encode_all, render, require_chat_template
 from strop.engines.model import load_model, load_tokenizer
 from strop.rollout.native.engine import NativeEngine
@@ -46,7 +46,7 @@ class Answerer:
             model,
             self._tokenizer,
             None,
-            setup=default_setup(self._tokenizer),
+            setup=AgentSetup(AgentConfig(), self._tokenizer),
             timeout_s=config.rollout.timeout_s,
             seed=seed,
         )

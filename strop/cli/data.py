@@ -1,4 +1,4 @@
-"""`strop data check`, `prepare` and `cache`: data files before a run, and what is kept of them.
+"""`strop data`: data files before a run, and what is kept of them; actions of guests join its own.
 
 Exit codes: 0 a run would take the files; 2 it would refuse them, with every reason, or they cannot be read.
 """
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
 
 from strop.base.guests import all_joined
 from strop.cli.output import UsageError, plain, print_json, print_plain
@@ -104,31 +103,6 @@ def _cache(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prepare(args: argparse.Namespace) -> int:
-    words = [
-        *args.words,
-        *args.overrides,
-        *([args.out] if args.out else []),
-    ]  # OUT may also be the third word
-    if len(words) != 3 or args.overrides:
-        raise UsageError(f"prepare takes NAME SRC --out OUT, got {' '.join(words)}; see `strop data --help`")
-    from strop.data.prepare import RECIPES, prepare_rows, write_rows
-    from strop.data.readers import read_rows
-
-    name, source, out = words[0], words[1], Path(words[2]).expanduser()
-    if name not in RECIPES:  # before anything is fetched
-        raise UsageError(f"there is no recipe for {name!r}; known: {', '.join(RECIPES)}")
-    prepared = prepare_rows(name, read_rows([source]), split=out.stem, with_tool=args.with_tool)
-    write_rows(out, prepared.rows)
-    if args.json:
-        print_json({"out": str(out), "rows": len(prepared.rows), "repeated": prepared.num_repeated})
-        return 0
-    num_rows = len(prepared.rows)
-    repeated = f"; {prepared.num_repeated} repeated prompts left out" if prepared.num_repeated else ""
-    print_plain(f"{num_rows} row{'' if num_rows == 1 else 's'} written to {plain(str(out))}{repeated}")
-    return 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Action:
     """What `strop data` can do."""
@@ -141,11 +115,6 @@ class Action:
 
 
 _OWN = {
-    "prepare": Action(
-        summary="NAME SRC: the raw rows of a well-known data set as rows for training",
-        carry_out=_prepare,
-        options=("with_tool", "out"),
-    ),
     "cache": Action(
         summary="what is kept for the next run, and --clear to remove it",
         carry_out=_cache,

@@ -1,6 +1,7 @@
 """Guests from other libraries: what comes from verl or TRL finds its way here.
 
-datasets/            dataset classes and samplers in verl's form
+datasets/            dataset classes and samplers in verl's form, and well-known data sets in its schema
+prepare_command.py   `strop data prepare`, which writes these
 migration/           their settings into ours, every one of them accounted for
 reward_managers.py   reward managers of verl, in the worker processes of the reward
 agent_loops/          verl's agent loops, played by an adapter

@@ -1,16 +1,15 @@
 """Data in: rows from files, prompts from rows, and the order in which they are visited.
 
     sources.py, folders.py, readers.py   rows from local files, folders, the hub and URLs, all in memory
-    splits.py, stored.py                 those of a split: in memory, or by number from their files
+    stored.py                            those of a split: in memory, or by number from their files
     cache.py                             what is kept for the next run, within a bound
     rows.py, chat.py, media.py           one row through the column mapping, the chat template, a reader of media
-    encoding.py, truncation.py           token ids of many prompts, kept for the next run; cutting to a limit
+    encoding.py                          token ids of many prompts, kept for the next run
     prompts.py, streaming.py             PromptDataset and StreamedPrompts
     mixing.py, sampler.py                how often, and in which order, rows are visited
     curriculum.py                        orders by name, and those of a user's own
-    prepare.py                           well-known data sets in verl's schema
 
-`prepare` is imported by its command, not here; so is `strop.data.tiny`, which makes a small model folder.
+`strop.data.tiny`, which makes a small model folder, is imported by those who want one, not here.
 """
 
 from __future__ import annotations

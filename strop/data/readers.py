@@ -14,7 +14,7 @@ import pyarrow.parquet
 from strop.base.foreign_files import check_regular, parse_json, read_text
 from strop.border import encodable_value
 from strop.data.folders import folder_files, some_of, split_entry
-from strop.data.sources import HUB_PREFIX, fetch, is_url, load_hub
+from strop.data.sources import HUB_PREFIX, fetch, is_url, open_hub
 
 MAX_FILE_BYTES = 2**36
 """Of a file of JSON that is held in memory: more than machines have."""
@@ -40,8 +40,14 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
     """
     check_entries(files)
     rows: list[dict[str, Any]] = []
-    for entry in files:
-        found = _read_entry(str(entry), cache_dir)
+    for entry in map(str, files):
+        found: list[dict[str, Any]] = []
+        if entry.startswith(HUB_PREFIX):
+            found = open_hub(entry).to_list()
+        else:
+            for path in leaves(entry, cache_dir):
+                with fetched(entry, path):
+                    found += _read_leaf(path)
         if not found:
             raise ValueError(f"data file {entry} has no rows; write at least one, or leave the file out")
         rows.extend(found)
@@ -87,16 +93,6 @@ def fetched(entry: str, path: Path) -> Iterator[None]:
         raise ValueError(f"data entry {entry!r}, fetched to {path}: {error}") from error
 
 
-def _read_entry(entry: str, cache_dir: str | Path) -> list[dict[str, Any]]:
-    if entry.startswith(HUB_PREFIX):
-        return load_hub(entry)
-    rows: list[dict[str, Any]] = []
-    for path in leaves(entry, cache_dir):
-        with fetched(entry, path):
-            rows.extend(_read_leaf(path))
-    return rows
-
-
 def _leaves(path: Path, split: str) -> list[Path]:
     if path.is_dir():
         return _folder_leaves(path, split)
@@ -109,10 +105,18 @@ def _leaves(path: Path, split: str) -> list[Path]:
 
 
 def _read_leaf(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]]
     if path.is_dir():
-        rows: list[dict[str, Any]] = open_saved(path).to_list()
+        rows = open_saved(path).to_list()
         return rows
-    return _read_parquet(path) if path.suffix == ".parquet" else _read_json(path)
+    if path.suffix != ".parquet":
+        return _read_json(path)
+    try:
+        check_regular(path)
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise parquet_refused(path, error) from error
+    return rows
 
 
 def _missing(path: Path) -> str:
@@ -126,15 +130,6 @@ def _missing(path: Path) -> str:
     if others:
         return f"{text}; in that folder there are: {some_of(others)}"
     return f"{text}; check the path"
-
-
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    try:
-        check_regular(path)
-        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise parquet_refused(path, error) from error
-    return rows
 
 
 def parquet_refused(path: Path, error: Exception) -> ValueError:

@@ -50,13 +50,8 @@ def row_ground_truth(source: Mapping[str, Any], config: DataConfig) -> Any:
 
 def row_messages(source: Mapping[str, Any], config: DataConfig, where: str) -> tuple[dict[str, Any], ...]:
     """The prompt as chat messages, as they stand in the row; pictures in their parts are only named."""
-    messages = _messages(source, config, where)
+    messages = to_messages(source[config.prompt_key], role="user", where=where, key=config.prompt_key)
     return without_contents(messages) if has_media(source, messages) else messages
-
-
-def _messages(source: Mapping[str, Any], config: DataConfig, where: str) -> tuple[dict[str, Any], ...]:
-    key = config.prompt_key
-    return to_messages(source[key], role="user", where=where, key=key)
 
 
 def row_extra_info(source: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -85,7 +80,7 @@ def row_chat(source: Mapping[str, Any], config: DataConfig, where: str) -> Chat:
             f"videos"
         )
     row_extra_info(source, where)
-    messages = _messages(source, config, where)
+    messages = to_messages(source[config.prompt_key], role="user", where=where, key=config.prompt_key)
     if not has_media(source, messages):
         return to_chat(source, messages, options=config.chat_template_kwargs, where=where)
     placed, media = media_reader(where).take_media(source, messages, where)

@@ -88,16 +88,6 @@ def parse_hub(entry: str) -> HubSource:
     return HubSource(name=match["name"], config=match["config"], split=match["split"] or "train")
 
 
-def load_hub(entry: str) -> list[dict[str, Any]]:
-    """All rows of a split of a hub data set.
-
-    Raises:
-        ValueError: as `open_hub`.
-    """
-    rows: list[dict[str, Any]] = open_hub(entry).to_list()
-    return rows
-
-
 def open_hub(entry: str) -> Any:
     """The `datasets.Dataset` of a split of a hub data set; `datasets` downloads it and keeps it in its own cache.
 

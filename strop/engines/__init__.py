@@ -21,7 +21,7 @@ parallel.py         the processes that hold one model, and what they tell each o
 fsdp.py             shards, gathering for generation, host memory
 
 Training
-training.py         TrainEngine: what a model says of rows, the gradient of a loss, one optimizer step
+training.py         Engine: what a model says of rows; TrainEngine: the gradient of a loss, one optimizer step
 optimizer.py        AdamW and others, clipping, refusal of non-finite gradients
 gradients.py        global norm, clipping and non-finite gradients of shards
 schedules.py        learning rates; muon.py, adamw_8bit.py: other optimizers

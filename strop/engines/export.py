@@ -25,17 +25,17 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from strop.engines.causal_lm import CausalLM
-from strop.engines.config import LoraConfig, ModelConfig
+from strop.engines.config import EngineConfig, LoraConfig, ModelConfig
 from strop.engines.lora import add_lora, has_adapter, merged_tensors, save_adapter
 from strop.engines.media import language_model_class, media_models
 from strop.engines.model import load_model, load_value_model, read_settings
 from strop.engines.model_folder import reading, runs_own_code
 from strop.engines.packing import make_rows
-from strop.engines.parallel import alone
 from strop.engines.probe import PROBE_TOLERANCE, check_packed
 from strop.engines.role_checkpoint import CONFIG_FOLDER, MODEL, load_weights
 from strop.engines.saved_tensors import STATE_FILE, SavedTensors
-from strop.engines.tokens import Tokens, map_tokens
+from strop.engines.tokens import Tokens
+from strop.engines.training import Engine
 from strop.engines.weights import named_weights
 
 ACTOR, CRITIC = "actor", "critic"
@@ -225,8 +225,8 @@ def probe(model: CausalLM, sequences: Sequence[Tensor]) -> Tensor:
     def asked(tokens: Tokens) -> dict[str, Tensor]:
         return {"probe": tokens.values() if is_value_model else tokens.log_probs(temperature=1.0)[0]}
 
-    ranks = alone(model.device)
-    return map_tokens(model, rows, asked, max_tokens=sum(PROBE_LENGTHS), parallel=ranks)["probe"]
+    engine = Engine(model, EngineConfig(max_tokens_per_device=sum(PROBE_LENGTHS)), is_frozen=False)
+    return engine.map_tokens(rows, asked)["probe"]
 
 
 @torch.no_grad()

@@ -78,7 +78,9 @@ class Head:
 
         log p(y) = z_y - logsumexp(z) and H = logsumexp(z) - sum_v p_v z_v, in natural units.
         """
-        log_probs, entropies, _ = self._at(hidden, targets[:, None], temperature, 0)
+        log_probs, entropies, _ = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
+            hidden, self.weight, self.bias, self, targets[:, None], temperature, 0
+        )
         return log_probs[:, 0], entropies
 
     def log_probs_at(
@@ -89,17 +91,11 @@ class Head:
         The target may be among them.
         """
         columns = torch.cat([targets[:, None], chosen], dim=1)
-        log_probs, entropies, is_likely = self._at(hidden, columns, temperature, chosen.shape[1])
+        log_probs, entropies, is_likely = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
+            hidden, self.weight, self.bias, self, columns, temperature, chosen.shape[1]
+        )
         at = ChosenTokens(log_probs=log_probs[:, 1:], is_likely=is_likely[:, 1:])
         return log_probs[:, 0], entropies, at
-
-    def _at(
-        self, hidden: Tensor, targets: Tensor, temperature: float, num_likely: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        made: tuple[Tensor, Tensor, Tensor] = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
-            hidden, self.weight, self.bias, self, targets, temperature, num_likely
-        )
-        return made
 
     @torch.no_grad()
     def top_k(self, hidden: Tensor, k: int, *, temperature: float) -> tuple[Tensor, Tensor]:

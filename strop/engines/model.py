@@ -63,19 +63,12 @@ def load_tokenizer(config: ModelConfig) -> Any:
     return tokenizer
 
 
-def load_model(
-    config: ModelConfig,
-    *,
-    device: str = "auto",
-    weights_from: Path | None = None,
-    parallel: Parallel | None = None,
-) -> CausalLM:
+def load_model(config: ModelConfig, *, device: str = "auto", parallel: Parallel | None = None) -> CausalLM:
     """Load a model folder for packed computation, and compare it with its own attention.
 
     Args:
         config: path, precision, checkpointing.
         device: `auto` or a device name.
-        weights_from: another folder to take the weights from, for example a checkpoint.
         parallel: the ranks that will hold it, in place of `device`. A model for several ranks stays in host
             memory until it is sharded (TrainEngine, engines.fsdp.shard): no device holds all of it.
 
@@ -85,16 +78,12 @@ def load_model(
     """
     auto_class = language_model_class(read_shape(config))
     loading = _Loading(config, device, parallel)
-    module = _read_module(config, str(weights_from or config.path), auto_class, loading.weights_dtype)
+    module = _read_module(config, auto_class, loading.weights_dtype)
     return loading.finish(module)
 
 
 def load_value_model(
-    config: ModelConfig,
-    *,
-    device: str = "auto",
-    weights_from: Path | None = None,
-    parallel: Parallel | None = None,
+    config: ModelConfig, *, device: str = "auto", parallel: Parallel | None = None
 ) -> CausalLM:
     """Load a model with a value head, a linear map from D to 1: its output is a number per token.
 
@@ -102,21 +91,19 @@ def load_value_model(
     so that every value is 0 at first. Saved, it is an ordinary sequence-classification folder.
 
     Args:
-        config, device, weights_from, parallel: as in `load_model`.
+        config, device, parallel: as in `load_model`.
 
     Raises:
         ValueError: as `load_model`; or several labels, or an architecture without a classification form.
     """
     read_shape(config)
     config = dataclasses.replace(config, freeze_vision_tower=False)  # a matter of the policy
-    source = str(weights_from or config.path)
-    _check_labels(source, config)
+    _check_labels(config)
     loading = _Loading(config, device, parallel)
     # transformers warns of a missing head, and fills it with random numbers first.
     with _only_errors(), torch.random.fork_rng(devices=[]):
         module = _read_module(
             config,
-            source,
             AutoModelForSequenceClassification,
             loading.weights_dtype,
             may_miss="score.",
@@ -218,7 +205,6 @@ def _use_exact_norms(module: nn.Module) -> None:
 
 def _read_module(
     config: ModelConfig,
-    source: str,
     auto_class: Any,
     dtype: torch.dtype,
     *,
@@ -231,7 +217,7 @@ def _read_module(
         if auto_class is AutoModelForSequenceClassification
         else "causal language model"
     )
-    trust = runs_own_code(config)
+    source, trust = config.path, runs_own_code(config)
     with reading(source, f"model folder {source!r} holds no loadable {kind}"):
         check_weights(source)
         loaded: Any = auto_class.from_pretrained(
@@ -282,14 +268,12 @@ def _is_classifier(folder: str) -> bool:
     return _architecture(folder).endswith("ForSequenceClassification")
 
 
-def _check_labels(source: str, config: ModelConfig) -> None:
+def _check_labels(config: ModelConfig) -> None:
     """A classifier's head must give one number."""
-    labels = 1
-    if _is_classifier(source):
-        labels = read_shape(dataclasses.replace(config, path=source)).num_labels
+    labels = read_shape(config).num_labels if _is_classifier(config.path) else 1
     if labels != 1:
         raise ValueError(
-            f"model folder {source!r} is a classifier with {labels} labels; a value or reward model has one"
+            f"model folder {config.path!r} is a classifier with {labels} labels; a value or reward model has one"
         )
 
 

@@ -1,8 +1,8 @@
 """One pass over packed rows: what a model says about their response tokens, micro-batch by micro-batch.
 
 A caller's function is called once per micro-batch with its `Tokens` and asks them for what it wants: log-probs,
-entropies, most likely tokens, values. However much it asks for, the model runs once. `map_tokens` collects what it
-returns, without gradient; `TrainEngine.accumulate` takes a loss from it.
+entropies, most likely tokens, values. However much it asks for, the model runs once. `Engine.map_tokens` collects what
+it returns, without gradient; `TrainEngine.accumulate` takes a loss from it.
 
 Concurrency: with several ranks all of them pass in step, each with its own rows, also with none. A rank that has none
 left calls the function with no tokens (M = 0), so the function asks every rank for the same things in the same order,
@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strop.engines import fsdp
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import ChosenTokens
 from strop.engines.packing import MicroBatch, Row, pack, split_rows
@@ -92,47 +91,35 @@ TokenFunction = Callable[[Tokens], Mapping[str, Tensor]]
 """What is wanted of each token: tensors [M, ...] by name."""
 
 
-@torch.no_grad()
-def map_tokens(
-    model: CausalLM, rows: Sequence[Row], function: TokenFunction, *, max_tokens: int, parallel: Parallel
-) -> dict[str, Tensor]:
-    """What a function says of all response tokens [N, ...], in the order of their places, in host memory.
-
-    Args:
-        model: that runs, without gradient.
-        rows: of this rank.
-        function: called once per micro-batch.
-        max_tokens: packed tokens of a micro-batch, per device.
-        parallel: the ranks that hold the model.
+def run_tokens(
+    model: CausalLM, rows: Sequence[Row], function: Callable[[Tokens], T], parallel: Parallel
+) -> T:
+    """What a function makes of the tokens of these rows, as one micro-batch: a tensor, or a mapping or tuple of
+    tensors. Without rows a micro-batch runs that predicts nothing.
 
     Raises:
-        ValueError: a row is too long, or has media that the model or these ranks cannot take.
+        ValueError: a row has media, and ranks share each sequence.
     """
-    parts = micro_batches(rows, max_tokens, parallel) or [
-        []
-    ]  # without any rows, one pass says what there would be
-    places: list[Tensor] = []
-    made: list[Mapping[str, Tensor]] = []
-    for part in parts:
-        micro_batch = packed(model, part)
-        results = run_tokens(model, micro_batch, function, parallel)
-        made.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
-        places.append(micro_batch.token_index)
-    fsdp.reshard(model)
-    if model.device.type != "cpu":
-        torch.accelerator.synchronize()  # the copies were not waited for
-    order = torch.cat(places).argsort()
-    return {name: torch.cat([results[name] for results in made])[order] for name in made[0]}
-
-
-def run_tokens(
-    model: CausalLM, micro_batch: MicroBatch, function: Callable[[Tokens], T], parallel: Parallel
-) -> T:
-    """What a function makes of the tokens of one micro-batch: a tensor, or a mapping or tuple of tensors."""
-    part = _part(micro_batch, parallel)
+    micro_batch = pack(rows or [_NOTHING], device=model.device, inputs=model.media)
+    if not rows:
+        nothing = ("hidden_index", "targets", "token_index")
+        micro_batch = dataclasses.replace(
+            micro_batch, **{name: getattr(micro_batch, name)[:0] for name in nothing}
+        )
+    if micro_batch.media is not None and parallel.sp_group is not None:
+        raise ValueError(
+            "a sample has images, and engine.sequence_parallel divides sequences over ranks, which images cannot be: "
+            "use engine.sequence_parallel=1"
+        )
+    part = micro_batch if parallel.sp_group is None else shard_micro_batch(micro_batch, parallel.sp_group)
 
     def compute() -> T:
-        return function(Tokens(model, part, _predicting(model, part), micro_batch.token_index))
+        if isinstance(part, SequenceShard):
+            hidden = part.predicting(model.backbone(part.input_ids, part.position_ids, part.attention))
+        else:
+            every = model.backbone(part.input_ids, part.position_ids, part.attention, part.media)
+            hidden = F.embedding(part.hidden_index, every)
+        return function(Tokens(model, part, hidden, micro_batch.token_index))
 
     return model.run(compute)
 
@@ -141,38 +128,3 @@ def micro_batches(rows: Sequence[Row], max_tokens: int, parallel: Parallel) -> l
     """These rows in micro-batches, as many on every rank; the last ones of a rank may have no rows."""
     parts = split_rows(rows, max_tokens=max_tokens, num_devices=parallel.sp_size)
     return parts + [[] for _ in range(parallel.max(len(parts)) - len(parts))]
-
-
-def packed(model: CausalLM, rows: Sequence[Row]) -> MicroBatch:
-    """These rows as one micro-batch; without rows, one that runs and predicts nothing."""
-    micro_batch = pack(rows or [_NOTHING], device=model.device, inputs=model.media)
-    if rows:
-        return micro_batch
-    return dataclasses.replace(
-        micro_batch,
-        hidden_index=micro_batch.hidden_index[:0],
-        targets=micro_batch.targets[:0],
-        token_index=micro_batch.token_index[:0],
-    )
-
-
-def _part(micro_batch: MicroBatch, parallel: Parallel) -> MicroBatch | SequenceShard:
-    """What this rank runs.
-
-    Raises:
-        ValueError: a row has media, and ranks share each sequence.
-    """
-    if micro_batch.media is not None and parallel.sp_group is not None:
-        raise ValueError(
-            "a sample has images, and engine.sequence_parallel divides sequences over ranks, which images cannot be: "
-            "use engine.sequence_parallel=1"
-        )
-    return micro_batch if parallel.sp_group is None else shard_micro_batch(micro_batch, parallel.sp_group)
-
-
-def _predicting(model: CausalLM, part: MicroBatch | SequenceShard) -> Tensor:
-    """Hidden states before the response tokens: [M, D], or [m, D] of this rank's share."""
-    if isinstance(part, SequenceShard):
-        return part.predicting(model.backbone(part.input_ids, part.position_ids, part.attention))
-    hidden = model.backbone(part.input_ids, part.position_ids, part.attention, part.media)
-    return F.embedding(part.hidden_index, hidden)

@@ -1,4 +1,4 @@
-"""TrainEngine: what a model says of packed rows, the gradient of a loss over them, and one optimizer step.
+"""What a model says of packed rows (Engine), the gradient of a loss over them, and one optimizer step (TrainEngine).
 
 The engine knows no algorithm: a loss is a function of the response tokens' log-probs and entropies (or values),
 and returns a sum of weighted per-token terms. Sums add up over micro-batches and over ranks, so any cut of the
@@ -11,7 +11,7 @@ its own rows, also with none. Ranks with fewer micro-batches than others run emp
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,80 @@ from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import Row
 from strop.engines.parallel import Parallel, alone
-from strop.engines.tokens import TokenFunction, Tokens, map_tokens, micro_batches, packed, run_tokens
+from strop.engines.tokens import TokenFunction, Tokens, micro_batches, run_tokens
 from strop.engines.weights import digest_weights
 
 Loss = Callable[[Tokens], Tensor]
 """The sum of these tokens' weighted terms, a scalar; of no tokens, 0 that comes from what was asked of them."""
 
 
-class TrainEngine:
+class Engine:
+    """One model, whole or sharded over ranks."""
+
+    def __init__(
+        self, model: CausalLM, config: EngineConfig, parallel: Parallel | None = None, *, is_frozen: bool
+    ) -> None:
+        """Shard the model if there are several ranks.
+
+        Args:
+            model: just loaded (for several ranks with `load_model(parallel=...)`).
+            config: how passes are cut and distributed.
+            parallel: the ranks that hold the model; None for this process alone.
+            is_frozen: no weight is ever trained.
+
+        Raises:
+            ValueError: as `fsdp.shard`.
+        """
+        self.model = model
+        self.parallel = alone(model.device) if parallel is None else parallel
+        self._config = config
+        self._away: list[fsdp.HostCopies] = []
+        if is_frozen:
+            model.module.requires_grad_(False)
+        fsdp.shard(model, self.parallel, config)
+
+    @torch.no_grad()
+    def map_tokens(self, rows: Sequence[Row], function: TokenFunction) -> dict[str, Tensor]:
+        """What a function says of all response tokens [N, ...], in the order of their places, in host memory.
+
+        Args:
+            rows: of this rank.
+            function: called once per micro-batch; without any rows once, which says what there would be.
+
+        Raises:
+            ValueError: a row is too long, or has media that the model or these ranks cannot take.
+        """
+        self.onload()
+        parts = micro_batches(rows, self._config.max_tokens_per_device, self.parallel) or [[]]
+        places: list[Tensor] = []
+        made: list[Mapping[str, Tensor]] = []
+
+        def noted(tokens: Tokens) -> Mapping[str, Tensor]:
+            places.append(tokens.index)
+            return function(tokens)
+
+        for part in parts:
+            results = run_tokens(self.model, part, noted, self.parallel)
+            made.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
+        fsdp.reshard(self.model)
+        if self.model.device.type != "cpu":
+            torch.accelerator.synchronize()  # the copies were not waited for
+        order = torch.cat(places).argsort()
+        return {name: torch.cat([results[name] for results in made])[order] for name in made[0]}
+
+    def offload(self) -> None:
+        """The model is idle: it leaves the device, if that is not a CPU. Every other method brings back what it
+        needs."""
+        if not self._away:
+            self._away.append(fsdp.offload(self.model))
+
+    def onload(self) -> None:
+        """Bring back the model."""
+        while self._away:
+            self._away.pop().restore()
+
+
+class TrainEngine(Engine):
     """One model with its optimizer, whole or sharded over ranks."""
 
     def __init__(
@@ -54,21 +120,21 @@ class TrainEngine:
         Raises:
             ValueError: as `fsdp.shard`, or engine.offload=all for a device without others.
         """
-        self.model = model
-        self.parallel = alone(model.device) if parallel is None else parallel
-        if config.offload == "all" and self.parallel.mesh is None and model.device.type != "cpu":
+        if (
+            config.offload == "all"
+            and (parallel is None or parallel.mesh is None)
+            and model.device.type != "cpu"
+        ):
             raise ValueError(
                 "engine.offload is 'all', which needs a role of several ranks, and this one has one; use "
                 "engine.offload=optimizer"
             )
-        self._config = config
         if config.compile:
             model.compile_layers()
-        fsdp.shard(model, self.parallel, config)
+        super().__init__(model, config, parallel, is_frozen=False)
         self._optimizer = Optimizer(
             model.named_parameters(), optim, total_steps=total_steps, embeddings=model.embedding_names()
         )
-        self._away: list[fsdp.HostCopies] = []
         self._state_away: list[fsdp.HostCopies] = []
 
     @property
@@ -78,17 +144,6 @@ class TrainEngine:
         while self._state_away:
             self._state_away.pop().restore()
         return self._optimizer
-
-    def map_tokens(self, rows: Sequence[Row], function: TokenFunction) -> dict[str, Tensor]:
-        """What a function says of all response tokens [N, ...] of these rows, without gradient; see `map_tokens`."""
-        self.onload()
-        return map_tokens(
-            self.model,
-            rows,
-            function,
-            max_tokens=self._config.max_tokens_per_device,
-            parallel=self.parallel,
-        )
 
     def accumulate(self, rows: Sequence[Row], loss: Loss) -> float:
         """Add the gradient of a loss over these rows; its value. `step` applies what was accumulated.
@@ -107,7 +162,7 @@ class TrainEngine:
                 keep_parameters=not self._config.reshard_after_forward,
             )
             with fsdp.activations_on_host(self.model, enabled=self._config.offload_activations):
-                value = run_tokens(self.model, packed(self.model, part), loss, self.parallel)
+                value = run_tokens(self.model, part, loss, self.parallel)
             value.backward()  # type: ignore[no-untyped-call]
             total += value.detach()
         return float(total)
@@ -127,17 +182,10 @@ class TrainEngine:
             yield
 
     def offload(self) -> None:
-        """The role is idle: parameters, gradients and optimizer state leave the device, if it is not a CPU.
-
-        Every other method brings back what it needs.
-        """
+        """As for a frozen model; gradients leave with the parameters, and the optimizer's state until a step needs
+        it."""
         self._state_away.append(fsdp.offload_optimizer(self._optimizer))
-        self._away.append(fsdp.offload(self.model))
-
-    def onload(self) -> None:
-        """Bring back the model; the optimizer's state comes when a step needs it."""
-        while self._away:
-            self._away.pop().restore()
+        super().offload()
 
     def save_model(self, folder: Path) -> None:
         """Weights and configuration as an ordinary Hugging Face folder, written by rank 0.

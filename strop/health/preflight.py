@@ -104,12 +104,12 @@ def _samples(probe: Probe) -> Check:
 
 
 def _cut_share(probe: Probe) -> float:
-    played = [report for report in probe.reports if report.is_played]
+    played = [report for report in probe.reports if report.is_finished]
     return sum(report.stop_reason == "length" for report in played) / max(len(played), 1)
 
 
 def _lengths(probe: Probe) -> Check:
-    played = [report for report in probe.reports if report.is_played]
+    played = [report for report in probe.reports if report.is_finished]
     share = _cut_share(probe)
     mean = sum(report.num_response_tokens for report in played) / max(len(played), 1)
     text = (
@@ -124,8 +124,8 @@ def _lengths(probe: Probe) -> Check:
 
 def _scores(probe: Probe) -> Check:
     """What a run would stop at in its first step, if more fails than it allows."""
-    failed = [report for report in probe.reports if not report.is_played]
-    unscored = [r for r in probe.reports if r.is_played and r.outcome is not None and r.score is None]
+    failed = [report for report in probe.reports if not report.is_finished]
+    unscored = [r for r in probe.reports if r.is_finished and r.outcome is not None and r.score is None]
     num_bad, num_samples = len(failed) + len(unscored), len(probe.reports)
     reasons = Counter(
         [report.failure for report in failed] + [r.outcome.error for r in unscored if r.outcome is not None]
@@ -241,7 +241,7 @@ def _no_signal_advice(probe: Probe, solved: int, unsolved: int) -> str:
 
 
 def _loss_mask(probe: Probe) -> Check:
-    played = [report for report in probe.reports if report.is_played]
+    played = [report for report in probe.reports if report.is_finished]
     given = sum(report.num_response_tokens for report in played)
     trained = sum(report.num_sampled_tokens for report in played)
     empty = sum(report.num_sampled_tokens == 0 for report in played)

@@ -2,68 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from strop.border import encodable
 from strop.rewards.wire import plain
-from strop.trajectory import Prompt
+from strop.trajectory import Prompt, Trajectory
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a model answered to a prompt."""
+def call_of(prompt: Prompt, trajectory: Trajectory, text: str, *, style: str) -> dict[str, Any]:
+    """What a worker process is sent for functions of this calling convention.
 
-    prompt: Prompt
-    """The row; its ground truth, columns and extra_info reach the function."""
-    text: str
-    """The decoded response."""
-    num_turns: int = 2
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of extra_info."""
-    response_ids: Sequence[int] = ()
-    """Empty where it comes from no trajectory."""
-
-    def call(self, style: str) -> dict[str, Any]:
-        """What a worker process is sent for functions of this calling convention."""
-        prompt = self.prompt
-        call: dict[str, Any] = {
-            "data_source": prompt.data_source,
-            "solution_str": self.text,
-            "ground_truth": prompt.ground_truth,
-            "extra_info": {
-                **prompt.extra_info, "num_turns": self.num_turns, "rollout_reward_scores": {}, "turn_scores": [],
-                "tool_rewards": [], **self.extra,
-            },
-        }  # fmt: skip
-        if style in ("trl", "manager"):
-            call |= self._fields_of_trl()
-        if style == "manager":
-            call |= {
-                "prompt_ids": list(prompt.token_ids),
-                "messages": plain(prompt.messages),
-                "uid": prompt.uid,
-            }
-        return call
-
-    def _fields_of_trl(self) -> dict[str, Any]:
-        """What TRL hands to a reward function: texts for a text prompt, message lists for a conversation."""
-        text_prompt = self.prompt.columns.get("prompt")
+    Args:
+        prompt: the row; its ground truth, columns and extra_info reach the function.
+        trajectory: its turn count and extra facts are added to extra_info.
+        text: the decoded response.
+        style: verl, trl, batch or manager.
+    """
+    call: dict[str, Any] = {
+        "data_source": prompt.data_source,
+        "solution_str": text,
+        "ground_truth": prompt.ground_truth,
+        "extra_info": {
+            **prompt.extra_info, "num_turns": trajectory.num_turns, "rollout_reward_scores": {}, "turn_scores": [],
+            "tool_rewards": [], **trajectory.extra,
+        },
+    }  # fmt: skip
+    if style in (
+        "trl",
+        "manager",
+    ):  # TRL's are told texts for a text prompt, message lists for a conversation
+        text_prompt = prompt.columns.get("prompt")
         is_text = isinstance(text_prompt, str)
-        return {
-            "prompt": text_prompt if is_text else list(self.prompt.messages),
-            "completion": self.text if is_text else [{"role": "assistant", "content": self.text}],
-            "completion_ids": list(self.response_ids),
-            "columns": {name: value for name, value in self.prompt.columns.items() if name != "prompt"},
+        call |= {
+            "prompt": text_prompt if is_text else list(prompt.messages),
+            "completion": text if is_text else [{"role": "assistant", "content": text}],
+            "completion_ids": list(trajectory.response_ids),
+            "columns": {name: value for name, value in prompt.columns.items() if name != "prompt"},
         }
+    if style == "manager":
+        call |= {"prompt_ids": list(prompt.token_ids), "messages": plain(prompt.messages), "uid": prompt.uid}
+    return call
 
-    def item(self) -> dict[str, Any]:
-        """What a service is given; see RewardService.score."""
-        return {
-            "prompt": _question(self.prompt), "messages": plain(self.prompt.messages), "response": self.text,
-            "data_source": self.prompt.data_source, "ground_truth": plain(self.prompt.ground_truth),
-        }  # fmt: skip
+
+def item_of(prompt: Prompt, text: str) -> dict[str, Any]:
+    """What a service is given; see RewardService.score."""
+    return {
+        "prompt": _question(prompt), "messages": plain(prompt.messages), "response": text,
+        "data_source": prompt.data_source, "ground_truth": plain(prompt.ground_truth),
+    }  # fmt: skip
 
 
 def _question(prompt: Prompt) -> str:

@@ -20,7 +20,7 @@ from strop.base.guests import joined
 from strop.base.trust import ask
 from strop.border import usable
 from strop.border.values import MAX_NUMBER
-from strop.rewards.answer import Answer
+from strop.rewards.answer import item_of
 from strop.rewards.combining import Part, combine
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import CallFailed, Outcome, RewardError
@@ -118,44 +118,24 @@ class RewardPool:
         for name, amount in run_spent.items():
             self._services[name].tell_spent(amount)
 
+    async def score_text(self, prompt: Prompt, solution_str: str) -> Outcome:
+        """Score an answer that comes from no trajectory, such as a probe."""
+        bare = Trajectory(uid=prompt.uid, sample_index=0, prompt_ids=prompt.token_ids)
+        return await self.score(prompt, bare, solution_str)
+
     async def score(self, prompt: Prompt, trajectory: Trajectory, solution_str: str) -> Outcome:
-        """Score one finished trajectory.
+        """Score one trajectory.
 
         Args:
             prompt: the row it answers; its ground truth, columns and extra_info reach the function.
             trajectory: its turn count and extra facts are added to extra_info.
             solution_str: the decoded response.
         """
-        return await self.score_text(
-            prompt,
-            solution_str,
-            num_turns=trajectory.num_turns,
-            extra=trajectory.extra,
-            response_ids=trajectory.response_ids,
-        )
-
-    async def score_text(
-        self,
-        prompt: Prompt,
-        solution_str: str,
-        *,
-        num_turns: int = 2,
-        extra: Mapping[str, Any] | None = None,
-        response_ids: Sequence[int] = (),
-    ) -> Outcome:
-        """Score an answer that comes from no trajectory: a probe, or a saved sample that is scored again."""
-        answer = Answer(
-            prompt=prompt,
-            text=solution_str,
-            num_turns=num_turns,
-            extra=extra or {},
-            response_ids=response_ids,
-        )
         if not self._is_running:
             raise RuntimeError("the reward pool is not running; use `async with RewardPool(config) as pool:`")
         on_failure, usage = self.config.on_failure, dict[str, float]()
         for attempt in range(self.config.retries + 1):
-            outcome = await self._attempt(answer, fresh=attempt > 0)
+            outcome = await self._attempt(prompt, trajectory, solution_str, fresh=attempt > 0)
             _add(usage, outcome.usage)
             then = "" if outcome.kind == "score" else getattr(on_failure, outcome.kind)
             if then != "retry" or not self._is_running:
@@ -163,15 +143,17 @@ class RewardPool:
         stand_in = self.config.failed_score if then == "fixed" else None
         return replace(outcome, stand_in=stand_in, usage=usage)
 
-    async def _attempt(self, answer: Answer, *, fresh: bool) -> Outcome:
+    async def _attempt(
+        self, prompt: Prompt, trajectory: Trajectory, solution_str: str, *, fresh: bool
+    ) -> Outcome:
         """Ask everything that scores, at the same time; the first of them that fails decides."""
         if self._workers is not None and not self._services:
-            return await self._workers.score(answer)
+            return await self._workers.score(prompt, trajectory, solution_str)
         started = time.monotonic()
         asked: list[Coroutine[Any, Any, Outcome | tuple[Part, dict[str, float]]]] = []
         if self._workers is not None:
-            asked.append(self._workers.score(answer))
-        item = answer.item()
+            asked.append(self._workers.score(prompt, trajectory, solution_str))
+        item = item_of(prompt, solution_str)
         asked += [service.score(item, fresh=fresh) for service in self._services.values()]
         said = await asyncio.gather(*asked, return_exceptions=True)
         return self._joined(said, time.monotonic() - started)

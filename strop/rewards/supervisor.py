@@ -123,11 +123,11 @@ class Supervisor:
             while not self._stopped:
                 for key, mask in self._selector.select(self._wait_s()):
                     key.data(mask)
-                self._take_incoming()
                 self._check_deadlines()
                 self._replace_dead()
                 self._dispatch()
-                self._deliver()
+                deliver(self._done)
+                self._done = []
             reason = self._stopped
         except OSError as error:
             reason = (
@@ -143,8 +143,12 @@ class Supervisor:
                 self.ready.set_exception(RewardError(reason))
             self._end_workers()
             self._printed.close()
-            self._take_incoming()
-            self._fail_all(reason)
+            left = [
+                *(call for worker in self._workers for call in worker.sent),
+                *self._waiting,
+                *self._incoming,
+            ]
+            deliver([*self._done, *((call, unscored(reason)) for call in left)])
             self._selector.close()
             os.close(self._wake_read)
 
@@ -156,11 +160,6 @@ class Supervisor:
 
     def _on_wake(self, _mask: int) -> None:
         os.read(self._wake_read, 4096)
-
-    def _take_incoming(self) -> None:
-        with self._lock:
-            incoming, self._incoming = self._incoming, []
-        self._waiting.extend(incoming)
 
     # workers
 
@@ -314,7 +313,10 @@ class Supervisor:
     # calls
 
     def _dispatch(self) -> None:
-        """Hand waiting calls to the workers with the shortest queues."""
+        """Hand waiting calls, those that have just come among them, to the workers with the shortest queues."""
+        with self._lock:
+            incoming, self._incoming = self._incoming, []
+        self._waiting.extend(incoming)
         depth = min(_MAX_QUEUE, max(1, int(_QUEUE_S / max(self._mean_s, 1e-6))))
         ready = [worker for worker in self._workers if worker.state == "ready"]
         free = [worker for worker in ready if len(worker.sent) < depth]
@@ -329,15 +331,6 @@ class Supervisor:
         for worker in ready:
             if worker.has_output_waiting:
                 self._push(worker)
-
-    def _deliver(self) -> None:
-        done, self._done = self._done, []
-        deliver(done)
-
-    def _fail_all(self, reason: str) -> None:
-        left = [*(call for worker in self._workers for call in worker.sent), *self._waiting]
-        self._done += [(call, unscored(reason)) for call in left]
-        self._deliver()
 
     def _end_workers(self) -> None:
         living = [worker for worker in self._workers if worker.state != "dead"]

@@ -12,13 +12,14 @@ from typing import Any
 from strop.base.foreign_files import read_text
 from strop.base.guests import targets
 from strop.base.sections import guest_sections
-from strop.rewards.answer import Answer
+from strop.rewards.answer import call_of
 from strop.rewards.calls import Call
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome, RewardError
 from strop.rewards.supervisor import Supervisor
 from strop.rewards.wire import encode
 from strop.rewards.worker import Launch
+from strop.trajectory import Prompt, Trajectory
 
 _CLOSE_S = 10.0
 """Limit for ending the worker processes, in seconds; they are killed after a tenth of it."""
@@ -71,16 +72,15 @@ class Workers:
         if not await asyncio.to_thread(supervisor.join, _CLOSE_S):
             raise RuntimeError(f"the reward workers did not end within {_CLOSE_S:g} s of being killed")
 
-    async def score(self, answer: Answer) -> Outcome:
-        """What the functions say about an answer."""
+    async def score(self, prompt: Prompt, trajectory: Trajectory, text: str) -> Outcome:
+        """What the functions say about an answer; arguments as `call_of`."""
         if self._supervisor is None:
             return Outcome(kind="infrastructure", error="not scored: the reward pool was closed")
         number = next(self._numbers)
         try:
-            line = encode([number, answer.call(self._style)])
+            line = encode([number, call_of(prompt, trajectory, text, style=self._style)])
         except (TypeError, ValueError) as error:
-            uid = answer.prompt.uid
-            sentence = f"sample of {uid} cannot be scored: {error}; keep extra_info plain data"
+            sentence = f"sample of {prompt.uid} cannot be scored: {error}; keep extra_info plain data"
             return Outcome(kind="error", error=sentence)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Outcome] = loop.create_future()

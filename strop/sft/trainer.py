@@ -33,8 +33,7 @@ from strop.trainer.stopping import StopRequest
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
 from strop.workers.metrics import THROUGHPUT, TIMING
-from strop.workers.rows import GRAD_NORM, flat, flat_mask
-from strop.workers.updates import merged_update
+from strop.workers.rows import GRAD_NORM, flat_mask, merged_update
 
 VALIDATION_LOSS = Metric(
     "val/loss", "nats", "of `strop sft` on held-out rows: -log p, mean over trained tokens"
@@ -164,7 +163,7 @@ class SupervisedTrainer:
         fate = Fate("filtered", skipped) if skipped else Fate("trained")
         self._run.ledger.settle(step, dict.fromkeys(ids, fate))
         numbers = metric_values(update.metrics)
-        prompts, responses = flat(batch, "prompts"), flat(batch, "responses")
+        prompts, responses = (columns.flat(batch.tensors()[name]) for name in ("prompts", "responses"))
         self._run.fingerprints.append(
             step,
             data=digest(ids),
@@ -191,8 +190,8 @@ class SupervisedTrainer:
         for start in range(0, len(dataset), size):
             indices = range(start, min(start + size, len(dataset)))
             batch = make_sft_batch([dataset[index] for index in indices])
-            log_probs = flat(self._worker.call.compute_log_prob(batch), "log_probs")
-            trained = log_probs[flat(batch, "loss_mask")]
+            log_probs = columns.flat(self._worker.call.compute_log_prob(batch).tensors()["log_probs"])
+            trained = log_probs[columns.flat(batch.tensors()["loss_mask"])]
             total -= float(trained.sum())
             count += len(trained)
         loss = total / count

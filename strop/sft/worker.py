@@ -7,17 +7,15 @@ from pathlib import Path
 from torch import Tensor
 
 from strop.algorithms.aggregation import Aggregation, BatchTotals, weighted_sum
-from strop.base.metrics import Mean, Metric, Reduction
+from strop.base.metrics import Mean, Metric
 from strop.controller import Dispatch, register
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
-from strop.workers.joining import join
-from strop.workers.rows import data_rows, flat_mask, log_prob_column, response_columns, step_metrics
-from strop.workers.saving import TrainedWorker
-from strop.workers.updates import Update
+from strop.workers.models import TrainedWorker
+from strop.workers.rows import Update, data_rows, flat_mask
 
 LOSS = Metric("train/loss", "nats", "of `strop sft`: -log p, mean over trained tokens")
 
@@ -39,7 +37,7 @@ class SupervisedWorker(TrainedWorker):
         checkpoint: Path | None = None,
     ) -> None:
         super().__init__()
-        parallel = join(self.placement, engine, device=device)
+        parallel = self.join(engine, device=device)
         policy = load_model(model, parallel=parallel)
         trained = TrainEngine(policy, engine, optim, total_steps=num_updates, parallel=parallel)
         self._hold(trained, role="actor", checkpoint=checkpoint)
@@ -62,14 +60,14 @@ class SupervisedWorker(TrainedWorker):
 
         value = self.engine.accumulate(data_rows(data), loss)
         report = self.engine.step()
-        metrics: dict[str, Reduction] = {
-            LOSS: Mean(value, 1 if self.dp_rank == 0 else 0),  # losses of the ranks add up
-            **step_metrics("train", report),
-        }
-        return Update(metrics=metrics, skipped=report.skipped)
+        share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up
+        return Update.of("train", report, {LOSS: Mean(value, share)})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Column log_probs [B, R~] of the responses."""
-        values = self.engine.map_tokens(data_rows(data), log_prob_column("log_probs", data))
-        return response_columns(data, values)
+
+        def log_probs(tokens: Tokens) -> dict[str, Tensor]:
+            return {"log_probs": tokens.log_probs(temperature=1.0)[0]}
+
+        return self.token_columns(data, log_probs)

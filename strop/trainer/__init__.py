@@ -5,7 +5,7 @@ loop.py             Trainer: collect, learn, update weights; records, validation
 collecting.py       the samples of a step, in one round or, with a group filter, in several; groups.py: groups judged
 experience.py       the rows that are trained on, as references, cut into optimizer batches
 producers.py        who makes each column of protocol/schema.py, in the order of a step
-learning.py         from scored samples to new weights; resampling.py: which samples are drawn
+learning.py         from scored samples to new weights
 phases.py           stages from outside: their time, and which role is active
 records.py          what a step leaves in the run folder: fates and a fingerprint
 

@@ -19,18 +19,18 @@ import torch
 from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED, left_out_for
 from strop.base.metrics import Metric
 from strop.data.sampler import parse_visit_uid
-from strop.data.streaming import Drawn, draw
+from strop.data.streaming import draw
 from strop.protocol import DataProto
+from strop.protocol.schema import made_by
 from strop.rewards import check_failed_share
 from strop.rollout.types import Sampling
 from strop.run import Fate, RunFolder
 from strop.trainer.config import Config
-from strop.trainer.experience import Experience, experience_of
+from strop.trainer.experience import Experience
 from strop.trainer.groups import sample_groups, shaped_rewards_of
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
-from strop.workers.played import Played
 from strop.workers.reports import EpisodeReport, check_failed_episodes, training_rewards
 
 _LOWEST_RATE = 0.1
@@ -50,20 +50,18 @@ class TooFewGroups(RuntimeError):
     """Dynamic sampling came to its limit without enough groups, and was told to stop there."""
 
 
-def training_rows(config: Config, roles: Roles, played: Played, sampling: Sampling) -> Experience:
+def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: Sampling) -> Experience:
     """The samples that can be trained on, with their rewards.
 
     Args:
         config, roles: of the run.
-        played: samples, those of a prompt together.
+        episodes: samples, those of a prompt together.
         sampling: how they were played.
     """
-    rewards = shaped_rewards_of(config, played.reports, sampling.max_tokens)
-    return experience_of(
-        roles.rows(played, rewards),
-        played.reports,
-        extra_columns=["reward_parts"] if config.algorithm.reward_keys else [],
-    )
+    rewards = shaped_rewards_of(config, episodes.reports, sampling.max_tokens)
+    reports = [row for one in episodes.reports if one.id in rewards for row in one.rows()]
+    left_out = {"reward_baselines"} | (set() if config.algorithm.reward_keys else {"reward_parts"})
+    return Experience.of(roles.rows(episodes, rewards), reports, made_by("rollout") - left_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +71,7 @@ class CollectedSamples:
     prompts: tuple[Prompt, ...]
     num_refused: int
     """Visits that were passed over, because their prompt is too long."""
-    played: Played
+    episodes: Experience
     """All samples, also those that are not trained on."""
     experience: Experience
     """Those that are."""
@@ -107,7 +105,7 @@ class RolloutCollector:
         found, rate = 0, 1.0
         while found < wanted and len(rounds) < settings.max_rounds:
             rounds.append(self._round(step, min(wanted, math.ceil((wanted - found) / rate))))
-            causes |= self._filter(rounds[-1].played.reports, at_most=wanted - found)
+            causes |= self._filter(rounds[-1].episodes.reports, at_most=wanted - found)
             found = sum(not cause for cause in causes.values())
             rate = max(found / sum(len(one.prompts) for one in rounds), _LOWEST_RATE)
         dropped = {uid: cause for uid, cause in causes.items() if cause}
@@ -131,7 +129,7 @@ class RolloutCollector:
         return CollectedSamples(
             prompts=tuple(prompt for one in rounds for prompt in one.prompts),
             num_refused=num_refused,
-            played=Played.concat([one.played for one in rounds]),
+            episodes=Experience.concat([one.episodes for one in rounds]),
             experience=experience,
             dropped=dropped,
             metrics={
@@ -141,30 +139,26 @@ class RolloutCollector:
         )
 
     def _round(self, step: int, num_prompts: int) -> CollectedSamples:
-        drawn = self._next_prompts(step, num_prompts)
+        """Prompts of the next visits, played; they count as consumed, with those that were passed over."""
+        drawn = draw(self._data.train, self._data.sampler, num_prompts)
         prompts = drawn.prompts
-        baselines = self._greedy_rewards(prompts) if self._config.needs("reward_baselines") else {}
-        played = self._roles.play(prompts, self._config.rollout.samples_per_prompt, self._sampling)
-        check_failed_episodes(played.reports)
-        self._check_scores(played.reports)
-        experience = training_rows(self._config, self._roles, played, self._sampling)
-        if self._config.needs("reward_baselines") and experience.reports:
-            experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
-        return CollectedSamples(
-            prompts=tuple(prompts), num_refused=len(drawn.refused), played=played, experience=experience
-        )
-
-    def _next_prompts(self, step: int, count: int) -> Drawn:
-        """Prompts of the next visits; from here on they count as consumed, with those that were passed over."""
-        drawn = draw(self._data.train, self._data.sampler, count)
         samples = range(self._config.rollout.samples_per_prompt)
-        uids = [prompt.uid for prompt in drawn.prompts]
-        self._run.ledger.issue(step, [f"{uid}/{i}" for uid in [*uids, *drawn.refused] for i in samples])
+        uids = [*(prompt.uid for prompt in prompts), *drawn.refused]
+        self._run.ledger.issue(step, [f"{uid}/{i}" for uid in uids for i in samples])
         self._run.ledger.settle(
             step,
             {f"{uid}/{i}": Fate("filtered", why) for uid, why in drawn.refused.items() for i in samples},
         )
-        return drawn
+        baselines = self._greedy_rewards(prompts) if self._config.needs("reward_baselines") else {}
+        episodes = self._roles.play(prompts, self._config.rollout.samples_per_prompt, self._sampling)
+        check_failed_episodes(episodes.reports)
+        self._check_scores(episodes.reports)
+        experience = training_rows(self._config, self._roles, episodes, self._sampling)
+        if self._config.needs("reward_baselines") and experience.reports:
+            experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
+        return CollectedSamples(
+            prompts=tuple(prompts), num_refused=len(drawn.refused), episodes=episodes, experience=experience
+        )
 
     def _greedy_rewards(self, prompts: list[Prompt]) -> dict[str, float | None]:
         """By uid: the reward of the greedy answer, ReMax's baseline."""
@@ -213,7 +207,7 @@ class RolloutCollector:
 
     def _counts(self, dropped: Mapping[str, str], rounds: Sequence[CollectedSamples]) -> dict[str, float]:
         """Metrics of the filter."""
-        uids = [report.uid for one in rounds for report in one.played.reports]
+        uids = [report.uid for one in rounds for report in one.episodes.reports]
         causes = Counter(dropped[uid] for uid in uids if uid in dropped)
         surplus = causes.pop(SURPLUS, 0)
         counts = {

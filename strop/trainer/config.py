@@ -124,14 +124,7 @@ class Config:
 
     def _check_budgets(self) -> None:
         longest = self.data.max_prompt_tokens + self.data.max_response_tokens
-        engines = {"actor": self.actor.engine}
-        if self.uses_reference:
-            engines["reference"] = self.reference.engine
-        if self.uses_teacher:
-            engines["teacher"] = self.teacher.engine
-        if self.uses_critic:
-            engines["critic"] = self.critic.engine
-        for name, engine in engines.items():
+        for name, engine in self.used_engines.items():
             if engine.max_tokens_per_device * engine.sequence_parallel < longest:
                 raise ValueError(
                     f"{name}.engine.max_tokens_per_device is {engine.max_tokens_per_device}, but one sample may have "
@@ -201,10 +194,7 @@ class Config:
             )
 
     def _check_ranks(self) -> None:
-        for role, engine in (
-            ("actor", self.actor.engine), ("reference", self.reference.engine), ("critic", self.critic.engine),
-            ("teacher", self.teacher.engine),
-        ):  # fmt: skip
+        for role, engine in self.engines.items():
             check_ranks(role, engine, self.resources.apart.get(role, self.resources.ranks))
 
     def _check_services(self) -> None:
@@ -307,6 +297,27 @@ class Config:
             self.data.streaming and self.data.filter_overlong_prompts
         )
         return None if is_open else self.trainer.num_epochs
+
+    @property
+    def engines(self) -> dict[str, EngineConfig]:
+        """The engine's settings of every role that has one, used by this run or not."""
+        return {
+            "actor": self.actor.engine,
+            "reference": self.reference.engine,
+            "teacher": self.teacher.engine,
+            "critic": self.critic.engine,
+        }
+
+    @property
+    def used_engines(self) -> dict[str, EngineConfig]:
+        """Those of the models that this run uses."""
+        used = {
+            "actor": True,
+            "reference": self.uses_reference,
+            "teacher": self.uses_teacher,
+            "critic": self.uses_critic,
+        }
+        return {role: engine for role, engine in self.engines.items() if used[role]}
 
     @property
     def uses_critic(self) -> bool:

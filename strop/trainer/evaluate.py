@@ -28,7 +28,7 @@ from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.player import make_player
-from strop.workers.reports import PASS_THRESHOLD, EpisodeReport, check_failed_episodes, report_of
+from strop.workers.reports import EpisodeReport, check_failed_episodes, report_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def _answer(episode: Episode, report: EpisodeReport) -> dict[str, Any]:
         "prompt": list(episode.prompt.messages),
         "response": episode.text,
         "ground_truth": episode.prompt.ground_truth,
-        "passed": report.accuracy is not None and report.accuracy > PASS_THRESHOLD,
+        "passed": report.passes,
         "score": report.score,
         "reward_parts": {} if outcome is None else dict(outcome.parts),
         "error": report.failure or ("" if outcome is None else outcome.error),

@@ -7,31 +7,50 @@ and one report per sample. Counts that a loss divides by, and the load of each r
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.balance import balance_parts, even_bounds, sequence_workload
-from strop.controller import Mesh, Partition
+from strop.controller import Mesh, Partition, as_batch
 from strop.protocol import DataProto, DataProtoFuture, future_of
-from strop.protocol.schema import Taker, labels_for, made_by, taken_by
+from strop.protocol.schema import Taker, labels_for, taken_by
 from strop.workers.reports import EpisodeReport
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experience:
-    """Samples that are trained on."""
+    """Samples: first the episodes that were played (column `episode`), then the rows that are trained on."""
 
     rows: DataProtoFuture
-    """Their columns, wherever they are."""
+    """Their columns, wherever they are, for as long as somebody holds this reference."""
     reports: tuple[EpisodeReport, ...]
-    """What is known of each row, in the same order."""
+    """What is known of each row without its tokens, in the same order."""
     column_names: frozenset[str]
     """Tensor columns that `rows` has."""
     num_trained: tuple[int, ...]
     """Tokens of each row that are trained on: the sampled ones, but for those that a correction rejected."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What was noted while its columns were made."""
+
+    @staticmethod
+    def of(
+        rows: DataProtoFuture, reports: Iterable[EpisodeReport], column_names: Collection[str] = ()
+    ) -> Experience:
+        """These rows, of which every sampled token is trained on.
+
+        Args:
+            rows: wherever they are.
+            reports: of each row, in the same order.
+            column_names: tensor columns that the rows have.
+        """
+        reports = tuple(reports)
+        return Experience(
+            rows=rows,
+            reports=reports,
+            column_names=frozenset(column_names),
+            num_trained=tuple(report.num_sampled_tokens for report in reports),
+        )
 
     def __len__(self) -> int:
         return len(self.reports)
@@ -47,8 +66,11 @@ class Experience:
         return [row for row in range(len(self)) if row == 0 or self.reports[row - 1].is_last_row]
 
     def union(self, columns: DataProtoFuture | DataProto, *names: str) -> Experience:
-        """With these columns added, for the same rows in the same order; their tensors are named."""
-        added = future_of(columns) if isinstance(columns, DataProto) else columns
+        """With these columns added, for the same rows in the same order; their tensors are named.
+
+        Waits until they are computed, where a call that does not wait has given them; nothing is moved.
+        """
+        added = future_of(columns).wait()
         return replace(self, rows=self.rows.union(added), column_names=self.column_names | set(names))
 
     @staticmethod
@@ -66,6 +88,8 @@ class Experience:
 
     def take(self, rows: Sequence[int]) -> Experience:
         """These rows, in this order."""
+        if list(rows) == list(range(len(self))):
+            return self
         return replace(
             self,
             rows=self.rows.take(list(rows)),
@@ -73,22 +97,14 @@ class Experience:
             num_trained=tuple(self.num_trained[row] for row in rows),
         )
 
-    def slice(self, start: int, stop: int) -> Experience:
-        """Rows `start` to `stop`."""
-        return replace(
-            self,
-            rows=self.rows.slice(start, stop),
-            reports=self.reports[start:stop],
-            num_trained=self.num_trained[start:stop],
-        )
-
-    def partition(self, mesh: Mesh) -> Partition | DataProtoFuture:
-        """The rows, cut so that every data-parallel group has about the same work; samples of a prompt stay
-        together where that costs no balance."""
+    def partition(self, mesh: Mesh) -> DataProto:
+        """The rows as an argument for a group of this mesh, cut so that every data-parallel group has about the same
+        work; samples of a prompt stay together where that costs no balance."""
         if mesh.dp == 1:
-            return self.rows
+            return as_batch(self.rows)
         loads = [sequence_workload(report.num_tokens) for report in self.reports]
-        return Partition(self.rows, balance_parts(loads, [report.uid for report in self.reports], mesh.dp))
+        parts = balance_parts(loads, [report.uid for report in self.reports], mesh.dp)
+        return as_batch(Partition(self.rows, parts))
 
     def taken_by(self, taker: Taker) -> DataProtoFuture:
         """The rows with the columns that somebody takes, of those that there are."""
@@ -98,28 +114,6 @@ class Experience:
         """What the loss of these rows divides by."""
         counts = self.num_trained
         return BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))
-
-
-def experience_of(
-    rows: DataProtoFuture,
-    reports: Sequence[EpisodeReport],
-    *,
-    extra_columns: Collection[str] = (),
-) -> Experience:
-    """The samples of a step that can be trained on.
-
-    Args:
-        rows: the rollout role's rows.
-        reports: of all episodes of the step.
-        extra_columns: tensor columns that the role made beside the usual ones.
-    """
-    kept = tuple(row for report in reports if report.reward() is not None for row in report.rows())
-    return Experience(
-        rows=rows,
-        reports=kept,
-        column_names=made_by("rollout") - {"reward_parts", "reward_baselines"} | set(extra_columns),
-        num_trained=tuple(report.num_sampled_tokens for report in kept),
-    )
 
 
 def optimizer_batches(
@@ -134,4 +128,4 @@ def optimizer_batches(
     bounds = even_bounds(len(starts) - 1, samples_per_update)
     for _ in range(epochs):
         for first, after in itertools.pairwise(bounds):
-            yield experience.slice(starts[first], starts[after])
+            yield experience.take(range(starts[first], starts[after]))

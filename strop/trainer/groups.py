@@ -13,7 +13,7 @@ from strop.data.sampler import parse_visit_uid
 from strop.protocol import DataProto
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
-from strop.workers.reports import PASS_THRESHOLD, EpisodeReport, training_rewards
+from strop.workers.reports import EpisodeReport, training_rewards
 
 
 def sample_groups(reports: Sequence[EpisodeReport]) -> list[SampleGroup]:
@@ -90,7 +90,7 @@ def row_results(reports: Sequence[EpisodeReport], *, step: int) -> dict[int, Row
     results: dict[int, RowResult] = {}
     for uid, samples in scored.items():
         _, row = parse_visit_uid(uid)
-        passed = sum((sample.accuracy or 0.0) > PASS_THRESHOLD for sample in samples)
+        passed = sum(sample.passes for sample in samples)
         results[row] = RowResult(
             visits=results[row].visits + 1 if row in results else 1,
             mean_score=sum(sample.score or 0.0 for sample in samples) / len(samples),

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
 from strop.algorithms.kl_control import KlController
 from strop.algorithms.shaping import drawn_rows
 from strop.base.metrics import Metric, Reduction
@@ -14,18 +17,25 @@ from strop.protocol.schema import labels_for
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
 from strop.trainer.phases import Stages
-from strop.trainer.producers import StepContext, produced, rows, wanted_before_updates, wanted_by_the_update
-from strop.trainer.resampling import draw_metrics, sample_scores
+from strop.trainer.producers import StepContext, produced, wanted_before_updates, wanted_by_the_update
 from strop.trainer.roles import Roles
 from strop.workers.estimates import REWARD_KL
 from strop.workers.reports import check_versions
-from strop.workers.summary import BatchSummary
-from strop.workers.updates import Update, merged_update, updates_of
+from strop.workers.rows import Update, merged_update, updates_of
+from strop.workers.summary import BatchSummary, answer_scores
 
 REWARD_KL_COEF = Metric(
     "actor/reward_kl_penalty_coeff", "1", "factor of the KL in the reward, when there is one"
 )
+NOT_DRAWN = "not drawn"
+"""Why a sample was filtered."""
+RESAMPLING = Metric(
+    "training/resampling/{not_drawn_samples,max_draws,score_mean}",
+    "samples; times; reward",
+    "with PF-PPO: samples not drawn, how often the most frequent one was, mean score of what is trained on",
+)
 REJECTED = "rollout correction rejected every token of it"
+"""As NOT_DRAWN."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +132,11 @@ class Learner:
         usable = experience.take([row for row, count in enumerate(experience.num_trained) if count])
         if not len(usable):
             return usable, frozenset()
-        scores = sample_scores(usable.taken_by("resampling").get())
+        scores = answer_scores(usable.taken_by("resampling").get().tensors(), dtype=torch.float64)
         uids = [report.uid for report in usable.reports]
         chosen = drawn_rows(scores, uids, config.algorithm, seed=config.trainer.seed, step=step)
         drawn = usable.take(chosen)
-        drawn = replace(drawn, metrics={**drawn.metrics, **draw_metrics(scores, chosen)})
+        drawn = replace(drawn, metrics={**drawn.metrics, **_draw_metrics(scores, chosen)})
         return drawn, usable.episode_ids - drawn.episode_ids
 
     def _update_critic(self, experience: Experience) -> list[OptimizerStep]:
@@ -137,7 +147,7 @@ class Learner:
             experience, samples_per_update=config.critic_samples_per_update, epochs=config.critic.epochs
         ):
             if part.totals().num_tokens:
-                updates = as_list(critic.call.update_critic(rows(part, critic), part.totals()))
+                updates = as_list(critic.call.update_critic(part.partition(critic.mesh), part.totals()))
                 steps.append(_optimizer_step("critic", updates, part))
         return steps
 
@@ -152,7 +162,7 @@ class Learner:
             if not part.totals().num_tokens:
                 steps.append(OptimizerStep(role="actor", metrics={}, skipped=REJECTED, trained=frozenset()))
                 continue
-            made = as_future(actor.call.update_policy(rows(part, actor), part.totals()))
+            made = as_future(actor.call.update_policy(part.partition(actor.mesh), part.totals()))
             steps.append(_optimizer_step("actor", updates_of(made.select([], []).get()), part))
             before.append(made.select(["log_probs", "entropys"]))
         return steps, DataProtoFuture.concat(before) if before else None
@@ -181,3 +191,13 @@ def _optimizer_step(role: str, updates: Sequence[Update], part: Experience) -> O
         skipped=update.skipped,
         trained=frozenset() if update.skipped else trained,
     )
+
+
+def _draw_metrics(scores: Tensor, drawn: Sequence[int]) -> dict[str, float]:
+    """RESAMPLING of the rows that were drawn."""
+    counts = torch.bincount(torch.tensor(drawn), minlength=len(scores))  # [B]
+    return {
+        RESAMPLING.of("not_drawn_samples"): float((counts == 0).sum()),
+        RESAMPLING.of("max_draws"): float(counts.max()),
+        RESAMPLING.of("score_mean"): float((scores * counts).sum() / counts.sum()),
+    }

@@ -270,13 +270,13 @@ class Trainer:
     def _validate(self, step: int) -> Validation:
         """Answers on the held-out prompts, with their records."""
         sampling = eval_sampling(self.config, self.data.tokenizer)
-        played = self.roles.play(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
-        check_failed_episodes(played.reports)
-        validation = summarize_validation(played.reports)
+        episodes = self.roles.play(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
+        check_failed_episodes(episodes.reports)
+        validation = summarize_validation(episodes.reports)
         self._say(f"step {step}: validation {validation.describe()}")
         if self.config.run.save_samples:
-            decided = dict.fromkeys((r.id for r in played.reports), Decided(None, "filtered", "validation"))
-            self.roles.write_samples(step, played, decided, split="val")
+            decided = dict.fromkeys((r.id for r in episodes.reports), Decided(None, "filtered", "validation"))
+            self.roles.write_samples(step, episodes, decided, split="val")
         low, high = validation.interval()
         self._run.events.append(  # last: what it stands for was written
             "validation",
@@ -299,7 +299,7 @@ class Trainer:
             decided = {
                 name: Decided(advantages.get(name), fate.name, fate.reason) for name, fate in fates.items()
             }
-            self.roles.write_samples(record.step, record.collected.played, decided, split="train")
+            self.roles.write_samples(record.step, record.collected.episodes, decided, split="train")
         self._run.fingerprints.append(record.step, **record.digests(self.roles.checksums()))
 
     def _facts(self) -> dict[str, Any]:
@@ -328,7 +328,7 @@ class Trainer:
         for reason in record.skipped:
             self._run.events.append("skipped_update", record.step, reason=reason)
             self._say(f"step {record.step} skipped an update: {reason}")
-        failed = [report for report in record.reports if not report.is_played]
+        failed = [report for report in record.reports if not report.is_finished]
         if failed:
             self._say(
                 f"step {record.step}: {len(failed)} of {len(record.reports)} episodes failed; the first one, "

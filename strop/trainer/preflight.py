@@ -31,6 +31,7 @@ from strop.trainer.threads import set_threads
 from strop.trainer.token_facts import token_facts
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
+from strop.workers.summary import answer_scores
 
 ROUND_SAMPLES, ROUND_PROMPTS, MAX_ROUNDS = 48, 4, 4
 """Before a run, samples and least prompts of a round; a further round is played as long as none of them can teach."""
@@ -171,10 +172,10 @@ class _Trial:
     def play(self, prompts: Sequence[Prompt]) -> None:
         """One round: sample, score, and compare log-probs, as a step does."""
         config, roles = self._config, self._roles
-        played = roles.play(prompts, config.rollout.samples_per_prompt, self._sampling)
+        episodes = roles.play(prompts, config.rollout.samples_per_prompt, self._sampling)
         self.prompts += prompts
-        self.reports += played.reports
-        experience = training_rows(config, roles, played, self._sampling)
+        self.reports += episodes.reports
+        experience = training_rows(config, roles, episodes, self._sampling)
         if not experience.reports:
             return
         wanted = {"old_log_probs"} | ({"rm_scores"} if config.uses_reward_model else set())
@@ -183,9 +184,7 @@ class _Trial:
 
     def _take(self, reports: Sequence[EpisodeReport], tensors: Mapping[str, Tensor]) -> None:
         """Rewards, answers and log-probs of one round."""
-        totals = torch.stack([row.sum() for row in columns.rows(tensors["token_level_scores"])])
-        if "rm_scores" in tensors:
-            totals = totals + tensors["rm_scores"].to(totals)
+        totals = answer_scores(tensors)
         parts = tensors["reward_parts"].tolist() if "reward_parts" in tensors else [[] for _ in reports]
         responses = columns.rows(tensors["responses"])
         for report, total, part, response in zip(reports, totals.tolist(), parts, responses, strict=True):

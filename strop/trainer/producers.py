@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from strop.controller import WorkerGroup, as_batch, as_future
-from strop.protocol import DataProto, DataProtoFuture
+from strop.controller import as_batch, as_future
 from strop.protocol.schema import Maker, made_by
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
@@ -91,33 +89,23 @@ def _needs_old_log_probs(config: Config, num_samples: int) -> bool:
     )
 
 
-def rows(experience: Experience, group: WorkerGroup[Any]) -> DataProto:
-    """The rows as an argument for this group."""
-    return as_batch(experience.partition(group.mesh))
-
-
-def done(result: DataProto) -> DataProtoFuture:
-    """The result of a non-blocking call, computed but not fetched."""
-    return as_future(result).wait()
-
-
 def _rm_scores(context: StepContext, experience: Experience) -> Experience:
     group = context.roles.reward_model
     assert group is not None, "asked for with a reward model only"
-    return experience.union(done(group.call.compute_rm_score(rows(experience, group))), "rm_scores")
+    return experience.union(group.call.compute_rm_score(experience.partition(group.mesh)), "rm_scores")
 
 
 def _old_log_probs(context: StepContext, experience: Experience) -> Experience:
     actor = context.roles.actor
-    log_probs = actor.call.compute_log_prob(rows(experience, actor))
+    log_probs = actor.call.compute_log_prob(experience.partition(actor.mesh))
     squares = ["sum_pi_squared"] if context.config.needs("sum_pi_squared") else []
-    return experience.union(done(log_probs), "old_log_probs", "entropys", *squares)
+    return experience.union(log_probs, "old_log_probs", "entropys", *squares)
 
 
 def _correction(context: StepContext, experience: Experience) -> Experience:
     """Rejected tokens leave the loss and its denominators; the others may get weights."""
     actor = context.roles.actor
-    made = done(actor.call.correct_rollout(as_batch(experience.taken_by("advantages"))))
+    made = as_future(actor.call.correct_rollout(as_batch(experience.taken_by("advantages"))))
     counted = made.select(["num_trained"]).get()
     numbers: Mapping[str, float] = counted.meta_info["numbers"]
     counts = tuple(int(count) for count in counted.tensors()["num_trained"])
@@ -135,23 +123,23 @@ def _ref_log_prob(context: StepContext, experience: Experience) -> Experience:
     """By the frozen model, or by the policy without its adapter."""
     reference, actor = context.roles.reference, context.roles.actor
     if reference is None:
-        made = actor.call.compute_ref_log_prob(rows(experience, actor))
+        made = actor.call.compute_ref_log_prob(experience.partition(actor.mesh))
     else:
-        made = reference.call.compute_ref_log_prob(rows(experience, reference))
-    return experience.union(done(made), "ref_log_prob")
+        made = reference.call.compute_ref_log_prob(experience.partition(reference.mesh))
+    return experience.union(made, "ref_log_prob")
 
 
 def _values(context: StepContext, experience: Experience) -> Experience:
     critic = context.roles.critic
     assert critic is not None, "asked for with a critic only"
-    return experience.union(done(critic.call.compute_values(rows(experience, critic))), "values")
+    return experience.union(critic.call.compute_values(experience.partition(critic.mesh)), "values")
 
 
 def _advantages(context: StepContext, experience: Experience) -> Experience:
     made = context.roles.actor.call.compute_advantages(
         as_batch(experience.taken_by("advantages")), kl_coef=context.kl_coef
     )
-    return experience.union(done(made), *made_by("adv"))
+    return experience.union(made, *made_by("adv"))
 
 
 def _teacher(context: StepContext, experience: Experience) -> Experience:
@@ -159,10 +147,10 @@ def _teacher(context: StepContext, experience: Experience) -> Experience:
     teacher = context.roles.teacher
     assert teacher is not None, "asked for with a teacher only"
     if context.config.algorithm.distillation.kind == "reverse_kl":
-        log_probs = teacher.call.compute_teacher_log_prob(rows(experience, teacher))
-        return experience.union(done(log_probs), "teacher_log_prob")
-    most_likely = teacher.call.compute_teacher_top_k(rows(experience, teacher))
-    return experience.union(done(most_likely), "teacher_ids", "teacher_logprobs")
+        log_probs = teacher.call.compute_teacher_log_prob(experience.partition(teacher.mesh))
+        return experience.union(log_probs, "teacher_log_prob")
+    most_likely = teacher.call.compute_teacher_top_k(experience.partition(teacher.mesh))
+    return experience.union(most_likely, "teacher_ids", "teacher_logprobs")
 
 
 PRODUCERS = (

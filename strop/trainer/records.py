@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from strop.base.metrics import merge_metrics, metric_values
 from strop.run import Fate, digest
 from strop.trainer.collecting import CollectedSamples
-from strop.trainer.learning import REJECTED, LearnerResult, OptimizerStep
-from strop.trainer.resampling import NOT_DRAWN
+from strop.trainer.learning import NOT_DRAWN, REJECTED, LearnerResult, OptimizerStep
 from strop.workers.reports import EpisodeReport
 
 
@@ -20,7 +19,7 @@ def untrained_fate(report: EpisodeReport, *, skipped: str) -> Fate:
         report: the sample.
         skipped: why its optimizer step was not taken; empty when it was in none.
     """
-    if not report.is_played:
+    if not report.is_finished:
         return Fate("failed", report.failure)
     if report.outcome is None:
         return Fate("failed", report.stop_reason)
@@ -42,8 +41,8 @@ class StepRecord:
 
     @property
     def reports(self) -> tuple[EpisodeReport, ...]:
-        """Of all samples that were played."""
-        return self.collected.played.reports
+        """Of all samples of the step."""
+        return self.collected.episodes.reports
 
     @property
     def optimizer_steps(self) -> tuple[OptimizerStep, ...]:

@@ -11,7 +11,7 @@ import asyncio
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from strop.data.rows import row_data_source, row_extra_info, row_ground_truth, r
 from strop.rewards import Outcome, RewardConfig, RewardPool
 from strop.rewards.wire import decode
 from strop.run import RunFolder
-from strop.trajectory import Prompt
+from strop.trajectory import Prompt, Trajectory
 
 RESPONSES = ("response", "solution_str", "completion", "output")
 """Columns of a file that may hold the answer, in the order in which they are looked for."""
@@ -42,11 +42,9 @@ class SavedSample:
     """What it was given then; None where it was not, or the file does not say."""
     is_scored: bool
     """Whether the file says what the score was: a sample that could not be scored has none."""
+    trajectory: Trajectory
+    """What a reward function is told of it: number of turns, facts of its agent, tokens."""
     step: int | None = None
-    num_turns: int = 2
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """What its agent added to extra_info."""
-    response_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +73,8 @@ def replay(samples: Sequence[SavedSample], reward: RewardConfig, *, tokenizer: s
     async def run() -> list[Outcome]:
         async with RewardPool(reward, tokenizer=tokenizer) as pool:
             return await asyncio.gather(
-                *(
-                    pool.score_text(
-                        one.prompt, one.response, num_turns=one.num_turns, extra=one.extra,
-                        response_ids=one.response_ids,
-                    )
-                    for one in samples
-                )
-            )  # fmt: skip
+                *(pool.score(one.prompt, one.trajectory, one.response) for one in samples)
+            )
 
     outcomes = asyncio.run(run())
     return [Replayed(sample=one, outcome=outcome) for one, outcome in zip(samples, outcomes, strict=True)]
@@ -135,10 +127,13 @@ def _of_run(
         extra_info=row_extra_info(source, where) if source else kept.get("extra_info", {}),
         columns=_columns(source, data) if source else kept.get("columns", {}),
     )
+    trajectory = Trajectory(
+        uid=prompt.uid, sample_index=0, prompt_ids=prompt.token_ids, num_turns=saved.get("num_turns") or 2,
+        extra=saved.get("agent_facts") or {},
+    ).with_given(saved.get("response_ids") or ())  # fmt: skip
     return SavedSample(
-        id=saved["id"], prompt=prompt, response=saved["response"], score=saved.get("score"),
-        is_scored=saved.get("outcome") is not None, step=saved.get("step"), num_turns=saved.get("num_turns") or 2,
-        extra=saved.get("agent_facts") or {}, response_ids=tuple(saved.get("response_ids") or ()),
+        id=saved["id"], prompt=prompt, response=saved["response"], trajectory=trajectory, score=saved.get("score"),
+        is_scored=saved.get("outcome") is not None, step=saved.get("step"),
     )  # fmt: skip
 
 
@@ -175,8 +170,9 @@ def _of_file(row: Mapping[str, Any], number: int, data: DataConfig) -> SavedSamp
     )  # fmt: skip
     is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
     step = row.get("step")
+    bare = Trajectory(uid=name, sample_index=0, prompt_ids=prompt.token_ids)
     return SavedSample(
-        id=name, prompt=prompt, response=response, score=float(score) if is_number else None,
+        id=name, prompt=prompt, response=response, trajectory=bare, score=float(score) if is_number else None,
         is_scored=is_number, step=step if isinstance(step, int) else None,
     )  # fmt: skip
 

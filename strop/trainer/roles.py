@@ -37,11 +37,11 @@ from strop.protocol import DataProto, DataProtoFuture
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.costs import CostTracker
+from strop.trainer.experience import Experience
 from strop.trainer.watching import PlayWatch
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
-from strop.workers.played import Played, as_column, prompts_as_rows
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import Decided
 from strop.workers.reward_model import RewardModelWorker
@@ -95,38 +95,41 @@ class Roles:
         if self.offloads_idle and group is not None:
             group.call.offload()
 
-    def play(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Played:
+    def play(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Experience:
         """Every sample of these prompts, in order, played and scored; key and budget of `sampling` are filled in.
 
         Raises:
             RewardError: the scorers cannot go on.
         """
         with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
-            return Played.of(
-                as_future(self.rollout.call.play(prompts_as_rows(prompts), samples_per_prompt, sampling))
-            )
+            rows = DataProto.from_dict({}, non_tensors={"prompt": prompts})
+            episodes = as_future(self.rollout.call.play(rows, samples_per_prompt, sampling))
+            reports = episodes.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
+        return Experience.of(episodes.select([], ["episode"]), reports)
 
-    def rows(self, played: Played, rewards: Mapping[str, float]) -> DataProtoFuture:
+    def rows(self, episodes: Experience, rewards: Mapping[str, float]) -> DataProtoFuture:
         """The training rows of the samples that have a reward, in order; see `RolloutWorker.rows`.
 
         Args:
-            played: samples.
+            episodes: samples.
             rewards: by sample id, what each is trained with.
         """
-        kept = played.take([place for place, one in enumerate(played.reports) if one.id in rewards])
+        kept = episodes.take([number for number, one in enumerate(episodes.reports) if one.id in rewards])
         values = torch.tensor([rewards[one.id] for one in kept.reports], dtype=torch.float64)
         column = DataProto.from_dict({"reward": values})
-        return as_future(self.rollout.call.rows(as_batch(kept.episodes.union(column))))
+        return as_future(self.rollout.call.rows(as_batch(kept.rows.union(column))))
 
-    def write_samples(self, step: int, played: Played, decided: Mapping[str, Decided], *, split: str) -> None:
+    def write_samples(
+        self, step: int, episodes: Experience, decided: Mapping[str, Decided], *, split: str
+    ) -> None:
         """Samples into the store of the run; `decided` says by sample id what came of each.
 
         Raises:
             RunError: the disk refused.
         """
-        column = as_column([decided[one.id] for one in played.reports])
-        episodes = played.episodes.union(DataProto.from_dict({}, non_tensors={"decided": column}))
-        self.rollout.call.write_samples(step, as_batch(episodes), split=split)
+        column = {"decided": [decided[one.id] for one in episodes.reports]}
+        rows = episodes.rows.union(DataProto.from_dict({}, non_tensors=column))
+        self.rollout.call.write_samples(step, as_batch(rows), split=split)
 
     def update_weights(self, version: int) -> None:
         """Let generation use the actor's weights, which hold this policy version now.
@@ -186,19 +189,10 @@ def check_models(config: Config) -> None:
     """
     if config.uses_teacher:
         check_teacher(config.model, config.teacher)
-    used = {
-        "actor": (config.actor.engine, config.model.path, True),
-        "critic": (config.critic.engine, config.critic.path or config.model.path, config.uses_critic),
-        "reference": (
-            config.reference.engine,
-            config.reference.path or config.model.path,
-            config.uses_reference,
-        ),
-        "teacher": (config.teacher.engine, config.teacher.path, config.uses_teacher),
-    }
-    for name, (engine, path, is_used) in used.items():
-        if is_used and engine.sequence_parallel > 1:
-            shape = read_shape(dataclasses.replace(config.model, path=path))
+    paths = {"critic": config.critic.path, "reference": config.reference.path, "teacher": config.teacher.path}
+    for name, engine in config.used_engines.items():
+        if engine.sequence_parallel > 1:
+            shape = read_shape(dataclasses.replace(config.model, path=paths.get(name) or config.model.path))
             check_sequence_parallel(shape, engine.sequence_parallel, _num_ranks(config, name))
     path = config.critic.path or config.model.path
     if config.uses_critic and media_models(read_shape(dataclasses.replace(config.model, path=path))):
@@ -309,18 +303,8 @@ def _specs(
         logs=None if logs is None else logs.absolute(),
         keeps_rows=bool(config.data.dataset_class.path),
     )
-    engines = _engines(config)
+    engines = config.engines
     return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
-
-
-def _engines(config: Config) -> Mapping[str, EngineConfig]:
-    """Settings of the engines of those roles that have one."""
-    return {
-        "actor": config.actor.engine,
-        "critic": config.critic.engine,
-        "reference": config.reference.engine,
-        "teacher": config.teacher.engine,
-    }
 
 
 def _num_ranks(config: Config, name: str) -> int:

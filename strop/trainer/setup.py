@@ -16,13 +16,15 @@ from strop.data.curriculum import sampler_object
 from strop.data.mixing import check_source_weights, weighted_epochs
 from strop.data.prompts import PromptDataset
 from strop.data.sampler import PromptSampler, val_uid
-from strop.data.splits import load_rows
+from strop.data.stored import load_rows
 from strop.data.streaming import StreamedPrompts, TrainingPrompts
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.engines.model_folder import end_tokens
+from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
+from strop.trainer.sections import EvalConfig
 from strop.trajectory import Prompt
 
 
@@ -114,12 +116,8 @@ def _check_media(config: Config, *, has_media: bool) -> None:
         raise ValueError(
             "prompts have images, which the reward model would not see: remove reward_model.path, or the images"
         )
-    for role, engine, is_used in (
-        ("actor", config.actor.engine, True),
-        ("reference", config.reference.engine, config.uses_reference),
-        ("teacher", config.teacher.engine, config.uses_teacher),
-    ):
-        if is_used and engine.sequence_parallel > 1:
+    for role, engine in config.used_engines.items():
+        if engine.sequence_parallel > 1:
             raise ValueError(
                 f"{role}.engine.sequence_parallel is {engine.sequence_parallel}, but prompts have images, and it "
                 f"divides sequences over ranks, which images cannot be: use {role}.engine.sequence_parallel=1"
@@ -153,23 +151,20 @@ def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()
 
 def training_sampling(config: Config, tokenizer: Any) -> Sampling:
     """Options of every training sample; key and budget are filled in per episode."""
-    return Sampling(
-        key=0,
-        temperature=config.rollout.temperature,
-        top_p=config.rollout.top_p,
-        top_k=config.rollout.top_k,
-        max_tokens=config.data.max_response_tokens,
-        stop_token_ids=stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids),
-    )
+    return _sampling(config, config.rollout, tokenizer)
 
 
 def eval_sampling(config: Config, tokenizer: Any) -> Sampling:
     """Options of every validation answer."""
+    return _sampling(config, config.eval, tokenizer)
+
+
+def _sampling(config: Config, how: RolloutConfig | EvalConfig, tokenizer: Any) -> Sampling:
     return Sampling(
         key=0,
-        temperature=config.eval.temperature,
-        top_p=config.eval.top_p,
-        top_k=config.eval.top_k,
+        temperature=how.temperature,
+        top_p=how.top_p,
+        top_k=how.top_k,
         max_tokens=config.data.max_response_tokens,
         stop_token_ids=stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids),
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strop.algorithms.evaluation import clustered_interval
-from strop.workers.reports import PASS_THRESHOLD, EpisodeReport
+from strop.workers.reports import EpisodeReport
 from strop.workers.validation_metrics import validation_metrics
 
 
@@ -33,7 +33,7 @@ class Validation:
         passed, answers = Counter[str](), Counter[str]()
         for report in self.reports:
             answers[report.uid] += 1
-            passed[report.uid] += _passes(report)
+            passed[report.uid] += report.passes
         return clustered_interval([passed[uid] for uid in answers], list(answers.values()))
 
     def describe(self) -> str:
@@ -58,19 +58,15 @@ def summarize_validation(reports: Sequence[EpisodeReport]) -> Validation:
         data_sources=[report.data_source for report in reports],
         uids=[report.uid for report in reports],
         variables={name: [_variable(report, name) for report in reports] for name in sorted(names)},
-        num_turns=[report.num_turns for report in reports if report.is_played],
+        num_turns=[report.num_turns for report in reports if report.is_finished],
     )
     return Validation(
         reports=list(reports),
         metrics=metrics,
         num_answers=len(reports),
-        num_passed=sum(_passes(report) for report in reports),
+        num_passed=sum(report.passes for report in reports),
         num_unscored=sum(report.accuracy is None for report in reports),
     )
-
-
-def _passes(report: EpisodeReport) -> bool:
-    return report.accuracy is not None and report.accuracy > PASS_THRESHOLD
 
 
 def _variable(report: EpisodeReport, name: str) -> float | str | bool | None:

@@ -6,14 +6,13 @@ critic.py        CriticWorker: values and value updates
 reference.py     ReferenceWorker: the frozen model that KL terms compare with
 teacher.py       TeacherWorker: the frozen model that the policy learns from
 reward_model.py  RewardModelWorker: scores of whole answers
-rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples of what was played
+rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples of episodes
 
-What they share: rows.py (rows of a batch), joining.py (the ranks of a role), saving.py (state of a role that
-learns), frozen.py (a role that does not), updates.py (what an optimizer step came to), estimates.py (rollout correction
-and advantages), summary.py (what the controller keeps of a batch).
+What they share: models.py (a role with a model, and one that learns), rows.py (rows of a batch, and what an optimizer
+step on them came to), estimates.py (rollout correction and advantages), summary.py (what the controller keeps of a
+batch).
 
 Playing, for training, validation and every command alike: player.py (Player: engine, agents and scorers of one
-process), episodes.py (what was played), reports.py (the same without tokens),
-played.py (Played: reports, and a reference to the episodes), tally.py (how far a call is), metrics.py and
-validation_metrics.py (numbers of what was played, from plain tensors).
+process), episodes.py (Episode, and the rows that are trained on), reports.py (episodes without their tokens),
+tally.py (how far a call is), metrics.py and validation_metrics.py (numbers of episodes, from plain tensors).
 """

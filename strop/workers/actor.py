@@ -33,23 +33,15 @@ from strop.engines.model import load_model
 from strop.engines.packing import Row
 from strop.engines.tokens import Tokens
 from strop.engines.training import TrainEngine
-from strop.protocol import DataProto
+from strop.protocol import DataProto, columns
+from strop.protocol.merging import METRICS
 from strop.rollout.sync.sender import WeightSender
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.workers.config import ActorConfig
 from strop.workers.estimates import batch_advantages, correction_columns, shaping_metrics
-from strop.workers.joining import join
-from strop.workers.rows import (
-    data_rows,
-    flat,
-    flat_mask,
-    log_prob_column,
-    response_columns,
-    step_metrics,
-)
-from strop.workers.saving import TrainedWorker
+from strop.workers.models import TrainedWorker
+from strop.workers.rows import Update, data_rows, flat_mask, log_prob_column, response_columns
 from strop.workers.summary import BatchSummary, summarize
-from strop.workers.updates import Update, with_update
 
 LOSS = Metric("actor/loss", "reward", "the whole loss, as it is reduced")
 KL_COEF = Metric("actor/kl_coef", "1", "factor of the KL in the loss, when there is one")
@@ -80,7 +72,7 @@ class ActorWorker(TrainedWorker):
         load_extensions(algorithm.extensions)
         self._algorithm = algorithm
         self._loss = loss_spec(algorithm)
-        parallel = join(self.placement, actor.engine, device=device)
+        parallel = self.join(actor.engine, device=device)
         policy = load_model(model, parallel=parallel)
         engine = TrainEngine(policy, actor.engine, actor.optim, total_steps=num_updates, parallel=parallel)
         self._hold(engine, role="actor", checkpoint=checkpoint)
@@ -100,7 +92,7 @@ class ActorWorker(TrainedWorker):
                 made["sum_pi_squared"] = tokens.sum_pi_squared(temperature=temperature)
             return made
 
-        return response_columns(data, self.engine.map_tokens(data_rows(data), log_probs))
+        return self.token_columns(data, log_probs)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
@@ -115,8 +107,7 @@ class ActorWorker(TrainedWorker):
                 "or use a ReferenceWorker"
             )
         with adapter_off(self.engine.model):
-            made = self.engine.map_tokens(data_rows(data), log_prob_column("ref_log_prob", data))
-        return response_columns(data, made)
+            return self.token_columns(data, log_prob_column("ref_log_prob", data))
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def update_policy(self, data: DataProto, totals: BatchTotals) -> DataProto:
@@ -149,15 +140,18 @@ class ActorWorker(TrainedWorker):
         metrics[LOSS] = Mean(value, share)
         if self._algorithm.use_kl_loss:
             metrics[KL_COEF] = Mean(self._algorithm.kl_loss_coef, 1)
-        metrics |= step_metrics("actor", report)
         seen = response_columns(data, {name: column.cpu() for name, column in update.kept.items()})
-        return with_update(seen, Update(metrics=metrics, skipped=report.skipped))
+        seen.meta_info[METRICS] = {"update": Update.of("actor", report, metrics)}
+        return seen
 
     def _batch(self, data: DataProto, rows: list[Row], totals: BatchTotals) -> PolicyBatch:
         """The rows as the loss takes them, with what it computes once from the whole optimizer batch."""
         spec = self._loss
         mask, row_lengths = flat_mask(data)
-        taken = {name: flat(data, column) for name, column in spec.present(frozenset(data.tensors())).items()}
+        tensors = data.tensors()
+        taken = {
+            name: columns.flat(tensors[column]) for name, column in spec.present(frozenset(tensors)).items()
+        }
         batch = policy_batch(spec, taken, mask=mask, row_lengths=row_lengths, totals=totals)
         if spec.declaration.prepare is None:
             return batch

@@ -24,12 +24,10 @@ from strop.engines.config import ModelConfig
 from strop.engines.model import load_value_model
 from strop.engines.tokens import Tokens
 from strop.engines.training import TrainEngine
-from strop.protocol import DataProto
+from strop.protocol import DataProto, columns
 from strop.workers.config import CriticConfig
-from strop.workers.joining import join
-from strop.workers.rows import data_rows, flat, flat_mask, response_columns, step_metrics
-from strop.workers.saving import TrainedWorker
-from strop.workers.updates import Update
+from strop.workers.models import TrainedWorker
+from strop.workers.rows import Update, data_rows, flat_mask
 
 LOSS = Metric(
     "critic/{loss,vf_loss}",
@@ -68,7 +66,7 @@ class CriticWorker(TrainedWorker):
         self._clip_range = algorithm.cliprange_value
         load_extensions(algorithm.extensions)
         self._aggregation = aggregation_of(algorithm)  # as the policy's
-        parallel = join(self.placement, critic.engine, device=device)
+        parallel = self.join(critic.engine, device=device)
         own = dataclasses.replace(model, path=critic.path or model.path, lora=critic.lora)
         values = load_value_model(own, parallel=parallel)
         engine = TrainEngine(values, critic.engine, critic.optim, total_steps=num_updates, parallel=parallel)
@@ -77,8 +75,7 @@ class CriticWorker(TrainedWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_values(self, data: DataProto) -> DataProto:
         """Column values [B, R~]: the return expected before each response token, in reward units."""
-        values = self.engine.map_tokens(data_rows(data), lambda tokens: {"values": tokens.values()})
-        return response_columns(data, values)
+        return self.token_columns(data, lambda tokens: {"values": tokens.values()})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_critic(self, data: DataProto, totals: BatchTotals) -> Update:
@@ -90,7 +87,7 @@ class CriticWorker(TrainedWorker):
             totals: counts of the whole optimizer batch, over all ranks; the loss divides by them.
         """
         mask, row_lengths = flat_mask(data)
-        old_values, returns = flat(data, "values"), flat(data, "returns")
+        old_values, returns = (columns.flat(data.tensors()[name]) for name in ("values", "returns"))
         weights = self._aggregation.weights(mask, totals, row_lengths, dtype=returns.dtype)
         num_trained = int((weights != 0).sum())
         metrics = TensorMetrics()
@@ -115,6 +112,5 @@ class CriticWorker(TrainedWorker):
             LOSS.of("vf_loss"): Mean(value, share),
             EXPLAINED_VARIANCE: explained_variance(old_values, returns, weights != 0),
             **metrics.read(),
-            **step_metrics("critic", report),
         }
-        return Update(metrics=seen, skipped=report.skipped)
+        return Update.of("critic", report, seen)

@@ -1,4 +1,4 @@
-"""What was played: one sample with everything that became of it, and the rows that are trained on."""
+"""Episodes: one sample with everything that became of it, and the rows that are trained on."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Episode:
     @property
     def sequences(self) -> tuple[Trajectory, ...]:
         """Its training sequences that have a sampled token, in order."""
-        played = (*self.earlier, *(() if self.trajectory is None else (self.trajectory,)))
-        return tuple(one for one in played if any(one.sampled))
+        every = (*self.earlier, *(() if self.trajectory is None else (self.trajectory,)))
+        return tuple(one for one in every if any(one.sampled))
 
 
 def row_id(episode_id: str, number: int, count: int) -> str:

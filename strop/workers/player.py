@@ -15,7 +15,8 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from strop.agents.episodes import default_setup, play_episode
+from strop.agents.config import AgentConfig
+from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
 from strop.border import described, encodable, storable_text, usable
 from strop.border.values import MAX_NUMBER
@@ -23,8 +24,8 @@ from strop.engines.causal_lm import CausalLM
 from strop.rewards.outcome import Outcome
 from strop.rewards.pool import RewardPool
 from strop.rollout.client import GenerateClient, RolloutClient
-from strop.rollout.types import RolloutEngine, Sampling, TokenOutput
-from strop.trajectory import Media, MediaTokens, Prompt, Trajectory, media_of
+from strop.rollout.types import RolloutEngine, Sampling
+from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class Player:
             ValueError: something of it cannot be started here.
         """
         self._client, self._tokenizer, self._scorers, self._seed = client, tokenizer, scorers, seed
-        self._setup = setup or default_setup(tokenizer)
+        self._setup = setup or AgentSetup(AgentConfig(), tokenizer)
         if scorers is not None and setup is not None:
             setup.start(scorers.config)
 
@@ -71,11 +72,11 @@ class Player:
 
         `on_group` is called with the samples of a prompt as they come out.
         """
-        played: dict[str, Sequence[Episode]] = {}
+        groups: dict[str, Sequence[Episode]] = {}
         async for group in self.stream(prompts, samples_per_prompt=samples_per_prompt, sampling=sampling):
-            played[group[0].prompt.uid] = group
+            groups[group[0].prompt.uid] = group
             on_group(group)
-        return [episode for prompt in prompts for episode in played[prompt.uid]]
+        return [episode for prompt in prompts for episode in groups[prompt.uid]]
 
     async def stream(
         self, prompts: Sequence[Prompt], *, samples_per_prompt: int, sampling: Sampling
@@ -106,35 +107,38 @@ class Player:
     async def _group(self, prompt: Prompt, count: int, sampling: Sampling) -> tuple[Episode, ...]:
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._recorded(prompt, index, sampling)) for index in range(count)]
+                tasks = [
+                    group.create_task(self.episode(prompt, index, sampling, keeps_failure=True))
+                    for index in range(count)
+                ]
         except ExceptionGroup as errors:  # the first error ended the other samples
             raise errors.exceptions[0] from None
         return tuple(task.result() for task in tasks)
 
-    async def _recorded(self, prompt: Prompt, sample_index: int, sampling: Sampling) -> Episode:
-        try:
-            sequences = await self._sequences(prompt, sample_index, sampling)
-        except Exception as error:
-            logger.exception("episode %s/%d failed", prompt.uid, sample_index)
-            failure = described(error)
-            return Episode(prompt=prompt, sample_index=sample_index, trajectory=None, failure=failure)
-        return await self._scored(prompt, sample_index, sequences)
+    async def episode(
+        self, prompt: Prompt, sample_index: int, sampling: Sampling, *, keeps_failure: bool = False
+    ) -> Episode:
+        """One sample of one prompt, played and scored.
 
-    async def episode(self, prompt: Prompt, sample_index: int, sampling: Sampling) -> Episode:
-        """One sample of one prompt.
+        Args:
+            prompt, sample_index: whose sample it is.
+            sampling: as in `stream`.
+            keeps_failure: an agent that fails gives an episode that says why, and raises nothing.
 
         Raises:
             EpisodeTimeout, RolloutTimeout, ValueError and whatever an agent raises: the episode failed.
+            RewardError: the scorers cannot go on.
         """
-        return await self._scored(prompt, sample_index, await self._sequences(prompt, sample_index, sampling))
-
-    async def _sequences(
-        self, prompt: Prompt, sample_index: int, sampling: Sampling
-    ) -> tuple[Trajectory, ...]:
-        client = MediaClient(self._client, prompt.media) if prompt.media else self._client
-        return await play_episode(prompt, sample_index, client, sampling, seed=self._seed, setup=self._setup)
-
-    async def _scored(self, prompt: Prompt, sample_index: int, sequences: tuple[Trajectory, ...]) -> Episode:
+        try:
+            sequences = await play_episode(
+                prompt, sample_index, self._client, sampling, seed=self._seed, setup=self._setup
+            )
+        except Exception as error:
+            if not keeps_failure:
+                raise
+            logger.exception("episode %s/%d failed", prompt.uid, sample_index)
+            failure = described(error)
+            return Episode(prompt=prompt, sample_index=sample_index, trajectory=None, failure=failure)
         if not sequences:
             nothing = Trajectory(uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids)
             finished = nothing.finish("the agent gave no sequence")
@@ -188,22 +192,6 @@ def make_player(
     """
     setup.images = None if policy.media is None else policy.media.image_encoder()
     return Player(RolloutClient(engine, timeout_s=timeout_s), tokenizer, scorers, seed=seed, setup=setup)
-
-
-class MediaClient:
-    """A client for one prompt with media, which agents need not know of: they see token ids.
-
-    Token ids that carry media already, those of the prompt among them, are handed on.
-    """
-
-    def __init__(self, client: GenerateClient, media: tuple[Media, ...]) -> None:
-        self._client, self._media = client, media
-
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
-        """Continue `prompt_ids`, which begin with the prompt's tokens."""
-        if not media_of(prompt_ids):
-            prompt_ids = MediaTokens(prompt_ids, self._media)
-        return await self._client.generate(request_id, prompt_ids, sampling)
 
 
 def _given(trajectory: Trajectory) -> Outcome:

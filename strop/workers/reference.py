@@ -7,14 +7,14 @@ import dataclasses
 from strop.controller import Dispatch, register
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
+from strop.engines.training import Engine
 from strop.protocol import DataProto
 from strop.workers.config import ReferenceConfig
-from strop.workers.frozen import FrozenWorker
-from strop.workers.joining import join
-from strop.workers.rows import data_rows, log_prob_column, response_columns
+from strop.workers.models import ModelWorker
+from strop.workers.rows import log_prob_column
 
 
-class ReferenceWorker(FrozenWorker):
+class ReferenceWorker(ModelWorker):
     """Holds the reference model."""
 
     def __init__(self, model: ModelConfig, reference: ReferenceConfig, *, device: str) -> None:
@@ -26,12 +26,11 @@ class ReferenceWorker(FrozenWorker):
             lora=LoraConfig(),  # whatever is trained, the comparison is with the model as it stands
             freeze_vision_tower=False,
         )
-        parallel = join(self.placement, reference.engine, device=device)
-        self._hold(load_model(frozen, parallel=parallel), reference.engine, parallel)
+        parallel = self.join(reference.engine, device=device)
+        loaded = load_model(frozen, parallel=parallel)
+        self.engine = Engine(loaded, reference.engine, parallel, is_frozen=True)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Column ref_log_prob [B, R~] of the responses."""
-        return response_columns(
-            data, self._map_tokens(data_rows(data), log_prob_column("ref_log_prob", data))
-        )
+        return self.token_columns(data, log_prob_column("ref_log_prob", data))

@@ -99,7 +99,7 @@ class EpisodeReport:
         )
 
     @property
-    def is_played(self) -> bool:
+    def is_finished(self) -> bool:
         """True when the agent finished a trajectory."""
         return not self.failure
 
@@ -108,7 +108,7 @@ class EpisodeReport:
         """Prompt and response; 0 where the agent failed."""
         if self.sequences:
             return sum(size.num_prompt_tokens + size.num_response_tokens for size in self.sequences)
-        return self.num_prompt_tokens + self.num_response_tokens if self.is_played else 0
+        return self.num_prompt_tokens + self.num_response_tokens if self.is_finished else 0
 
     @property
     def score(self) -> float | None:
@@ -123,12 +123,17 @@ class EpisodeReport:
         given = finite(self.outcome.parts.get("acc"))
         return self.outcome.score if given is None else given
 
+    @property
+    def passes(self) -> bool:
+        """It is scored, and its accuracy is above PASS_THRESHOLD."""
+        return self.accuracy is not None and self.accuracy > PASS_THRESHOLD
+
     def reward(self) -> float | None:
         """What the sample is trained with; None when it is left out of training.
 
         That is its score, or what the policy for samples that could not be scored has put in its place.
         """
-        if not self.is_played or self.outcome is None or self.num_sampled_tokens == 0:
+        if not self.is_finished or self.outcome is None or self.num_sampled_tokens == 0:
             return None
         return self.outcome.stand_in if self.score is None else self.score
 
@@ -224,7 +229,7 @@ def check_failed_episodes(reports: Sequence[EpisodeReport]) -> None:
     Raises:
         EpisodesFailed: more than MAX_FAILED_SHARE of them.
     """
-    failures = [report for report in reports if not report.is_played]
+    failures = [report for report in reports if not report.is_finished]
     if len(failures) > MAX_FAILED_SHARE * len(reports):
         raise EpisodesFailed(
             f"{len(failures)} of {len(reports)} episodes failed; the first one, {failures[0].id}: "
@@ -295,16 +300,8 @@ def sample_row(
     if keeps_row:
         row["dataset_row"] = _row_text(episode.prompt)
     if trajectory is not None:
-        row |= {
-            "prompt_ids": list(trajectory.prompt_ids),
-            "response_ids": list(trajectory.response_ids),
-            "response_mask": list(trajectory.sampled),
-            "rollout_log_probs": list(trajectory.log_probs),
-            "versions": list(trajectory.versions),
-            "stop_reason": trajectory.stop_reason,
-            "num_turns": trajectory.num_turns,
-            "timings": dict(trajectory.timings),
-        }
+        row |= _sequence(trajectory)
+        row |= {"num_turns": trajectory.num_turns, "timings": dict(trajectory.timings)}
         if trajectory.messages:
             row["messages"] = list(trajectory.messages)
         if trajectory.extra or trajectory.numbers:

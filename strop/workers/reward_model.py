@@ -19,16 +19,16 @@ from strop.data.chat import Chat, encode, render
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_reward_model, load_tokenizer
 from strop.engines.packing import make_rows
+from strop.engines.training import Engine
 from strop.protocol import DataProto
 from strop.workers.config import RewardModelConfig
-from strop.workers.frozen import FrozenWorker
-from strop.workers.joining import join
+from strop.workers.models import ModelWorker
 
 _AFTER_THE_END = torch.zeros(1, dtype=torch.int64)
 """The engine gives the number before each response token; before this one stands the whole conversation."""
 
 
-class RewardModelWorker(FrozenWorker):
+class RewardModelWorker(ModelWorker):
     """Holds the reward model."""
 
     def __init__(self, reward_model: RewardModelConfig, *, device: str) -> None:
@@ -43,9 +43,9 @@ class RewardModelWorker(FrozenWorker):
         self._tokenizer = load_tokenizer(model)
         self._use_template()
         self._control = ControlText(self._tokenizer)
-        parallel = join(self.placement, reward_model.engine, device=device)
+        parallel = self.join(reward_model.engine, device=device)
         loaded = load_reward_model(model, parallel=parallel)
-        self._hold(loaded, reward_model.engine, parallel)
+        self.engine = Engine(loaded, reward_model.engine, parallel, is_frozen=True)
         limits = (reward_model.max_tokens, reward_model.engine.max_tokens_per_device, loaded.max_positions)
         self._max_tokens = min(limit for limit in limits if limit is not None)
 
@@ -73,7 +73,7 @@ class RewardModelWorker(FrozenWorker):
         )
         prompts = [torch.tensor(ids, dtype=torch.int64) for ids in fitted]
         rows = make_rows(prompts, [_AFTER_THE_END] * len(prompts))
-        scores = self._map_tokens(rows, lambda tokens: {"rm_scores": tokens.values().float()})
+        scores = self.engine.map_tokens(rows, lambda tokens: {"rm_scores": tokens.values().float()})
         return DataProto.from_dict({**scores, "rm_cut_tokens": cut})
 
     def _use_template(self) -> None:

@@ -39,14 +39,14 @@ from strop.rollout.types import Sampling
 from strop.run import SampleStore
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode, episode_rows
-from strop.workers.played import as_column, episodes_as_rows, episodes_of
+from strop.workers.models import TrainedWorker
 from strop.workers.player import make_player
-from strop.workers.reports import reward_parts, sample_row
+from strop.workers.reports import report_of, reward_parts, sample_row
 from strop.workers.tally import Tally
 
 
 class RolloutWorker(Worker):
-    """Plays prompts, and makes training rows and saved samples of what was played. It remembers none of it."""
+    """Plays prompts, and makes training rows and saved samples of episodes. It remembers none of it."""
 
     def __init__(
         self,
@@ -99,7 +99,9 @@ class RolloutWorker(Worker):
             self._receiver = WeightReceiver(ModuleTarget(policy.module), device=policy.device.type)
             self._engine = VerifiedEngine(own, self._receiver)
         else:
-            self._trained = trained_engine(self.colocated[share_with])
+            trained = self.colocated[share_with]
+            assert isinstance(trained, TrainedWorker), f"{share_with} trains a model"
+            self._trained = trained.engine
             policy = self._trained.model
             self._engine = NativeEngine(policy, max_running=rollout.max_running, version=version)
         self._takes_media = policy.media is not None
@@ -138,13 +140,22 @@ class RolloutWorker(Worker):
                 "prompts have images, which the reward model would not see: remove reward_model.path, or the images"
             )
         with contextlib.nullcontext() if self._trained is None else self._trained.full_parameters():
-            played = self._runner.run(self._play(asked, samples_per_prompt, sampling))
-        if self._keeps_text and any(one.media for episode in played for one in episode.sequences):
+            if not self._pool_runs:
+                self._runner.run(self._pool.start())
+                self._pool_runs = True
+            self._tally.begin()
+            episodes = self._runner.run(
+                self._player.play(
+                    asked, samples_per_prompt=samples_per_prompt, sampling=sampling, on_group=self._tally.add
+                )
+            )
+        if self._keeps_text and any(one.media for episode in episodes for one in episode.sequences):
             raise ValueError(
                 "a tool gave images, which the reward model would not see: remove reward_model.path, or have tools "
                 "give text"
             )
-        return episodes_as_rows(played)
+        reports = [report_of(episode) for episode in episodes]
+        return DataProto.from_dict({}, non_tensors={"report": reports, "episode": episodes})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def tell_spent(self, run_spent: Mapping[str, float]) -> None:
@@ -156,17 +167,6 @@ class RolloutWorker(Worker):
         """What services of the reward have cost in this process."""
         return self._pool.spent()
 
-    async def _play(
-        self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling
-    ) -> list[Episode]:
-        if not self._pool_runs:
-            await self._pool.start()
-            self._pool_runs = True
-        self._tally.begin()
-        return await self._player.play(
-            prompts, samples_per_prompt=samples_per_prompt, sampling=sampling, on_group=self._tally.add
-        )
-
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def rows(self, episodes: DataProto) -> DataProto:
         """The training rows of these episodes, in order (see `episode_rows`).
@@ -174,7 +174,7 @@ class RolloutWorker(Worker):
         Args:
             episodes: column `episode`, each with a sampled token; `reward` [B], what it is trained with.
         """
-        kept = episodes_of(episodes)
+        kept: list[Episode] = list(episodes.non_tensor_batch["episode"])
         rows = episode_rows(
             kept,
             episodes.tensors()["reward"].tolist(),
@@ -191,8 +191,7 @@ class RolloutWorker(Worker):
         if self._keeps_text:
             objects["raw_prompt"] = [list(one.prompt.messages) for one in kept]
             objects["response_text"] = [one.text for one in kept]
-        made = {name: as_column(values) for name, values in objects.items()}
-        return rows.union(DataProto.from_dict({}, non_tensors=made)) if made else rows
+        return rows.union(DataProto.from_dict({}, non_tensors=objects)) if objects else rows
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def write_samples(self, step: int, episodes: DataProto, *, split: str) -> None:
@@ -208,7 +207,8 @@ class RolloutWorker(Worker):
         assert self._samples is not None, "the role was made without a sample store"
         texts: dict[str, str] = {}
         rows = []
-        for episode, decided in zip(episodes_of(episodes), episodes.non_tensor_batch["decided"], strict=True):
+        columns = episodes.non_tensor_batch
+        for episode, decided in zip(columns["episode"], columns["decided"], strict=True):
             prompt = episode.prompt
             if prompt.uid not in texts:
                 texts[prompt.uid] = shown_text(self._tokenizer, prompt.token_ids, prompt.media)
@@ -264,15 +264,3 @@ class RolloutWorker(Worker):
             self._runner.run(self._pool.close())
             self._runner.close()
             self._player.close()
-
-
-def trained_engine(worker: Worker) -> TrainEngine:
-    """The engine of a training role.
-
-    Raises:
-        TypeError: the worker trains nothing.
-    """
-    engine = getattr(worker, "engine", None)
-    if not isinstance(engine, TrainEngine):
-        raise TypeError(f"{type(worker).__name__} has no training engine whose parameters could be shared")
-    return engine

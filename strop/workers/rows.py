@@ -1,16 +1,18 @@
-"""What the roles do alike with the rows of a batch."""
+"""What the roles do alike with the rows of a batch, and what an optimizer step on them came to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from strop.base.metrics import Max, Mean, Metric, Reduction
+from strop.base.metrics import Max, Mean, Metric, Reduction, merge_metrics
 from strop.engines.optimizer import StepReport
 from strop.engines.packing import Row, make_rows
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.protocol import DataProto, columns
+from strop.protocol.merging import METRICS
 
 GRAD_NORM = Metric(
     "{actor,critic,train}/grad_norm", "1", "norm before clipping, mean over the optimizer steps"
@@ -31,11 +33,6 @@ def data_rows(data: DataProto) -> list[Row]:
         columns.rows(data.tensors()["responses"]),
         None if media is None else list(media),
     )
-
-
-def flat(data: DataProto, name: str) -> Tensor:
-    """All values [N] of a column, in row order."""
-    return columns.flat(data.tensors()[name])
 
 
 def response_columns(data: DataProto, values: Mapping[str, Tensor]) -> DataProto:
@@ -64,10 +61,37 @@ def flat_mask(data: DataProto) -> tuple[Tensor, Tensor]:
     return columns.flat(column).bool(), columns.row_lengths(column)
 
 
-def step_metrics(prefix: str, report: StepReport) -> dict[str, Reduction]:
-    """Of one optimizer step; every rank reports the same."""
-    return {
-        GRAD_NORM.of(prefix): Mean(report.grad_norm, 1),
-        LEARNING_RATE.of(prefix): Mean(report.lr, 1),
-        SKIPPED_UPDATES.of(prefix): Max(1.0 if report.skipped else 0.0),
-    }
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What an optimizer step came to, on one rank or on all of them."""
+
+    metrics: Mapping[str, Reduction]
+    skipped: str = ""
+    """Why no step was taken, the same on every rank; empty when one was."""
+
+    @staticmethod
+    def of(role: str, report: StepReport, metrics: Mapping[str, Reduction]) -> Update:
+        """The step of one rank: its own metrics, and those of which every rank reports the same.
+
+        Args:
+            role: first part of the names of those metrics.
+            report: of the optimizer.
+            metrics: of the loss.
+        """
+        shared: dict[str, Reduction] = {
+            GRAD_NORM.of(role): Mean(report.grad_norm, 1),
+            LEARNING_RATE.of(role): Mean(report.lr, 1),
+            SKIPPED_UPDATES.of(role): Max(1.0 if report.skipped else 0.0),
+        }
+        return Update(metrics={**metrics, **shared}, skipped=report.skipped)
+
+
+def merged_update(updates: Sequence[Update]) -> Update:
+    """The step of all ranks; one without rows has seen nothing of some metrics."""
+    return Update(metrics=merge_metrics(update.metrics for update in updates), skipped=updates[0].skipped)
+
+
+def updates_of(rows: DataProto) -> list[Update]:
+    """The Update of every rank that has made such rows, in order: they stand among the facts of the rows."""
+    found = rows.meta_info[METRICS]["update"]
+    return [found] if isinstance(found, Update) else list(found)

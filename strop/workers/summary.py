@@ -72,7 +72,7 @@ def _metrics(tensors: Mapping[str, Tensor], rewards: Tensor, uids: Sequence[str]
             response_mask=mask,
             values=columns.flat(tensors["values"]) if "values" in tensors else None,
         ),
-        **group_metrics(_outcomes(tensors), group_ids_of(uids)),
+        **group_metrics(answer_scores(tensors), group_ids_of(uids)),
         **mismatch_metrics(
             columns.flat(tensors["log_probs"]),
             columns.flat(tensors["rollout_log_probs"]),
@@ -82,14 +82,20 @@ def _metrics(tensors: Mapping[str, Tensor], rewards: Tensor, uids: Sequence[str]
     }
 
 
-def _outcomes(tensors: Mapping[str, Tensor]) -> Tensor:
-    """What each sample was given for its answer, before penalties: a KL term makes every group look mixed."""
-    scores = _row_sums(tensors["token_level_scores"])
+def answer_scores(tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> Tensor:
+    """What each row was given for its answer [B]: shaped scores and a reward model's, without penalties that come after
+    (a KL term makes every group look mixed).
+
+    Args:
+        tensors: columns token_level_scores [B, R~], and rm_scores [B] where there is a reward model.
+        dtype: to add up in; not given: that of the scores.
+    """
+    scores = _row_sums(tensors["token_level_scores"], dtype=dtype)
     return scores + tensors["rm_scores"].to(scores) if "rm_scores" in tensors else scores
 
 
-def _row_sums(column: Tensor) -> Tensor:
-    return torch.stack([row.sum() for row in columns.rows(column)])
+def _row_sums(column: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.stack([row.sum(dtype=dtype) for row in columns.rows(column)])
 
 
 def _bits(column: Tensor) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -12,16 +12,15 @@ from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_models
 from strop.engines.model import load_model, load_tokenizer, read_shape
-from strop.engines.packing import Row
-from strop.engines.tokens import Tokens
-from strop.protocol import DataProto
+from strop.engines.tokens import TokenFunction, Tokens
+from strop.engines.training import Engine
+from strop.protocol import DataProto, columns
 from strop.workers.config import TeacherConfig
-from strop.workers.frozen import FrozenWorker
-from strop.workers.joining import join
-from strop.workers.rows import data_rows, log_prob_column, response_columns
+from strop.workers.models import ModelWorker
+from strop.workers.rows import log_prob_column
 
 
-class TeacherWorker(FrozenWorker):
+class TeacherWorker(ModelWorker):
     """Holds the teacher."""
 
     def __init__(
@@ -38,7 +37,7 @@ class TeacherWorker(FrozenWorker):
             ValueError: the teacher has fewer tokens than algorithm.distillation.top_k.
         """
         super().__init__()
-        parallel = join(self.placement, teacher.engine, device=device)
+        parallel = self.join(teacher.engine, device=device)
         model = load_model(ModelConfig(path=teacher.path, dtype=teacher.dtype), parallel=parallel)
         self._top_k = distillation.top_k
         self._vocab_size = model.vocab_size
@@ -49,14 +48,12 @@ class TeacherWorker(FrozenWorker):
                 f"{model.vocab_size - len(never)} tokens: lower it to at most that"
             )
         self._never = torch.tensor(never, dtype=torch.int64, device=parallel.device) if never else None
-        self._hold(model, teacher.engine, parallel)
+        self.engine = Engine(model, teacher.engine, parallel, is_frozen=True)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_teacher_log_prob(self, data: DataProto) -> DataProto:
         """Column teacher_log_prob [B, R~] of the responses."""
-        return response_columns(
-            data, self._map_tokens(self._rows(data), log_prob_column("teacher_log_prob", data))
-        )
+        return self.token_columns(data, log_prob_column("teacher_log_prob", data))
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_teacher_top_k(self, data: DataProto) -> DataProto:
@@ -68,18 +65,23 @@ class TeacherWorker(FrozenWorker):
             ids, log_probs = tokens.top_k(self._top_k, temperature=temperature, banned=self._never)
             return {"teacher_ids": ids.to(torch.int32), "teacher_logprobs": log_probs}
 
-        return response_columns(data, self._map_tokens(self._rows(data), most_likely))
+        return self.token_columns(data, most_likely)
 
-    def _rows(self, data: DataProto) -> list[Row]:
-        rows = data_rows(data)
-        for row in rows:
-            largest = max(int(row.prompt.max()), int(row.response.max()))
+    def token_columns(self, data: DataProto, function: TokenFunction) -> DataProto:
+        """As for every role.
+
+        Raises:
+            ValueError: a sample has a token that the teacher does not have.
+        """
+        for name in ("prompts", "responses"):
+            token_ids = columns.flat(data.tensors()[name])
+            largest = int(token_ids.max()) if len(token_ids) else 0
             if largest >= self._vocab_size:
                 raise ValueError(
                     f"a sample has the token {largest}, but the teacher's head ends at {self._vocab_size - 1}: use a "
                     f"teacher with at least the policy's rows of embeddings"
                 )
-        return rows
+        return super().token_columns(data, function)
 
 
 def check_teacher(policy: ModelConfig, teacher: TeacherConfig) -> None:

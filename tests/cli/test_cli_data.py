@@ -135,7 +135,7 @@ def test_text_of_the_data_cannot_act_on_the_terminal(tmp_path: Path, model: Path
         (["prepare", "gsm9k", "a", "b.parquet"], "there is no recipe for 'gsm9k'; known: gsm8k, math"),
         (["prepare", "gsm8k", "nowhere.jsonl", "b.parquet"], "data file nowhere.jsonl does not exist"),
         (["prepare", "gsm8k", "a", "b", "--model", "m"], "--model belongs to check"),
-        (["check", "x.jsonl", "--out", "y"], "--out belongs to index and prepare"),
+        (["check", "x.jsonl", "--out", "y"], "--out belongs to prepare and index"),
         (["mend", "x"], "invalid choice: 'mend'"),
         (
             ["index", "corpus.jsonl", "data.cache_dir=x", "--out", "y"],

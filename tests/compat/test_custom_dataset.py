@@ -18,7 +18,7 @@ from references.chat_templates import CHATML, make_tokenizer
 from strop.compat.datasets.custom import dataset_settings
 from strop.data import DataConfig, PromptDataset, PromptSampler, RLHFDataset, collate_fn
 from strop.data.config import DatasetClassConfig
-from strop.data.splits import load_rows
+from strop.data.stored import load_rows
 from strop.data.streaming import StreamedPrompts, draw
 
 TOKENIZER = make_tokenizer(CHATML)

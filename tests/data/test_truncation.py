@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, encoding
-from strop.data.truncation import Side, truncate
+from strop.data.prompts import Side, truncate
 
 
 @pytest.mark.parametrize(

@@ -204,19 +204,6 @@ def test_embeddings_and_head_are_named(tiny_folder: Folder) -> None:
     assert load(tiny_folder("llama")).embedding_names() == {"model.embed_tokens.weight", "lm_head.weight"}
 
 
-def test_weights_from_another_folder(tiny_folder: Folder, copied: Folder) -> None:
-    folder = copied("llama")
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.norm.weight"] += 1
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    path = tiny_folder("llama")
-    changed = load_model(ModelConfig(path=str(path)), device="cpu", weights_from=folder)
-    norms = [dict(m.named_parameters())["model.norm.weight"] for m in (load(path), changed)]
-    assert torch.equal(norms[0] + 1, norms[1])
-    with pytest.raises(ValueError, match="missing' holds no loadable"):
-        load_model(ModelConfig(path=str(path)), device="cpu", weights_from=folder / "missing")
-
-
 def test_precision(tiny_folder: Folder) -> None:
     # Master weights are float32 under bfloat16 computation.
     wanted = {"auto": (torch.float32,) * 2, "float64": (torch.float64,) * 2}

@@ -12,19 +12,22 @@ from torch import Tensor
 from references.language_models import VOCAB
 from references.token_passes import log_probs_of
 from strop.engines.causal_lm import CausalLM
-from strop.engines.config import ModelConfig
+from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.model import load_model
 from strop.engines.packing import Row, make_rows
-from strop.engines.parallel import alone
-from strop.engines.tokens import Tokens, map_tokens
+from strop.engines.tokens import Tokens
+from strop.engines.training import Engine
 
 LENGTHS = (4, 1, 6, 3)
-CPU = alone("cpu")
 
 
 @pytest.fixture
 def model(tiny_folder: Callable[[str], Path]) -> CausalLM:
     return load_model(ModelConfig(path=str(tiny_folder("qwen3")), dtype="float64"), device="cpu")
+
+
+def engine(model: CausalLM, max_tokens: int) -> Engine:
+    return Engine(model, EngineConfig(max_tokens_per_device=max_tokens), is_frozen=False)
 
 
 def rows() -> list[Row]:
@@ -50,7 +53,7 @@ def test_several_quantities_come_from_one_forward_pass(model: CausalLM) -> None:
 
     for max_tokens, count in ((100, 1), (12, 3)):
         passes.clear()
-        made = map_tokens(model, rows(), asked, max_tokens=max_tokens, parallel=CPU)
+        made = engine(model, max_tokens).map_tokens(rows(), asked)
         assert len(passes) == count
         # All tokens of the vocabulary, the most likely first, say everything about the distribution.
         probs, targets = made["best"].exp(), torch.cat([row.response for row in rows()])
@@ -72,6 +75,6 @@ def test_without_rows_the_results_are_empty_and_have_their_shape(model: CausalLM
         ids, log_probs = tokens.top_k(3, temperature=1.0)
         return {"ids": ids.to(torch.int32), "log_probs": log_probs}
 
-    made = map_tokens(model, [], asked, max_tokens=10, parallel=CPU)
+    made = engine(model, 10).map_tokens([], asked)
     assert (made["ids"].shape, made["ids"].dtype) == ((0, 3), torch.int32)
     assert (made["log_probs"].shape, made["log_probs"].dtype) == ((0, 3), torch.float64)

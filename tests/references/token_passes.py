@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
+from strop.engines.config import EngineConfig
 from strop.engines.packing import Row
-from strop.engines.parallel import alone
-from strop.engines.tokens import TokenFunction, Tokens, map_tokens
-from strop.engines.training import TrainEngine
+from strop.engines.tokens import TokenFunction, Tokens
+from strop.engines.training import Engine, TrainEngine
 
 
 def log_probs_of(
@@ -48,4 +48,5 @@ def _mapped(
 ) -> dict[str, Tensor]:
     if isinstance(model, TrainEngine):
         return model.map_tokens(rows, asked)
-    return map_tokens(model, rows, asked, max_tokens=max_tokens, parallel=alone(model.device))
+    engine = Engine(model, EngineConfig(max_tokens_per_device=max_tokens), is_frozen=False)
+    return engine.map_tokens(rows, asked)

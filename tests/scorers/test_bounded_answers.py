@@ -9,7 +9,7 @@ from typing import Any
 import growth
 import pytest
 
-from strop.data import prepare
+from strop.compat.datasets import prepare
 from strop.judges import judge
 from strop.judges.config import JudgeConfig
 from strop.rewards import worker

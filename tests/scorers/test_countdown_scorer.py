@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.data.prepare import prepare_rows
+from strop.compat.datasets.prepare import prepare_rows
 from strop.scorers import default_compute_score
 from strop.scorers.countdown import grade, parse
 

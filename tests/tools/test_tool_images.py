@@ -35,7 +35,6 @@ from strop.tools.formats import FunctionCall, ToolParser
 from strop.trajectory import Prompt, Trajectory, media_of
 from strop.vision.pixels import load_media_processor
 from strop.vision.placing import ToolImages
-from strop.workers.player import MediaClient
 
 IMAGE_ID, START_ID, END_ID = 105, 103, 104
 WIDE, HIGH, GREENS = picture(24, 17, RED, BLUE), picture(17, 33, GREEN, RED), picture(24, 17, GREEN)
@@ -140,7 +139,7 @@ def played(
             found = await asyncio.gather(
                 *(
                     play_episode(
-                        prompt, index, MediaClient(engine, prompt.media) if prompt.media else engine, sampling,
+                        prompt, index, engine, sampling,
                         seed=0, setup=setup,
                     )
                     for prompt in prompts

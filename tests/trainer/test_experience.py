@@ -11,7 +11,7 @@ from strop.algorithms.aggregation import BatchTotals
 from strop.controller import Mesh, Partition
 from strop.protocol import DataProto, columns, future_of
 from strop.rewards import Outcome
-from strop.trainer.experience import Experience, experience_of, optimizer_batches
+from strop.trainer.experience import Experience, optimizer_batches
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows
 from strop.workers.reports import report_of
@@ -55,7 +55,8 @@ def experience(episodes: Sequence[Episode] = EPISODES) -> Experience:
     rewards = [report.reward() for report in reports]
     kept = [(one, reward) for one, reward in zip(episodes, rewards, strict=True) if reward is not None]
     rows = episode_rows([one for one, _ in kept], [reward for _, reward in kept], temperature=0.7)
-    return experience_of(future_of(rows), reports)
+    kept_reports = [row for report in reports if report.reward() is not None for row in report.rows()]
+    return Experience.of(future_of(rows), kept_reports, rows.tensors())
 
 
 def test_rows_hold_the_tokens_as_they_were_sampled() -> None:
@@ -139,7 +140,7 @@ def test_columns_are_added_by_reference_and_light_ones_leave_the_tokens_out() ->
         "response_mask", "token_level_scores", "rollout_log_probs", "values"
     }  # fmt: skip
     assert set(more.taken_by("advantages").get().non_tensor_batch) == {"uid", "id", "episode_id"}
-    assert lists(more.slice(1, 3).rows.get(), "values") == [
+    assert lists(more.take([1, 2]).rows.get(), "values") == [
         pytest.approx([-0.1, 0.0, 0.0]),
         pytest.approx([-0.1, -0.2, -0.3]),
     ]

@@ -14,11 +14,11 @@ from tiny_runs import Done, check_records, resume_in, train_in
 
 from strop.data.prompts import PromptDataset
 from strop.engines.model import load_tokenizer
+from strop.protocol import DataProto
 from strop.run import RunFolder
 from strop.trainer.roles import check_models
 from strop.trainer.setup import load_training_data, training_sampling
 from strop.vision.pixels import load_media_processor
-from strop.workers.played import prompts_as_rows
 from strop.workers.rollout import RolloutWorker
 
 
@@ -147,6 +147,10 @@ def test_a_reward_model_of_text_is_not_asked_about_images(task: ImageTask) -> No
     prompts = [dataset.prompt(row, f"val-{row:06d}") for row in dataset.row_numbers]
     try:
         with pytest.raises(ValueError, match="prompts have images, which the reward model would not see"):
-            worker.play(prompts_as_rows(prompts), 1, training_sampling(config, tokenizer))
+            worker.play(
+                DataProto.from_dict({}, non_tensors={"prompt": prompts}),
+                1,
+                training_sampling(config, tokenizer),
+            )
     finally:
         worker.close()

@@ -14,7 +14,7 @@ from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.shaping import drawn_rows
 from strop.config.errors import ConfigError
 from strop.run import RunFolder
-from strop.trainer.resampling import NOT_DRAWN
+from strop.trainer.learning import NOT_DRAWN
 
 SHORT = ["trainer.max_steps=2", "data.val_files=[]"]
 

@@ -17,12 +17,11 @@ from tiny_runs import Done, check_records, resume_in, train_in
 from strop.cli.main import main
 from strop.data.prompts import PromptDataset
 from strop.engines.model import load_tokenizer
-from strop.protocol import columns
+from strop.protocol import DataProto, columns
 from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.evaluate import evaluate
 from strop.trainer.setup import training_sampling
-from strop.workers.played import prompts_as_rows
 from strop.workers.rollout import RolloutWorker
 
 IMAGE_ID = 105
@@ -184,7 +183,11 @@ def test_a_reward_model_of_text_is_not_asked_about_images_of_tools(
     prompts = [dataset.prompt(row, f"val-{row:06d}") for row in dataset.row_numbers]
     try:
         with pytest.raises(ValueError, match="a tool gave images, which the reward model would not see"):
-            worker.play(prompts_as_rows(prompts), 2, training_sampling(config, tokenizer))
+            worker.play(
+                DataProto.from_dict({}, non_tensors={"prompt": prompts}),
+                2,
+                training_sampling(config, tokenizer),
+            )
     finally:
         worker.close()
 

@@ -24,9 +24,9 @@ from references.tiny_vision import (
     save_tiny_vision,
 )
 from strop.checks.data_files import examine, overlap
+from strop.compat.datasets.prepare import prepare_rows, write_rows
 from strop.data.config import DataConfig
 from strop.data.media import shown_text
-from strop.data.prepare import prepare_rows, write_rows
 from strop.data.prompts import PromptDataset
 from strop.data.readers import read_rows
 from strop.engines.config import ModelConfig

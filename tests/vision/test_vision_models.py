@@ -265,10 +265,9 @@ def test_media_tokens_without_media_are_refused(folder: Callable[[str], Path]) -
 
 def test_images_and_divided_sequences_do_not_go_together(folder: Callable[[str], Path]) -> None:
     path = folder("qwen2_vl")
-    packed = pack(samples(path), device=torch.device("cpu"), inputs=load(path).media)
     ranks: Any = SimpleNamespace(sp_group=object())
     with pytest.raises(ValueError, match="use engine.sequence_parallel=1"):
-        run_tokens(load(path), packed, lambda tokens: tokens.log_probs(temperature=1.0), ranks)
+        run_tokens(load(path), samples(path), lambda tokens: tokens.log_probs(temperature=1.0), ranks)
 
 
 def test_a_model_whose_own_pass_differs_is_refused(

@@ -20,8 +20,9 @@ from strop.base.metrics import merge_metrics, metric_values
 from strop.controller import Mesh, Placement
 from strop.engines.optimizer import StepReport
 from strop.protocol import DataProto, columns
-from strop.workers import updates
+from strop.workers import rows as role_rows
 from strop.workers.actor import ActorWorker
+from strop.workers.rows import merged_update, updates_of
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -58,9 +59,9 @@ def update(actor: ActorWorker, batch: DataProto, totals: BatchTotals | None = No
     )
 
 
-def update_of(result: DataProto) -> updates.Update:
+def update_of(result: DataProto) -> role_rows.Update:
     """What a worker's call came to."""
-    (made,) = updates.updates_of(result)
+    (made,) = updates_of(result)
     return made
 
 
@@ -343,7 +344,7 @@ def test_a_batch_without_rows_is_legal(tiny_model: Path) -> None:
     assert done.metrics["actor/loss"] == 0.0
     assert done.log_probs == []
     ranks = [actor.update_policy(rows, totals_of(batch)) for rows in (empty, batch)]
-    joined = updates.merged_update(updates.updates_of(DataProto.concat(ranks))).metrics
+    joined = merged_update(updates_of(DataProto.concat(ranks))).metrics
     seen = update_of(ranks[1]).metrics
     assert joined.keys() == seen.keys()
     assert joined["actor/ratio"] == seen["actor/ratio"], "a rank without rows adds nothing"

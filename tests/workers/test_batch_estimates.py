@@ -15,7 +15,7 @@ from strop.algorithms.config import AlgorithmConfig
 from strop.controller import InlineWorkerGroup, as_future
 from strop.protocol import DataProto, columns
 from strop.workers.estimates import batch_advantages, shaping_metrics
-from strop.workers.updates import updates_of
+from strop.workers.rows import updates_of
 
 LENGTHS = (3, 1, 2, 4)
 UIDS = ("a", "b", "a", "b")

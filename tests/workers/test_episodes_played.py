@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from strop.agents.registry import Agent, Generate, agents
-from strop.protocol import future_of
+from strop.protocol import DataProto, future_of
 from strop.rewards import Outcome, RewardError
 from strop.rollout.types import Sampling, TokenOutput
+from strop.trainer.experience import Experience
 from strop.trainer.records import untrained_fate
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode
-from strop.workers.played import Played, episodes_as_rows, episodes_of
 from strop.workers.player import Player
 from strop.workers.reports import EpisodesFailed, check_failed_episodes, report_of
 
@@ -161,17 +161,22 @@ def test_too_many_failed_agents_end_the_run_with_the_first_reason() -> None:
         )
 
 
-def test_what_was_played_is_a_value_that_later_calls_take() -> None:
-    made = episodes_as_rows(play([prompt("a"), prompt("b")], Pool(), samples_per_prompt=2))
-    first, second = (Played.of(future_of(part)) for part in (made.slice(0, 2), made.slice(2, 4)))
-    both = Played.concat([second, first])
+def test_episodes_are_a_value_that_later_calls_take() -> None:
+    played = play([prompt("a"), prompt("b")], Pool(), samples_per_prompt=2)
+    columns = {"report": [report_of(one) for one in played], "episode": played}
+    made = DataProto.from_dict({}, non_tensors=columns)
+    first, second = (
+        Experience.of(future_of(part), part.non_tensor_batch["report"])
+        for part in (made.slice(0, 2), made.slice(2, 4))
+    )
+    both = Experience.concat([second, first])
     assert [one.id for one in both.reports] == ["b/0", "b/1", "a/0", "a/1"]
     chosen = both.take([3, 0])
     assert [one.id for one in chosen.reports] == ["a/1", "b/0"]
-    episodes = episodes_of(chosen.episodes.get())
+    episodes = chosen.rows.get().non_tensor_batch["episode"]
     assert [(one.id, one.text) for one in episodes] == [("a/1", "2"), ("b/0", "1")]
     assert not chosen.take([]).reports
-    assert len(chosen.take([]).episodes) == 0
+    assert len(chosen.take([]).rows) == 0
 
 
 def test_an_aborted_episode_is_not_scored() -> None:

@@ -34,7 +34,7 @@ def test_the_policy_without_its_adapter_is_the_reference(tiny_model: Path) -> No
     reference = ReferenceWorker(
         ModelConfig(path=str(tiny_model), dtype="float32", lora=LORA), ReferenceConfig(), device="cpu"
     )
-    assert not any("lora_" in name for name, _ in reference._model.named_parameters())
+    assert not any("lora_" in name for name, _ in reference.engine.model.named_parameters())
     expected = columns.rows(reference.compute_ref_log_prob(batch).tensors()["ref_log_prob"])
     before = base_weights(actor)
     for _ in range(2):

@@ -40,7 +40,7 @@ def test_the_reference_is_the_policy_of_the_start_and_stays_it(tiny_model: Path)
     assert max(differences()) > 1e-3
     after = columns.rows(frozen.compute_ref_log_prob(batch).tensors()["ref_log_prob"])
     torch.testing.assert_close(after, before, rtol=0, atol=0)
-    assert not any(p.requires_grad for _, p in frozen._model.named_parameters())
+    assert not any(p.requires_grad for _, p in frozen.engine.model.named_parameters())
 
 
 def test_log_probs_do_not_depend_on_the_token_budget(tiny_model: Path) -> None:

@@ -27,7 +27,7 @@ from strop.engines.training import TrainEngine
 from strop.protocol import DataProto, columns
 from strop.workers.config import ReferenceConfig
 from strop.workers.reference import ReferenceWorker
-from strop.workers.updates import updates_of
+from strop.workers.rows import updates_of
 
 Arrays = dict[str, NDArray[np.float64]]
 Cut = list[list[int]]

@@ -28,7 +28,6 @@ from strop.sandbox import Limits, SandboxConfig, SandboxUnavailable
 from strop.tools.agent import tool_agent
 from strop.tools.python_sandbox import PythonSandboxTool, SandboxFailed
 from strop.trajectory import Prompt, Trajectory
-from strop.workers.played import as_column, prompts_as_rows
 from strop.workers.reports import Decided, EpisodeReport
 from strop.workers.rollout import RolloutWorker
 
@@ -124,9 +123,9 @@ class Programs:
             for row, code in enumerate(programs)
         ]
         sampling = Sampling(key=0, max_tokens=3000, stop_token_ids=(self.tokenizer.eos_token_id,))
-        rows = self.worker.play(prompts_as_rows(prompts), 1, sampling)
+        rows = self.worker.play(DataProto.from_dict({}, non_tensors={"prompt": prompts}), 1, sampling)
         reports = list(rows.non_tensor_batch["report"])
-        decided = as_column([Decided(advantage=None, fate="scored", reason="") for _ in reports])
+        decided = [Decided(advantage=None, fate="scored", reason="") for _ in reports]
         episodes = rows.union(DataProto.from_dict({}, non_tensors={"decided": decided}))
         self.worker.write_samples(1, episodes, split="train")
         turns = [row["messages"][1] for row in SampleStore(self.store).read(1)]

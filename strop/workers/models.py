@@ -1,4 +1,4 @@
-"""What every trained role can do beside its own work: save and restore its state, and leave its device."""
+"""What the roles with a model share: its ranks, what it says about tokens, its saved state, and leaving the device."""
 
 from __future__ import annotations
 
@@ -6,16 +6,60 @@ from pathlib import Path
 
 from strop.controller import Dispatch, Worker, register
 from strop.engines.checkpoint import PendingSave
+from strop.engines.config import EngineConfig
 from strop.engines.lora import has_adapter, save_merged
+from strop.engines.parallel import Parallel, join_ranks
 from strop.engines.role_checkpoint import load_role, save_role
-from strop.engines.training import TrainEngine
+from strop.engines.tokens import TokenFunction
+from strop.engines.training import Engine, TrainEngine
+from strop.protocol import DataProto
+from strop.workers.rows import data_rows, response_columns
 
 
-class TrainedWorker(Worker):
-    """A role with an engine that learns.
+class ModelWorker(Worker):
+    """A role with a model, or this rank's share of it.
 
-    Concurrency: on several ranks every method is a collective, called on all of them in the same order.
+    Concurrency: on several ranks every method is a collective, called on all of them in the same order, each with its
+    own rows, also with none.
     """
+
+    engine: Engine
+
+    def join(self, engine: EngineConfig, *, device: str) -> Parallel:
+        """The ranks of the role, as the engine sees them.
+
+        Raises:
+            ValueError: the group's mesh and the engine's sequence_parallel differ, or an axis of the mesh is one that
+                no engine here has.
+        """
+        placement, mesh = self.placement, self.placement.mesh
+        if (mesh.tp, mesh.pp, mesh.cp) != (1, 1, 1) or mesh.sp != engine.sequence_parallel:
+            raise ValueError(
+                f"role {placement.role!r} has the mesh {mesh}, but its engine has the axes dp and sp alone, with "
+                f"engine.sequence_parallel={engine.sequence_parallel}: use Mesh(dp=..., "
+                f"sp={engine.sequence_parallel})"
+            )
+        return join_ranks(
+            rank=placement.rank,
+            world_size=mesh.world_size,
+            meeting=placement.meeting,
+            device=device,
+            sp_size=engine.sequence_parallel,
+            shard_size=engine.shard_size,
+        )
+
+    def token_columns(self, data: DataProto, function: TokenFunction) -> DataProto:
+        """Columns [B, R~, ...] of what a function says of all response tokens of these rows, without gradient."""
+        return response_columns(data, self.engine.map_tokens(data_rows(data), function))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def offload(self) -> None:
+        """The role is idle: it leaves the device until it is called again."""
+        self.engine.offload()
+
+
+class TrainedWorker(ModelWorker):
+    """A role with an engine that learns."""
 
     engine: TrainEngine
 
@@ -62,8 +106,3 @@ class TrainedWorker(Worker):
     def checksum(self) -> str:
         """Digest of all weights; the same on every rank and for any number of ranks."""
         return self.engine.checksum()
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def offload(self) -> None:
-        """The role is idle: it leaves the device until it is called again."""
-        self.engine.offload()
