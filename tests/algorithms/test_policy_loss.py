@@ -95,6 +95,43 @@ def test_a_teacher_pulls_beside_the_policys_term(parts: list[list[int]]) -> None
     assert isinstance(metrics["distillation/loss_max"], Max)
 
 
+def test_without_old_log_probs_the_ratio_is_1_in_value_and_not_in_gradient() -> None:
+    # Terms -A: -1, -1, 2, 0, -3; each token has the gradient -A / 5.
+    batch = policy_batch(
+        loss_spec(AlgorithmConfig()),
+        {"advantages": ADVANTAGES},
+        mask=MASK,
+        row_lengths=LENGTHS,
+        totals=TOTALS,
+    )
+    loss, _, gradient = seen_of(AlgorithmConfig(), batch, WHOLE)
+    assert loss == pytest.approx(-3 / 5, abs=1e-12)
+    torch.testing.assert_close(gradient, -torch.where(MASK, ADVANTAGES, 0.0) / 5)
+
+
+def test_an_entropy_coefficient_below_0_takes_entropy_away() -> None:
+    algorithm = AlgorithmConfig(entropy_coeff=-1.0)
+    loss, _, _ = seen_of(algorithm, batch_of(algorithm), WHOLE)
+    assert loss == pytest.approx(-0.72 + 0.5, abs=1e-12)
+
+
+def test_what_a_loss_prepares_comes_from_all_ranks_and_goes_to_the_rows_it_is_of() -> None:
+    # Covariances around the means -1.5 and 0 of the four trained tokens: 1, -2, 1.5, 2.75. A quarter is one token.
+    algorithm = AlgorithmConfig(policy_loss="kl_cov", loss_settings={"kl_cov_ratio": 0.25})
+    whole = {
+        "log_probs": torch.tensor([-1.0, -7.0, -2.5, -0.5, -2.0]),
+        "advantages": torch.tensor([2.0, 9.0, 2.0, 1.5, -5.5]),
+    }
+    mask, lengths = torch.tensor([True, False, True, True, True]), torch.tensor([3])
+    totals, spec = BatchTotals(num_tokens=4, num_samples=2), loss_spec(algorithm)
+    for own, expected in ((slice(0, 3), [False] * 3), (slice(2, 5), [False, False, True])):
+        columns = {name: column[own] for name, column in whole.items()}
+        rows = policy_batch(spec, columns, mask=mask[own], row_lengths=lengths, totals=totals)
+        prepared = rows.prepared(spec, whole, mask, own)
+        assert prepared.columns["cov_selected"].tolist() == expected
+        assert prepared.columns["advantages"] is rows.columns["advantages"]
+
+
 def test_a_loss_of_verls_convention_sees_padded_rows_and_no_empty_part() -> None:
     shapes: list[tuple[int, ...]] = []
 
@@ -106,7 +143,10 @@ def test_a_loss_of_verls_convention_sees_padded_rows_and_no_empty_part() -> None
     register_policy_loss("mine")(mine)
     try:
         algorithm = AlgorithmConfig(policy_loss="mine")
-        loss, metrics, gradient = seen_of(algorithm, batch_of(algorithm), CUTS[1])
+        teacher_ids = torch.zeros(
+            6, 2, dtype=torch.int64
+        )  # a column that is no number per token is not offered
+        loss, metrics, gradient = seen_of(algorithm, batch_of(algorithm, teacher_ids=teacher_ids), CUTS[1])
     finally:
         del POLICY_LOSS_REGISTRY["mine"], POLICY_LOSS_REGISTRY.declarations["mine"]
     assert shapes == [(1, 1), (1, 3), (1, 2)]
@@ -146,3 +186,8 @@ def test_columns_that_a_loss_cannot_do_without_are_named() -> None:
     }
     with pytest.raises(ValueError, match="needs the column rollout_log_probs, but the batch has advantages"):
         spec.present(frozenset({"advantages"}))
+    taught = loss_spec(AlgorithmConfig(distillation=DistillationConfig(kind="forward_kl")))
+    teacher = {"teacher_ids": "teacher_ids", "teacher_logprobs": "teacher_logprobs"}
+    assert taught.present(frozenset({*teacher, "values"})) == teacher
+    with pytest.raises(ValueError, match="needs the column teacher_ids, but the batch has teacher_logprobs"):
+        taught.present(frozenset({"teacher_logprobs"}))

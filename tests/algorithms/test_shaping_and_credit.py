@@ -28,7 +28,7 @@ def test_a_long_response_loses_after_the_weight() -> None:
     # The penalty begins at 8 of 10 tokens and is full, 2, at 10.
     penalty = {"weight": 3.0, "max_tokens": 10, "buffer_tokens": 2, "factor": 2.0}
     assert [shaped_score(1.0, length, **penalty) for length in (8, 9, 10, 12)] == [3.0, 2.0, 1.0, 1.0]  # type: ignore[arg-type]
-    assert shaped_score(1.0, 12, **(penalty | {"buffer_tokens": 0})) == 3.0  # type: ignore[arg-type]
+    assert shaped_score(2.0, 12, **(penalty | {"buffer_tokens": 0})) == 6.0  # type: ignore[arg-type]
 
 
 def test_the_last_trained_sequence_speaks_for_its_episode() -> None:

@@ -135,6 +135,8 @@ def _is_skipped(operator: str, node: NodeOrLeaf, place: NodeOrLeaf) -> bool:
     """Types, messages, docstrings, Protocols, and checks of what no caller can reach have no mutants."""
     if ARITHMETIC.match(operator) and node.type == "operator" and node.parent.type not in ARITHMETIC_PARENTS:
         return True
+    if "TYPE_CHECKING" in place.get_code():
+        return True  # imports for types, which may as well run
     if operator == "RemoveDecorator" and "cache" in node.get_code():
         return True  # it changes speed only
     child = node

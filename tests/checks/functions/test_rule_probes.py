@@ -272,6 +272,17 @@ def test_one_term_of_the_flat_layout_that_differs_by_more_than_rounding_is_enoug
     assert sentences(one_differs) == ({"layout": expected} if is_found else {})
 
 
+def test_flat_columns_give_one_term_per_token_in_one_row() -> None:
+    def in_rows(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
+        values = -ratio(log_probs, old_log_probs) * advantages
+        return terms(values.reshape(-1, values.shape[-1]))
+
+    # The rows of the example go up to their last token: 5 + 6 + 1 + 4 + 3 = 19 places.
+    found = sentences(in_rows)["layout"]
+    assert "flat columns [N] do not give one term per token: policy loss" in found
+    assert "returned terms of shape (1, 19) for columns of shape (19,)" in found
+
+
 @pytest.mark.parametrize("takes_them", [True, False])
 def test_importance_weights_of_the_check_are_a_half_on_sampled_tokens_and_count(takes_them: bool) -> None:
     seen: list[Tensor] = []
