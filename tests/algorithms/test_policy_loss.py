@@ -50,6 +50,10 @@ def seen_of(
     for part in parts:
         index = torch.tensor(part, dtype=torch.int64)
         seen = policy_loss(loss_spec(algorithm), log_probs[index], ENTROPIES[index], batch.at(index))
+        numbers = [*seen.shares.values(), *seen.tokens.values(), seen.distances]
+        assert not any(number.requires_grad for number in numbers if number is not None), (
+            "it would keep the graph"
+        )
         note_policy_loss(metrics, seen, batch, share=1)
         total = total + seen.loss
     (gradient,) = torch.autograd.grad(total, log_probs)
@@ -80,16 +84,18 @@ def test_the_parts_of_the_loss_by_hand(parts: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("parts", CUTS, ids=["whole", "cut", "another order"])
-def test_a_teacher_pulls_beside_the_policys_term(parts: list[list[int]]) -> None:
+@pytest.mark.parametrize("coef", [0.5, 2.0, 0.0])
+def test_a_teacher_pulls_beside_the_policys_term(parts: list[list[int]], coef: float) -> None:
     # The value of k1+ is log p - log p_teacher: 0.5, 0, 0, -0.5, ln 2 at the trained tokens.
     teacher = DistillationConfig(kind="reverse_kl", coef=2.0)
-    algorithm = AlgorithmConfig(distillation=teacher, policy_coef=0.5)
+    algorithm = AlgorithmConfig(distillation=teacher, policy_coef=coef)
     loss, metrics, _ = seen_of(algorithm, batch_of(algorithm, teacher_log_prob=REF), parts)
     distance = math.log(2) / 5
-    assert loss == pytest.approx(0.5 * -0.72 + 2 * distance, abs=1e-12)
+    assert loss == pytest.approx(coef * -0.72 + 2 * distance, abs=1e-12)
     assert metrics["actor/pg_loss"].value == pytest.approx(-0.72, abs=1e-12)
     assert metrics["distillation/loss"].value == pytest.approx(distance, abs=1e-12)
     assert metrics["distillation/abs_loss"].value == pytest.approx((1 + math.log(2)) / 5, abs=1e-12)
+    assert metrics["distillation/reverse_kl"].value == pytest.approx(math.log(2) / 5, abs=1e-12)
     assert metrics["distillation/loss_min"] == Min(-0.5)
     assert metrics["distillation/loss_max"].value == pytest.approx(math.log(2))
     assert isinstance(metrics["distillation/loss_max"], Max)
@@ -107,6 +113,37 @@ def test_without_old_log_probs_the_ratio_is_1_in_value_and_not_in_gradient() -> 
     loss, _, gradient = seen_of(AlgorithmConfig(), batch, WHOLE)
     assert loss == pytest.approx(-3 / 5, abs=1e-12)
     torch.testing.assert_close(gradient, -torch.where(MASK, ADVANTAGES, 0.0) / 5)
+
+
+@pytest.mark.parametrize("with_tail", [False, True])
+def test_the_chosen_tokens_of_a_teacher_by_hand(with_tail: bool) -> None:
+    # At each token the teacher has 1/2 and 1/4 at two tokens where the policy has 1/4 twice: (1/2) ln 2, and with the
+    # others as one (1/4) ln 2; the policy's mass in them is 1/2, and the first of them is likely under it too.
+    teacher = DistillationConfig(kind="forward_kl", coef=2.0, with_tail=with_tail)
+    spec = loss_spec(AlgorithmConfig(distillation=teacher, policy_coef=0.0))
+    given = torch.tensor([0.5, 0.25], dtype=torch.float64).log().expand(6, 2)
+    batch = batch_of(spec.algorithm, teacher_logprobs=given)
+    chosen = torch.full((6, 2), 0.25, dtype=torch.float64).log().requires_grad_()
+    likely = torch.tensor([True, False]).expand(6, 2)
+    index = torch.arange(6)
+    seen = policy_loss(spec, LOG_PROBS, ENTROPIES, batch.at(index), chosen_log_probs=chosen, is_likely=likely)
+    distance = (0.25 if with_tail else 0.5) * math.log(2)
+    assert float(seen.loss.detach()) == pytest.approx(2 * distance, abs=1e-12)
+    metrics = TensorMetrics()
+    note_policy_loss(metrics, seen, batch, share=1)
+    read = dict(metrics.read())
+    assert read["distillation/loss"].value == pytest.approx(distance, abs=1e-12)
+    assert read["distillation/student_mass"].value == pytest.approx(0.5, abs=1e-12)
+    assert read["distillation/overlap_ratio"].value == pytest.approx(0.5, abs=1e-12)
+
+
+def test_importance_weights_of_the_rollout_act_on_the_policys_term_alone() -> None:
+    # Weights 2, 1, 1, 3 and 0.5 of the terms -1, -1, 2, 0 and -3.6: -2.8 / 5. The entropy stays 0.5.
+    algorithm = AlgorithmConfig(entropy_coeff=0.1)
+    weights = torch.tensor([2.0, 9.0, 1.0, 1.0, 3.0, 0.5], dtype=torch.float64)
+    loss, metrics, _ = seen_of(algorithm, batch_of(algorithm, rollout_is_weights=weights), WHOLE)
+    assert loss == pytest.approx(-2.8 / 5 - 0.1 * 0.5, abs=1e-12)
+    assert metrics["actor/pg_loss"].value == pytest.approx(-2.8 / 5, abs=1e-12)
 
 
 def test_an_entropy_coefficient_below_0_takes_entropy_away() -> None:
