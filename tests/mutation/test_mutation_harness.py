@@ -22,7 +22,7 @@ def clip(value: int | None, low: float = 0.0, *, up: bool = False) -> float | No
     """Between 1 < low and 3."""
     if value is None or value < low:
         raise ValueError(f"{value - 1} is below {low}")
-    return max(value, low).detach()
+    return max(value, low).to(None, non_blocking=True).detach()
 '''
 
 
@@ -53,8 +53,8 @@ def test_changes_of_a_small_module(tmp_path: Path) -> None:
         ("clip::Lt_GtE", condition.replace("<", ">=")),
         ("clip::NegateCondition", "if not (value is None or value < low):"),
         ("clip::DeleteStatement", "pass"),
-        ("clip::OppositeName", "return min(value, low).detach()"),
-        ("clip::KeepGradient", "return max(value, low).contiguous()"),
+        ("clip::OppositeName", "return min(value, low).to(None, non_blocking=True).detach()"),
+        ("clip::KeepGradient", "return max(value, low).to(None, non_blocking=True).contiguous()"),
         ("clip::ReturnNone", "return None"),
     }
 
