@@ -115,3 +115,6 @@ def test_only_groups_above_a_quarter_of_a_part_are_cut_first() -> None:
     # cutting it too would give 50 and 50.
     parts = balance_parts([45, 31, 7, 6, 6, 5], ["a", "b", "c", "c", "d", "d"], 2)
     assert parts == [[0, 3], [1, 2, 4, 5]]
+    # The same with 47, 38, 9 and 6, of which none is above 12.5, and only the 9 = 5 + 4 above half of that: at best 53
+    # whole, then 47 + 4 and 38 + 5 + 6.
+    assert balance_parts([47, 38, 5, 4, 3, 3], ["a", "b", "c", "c", "d", "d"], 2) == [[0, 3], [1, 2, 4, 5]]

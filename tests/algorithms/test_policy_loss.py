@@ -146,10 +146,21 @@ def test_importance_weights_of_the_rollout_act_on_the_policys_term_alone() -> No
     assert metrics["actor/pg_loss"].value == pytest.approx(-2.8 / 5, abs=1e-12)
 
 
-def test_an_entropy_coefficient_below_0_takes_entropy_away() -> None:
-    algorithm = AlgorithmConfig(entropy_coeff=-1.0)
+@pytest.mark.parametrize("coeff", [-1.0, 1.0])
+def test_an_entropy_coefficient_of_either_sign(coeff: float) -> None:
+    algorithm = AlgorithmConfig(entropy_coeff=coeff)
     loss, _, _ = seen_of(algorithm, batch_of(algorithm), WHOLE)
-    assert loss == pytest.approx(-0.72 + 0.5, abs=1e-12)
+    assert loss == pytest.approx(-0.72 - coeff * 0.5, abs=1e-12)
+
+
+def test_the_loss_has_the_dtype_of_the_log_probs() -> None:
+    algorithm = AlgorithmConfig(
+        policy_loss="gspo"
+    )  # which reads the rows of tokens, numbers that stay integers
+    batch, index = batch_of(algorithm), torch.arange(6)
+    assert batch.columns["advantages"].dtype == torch.float64
+    seen = policy_loss(loss_spec(algorithm), LOG_PROBS.float(), ENTROPIES.float(), batch.at(index))
+    assert {seen.loss.dtype, *(values.dtype for values in seen.tokens.values())} == {torch.float32}
 
 
 def test_what_a_loss_prepares_comes_from_all_ranks_and_goes_to_the_rows_it_is_of() -> None:
@@ -225,6 +236,8 @@ def test_columns_that_a_loss_cannot_do_without_are_named() -> None:
         spec.present(frozenset({"advantages"}))
     taught = loss_spec(AlgorithmConfig(distillation=DistillationConfig(kind="forward_kl")))
     teacher = {"teacher_ids": "teacher_ids", "teacher_logprobs": "teacher_logprobs"}
+    assert taught.takes_chosen_tokens
+    assert not spec.takes_chosen_tokens
     assert taught.present(frozenset({*teacher, "values"})) == teacher
     with pytest.raises(ValueError, match="needs the column teacher_ids, but the batch has teacher_logprobs"):
         taught.present(frozenset({"teacher_logprobs"}))
