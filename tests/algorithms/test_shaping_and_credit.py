@@ -36,6 +36,8 @@ def test_the_last_trained_sequence_speaks_for_its_episode() -> None:
     assert episode_representatives(["a", "b", "c", "d"], mask) is None
     representatives = episode_representatives(["a", "a", "a", "b"], mask)
     assert representatives == ([1, 3], [0, 0, 0, 1])
+    # Sequences without a trained token speak only where the episode has none that has one.
+    assert episode_representatives(["c", "c", "d", "d"], mask[[2, 2, 0, 2]]) == ([1, 2], [0, 0, 1, 1])
     own = torch.tensor([[0.0, 4.0], [7.0, 0.0]])
     advantages, returns = spread_over_sequences(own, own + 1, mask, *representatives)
     assert advantages.tolist() == [[4.0, 4.0], [0.0, 4.0], [0.0, 0.0], [7.0, 0.0]]
