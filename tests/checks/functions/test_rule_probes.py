@@ -241,6 +241,7 @@ def test_a_gradient_on_one_token_outside_the_mask_is_enough() -> None:
         (1.0, 0.5, "one constant for all tokens is expected"),
         (1.0, 1.001, "1 to 1.001 times that of REINFORCE, and one constant for all tokens is expected"),
         (1.0, 0.0, "is 0 to 1 times that of REINFORCE, and one constant for all tokens is expected"),
+        (1.0, -0.0, "is 0 to 1 times that of REINFORCE, and one constant for all tokens is expected"),
         (1e-7, 1.01e-7, "one constant for all tokens is expected"),  # a small loss is held to the same share
     ],
 )
