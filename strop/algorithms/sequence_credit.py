@@ -47,7 +47,7 @@ def spread_over_sequences(
 
     Args:
         mask: [B, R] bool, tokens that are trained.
-        rows, speaker_of: see `episode_representatives`.
+        rows, representative_of: see `episode_representatives`.
     """
     first = mask[rows].int().argmax(dim=-1, keepdim=True)  # [E, 1]
     spread = []

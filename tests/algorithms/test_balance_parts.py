@@ -107,3 +107,14 @@ def test_groups_below_a_quarter_of_a_part_are_cut_in_two_where_that_is_needed() 
     for part in parts:
         for group in range(9):
             assert {loads[row] for row in part if row // 4 == group} in ({5, 2}, {4, 3}, {5, 4, 3, 2}, set())
+
+
+def test_only_groups_above_a_quarter_of_a_part_are_cut_first() -> None:
+    # Loads of 100 for two parts, so a quarter of one is 12.5. Whole, the groups of 45, 31, 13 and 11 make parts of 55
+    # and 45 at best. Cutting the 13 = 7 + 6 is enough: 45 + 6 and 31 + 7 + 11. The 11 = 6 + 5 stays together, though
+    # cutting it too would give 50 and 50.
+    parts = balance_parts([45, 31, 7, 6, 6, 5], ["a", "b", "c", "c", "d", "d"], 2)
+    assert parts == [[0, 3], [1, 2, 4, 5]]
+    # The same with 47, 38, 9 and 6, of which none is above 12.5, and only the 9 = 5 + 4 above half of that: at best 53
+    # whole, then 47 + 4 and 38 + 5 + 6.
+    assert balance_parts([47, 38, 5, 4, 3, 3], ["a", "b", "c", "c", "d", "d"], 2) == [[0, 3], [1, 2, 4, 5]]

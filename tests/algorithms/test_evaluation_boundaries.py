@@ -187,6 +187,10 @@ def test_the_ends_of_an_interval_over_clusters() -> None:
     # Clusters that are more equal than chance would have it: never narrower than independent answers.
     assert clustered_interval([1, 1, 1], [2, 2, 2]) == pytest.approx(wilson_interval(3, 6))
     assert clustered_interval([1, 0, 2], [3, 1, 4]) == pytest.approx(wilson_interval(3, 8))
+    # A single success of six: v = ((1 - 1/3)^2 + 2 (1/3)^2) / 36 = 1/54, so n* = (1/6)(5/6) 54 is more than 6.
+    assert clustered_interval([1, 0, 0], [2, 2, 2]) == pytest.approx(wilson_interval(1, 6))
+    # A cluster without a trial is none, one with a single trial is one.
+    assert clustered_interval([3, 0, 1], [3, 0, 1]) == pytest.approx(wilson_interval(2, 2))
     for total in (0, 8):
         assert clustered_interval([total] * 5, [8] * 5) == pytest.approx(wilson_interval(total / 8 * 5, 5))
 

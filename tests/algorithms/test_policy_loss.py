@@ -50,6 +50,10 @@ def seen_of(
     for part in parts:
         index = torch.tensor(part, dtype=torch.int64)
         seen = policy_loss(loss_spec(algorithm), log_probs[index], ENTROPIES[index], batch.at(index))
+        numbers = [*seen.shares.values(), *seen.tokens.values(), seen.distances]
+        assert not any(number.requires_grad for number in numbers if number is not None), (
+            "it would keep the graph"
+        )
         note_policy_loss(metrics, seen, batch, share=1)
         total = total + seen.loss
     (gradient,) = torch.autograd.grad(total, log_probs)
@@ -80,19 +84,100 @@ def test_the_parts_of_the_loss_by_hand(parts: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("parts", CUTS, ids=["whole", "cut", "another order"])
-def test_a_teacher_pulls_beside_the_policys_term(parts: list[list[int]]) -> None:
+@pytest.mark.parametrize("coef", [0.5, 2.0, 0.0])
+def test_a_teacher_pulls_beside_the_policys_term(parts: list[list[int]], coef: float) -> None:
     # The value of k1+ is log p - log p_teacher: 0.5, 0, 0, -0.5, ln 2 at the trained tokens.
     teacher = DistillationConfig(kind="reverse_kl", coef=2.0)
-    algorithm = AlgorithmConfig(distillation=teacher, policy_coef=0.5)
+    algorithm = AlgorithmConfig(distillation=teacher, policy_coef=coef)
     loss, metrics, _ = seen_of(algorithm, batch_of(algorithm, teacher_log_prob=REF), parts)
     distance = math.log(2) / 5
-    assert loss == pytest.approx(0.5 * -0.72 + 2 * distance, abs=1e-12)
+    assert loss == pytest.approx(coef * -0.72 + 2 * distance, abs=1e-12)
     assert metrics["actor/pg_loss"].value == pytest.approx(-0.72, abs=1e-12)
     assert metrics["distillation/loss"].value == pytest.approx(distance, abs=1e-12)
     assert metrics["distillation/abs_loss"].value == pytest.approx((1 + math.log(2)) / 5, abs=1e-12)
+    assert metrics["distillation/reverse_kl"].value == pytest.approx(math.log(2) / 5, abs=1e-12)
     assert metrics["distillation/loss_min"] == Min(-0.5)
     assert metrics["distillation/loss_max"].value == pytest.approx(math.log(2))
     assert isinstance(metrics["distillation/loss_max"], Max)
+
+
+def test_without_old_log_probs_the_ratio_is_1_in_value_and_not_in_gradient() -> None:
+    # Terms -A: -1, -1, 2, 0, -3; each token has the gradient -A / 5.
+    batch = policy_batch(
+        loss_spec(AlgorithmConfig()),
+        {"advantages": ADVANTAGES},
+        mask=MASK,
+        row_lengths=LENGTHS,
+        totals=TOTALS,
+    )
+    loss, _, gradient = seen_of(AlgorithmConfig(), batch, WHOLE)
+    assert loss == pytest.approx(-3 / 5, abs=1e-12)
+    torch.testing.assert_close(gradient, -torch.where(MASK, ADVANTAGES, 0.0) / 5)
+
+
+@pytest.mark.parametrize("with_tail", [False, True])
+def test_the_chosen_tokens_of_a_teacher_by_hand(with_tail: bool) -> None:
+    # At each token the teacher has 1/2 and 1/4 at two tokens where the policy has 1/4 twice: (1/2) ln 2, and with the
+    # others as one (1/4) ln 2; the policy's mass in them is 1/2, and the first of them is likely under it too.
+    teacher = DistillationConfig(kind="forward_kl", coef=2.0, with_tail=with_tail)
+    spec = loss_spec(AlgorithmConfig(distillation=teacher, policy_coef=0.0))
+    given = torch.tensor([0.5, 0.25], dtype=torch.float64).log().expand(6, 2)
+    batch = batch_of(spec.algorithm, teacher_logprobs=given)
+    chosen = torch.full((6, 2), 0.25, dtype=torch.float64).log().requires_grad_()
+    likely = torch.tensor([True, False]).expand(6, 2)
+    index = torch.arange(6)
+    seen = policy_loss(spec, LOG_PROBS, ENTROPIES, batch.at(index), chosen_log_probs=chosen, is_likely=likely)
+    distance = (0.25 if with_tail else 0.5) * math.log(2)
+    assert float(seen.loss.detach()) == pytest.approx(2 * distance, abs=1e-12)
+    metrics = TensorMetrics()
+    note_policy_loss(metrics, seen, batch, share=1)
+    read = dict(metrics.read())
+    assert read["distillation/loss"].value == pytest.approx(distance, abs=1e-12)
+    assert read["distillation/student_mass"].value == pytest.approx(0.5, abs=1e-12)
+    assert read["distillation/overlap_ratio"].value == pytest.approx(0.5, abs=1e-12)
+
+
+def test_importance_weights_of_the_rollout_act_on_the_policys_term_alone() -> None:
+    # Weights 2, 1, 1, 3 and 0.5 of the terms -1, -1, 2, 0 and -3.6: -2.8 / 5. The entropy stays 0.5.
+    algorithm = AlgorithmConfig(entropy_coeff=0.1)
+    weights = torch.tensor([2.0, 9.0, 1.0, 1.0, 3.0, 0.5], dtype=torch.float64)
+    loss, metrics, _ = seen_of(algorithm, batch_of(algorithm, rollout_is_weights=weights), WHOLE)
+    assert loss == pytest.approx(-2.8 / 5 - 0.1 * 0.5, abs=1e-12)
+    assert metrics["actor/pg_loss"].value == pytest.approx(-2.8 / 5, abs=1e-12)
+
+
+@pytest.mark.parametrize("coeff", [-1.0, 1.0])
+def test_an_entropy_coefficient_of_either_sign(coeff: float) -> None:
+    algorithm = AlgorithmConfig(entropy_coeff=coeff)
+    loss, _, _ = seen_of(algorithm, batch_of(algorithm), WHOLE)
+    assert loss == pytest.approx(-0.72 - coeff * 0.5, abs=1e-12)
+
+
+def test_the_loss_has_the_dtype_of_the_log_probs() -> None:
+    algorithm = AlgorithmConfig(
+        policy_loss="gspo"
+    )  # which reads the rows of tokens, numbers that stay integers
+    batch, index = batch_of(algorithm), torch.arange(6)
+    assert batch.columns["advantages"].dtype == torch.float64
+    seen = policy_loss(loss_spec(algorithm), LOG_PROBS.float(), ENTROPIES.float(), batch.at(index))
+    assert {seen.loss.dtype, *(values.dtype for values in seen.tokens.values())} == {torch.float32}
+
+
+def test_what_a_loss_prepares_comes_from_all_ranks_and_goes_to_the_rows_it_is_of() -> None:
+    # Covariances around the means -1.5 and 0 of the four trained tokens: 1, -2, 1.5, 2.75. A quarter is one token.
+    algorithm = AlgorithmConfig(policy_loss="kl_cov", loss_settings={"kl_cov_ratio": 0.25})
+    whole = {
+        "log_probs": torch.tensor([-1.0, -7.0, -2.5, -0.5, -2.0]),
+        "advantages": torch.tensor([2.0, 9.0, 2.0, 1.5, -5.5]),
+    }
+    mask, lengths = torch.tensor([True, False, True, True, True]), torch.tensor([3])
+    totals, spec = BatchTotals(num_tokens=4, num_samples=2), loss_spec(algorithm)
+    for own, expected in ((slice(0, 3), [False] * 3), (slice(2, 5), [False, False, True])):
+        columns = {name: column[own] for name, column in whole.items()}
+        rows = policy_batch(spec, columns, mask=mask[own], row_lengths=lengths, totals=totals)
+        prepared = rows.prepared(spec, whole, mask, own)
+        assert prepared.columns["cov_selected"].tolist() == expected
+        assert prepared.columns["advantages"] is rows.columns["advantages"]
 
 
 def test_a_loss_of_verls_convention_sees_padded_rows_and_no_empty_part() -> None:
@@ -106,7 +191,10 @@ def test_a_loss_of_verls_convention_sees_padded_rows_and_no_empty_part() -> None
     register_policy_loss("mine")(mine)
     try:
         algorithm = AlgorithmConfig(policy_loss="mine")
-        loss, metrics, gradient = seen_of(algorithm, batch_of(algorithm), CUTS[1])
+        teacher_ids = torch.zeros(
+            6, 2, dtype=torch.int64
+        )  # a column that is no number per token is not offered
+        loss, metrics, gradient = seen_of(algorithm, batch_of(algorithm, teacher_ids=teacher_ids), CUTS[1])
     finally:
         del POLICY_LOSS_REGISTRY["mine"], POLICY_LOSS_REGISTRY.declarations["mine"]
     assert shapes == [(1, 1), (1, 3), (1, 2)]
@@ -146,3 +234,10 @@ def test_columns_that_a_loss_cannot_do_without_are_named() -> None:
     }
     with pytest.raises(ValueError, match="needs the column rollout_log_probs, but the batch has advantages"):
         spec.present(frozenset({"advantages"}))
+    taught = loss_spec(AlgorithmConfig(distillation=DistillationConfig(kind="forward_kl")))
+    teacher = {"teacher_ids": "teacher_ids", "teacher_logprobs": "teacher_logprobs"}
+    assert taught.takes_chosen_tokens
+    assert not spec.takes_chosen_tokens
+    assert taught.present(frozenset({*teacher, "values"})) == teacher
+    with pytest.raises(ValueError, match="needs the column teacher_ids, but the batch has teacher_logprobs"):
+        taught.present(frozenset({"teacher_logprobs"}))

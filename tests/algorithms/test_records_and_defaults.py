@@ -80,6 +80,7 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     (batch_metrics.group_metrics, {"lowest": 0.0, "highest": 1.0}),
     (evaluation.wilson_interval, {"confidence": 0.95}),
     (evaluation.clustered_interval, {"confidence": 0.95}),
+    (kl_control.token_level_rewards, {"answer_scores": None, "kl": None, "kl_coef": 0.0}),
     (shaping.overlong_penalty, {"factor": 1.0}),
     (shaping.pf_ppo_weights, {"power": 2.0}),
     (

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strop.algorithms.shaping import overlong_penalty, pf_ppo_weights, resample_rows
+from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.shaping import drawn_rows, overlong_penalty, pf_ppo_weights, resample_rows
 from strop.base.randomness import random_key
 
 
@@ -150,3 +151,16 @@ def test_a_negative_number_of_draws_is_refused() -> None:
     with pytest.raises(ValueError, match="-1 rows are to be drawn"):
         resample_rows(double([1.0]), key=0, num_rows=-1)
     assert resample_rows(double([1.0]), key=0, num_rows=0).tolist() == []
+
+
+def test_as_many_rows_are_drawn_as_there_are_of_a_batch_or_of_each_prompt() -> None:
+    # Weights |s|^2 of 0 beside 100: the rows of score 0 have a share of 1e-12, and are never drawn here.
+    scores, uids = double([0.0, 10.0, 10.0, 0.0, 0.0]), ["a", "b", "a", "b", "b"]
+    within = AlgorithmConfig(resampling="pow", resampling_within="prompt")
+    assert drawn_rows(scores, uids, within, seed=0, step=1) == [1, 1, 1, 2, 2]
+    drawn = [
+        drawn_rows(scores, uids, AlgorithmConfig(resampling="pow"), seed=0, step=step) for step in range(9)
+    ]
+    assert {row for rows in drawn for row in rows} == {1, 2}
+    assert {len(rows) for rows in drawn} == {5}
+    assert len({tuple(rows) for rows in drawn}) > 1, "another step draws anew"

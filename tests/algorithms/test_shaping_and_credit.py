@@ -27,8 +27,8 @@ def test_a_reward_model_adds_on_the_last_token_and_the_penalty_acts_on_trained_o
 def test_a_long_response_loses_after_the_weight() -> None:
     # The penalty begins at 8 of 10 tokens and is full, 2, at 10.
     penalty = {"weight": 3.0, "max_tokens": 10, "buffer_tokens": 2, "factor": 2.0}
-    assert [shaped_score(1.0, length, **penalty) for length in (8, 9, 10, 12)] == [3.0, 2.0, 1.0, 1.0]  # type: ignore[arg-type]
-    assert shaped_score(1.0, 12, **(penalty | {"buffer_tokens": 0})) == 3.0  # type: ignore[arg-type]
+    assert [shaped_score(2.0, length, **penalty) for length in (8, 9, 10, 12)] == [6.0, 5.0, 4.0, 4.0]  # type: ignore[arg-type]
+    assert shaped_score(2.0, 12, **(penalty | {"buffer_tokens": 0})) == 6.0  # type: ignore[arg-type]
 
 
 def test_the_last_trained_sequence_speaks_for_its_episode() -> None:
@@ -36,10 +36,16 @@ def test_the_last_trained_sequence_speaks_for_its_episode() -> None:
     assert episode_representatives(["a", "b", "c", "d"], mask) is None
     representatives = episode_representatives(["a", "a", "a", "b"], mask)
     assert representatives == ([1, 3], [0, 0, 0, 1])
+    # Sequences without a trained token speak only where the episode has none that has one.
+    assert episode_representatives(["c", "c", "d", "d"], mask[[2, 2, 0, 2]]) == ([1, 2], [0, 0, 1, 1])
     own = torch.tensor([[0.0, 4.0], [7.0, 0.0]])
     advantages, returns = spread_over_sequences(own, own + 1, mask, *representatives)
     assert advantages.tolist() == [[4.0, 4.0], [0.0, 4.0], [0.0, 0.0], [7.0, 0.0]]
     assert returns[0].tolist() == [5.0, 5.0]
+    # Credit per token: the row that speaks keeps what each token has, and the others get what its first one has.
+    per_token = torch.tensor([[2.0, 3.0]])
+    both, _ = spread_over_sequences(per_token, per_token, mask[[0, 0]], [1], [0, 0])
+    assert both.tolist() == [[2.0, 2.0], [2.0, 3.0]]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +56,9 @@ def test_the_last_trained_sequence_speaks_for_its_episode() -> None:
         ((0.0, 0.0), FAILED),
         ((0.5, 0.5), EQUAL),
         ((0.0, 0.25), HARD),
+        ((0.0, 0.5), ""),
         ((0.75, 1.0), EASY),
+        ((0.5, 1.0), ""),
         ((0.0, 1.0), ""),
     ],
 )

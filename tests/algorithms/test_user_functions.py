@@ -191,7 +191,7 @@ def test_the_config_of_a_loss_has_what_verl_reads() -> None:
         "global_batch_size": 3,
         "loss_scale_factor": None,
     }
-    assert config.kl_ctrl.kl_coef == 0.001
+    assert config.kl_ctrl.kl_coef == config.kl_ctrl["kl_coef"] == 0.001
     with pytest.raises(AttributeError, match="no clip_ration; did you mean clip_ratio"):
         _ = config.clip_ration
     with pytest.raises(AttributeError, match="cannot be changed: clip_ratio was set to 0.5"):

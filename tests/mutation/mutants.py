@@ -135,6 +135,8 @@ def _is_skipped(operator: str, node: NodeOrLeaf, place: NodeOrLeaf) -> bool:
     """Types, messages, docstrings, Protocols, and checks of what no caller can reach have no mutants."""
     if ARITHMETIC.match(operator) and node.type == "operator" and node.parent.type not in ARITHMETIC_PARENTS:
         return True
+    if "TYPE_CHECKING" in place.get_code():
+        return True  # imports for types, which may as well run
     if operator == "RemoveDecorator" and "cache" in node.get_code():
         return True  # it changes speed only
     child = node
@@ -155,8 +157,8 @@ def _is_skipped(operator: str, node: NodeOrLeaf, place: NodeOrLeaf) -> bool:
             "TypeAlias" in parent.get_code() or _is_inside(place, parent.children[1])
         ):
             return True
-        if parent.type == "argument" and parent.get_code().strip().startswith("strict"):
-            return True  # of zip: lengths that were checked before
+        if parent.type == "argument" and parent.get_code().strip().startswith(("strict=", "non_blocking=")):
+            return True  # of zip: lengths that were checked before; of a copy to a device: when it is awaited
         if parent.type == "classdef" and "Protocol" in parent.get_code().partition(":")[0]:
             return True
         if parent.type == "decorator" and "cache" in parent.get_code():

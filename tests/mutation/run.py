@@ -112,8 +112,13 @@ class TestChoice:
 
     def of_module(self, mutant: Mutant) -> list[tuple[str, float]]:
         """Tests of every file that has one which executes anything of the module, as what is declared at import may be
-        seen without; and tests that execute nothing, as they look at declarations."""
-        found = {test for tests in self.lines.get(mutant.module, {}).values() for test in tests}
+        seen without; and tests that execute nothing, as they look at declarations. All tests, where the module has
+        nothing else."""
+        found = {test for tests in self.lines.get(mutant.module, {}).values() for test in tests} - {
+            "(import)"
+        }
+        if not found:  # nothing but declarations, which any test may use
+            return self._ordered(mutant, self.seconds)
         files = {test.partition("::")[0] for test in found}
         beside = {test for test in self.seconds if test.partition("::")[0] in files}
         return self._ordered(mutant, found | beside | self._without_lines)

@@ -13,6 +13,8 @@ from mutants import mutants_of
 
 SOURCE = '''"""A text with 1 < 2 in it."""
 
+if TYPE_CHECKING:
+    from pathlib import Path
 BOUND: float = 2.5
 
 
@@ -20,14 +22,18 @@ def clip(value: int | None, low: float = 0.0, *, up: bool = False) -> float | No
     """Between 1 < low and 3."""
     if value is None or value < low:
         raise ValueError(f"{value - 1} is below {low}")
-    return max(value, low).detach()
+    return max(value, low).to(None, non_blocking=True).detach()
 '''
 
 
 def listed(folder: Path) -> dict[str, str]:
+    return {mutant.key: text for mutant, text in mutants_of(_written(folder), folder)}
+
+
+def _written(folder: Path) -> Path:
     path = folder / "clip.py"
     path.write_text(SOURCE, encoding="utf-8")
-    return {mutant.key: text for mutant, text in mutants_of(path, folder)}
+    return path
 
 
 def test_changes_of_a_small_module(tmp_path: Path) -> None:
@@ -47,8 +53,8 @@ def test_changes_of_a_small_module(tmp_path: Path) -> None:
         ("clip::Lt_GtE", condition.replace("<", ">=")),
         ("clip::NegateCondition", "if not (value is None or value < low):"),
         ("clip::DeleteStatement", "pass"),
-        ("clip::OppositeName", "return min(value, low).detach()"),
-        ("clip::KeepGradient", "return max(value, low).contiguous()"),
+        ("clip::OppositeName", "return min(value, low).to(None, non_blocking=True).detach()"),
+        ("clip::KeepGradient", "return max(value, low).to(None, non_blocking=True).contiguous()"),
         ("clip::ReturnNone", "return None"),
     }
 
@@ -57,6 +63,19 @@ def test_each_change_is_one_line_of_code(tmp_path: Path) -> None:
     for key, text in listed(tmp_path).items():
         assert text.count("\n") == SOURCE.count("\n"), key
         assert sum(a != b for a, b in zip(text.splitlines(), SOURCE.splitlines(), strict=True)) == 1, key
+
+
+def test_a_module_that_only_declares_is_tried_on_every_test(tmp_path: Path) -> None:
+    (mutant, _), *_ = mutants_of(_written(tmp_path), tmp_path)
+    seconds = {"a::one": 1.0, "b::two": 0.5, "b::three": 0.1}
+    lines = {"clip": {"6": ["(import)"]}, "other": {"1": list(seconds)}}
+    declared = run.TestChoice({"seconds": seconds, "failed": [], "lines": lines}, budget=30.0)
+    assert [test for test, _ in declared.of_module(mutant)] == ["b::three", "b::two", "a::one"]
+    lines["clip"]["9"] = ["b::two"]
+    executed = run.TestChoice({"seconds": seconds, "failed": [], "lines": lines}, budget=30.0)
+    assert [test for test, _ in executed.of_module(mutant)] == ["b::three", "b::two"], (
+        "those of the same file"
+    )
 
 
 def test_a_score_leaves_out_explained_survivors_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

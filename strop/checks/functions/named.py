@@ -104,7 +104,6 @@ def find_subject(name: str, registry: Any) -> Subject:
     if not colon:
         if name.endswith(".py"):
             raise UsageError(f"{name!r} names no function; write {name}:NAME")
-        registry[name]  # an unknown name fails here, with the known ones in the message
         return Subject(shown=name, target=name, file=None)
     module = load_user_file(file, setting="algorithm.extensions")
     path = Path(file).expanduser().resolve()

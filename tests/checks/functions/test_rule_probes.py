@@ -240,7 +240,8 @@ def test_a_gradient_on_one_token_outside_the_mask_is_enough() -> None:
         (1.0, -1.0, "away from rewarded answers"),
         (1.0, 0.5, "one constant for all tokens is expected"),
         (1.0, 1.001, "1 to 1.001 times that of REINFORCE, and one constant for all tokens is expected"),
-        (1.0, 0.0, "0 to 1 times that of REINFORCE, and one constant for all tokens is expected"),
+        (1.0, 0.0, "is 0 to 1 times that of REINFORCE, and one constant for all tokens is expected"),
+        (1.0, -0.0, "is 0 to 1 times that of REINFORCE, and one constant for all tokens is expected"),
         (1e-7, 1.01e-7, "one constant for all tokens is expected"),  # a small loss is held to the same share
     ],
 )
@@ -270,6 +271,17 @@ def test_one_term_of_the_flat_layout_that_differs_by_more_than_rounding_is_enoug
 
     expected = "flat columns [N] give other terms than padded ones [B, R], by up to 0.125"
     assert sentences(one_differs) == ({"layout": expected} if is_found else {})
+
+
+def test_flat_columns_give_one_term_per_token_in_one_row() -> None:
+    def in_rows(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> PolicyLossTerms:
+        values = -ratio(log_probs, old_log_probs) * advantages
+        return terms(values.reshape(-1, values.shape[-1]))
+
+    # The rows of the example go up to their last token: 5 + 6 + 1 + 4 + 3 = 19 places.
+    found = sentences(in_rows)["layout"]
+    assert "flat columns [N] do not give one term per token: policy loss" in found
+    assert "returned terms of shape (1, 19) for columns of shape (19,)" in found
 
 
 @pytest.mark.parametrize("takes_them", [True, False])
