@@ -37,4 +37,7 @@ def test_json_names_backend_and_properties(capsys: pytest.CaptureFixture[str]) -
 
 def test_impossible_settings_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sandbox", "check", "reward.sandbox.limits.memory_mib=1"]) == 2
-    assert "memory_mib is 1, but it needs a whole number of at least 32: an interpreter" in capsys.readouterr().err
+    assert (
+        "memory_mib is 1, but it needs a whole number of at least 32: an interpreter"
+        in capsys.readouterr().err
+    )
