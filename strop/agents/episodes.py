@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.agents.config import AgentConfig
 from strop.agents.registry import play_agent
@@ -18,6 +18,9 @@ from strop.border import storable_text, usable
 from strop.rollout.client import GenerateClient
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trajectory import Prompt, Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _MAX_TURNS = 1 << 30
 _MAX_NAME_CHARS = 200
@@ -33,7 +36,7 @@ def sample_key(seed: int, uid: str, sample_index: int) -> int:
     return random_key(seed, "rollout", uid, sample_index)
 
 
-def default_setup(tokenizer: Any) -> AgentSetup:
+def default_setup(tokenizer: PreTrainedTokenizerBase) -> AgentSetup:
     """Single turns."""
     return AgentSetup(AgentConfig(), tokenizer)
 
