@@ -164,7 +164,7 @@ class RolloutWorker(Worker):
             self._pool_runs = True
         self._tally.begin()
         return await self._player.play(
-            prompts, samples_per_prompt=samples_per_prompt, sampling=sampling, on_group=self._tally.add
+            prompts, samples_per_prompt=samples_per_prompt, sampling=sampling, on_episode=self._tally.add
         )
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
