@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from strop.agents.answers import AnswerParser
 from strop.agents.config import AgentConfig
-from strop.agents.images import ImageEncoder
+from strop.agents.images import ImageEncoder, ImageSource
 from strop.agents.templates import ChatTemplate
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trajectory import Media
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Generate(Protocol):
@@ -40,7 +43,7 @@ class AgentContext:
     """Made for one episode. What a kit gives it is an attribute under the name of the kit, such as `tools`."""
 
     config: AgentConfig
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     template: ChatTemplate
     """The chat template with the row's variables."""
     parser: AnswerParser | None
@@ -57,14 +60,16 @@ class AgentContext:
     images: ImageEncoder | None = None
     """Puts images that an agent comes by into token ids; None where the model takes text alone."""
     kits: Mapping[str, Any] = field(default_factory=dict)
-    """What kits give the episode, by their names."""
+    """What kits give the episode, by their names; the guest that brings a kit knows its type."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name != "kits" and name in self.kits:
-            return self.kits[name]
-        raise AttributeError(f"the context of an agent has no {name!r}")
+    if not TYPE_CHECKING:  # whose users see a misspelt attribute so
 
-    def read_images(self, images: Sequence[Any]) -> list[Media]:
+        def __getattr__(self, name: str) -> Any:
+            if name != "kits" and name in self.kits:
+                return self.kits[name]
+            raise AttributeError(f"the context of an agent has no {name!r}")
+
+    def read_images(self, images: Sequence[ImageSource]) -> list[Media]:
         """Images for the model.
 
         Raises:

@@ -214,7 +214,7 @@ class Conversation:
             ids = list(output.token_ids)
             if ids and ids[-1] in self._context.stop_ids & self._context.template.control_ids:
                 ids.pop()
-            text = self._context.tokenizer.decode(ids)
+            text = str(self._context.tokenizer.decode(ids))
             if not (profile.knows_thinking and CLOSE in text):
                 text = profile.thinking_opening + text.removeprefix(profile.before_text)
                 return {"role": "assistant", "content": text}
@@ -250,8 +250,8 @@ class Conversation:
         has_answer = self._messages[-1]["role"] == "assistant"
         first, answer_at = len(self._current.prompt_ids), self._answer_at if has_answer else len(ours)
         shown = self._messages[:-1] if has_answer else self._messages
-        decode = self._context.tokenizer.decode
-        prompt = decode(self._current.prompt_ids)
+        tokenizer = self._context.tokenizer
+        prompt = str(tokenizer.decode(list(self._current.prompt_ids)))
         try:
             text = template.render(shown, self._context.tool_schemas, opens_answer=True)
             if not text.startswith(prompt):
@@ -261,7 +261,7 @@ class Conversation:
                 rendered = self._expanded(rendered, self._current.media)
         except (TemplateRefused, ValueError):
             return None
-        rendered = [*rendered, *template.encode(decode(ours[answer_at:]))]
+        rendered = [*rendered, *template.encode(str(tokenizer.decode(list(ours[answer_at:]))))]
         end = 0
         while end < min(len(rendered), len(ours)) and rendered[end] == ours[end]:
             end += 1

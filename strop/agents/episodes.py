@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.agents.registry import play_agent
 from strop.agents.setup import AgentSetup
@@ -17,6 +17,9 @@ from strop.border import storable_text, usable
 from strop.rollout.client import GenerateClient
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trajectory import MediaTokens, Prompt, Trajectory, media_of
+
+if TYPE_CHECKING:
+    pass
 
 _MAX_TURNS = 1 << 30
 _MAX_NAME_CHARS = 200

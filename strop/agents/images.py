@@ -7,12 +7,19 @@ How a model reads images belongs to a room beside this one, so whoever puts work
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from os import PathLike
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from strop.trajectory import Media, MediaTokens
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 SHOWN_AS = "[image]"
 """What stands for an image where people, and users that are programs, read the conversation."""
+
+ImageSource: TypeAlias = "bytes | str | PathLike[str] | Image"
+"""Encoded bytes, the path of a file, or a Pillow image."""
 
 
 class ImageEncoder(Protocol):
@@ -23,11 +30,11 @@ class ImageEncoder(Protocol):
         """The token that stands for a part of an image; a chat template writes it once for each."""
         ...
 
-    def read(self, image: Any) -> Media:
+    def read(self, image: ImageSource) -> Media:
         """Contents and number of tokens of an image; its place is given by `expand`.
 
         Args:
-            image: encoded bytes, a Pillow image, or the path of a file, which may be gone or changed afterwards.
+            image: a file may be gone or changed afterwards.
 
         Raises:
             ValueError: it is no image that the model can be shown.

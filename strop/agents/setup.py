@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.agents import single_turn
 from strop.agents.config import AgentConfig
@@ -17,6 +17,9 @@ from strop.base.user_files import load_user_file
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 __all__ = ["AgentSetup", "single_turn"]
 
 
@@ -26,7 +29,7 @@ class AgentSetup:
     def __init__(
         self,
         config: AgentConfig,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         template_options: Mapping[str, Any] | None = None,
     ) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.agents.template_profile import (
     EXAMPLE_NAME,
@@ -32,6 +32,9 @@ from strop.agents.template_profile import (
 )
 from strop.border import ControlText, any_of
 from strop.chat_template import TemplateRefused, apply_template
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MAX_CHARS_PER_TOKEN = 100
 """More characters than tokens have, but for a few of white space: what is encoded of a text is bounded by it."""
@@ -50,7 +53,7 @@ class Reply:
 class ChatTemplate:
     """The chat template of a tokenizer, with the variables of a run."""
 
-    def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any] | None = None) -> None:
         self._tokenizer = tokenizer
         self.options = dict(options or {})
         """Variables of the template."""

@@ -111,9 +111,10 @@ async def interaction_agent(
     Raises:
         InteractionFailed: the interaction could not begin.
     """
-    name, kwargs = interaction_of_row(prompt.extra_info, context.interactions, f"prompt {prompt.uid}")
+    interactions: Mapping[str, BaseInteraction] = context.kits["interactions"]
+    name, kwargs = interaction_of_row(prompt.extra_info, interactions, f"prompt {prompt.uid}")
     user = _User(
-        context.interactions[name], kwargs, context.config.tool_timeout_s, [dict(m) for m in prompt.messages]
+        interactions[name], kwargs, context.config.tool_timeout_s, [dict(m) for m in prompt.messages]
     )
     conversation = Conversation(prompt, trajectory, context)
     async with tool_session(context, prompt, trajectory.id) as session:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 import regex  # type: ignore[import-untyped]
+
+from strop.base.field_types import (
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+from strop.base.sections import section
 
 DEFAULT_RUBRIC = "Is the answer correct and complete?"
 DEFAULT_TEMPLATE = """\
@@ -39,21 +47,21 @@ class CallsConfig:
     ADDRESS: ClassVar[str]
     """Full key of the setting with its address; where that is empty, there is no service."""
 
-    weight: float = 1.0
+    weight: FiniteFloat = 1.0
     """Of this score in the sum, where there are others."""
     api_key_env: str = ""
     """Environment variable with the key of the service, sent as a bearer token. Empty: no key."""
-    timeout_s: float = 60.0
+    timeout_s: PositiveFloat = 60.0
     """Wall-clock limit of one request, in seconds."""
-    retries: int = 4
+    retries: Annotated[NonNegativeInt, "0 is none"] = 4
     """Repeats of a request that met a rate limit (429), a broken server (408, 5xx), a cut connection, an answer that is
     no JSON, or no answer in time. Other refusals are final."""
-    backoff_s: float = 1.0
+    backoff_s: NonNegativeFloat = 1.0
     """Wait before the first repeat, in seconds; doubled before each further one, up to a minute. Half of it is left to
     chance, and a server's Retry-After (up to a minute) is respected."""
-    max_concurrent: int = 16
+    max_concurrent: PositiveInt = 16
     """Requests under way at the same time, of the whole run: each rollout worker has an equal share of them."""
-    requests_per_s: float | None = None
+    requests_per_s: PositiveFloat | None = None
     """Requests that may start per second, of the whole run; null: no limit. Each rollout worker has an equal share; a
     second's worth of it, at least one request, may start at once."""
     cache_dir: str = ""
@@ -61,7 +69,7 @@ class CallsConfig:
     crash. Empty: nothing is kept."""
 
     @property
-    def section(self) -> str:
+    def key(self) -> str:
         """Full key of the section."""
         return self.ADDRESS.rpartition(".")[0]
 
@@ -94,7 +102,7 @@ class CallsConfig:
         """
         if self.max_concurrent < count:
             raise ValueError(
-                f"{self.section}.max_concurrent is {self.max_concurrent}, for the whole run, but {count} rollout "
+                f"{self.key}.max_concurrent is {self.max_concurrent}, for the whole run, but {count} rollout "
                 f"workers ask, each at least one thing at a time: raise it to {count} or more, or use fewer workers "
                 f"(resources.ranks, resources.apart.rollout)"
             )
@@ -110,11 +118,11 @@ class CallsConfig:
             default = one.default_factory() if one.default_factory is not MISSING else one.default
             if getattr(self, one.name) != default:
                 raise ValueError(
-                    f"{self.section}.{one.name} is set, but {self.ADDRESS} is empty, so nothing is asked: set the "
+                    f"{self.key}.{one.name} is set, but {self.ADDRESS} is empty, so nothing is asked: set the "
                     f"address, or remove the setting"
                 )
 
-    def _check_calls(self) -> None:
+    def _check_address(self) -> None:
         parts = urlsplit(self.address)
         try:
             is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -128,21 +136,9 @@ class CallsConfig:
             raise ValueError(
                 f"{self.ADDRESS} holds a password, which would be written to the run folder: use api_key_env"
             )
-        section = self.section
-        if not math.isfinite(self.weight):
-            raise ValueError(f"{section}.weight is {self.weight}; use a finite number")
-        for name, value in (("timeout_s", self.timeout_s), ("requests_per_s", self.requests_per_s)):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{section}.{name} is {value}; use a number above 0")
-        if not (math.isfinite(self.backoff_s) and self.backoff_s >= 0):
-            raise ValueError(f"{section}.backoff_s is {self.backoff_s}; use a number of seconds, at least 0")
-        if self.retries < 0:
-            raise ValueError(f"{section}.retries is {self.retries}; use 0 for none")
-        if self.max_concurrent < 1:
-            raise ValueError(f"{section}.max_concurrent is {self.max_concurrent}; use at least 1")
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("reward.judge")
 class JudgeConfig(CallsConfig):
     """A language model that grades answers, on any server with OpenAI's chat completions."""
 
@@ -161,21 +157,21 @@ class JudgeConfig(CallsConfig):
     """Field of the last JSON object in the judge's reply that holds the score. Not read where pattern is set."""
     pattern: str = ""
     """Regular expression whose first group is the score, read from its last match; for replies without JSON."""
-    lowest: float = 0.0
+    lowest: FiniteFloat = 0.0
     """Lowest score of the rubric. A reply outside of lowest to highest is no verdict."""
-    highest: float = 1.0
+    highest: FiniteFloat = 1.0
     """Highest score of the rubric."""
-    temperature: float = 0.0
+    temperature: NonNegativeFloat = 0.0
     """Of the judge."""
-    max_tokens: int = 1024
+    max_tokens: PositiveInt = 1024
     """Tokens that a reply may have, thinking included."""
     extra_body: dict[str, Any] = field(default_factory=dict)
     """Further fields of the request, such as {seed: 1}."""
-    price_per_million_input_tokens: float = 0.0
+    price_per_million_input_tokens: NonNegativeFloat = 0.0
     """For metrics and max_cost: price of a million prompt tokens, in any currency."""
-    price_per_million_output_tokens: float = 0.0
+    price_per_million_output_tokens: NonNegativeFloat = 0.0
     """For metrics and max_cost: price of a million reply tokens, in the same currency."""
-    max_cost: float | None = None
+    max_cost: Annotated[PositiveFloat, "null is no limit"] | None = None
     """What the judge may cost the run, over all its starts, in that currency; null: no limit. Once it is spent nothing
     more is asked, and samples get the outcome infrastructure; requests under way then still end. `strop score` and
     `strop eval` count for themselves."""
@@ -184,35 +180,19 @@ class JudgeConfig(CallsConfig):
         if not self.scores:
             self._refuse_settings()
             return
-        self._check_calls()
+        self._check_address()
         if not self.model:
             raise ValueError("reward.judge.model is empty; name the model that the server at base_url has")
-        if not (math.isfinite(self.lowest) and math.isfinite(self.highest) and self.lowest < self.highest):
+        if self.lowest >= self.highest:
             raise ValueError(
-                f"reward.judge.lowest is {self.lowest} and highest {self.highest}; use two finite numbers in order"
+                f"reward.judge.lowest is {self.lowest} and highest {self.highest}; use two numbers in order"
             )
-        if self.max_tokens < 1:
-            raise ValueError(f"reward.judge.max_tokens is {self.max_tokens}; use at least 1")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"reward.judge.temperature is {self.temperature}; use a number of at least 0")
-        for name in ("price_per_million_input_tokens", "price_per_million_output_tokens"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(f"reward.judge.{name} is {getattr(self, name)}; use a number of at least 0")
-        self._check_cost()
-        self._check_texts()
-
-    def _check_cost(self) -> None:
-        if self.max_cost is None:
-            return
-        if not (math.isfinite(self.max_cost) and self.max_cost > 0):
-            raise ValueError(
-                f"reward.judge.max_cost is {self.max_cost}; use a number above 0, or null for no limit"
-            )
-        if not self.has_price:
+        if self.max_cost is not None and not self.has_price:
             raise ValueError(
                 "reward.judge.max_cost is set, but both prices are 0, so nothing would ever be counted: set "
                 "reward.judge.price_per_million_input_tokens and price_per_million_output_tokens"
             )
+        self._check_texts()
 
     @property
     def has_price(self) -> bool:
@@ -248,7 +228,7 @@ class JudgeConfig(CallsConfig):
                 raise ValueError("reward.judge.pattern has no group: put the score in parentheses")
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("reward.server")
 class ServerConfig(CallsConfig):
     """A reward model behind an HTTP address."""
 
@@ -266,16 +246,16 @@ class ServerConfig(CallsConfig):
     use_activation: bool = False
     """For format=classify. false: the raw output of the model, on which reward models were trained. true:
     probabilities."""
-    batch_size: int = 16
+    batch_size: PositiveInt = 16
     """Answers per request, at most; a request with messages has one."""
-    batch_wait_s: float = 0.02
+    batch_wait_s: NonNegativeFloat = 0.02
     """How long an answer waits for others to share its request, in seconds."""
 
     def __post_init__(self) -> None:
         if not self.scores:
             self._refuse_settings()
             return
-        self._check_calls()
+        self._check_address()
         if self.format == "items" and self.model:
             raise ValueError(
                 "reward.server.model is not sent with format=items: remove it, or use score or classify"
@@ -291,10 +271,6 @@ class ServerConfig(CallsConfig):
                 f"reward.server.batch_size is {self.batch_size}, but /classify takes the messages of one conversation "
                 f"per request: remove it, or set reward.server.tokenizer, whose texts are sent together"
             )
-        if self.batch_size < 1:
-            raise ValueError(f"reward.server.batch_size is {self.batch_size}; use at least 1")
-        if not (math.isfinite(self.batch_wait_s) and self.batch_wait_s >= 0):
-            raise ValueError(f"reward.server.batch_wait_s is {self.batch_wait_s}; use a number of at least 0")
 
     @property
     def sends_messages(self) -> bool:

@@ -249,7 +249,10 @@ class DataProto:
         meta_info_keys: Sequence[str] | None = None,
         deepcopy: bool = False,
     ) -> DataProto:
-        """The chosen columns and facts, as views; a list that is left out means all of that kind."""
+        """The chosen columns and facts, as views; a list that is left out means all of that kind.
+
+        The rows stay where no column does: the result has as many.
+        """
         tensors = _chosen(self.tensors(), batch_keys, "batch")
         others = _chosen(self.non_tensor_batch, non_tensor_batch_keys, "non_tensor_batch")
         facts = self.meta_info
@@ -258,8 +261,8 @@ class DataProto:
         if deepcopy:
             tensors = {name: cols.copied(column) for name, column in tensors.items()}
             others, facts = copy.deepcopy(others), copy.deepcopy(facts)
-        batch = None if self.batch is None else _tensor_dict(tensors, len(self))
-        return DataProto(batch, others, facts)
+        keeps_rows = self.batch is not None or (self.non_tensor_batch and not others)
+        return DataProto(_tensor_dict(tensors, len(self)) if keeps_rows else None, others, facts)
 
     def pop(
         self,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import field
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Gt, Le
+
+from strop.base.field_types import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Share
 from strop.base.guests import targets
 from strop.base.sections import code_of_guests, guest_sections, section
 from strop.base.trust import Named
@@ -15,7 +17,7 @@ from strop.rewards.service import ServiceSection
 OnFailure = Literal["exclude", "fixed", "retry"]
 MAX_WORKERS = 1024
 """Processes that score."""
-
+TimeLimit = Annotated[float, Gt(0), "a time limit is a number of seconds"]
 
 _MANAGERS_ELSEWHERE = {
     "naive": "leave it out: a function in reward.path is called for each answer",
@@ -27,7 +29,7 @@ _MANAGERS_ELSEWHERE = {
 """Managers that users know by name, and what does their work here."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("reward.functions")
 class FunctionConfig:
     """One of several reward functions."""
 
@@ -37,15 +39,13 @@ class FunctionConfig:
     """Name of the function in that file."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Extra keyword arguments for the function, the same for every sample."""
-    weight: float = 1.0
+    weight: FiniteFloat = 1.0
     """Of its score in the sum."""
     key: str = ""
     """Name of its score in metrics and samples. Empty: the name of the function."""
 
     def __post_init__(self) -> None:
         _check_function("reward.functions", self.path, self.name)
-        if not math.isfinite(self.weight):
-            raise ValueError(f"reward.functions has the weight {self.weight}; use a finite number")
 
     @property
     def part(self) -> str:
@@ -53,7 +53,7 @@ class FunctionConfig:
         return self.key or (self.name if self.path else "rule")
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("reward.on_failure")
 class OnFailureConfig:
     """What becomes of a sample that could not be scored, by the reason.
 
@@ -81,21 +81,21 @@ class RewardConfig:
     manager: str = ""
     """A reward manager in that file, in place of the function: its class, or the name it is registered with
     (strop.rewards.managers). The function `name` of the file becomes its compute_score; kwargs go to it."""
-    weight: float = 1.0
+    weight: Annotated[FiniteFloat, "0 leaves the function out"] = 1.0
     """What the function's score is multiplied with in training. 0 leaves the reward to a reward model; pass
     rates are still those of the function."""
-    overlong_buffer: int = 0
+    overlong_buffer: Annotated[NonNegativeInt, "0 tokens are no penalty"] = 0
     """DAPO's soft penalty on long responses: it begins this many tokens below data.max_response_tokens; 0: none."""
-    overlong_penalty: float = 1.0
+    overlong_penalty: Annotated[NonNegativeFloat, "it is taken off the reward"] = 1.0
     """The full penalty, at the limit, in reward units."""
-    num_workers: int = 2
+    num_workers: Annotated[int, Ge(1), Le(MAX_WORKERS), "that many processes are started"] = 2
     """Processes that score at the same time."""
-    timeout_s: float = 10.0
+    timeout_s: TimeLimit = 10.0
     """Wall-clock limit for scoring one sample, in seconds; time in a sandbox is not counted. A process that exceeds it
     is killed."""
-    start_timeout_s: float = 120.0
+    start_timeout_s: TimeLimit = 120.0
     """Wall-clock limit for loading the reward file with all its imports, in seconds."""
-    max_memory_gib: float | None = 4.0
+    max_memory_gib: Annotated[float, Gt(0), "null is no limit"] | None = 4.0
     """Memory one worker may allocate, in GiB; a function that asks for more gets a MemoryError. null: no
     limit."""
     functions: tuple[FunctionConfig, ...] = ()
@@ -103,50 +103,20 @@ class RewardConfig:
     its own in metrics and samples."""
     on_failure: OnFailureConfig = field(default_factory=OnFailureConfig)
     """What becomes of a sample that could not be scored."""
-    failed_score: float = 0.0
+    failed_score: FiniteFloat = 0.0
     """What such a sample is trained with where on_failure says fixed."""
-    retries: int = 1
+    retries: Annotated[PositiveInt, "to score nothing again, use exclude in reward.on_failure"] = 1
     """How often such a sample is scored again where on_failure says retry."""
-    max_failed_share: float = 0.2
+    max_failed_share: Annotated[Share, "use 0.2 for 20 %"] = 0.2
     """Share of a step's samples that may fail to be scored; above it the run stops."""
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.weight):
-            raise ValueError(
-                f"reward.weight is {self.weight}; use a finite number, 0 to leave the function out"
-            )
         self._check_functions()
         self._check_on_failure()
-        if self.overlong_buffer < 0:
-            raise ValueError(f"reward.overlong_buffer is {self.overlong_buffer} tokens; use 0 for no penalty")
-        if not (math.isfinite(self.overlong_penalty) and self.overlong_penalty >= 0):
-            raise ValueError(
-                f"reward.overlong_penalty is {self.overlong_penalty}, but it is taken off the reward: use a finite "
-                f"number of at least 0"
-            )
         if self.overlong_penalty != 1.0 and self.overlong_buffer == 0:
             raise ValueError(
                 f"reward.overlong_penalty is {self.overlong_penalty}, but reward.overlong_buffer is 0, so there is no "
                 f"penalty: set the buffer to some tokens, or remove the penalty"
-            )
-        if not 1 <= self.num_workers <= MAX_WORKERS:
-            raise ValueError(
-                f"reward.num_workers is {self.num_workers}, and that many processes are started: use at least 1, and "
-                f"at most {MAX_WORKERS}"
-            )
-        for key, seconds in (("timeout_s", self.timeout_s), ("start_timeout_s", self.start_timeout_s)):
-            if not seconds > 0:
-                raise ValueError(
-                    f"reward.{key} is {seconds}, but a time limit is a number of seconds above 0"
-                )
-        if self.max_memory_gib is not None and not self.max_memory_gib > 0:
-            raise ValueError(
-                f"reward.max_memory_gib is {self.max_memory_gib}, but a limit is above 0; use null for none"
-            )
-        if not 0.0 <= self.max_failed_share <= 1.0:
-            raise ValueError(
-                f"reward.max_failed_share is {self.max_failed_share}, but a share lies between 0 and 1: use "
-                f"0.2 for 20 %"
             )
         _check_function("reward", self.path, self.name)
 
@@ -185,16 +155,10 @@ class RewardConfig:
 
     def _check_on_failure(self) -> None:
         used = {self.on_failure.error, self.on_failure.timeout, self.on_failure.infrastructure}
-        if not math.isfinite(self.failed_score):
-            raise ValueError(f"reward.failed_score is {self.failed_score}; use a finite number")
         if self.failed_score and "fixed" not in used:
             raise ValueError(
                 f"reward.failed_score is {self.failed_score}, but nothing uses it: set reward.on_failure.error=fixed, "
                 f"or remove it"
-            )
-        if self.retries < 1:
-            raise ValueError(
-                f"reward.retries is {self.retries}; use at least 1, or exclude in reward.on_failure"
             )
         if self.retries != 1 and "retry" not in used:
             raise ValueError(

@@ -105,8 +105,8 @@ _SET_BY_SHELLS = {"LC_CTYPE", "PWD", "OLDPWD", "SHLVL", "_"}
 _HINT = (
     "sandboxes need user namespaces and seccomp: on the host, sysctl user.max_user_namespaces above 0 and (Ubuntu) "
     "kernel.apparmor_restrict_unprivileged_userns=0; in a container, a seccomp profile that allows unshare and mount "
-    "(docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined). Or set sandbox.backend to "
-    "sandbox_fusion or e2b. Programs are never run without isolation"
+    "(docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined). Or set "
+    "reward.sandbox.backend to sandbox_fusion or e2b. Programs are never run without isolation"
 )
 _GREEDY = {
     "memory": "kept = []\nwhile True:\n    kept.append(bytearray(b'x' * (8 << 20)))\n",

@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt
+
+from strop.base.field_types import NonNegativeInt, PositiveFloat, PositiveInt
+from strop.base.sections import section
 
 
-@dataclass(frozen=True, kw_only=True)
+@section("reward.sandbox.limits")
 class Limits:
     """What one program may use. A limit that is reached ends the program, never the run."""
 
-    wall_s: float = 10.0
+    wall_s: PositiveFloat = 10.0
     """Time on the clock, in seconds."""
-    cpu_s: float = 10.0
+    cpu_s: PositiveFloat = 10.0
     """Processor time of all its processes together, in seconds."""
-    memory_mib: int = 512
+    memory_mib: Annotated[int, Ge(32), "an interpreter needs that to start"] = 512
     """Memory of all its processes together, in MiB."""
-    max_processes: int = 64
+    max_processes: PositiveInt = 64
     """Processes and threads that exist at the same time."""
-    max_open_files: int = 256
+    max_open_files: Annotated[int, Ge(16), "an interpreter needs as many"] = 256
     """Open files of one process."""
-    file_mib: int = 16
+    file_mib: PositiveInt = 16
     """Size of the largest file it may write, in MiB."""
-    disk_mib: int = 64
+    disk_mib: PositiveInt = 64
     """What its work folder, /tmp and /dev/shm hold together, in MiB; kept in memory, gone afterwards."""
-    output_kib: int = 256
+    output_kib: PositiveInt = 256
     """Bytes of standard output, and as many of standard error, in KiB; the program that writes more is ended."""
 
-    def __post_init__(self) -> None:
-        for name in ("wall_s", "cpu_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"sandbox limit {name} is {value}; use a finite number of seconds above 0")
-        for name in ("max_processes", "max_open_files", "file_mib", "disk_mib", "output_kib"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"sandbox limit {name} is {getattr(self, name)}; use at least 1")
-        if self.memory_mib < 32:
-            raise ValueError(
-                f"sandbox limit memory_mib is {self.memory_mib}, too little for an interpreter to start: use at "
-                f"least 32"
-            )
-        if self.max_open_files < 16:
-            raise ValueError(
-                f"sandbox limit max_open_files is {self.max_open_files}, too few for an interpreter: use at least 16"
-            )
 
-
-@dataclass(frozen=True, kw_only=True)
+@section("reward.sandbox")
 class SandboxConfig:
     """How programs that a model wrote are run."""
 
@@ -65,11 +51,11 @@ class SandboxConfig:
     that strop runs with, its standard library without other packages."""
     read_only_paths: tuple[str, ...] = ()
     """Further files and folders that programs in a local sandbox may read, at the same place."""
-    max_concurrent: int = 8
+    max_concurrent: PositiveInt = 8
     """Programs that run at the same time, for each process that uses the sandbox."""
-    num_warm: int = 1
+    num_warm: NonNegativeInt = 1
     """Launchers of a local sandbox that are started before the first program."""
-    queue_s: float = 600.0
+    queue_s: Annotated[float, Gt(0)] = 600.0
     """Longest wait for a free place among max_concurrent, in seconds."""
     limits: Limits = field(default_factory=Limits)
     """What one program may use, unless it brings limits of its own."""
@@ -77,13 +63,13 @@ class SandboxConfig:
     def __post_init__(self) -> None:
         if self.backend == "sandbox_fusion" and not self.url.startswith(("http://", "https://")):
             raise ValueError(
-                f"sandbox.backend is sandbox_fusion, but sandbox.url is {self.url!r}: give the address of the server, "
-                f"for example http://127.0.0.1:8080"
+                f"reward.sandbox.backend is sandbox_fusion, but reward.sandbox.url is {self.url!r}: give the address "
+                f"of the server, for example http://127.0.0.1:8080"
             )
         if self.backend != "sandbox_fusion" and self.url:
             raise ValueError(
-                f"sandbox.url is {self.url!r}, but sandbox.backend is {self.backend}, which asks no server: set the "
-                f"backend to sandbox_fusion, or remove the url"
+                f"reward.sandbox.url is {self.url!r}, but reward.sandbox.backend is {self.backend}, which asks no "
+                f"server: set the backend to sandbox_fusion, or remove the url"
             )
         if self.backend != "local":
             local_only = {
@@ -93,21 +79,19 @@ class SandboxConfig:
             for name, is_set in local_only.items():
                 if is_set:
                     raise ValueError(
-                        f"sandbox.{name} is set, but sandbox.backend is {self.backend}: only a local sandbox has it"
+                        f"reward.sandbox.{name} is set, but reward.sandbox.backend is {self.backend}: only a local "
+                        f"sandbox has it"
                     )
-        if self.max_concurrent < 1:
-            raise ValueError(f"sandbox.max_concurrent is {self.max_concurrent}; use at least 1")
-        if not 0 <= self.num_warm <= self.max_concurrent:
+        if self.num_warm > self.max_concurrent:
             raise ValueError(
-                f"sandbox.num_warm is {self.num_warm}, but sandbox.max_concurrent is {self.max_concurrent}: use a "
-                f"number from 0 to that"
+                f"reward.sandbox.num_warm is {self.num_warm}, but reward.sandbox.max_concurrent is "
+                f"{self.max_concurrent}: use a number from 0 to that"
             )
-        if not self.queue_s > 0:
-            raise ValueError(f"sandbox.queue_s is {self.queue_s}, but a wait is a number of seconds above 0")
         for path in self.read_only_paths:
             if not path.startswith("/") or path == "/":
                 raise ValueError(
-                    f"sandbox.read_only_paths has {path!r}; name files or folders by their full path, not the root"
+                    f"reward.sandbox.read_only_paths has {path!r}; name files or folders by their full path, "
+                    f"not the root"
                 )
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:

@@ -57,7 +57,7 @@ class FusionSandbox:
         if result.text.strip() != _HELLO:
             raise SandboxUnavailable(
                 f"the SandboxFusion server at {self.config.url} did not run a program: "
-                f"{result.error or 'its output was lost'}. Check sandbox.url and the server"
+                f"{result.error or 'its output was lost'}. Check reward.sandbox.url and the server"
             )
         self._threads = concurrent.futures.ThreadPoolExecutor(
             self.config.max_concurrent, thread_name_prefix="sandbox-fusion"
@@ -99,7 +99,7 @@ class FusionSandbox:
         limits = program.limits or self.config.limits
         body = json.dumps(_request(program, limits)).encode("utf-8")
         if not self._places.acquire(timeout=self.config.queue_s):
-            return _failed(f"no place became free within {self.config.queue_s:g} s (sandbox.queue_s)")
+            return _failed(f"no place became free within {self.config.queue_s:g} s (reward.sandbox.queue_s)")
         try:
             started = time.monotonic()
             answer = self._post(body, limits)

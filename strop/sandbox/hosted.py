@@ -35,7 +35,7 @@ class HostedSandbox:
             self._e2b: Any = importlib.import_module("e2b")
         except ImportError as error:
             raise SandboxUnavailable(
-                "sandbox.backend is e2b, but its package is not installed: pip install 'strop[e2b]'"
+                "reward.sandbox.backend is e2b, but its package is not installed: pip install 'strop[e2b]'"
             ) from error
         self._places: asyncio.Semaphore | None = None
 
@@ -87,7 +87,7 @@ class HostedSandbox:
             async with asyncio.timeout(self.config.queue_s):
                 await self._places.acquire()
         except TimeoutError:
-            return _failed(f"no place became free within {self.config.queue_s:g} s (sandbox.queue_s)")
+            return _failed(f"no place became free within {self.config.queue_s:g} s (reward.sandbox.queue_s)")
         try:
             return await self._run(program)
         finally:

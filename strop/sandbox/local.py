@@ -233,7 +233,8 @@ class LocalSandbox:
         left_s = lease.asked + self.config.queue_s - time.monotonic()
         if left_s <= 0 or not self._places.acquire(timeout=left_s):
             return _failed(
-                f"no place became free within {self.config.queue_s:g} s (sandbox.queue_s, sandbox.max_concurrent)"
+                f"no place became free within {self.config.queue_s:g} s (reward.sandbox.queue_s, "
+                f"reward.sandbox.max_concurrent)"
             )
         try:
             with self._lock:

@@ -49,20 +49,21 @@ def host_view(python: str, read_only_paths: Sequence[str]) -> HostView:
         interpreter, prefixes = str(prefix / "bin" / version), [prefix]
         if not os.access(interpreter, os.X_OK):
             raise SandboxUnavailable(
-                f"there is no interpreter at {interpreter}; set sandbox.python to the path of one"
+                f"there is no interpreter at {interpreter}; set reward.sandbox.python to the path of one"
             )
     home, here = Path.home(), Path.cwd()
     wanted = [str(prefix) for prefix in prefixes] + list(read_only_paths)
     for path in wanted:
         if not Path(path).exists():
             raise SandboxUnavailable(
-                f"{path} does not exist, so a sandbox cannot show it; correct sandbox.read_only_paths or sandbox.python"
+                f"{path} does not exist, so a sandbox cannot show it; correct "
+                f"reward.sandbox.read_only_paths or reward.sandbox.python"
             )
         for private, name in ((home, "the home folder"), (here, "the current folder")):
             if private.is_relative_to(path) and not path.startswith("/usr"):
                 raise SandboxUnavailable(
                     f"{path} holds {name}, and programs in the sandbox would read it: name a narrower path in "
-                    f"sandbox.read_only_paths, or an interpreter installed elsewhere in sandbox.python"
+                    f"reward.sandbox.read_only_paths, or an interpreter installed elsewhere in reward.sandbox.python"
                 )
     visible = _outermost([*_SYSTEM, *wanted])
     hidden = tuple(
@@ -78,7 +79,9 @@ def _installation(python: str) -> tuple[str, list[Path]]:
     """An interpreter's path and the folders it needs: its own and, for a virtual environment, the one it is made of."""
     path = Path(python)
     if not path.is_absolute() or not os.access(path, os.X_OK):
-        raise SandboxUnavailable(f"sandbox.python is {python!r}; give the full path of a Python interpreter")
+        raise SandboxUnavailable(
+            f"reward.sandbox.python is {python!r}; give the full path of a Python interpreter"
+        )
     folders = [path.parent.parent]
     settings = path.parent.parent / "pyvenv.cfg"
     if settings.is_file():

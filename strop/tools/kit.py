@@ -168,11 +168,17 @@ def tools_kwargs_of(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def tools_of(context: AgentContext) -> Mapping[str, BaseTool]:
+    """The tools of an episode, by name."""
+    tools: Mapping[str, BaseTool] = context.kits["tools"]
+    return tools
+
+
 def tool_session(context: AgentContext, prompt: Prompt, sample_id: str) -> ToolSession:
     """The tools of an episode; use as `async with`, so that they are released whatever happens."""
     settings = section_of(context.config, ToolSettings)
     return ToolSession(
-        context.tools,
+        tools_of(context),
         tools_kwargs=tools_kwargs_of({**prompt.columns, "extra_info": prompt.extra_info}),
         tokenizer=context.tokenizer,
         limits=ToolLimits(

@@ -111,9 +111,9 @@ async def _play(
     total = len(prompts) * config.eval.samples_per_prompt
     done = 0
 
-    def count(group: Sequence[Episode]) -> None:
+    def count(_: Episode) -> None:
         nonlocal done
-        done += len(group)
+        done += 1
         on_progress(done, total)
 
     async with RewardPool(config.reward, tokenizer=config.model.path) as pool:
@@ -135,5 +135,5 @@ async def _play(
                 prompts,
                 samples_per_prompt=config.eval.samples_per_prompt,
                 sampling=eval_sampling(config, setup.tokenizer),
-                on_group=count,
+                on_episode=count,
             )

@@ -27,7 +27,7 @@ class PlayWatch:
         """Takes a sentence, once there is somebody to show it to."""
 
     @contextmanager
-    def playing(self, num_samples: int, *, period_s: float = PERIOD_S) -> Iterator[None]:
+    def playing(self, num_samples: int) -> Iterator[None]:
         """While so many samples are played and scored."""
         if self._logs is None or self.show is None:
             yield
@@ -36,7 +36,7 @@ class PlayWatch:
         is_over = threading.Event()
 
         def look(logs: Path, show: Callable[[str], None]) -> None:
-            while not is_over.wait(period_s):
+            while not is_over.wait(PERIOD_S):
                 ended, scored = ended_and_scored(logs)
                 show(f"{ended} of {num_samples} episodes done, {scored} scored")
 

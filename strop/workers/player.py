@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from strop.agents.config import AgentConfig
@@ -66,20 +67,24 @@ class Player:
         *,
         samples_per_prompt: int,
         sampling: Sampling,
-        on_group: Callable[[Sequence[Episode]], None] = lambda group: None,
+        on_episode: Callable[[Episode], None] = lambda episode: None,
     ) -> list[Episode]:
-        """All samples of all prompts, in the order of the prompts and sample numbers; raises as `stream`.
-
-        `on_group` is called with the samples of a prompt as they come out.
-        """
+        """All samples of all prompts, in the order of the prompts and sample numbers; arguments and errors are those
+        of `stream`."""
         groups: dict[str, Sequence[Episode]] = {}
-        async for group in self.stream(prompts, samples_per_prompt=samples_per_prompt, sampling=sampling):
+        async for group in self.stream(
+            prompts, samples_per_prompt=samples_per_prompt, sampling=sampling, on_episode=on_episode
+        ):
             groups[group[0].prompt.uid] = group
-            on_group(group)
         return [episode for prompt in prompts for episode in groups[prompt.uid]]
 
     async def stream(
-        self, prompts: Sequence[Prompt], *, samples_per_prompt: int, sampling: Sampling
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        samples_per_prompt: int,
+        sampling: Sampling,
+        on_episode: Callable[[Episode], None] = lambda episode: None,
     ) -> AsyncIterator[tuple[Episode, ...]]:
         """The samples of each prompt, in the order of their numbers, as the last of them ends.
 
@@ -89,12 +94,19 @@ class Player:
             prompts: each with a uid of its own.
             samples_per_prompt: at least 1.
             sampling: options of every sample; key and token budget are filled in per sample.
+            on_episode: called with each sample as it ends.
 
         Raises:
             RewardError: the scorers cannot go on.
         """
+
+        async def sample(prompt: Prompt, index: int) -> Episode:
+            episode = await self.episode(prompt, index, sampling, keeps_failure=True)
+            on_episode(episode)
+            return episode
+
         groups = [
-            asyncio.create_task(self._group(prompt, samples_per_prompt, sampling)) for prompt in prompts
+            asyncio.create_task(_together(partial(sample, prompt), samples_per_prompt)) for prompt in prompts
         ]
         try:
             for ended in asyncio.as_completed(groups):
@@ -103,17 +115,6 @@ class Player:
             for group in groups:
                 group.cancel()
             await asyncio.gather(*groups, return_exceptions=True)
-
-    async def _group(self, prompt: Prompt, count: int, sampling: Sampling) -> tuple[Episode, ...]:
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self.episode(prompt, index, sampling, keeps_failure=True))
-                    for index in range(count)
-                ]
-        except ExceptionGroup as errors:  # the first error ended the other samples
-            raise errors.exceptions[0] from None
-        return tuple(task.result() for task in tasks)
 
     async def episode(
         self, prompt: Prompt, sample_index: int, sampling: Sampling, *, keeps_failure: bool = False
@@ -164,6 +165,18 @@ class Player:
     def close(self) -> None:
         """End what was started; a second call does nothing."""
         self._setup.close()
+
+
+async def _together(
+    sample: Callable[[int], Coroutine[None, None, Episode]], count: int
+) -> tuple[Episode, ...]:
+    """The samples of a prompt, by number."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(sample(index)) for index in range(count)]
+    except ExceptionGroup as errors:  # the first error ended the other samples
+        raise errors.exceptions[0] from None
+    return tuple(task.result() for task in tasks)
 
 
 def make_player(

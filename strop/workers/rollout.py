@@ -146,7 +146,10 @@ class RolloutWorker(Worker):
             self._tally.begin()
             episodes = self._runner.run(
                 self._player.play(
-                    asked, samples_per_prompt=samples_per_prompt, sampling=sampling, on_group=self._tally.add
+                    asked,
+                    samples_per_prompt=samples_per_prompt,
+                    sampling=sampling,
+                    on_episode=self._tally.add,
                 )
             )
         if self._keeps_text and any(one.media for episode in episodes for one in episode.sequences):

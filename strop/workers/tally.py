@@ -6,7 +6,6 @@ A call of a worker says nothing before its end, whatever runtime carries it; a f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from strop.workers.episodes import Episode
@@ -26,22 +25,23 @@ class Tally:
         self._ended = self._scored = 0
         self._write()
 
-    def add(self, episodes: Sequence[Episode]) -> None:
-        """These have ended."""
-        self._ended += len(episodes)
-        self._scored += sum(one.outcome is not None for one in episodes)
+    def add(self, episode: Episode) -> None:
+        """It has ended."""
+        self._ended += 1
+        self._scored += episode.outcome is not None
         self._write()
 
     def _write(self) -> None:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                self._file.write_text(f"{self._ended} {self._scored}\n")
+                written = self._file.with_suffix(".writing")  # a reader finds this count or the one before
+                written.write_text(f"{self._ended} {self._scored}\n")
+                written.replace(self._file)
 
 
 def ended_and_scored(logs: Path) -> tuple[int, int]:
-    """Samples of the present call that have ended and that were scored, over all workers; one that just writes counts
-    for nothing."""
+    """Samples of the present call that have ended and that were scored, over all workers."""
     ended = scored = 0
     for file in logs.glob(f"rollout-*{SUFFIX}"):
         with contextlib.suppress(OSError, ValueError):

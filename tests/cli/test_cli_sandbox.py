@@ -23,7 +23,7 @@ def test_machine_that_isolates_is_told_so_line_by_line(capsys: pytest.CaptureFix
 def test_missing_property_is_a_sentence_and_exit_code_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sandbox", "check", "reward.sandbox.python=/no/python"]) == 1
     captured = capsys.readouterr()
-    assert captured.out.startswith("start           MISSING: sandbox.python is '/no/python'")
+    assert captured.out.startswith("start           MISSING: reward.sandbox.python is '/no/python'")
     assert "nothing that a model wrote is run here" in captured.err
 
 
@@ -37,4 +37,7 @@ def test_json_names_backend_and_properties(capsys: pytest.CaptureFixture[str]) -
 
 def test_impossible_settings_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sandbox", "check", "reward.sandbox.limits.memory_mib=1"]) == 2
-    assert "memory_mib is 1, too little" in capsys.readouterr().err
+    assert (
+        "memory_mib is 1, but it needs a whole number of at least 32: an interpreter"
+        in capsys.readouterr().err
+    )

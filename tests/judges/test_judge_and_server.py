@@ -362,7 +362,7 @@ def test_prompt_of_several_messages_is_one_text() -> None:
         (lambda: judge("http://a", pattern="(x)", score_field="s"), "score_field is not read where"),
         (
             lambda: judge("http://a", requests_per_s=0.0),
-            "reward.judge.requests_per_s is 0.0; use a number above 0",
+            "reward.judge.requests_per_s is 0.0, but it needs a finite number above 0",
         ),
         (lambda: judge("http://a", retries=-1), "reward.judge.retries is -1"),
         (lambda: judge("http://a", max_concurrent=0), "reward.judge.max_concurrent is 0"),

@@ -216,8 +216,11 @@ def test_purses_never_start_a_request_beyond_the_limit(limit: float, count: int,
     ("fields", "sentence"),
     [
         ({"max_cost": 1.0}, "both prices are 0"),
-        ({"max_cost": 0.0, **PRICES}, "max_cost is 0.0; use a number above 0"),
-        ({"max_cost": float("inf"), **PRICES}, "max_cost is inf; use a number above 0"),
+        ({"max_cost": 0.0, **PRICES}, "max_cost is 0.0, but it needs a finite number above 0 or null"),
+        (
+            {"max_cost": float("inf"), **PRICES},
+            "max_cost is inf, but it needs a finite number above 0 or null",
+        ),
     ],
 )
 def test_limits_of_money_without_a_meaning_are_refused(fields: dict[str, Any], sentence: str) -> None:

@@ -108,7 +108,7 @@ class Both:
     def _select(self, draw: Any) -> None:
         names = list(self.data.tensors())
         tensors = draw(st.none() | st.lists(st.sampled_from(names), unique=True)) if names else None
-        others = draw(st.sampled_from([None, [*self.data.non_tensor_batch], []])) if names else None
+        others = draw(st.sampled_from([None, [*self.data.non_tensor_batch], []]))
         self.data = self.data.select(tensors, others)
         self.future = self.future.select(tensors, others)
 
@@ -265,6 +265,20 @@ def test_a_batch_without_columns_adds_its_facts() -> None:
         future.union(DataProto(meta_info={"step": 5}))
     with pytest.raises(BatchError, match="Conflicting values for meta_info key 'temperature'"):
         future.union(DataProto(meta_info={"temperature": 1.0})).get()
+
+
+@pytest.mark.parametrize("names", [["extra"], []])
+def test_rows_stay_where_no_column_is_chosen(names: list[str]) -> None:
+    # 3 rows without a tensor column; the tensor column `extra` comes by a union.
+    plain, extra = small().select([], None), DataProto.from_dict({"extra": torch.arange(3.0)})
+    untensored = DataProto(non_tensor_batch=plain.non_tensor_batch, meta_info=plain.meta_info)
+    for data in (untensored, plain):
+        both = future_of(data).union(extra).select(names, [])
+        expected = data.union(extra).select(names, [])
+        assert (len(both), len(both.get()), len(expected)) == (3, 3, 3)
+        again = both.union(DataProto.from_dict({"more": torch.ones(3)}))
+        assert content(again.get()) == content(expected.union(DataProto.from_dict({"more": torch.ones(3)})))
+        assert len(data.select([], [])) == len(future_of(data).select([], [])) == 3
 
 
 # ---- what cannot be

@@ -150,7 +150,10 @@ def test_each_kind_has_its_own_way_out(tmp_path: Path) -> None:
     ("fields", "sentence"),
     [
         ({"failed_score": -1.0}, "reward.failed_score is -1.0, but nothing uses it"),
-        ({"retries": 0}, "reward.retries is 0; use at least 1, or exclude in reward.on_failure"),
+        (
+            {"retries": 0},
+            "reward.retries is 0, but it needs a whole number of at least 1: .* exclude in reward.on_failure",
+        ),
         (
             {"retries": 2, "on_failure": OnFailureConfig(infrastructure="exclude")},
             "reward.retries is 2, but nothing in reward.on_failure is retry",
@@ -170,7 +173,7 @@ def test_settings_that_cannot_apply_are_refused(fields: dict[str, Any], sentence
 
 
 def test_function_without_a_meaning_is_refused() -> None:
-    with pytest.raises(ValueError, match="reward.functions has the weight inf"):
+    with pytest.raises(ValueError, match="reward.functions.weight is inf, but it needs a finite number"):
         FunctionConfig(weight=float("inf"))
     with pytest.raises(
         ValueError, match="reward.functions.name is 'grade', but reward.functions.path is empty"

@@ -389,7 +389,7 @@ def test_worker_without_isolation_scores_nothing() -> None:
     config = RewardConfig(num_workers=1, timeout_s=60.0, sandbox=SandboxConfig(python="/no/python"))
     (outcome,) = score_in_workers(config, [("taco", ADD, fenced("print(3)"))])
     assert outcome.kind == "infrastructure"
-    assert "SandboxUnavailable: sandbox.python is '/no/python'" in outcome.error
+    assert "SandboxUnavailable: reward.sandbox.python is '/no/python'" in outcome.error
 
 
 def test_failed_sandbox_is_an_error_and_not_a_score(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,11 @@ from strop.sandbox.opening import SharedSandbox, config_from_data
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"wall_s": 0.0}, "wall_s is 0.0; use a finite number of seconds above 0"),
+        ({"wall_s": 0.0}, "reward.sandbox.limits.wall_s is 0.0, but it needs a finite number above 0"),
         ({"cpu_s": float("nan")}, "cpu_s is nan"),
-        ({"memory_mib": 8}, "memory_mib is 8, too little for an interpreter"),
-        ({"max_processes": 0}, "max_processes is 0; use at least 1"),
-        ({"max_open_files": 4}, "max_open_files is 4, too few"),
+        ({"memory_mib": 8}, "of at least 32: an interpreter needs that"),
+        ({"max_processes": 0}, "max_processes is 0, but it needs a whole number of at least 1"),
+        ({"max_open_files": 4}, "of at least 16: an interpreter needs as many"),
         ({"file_mib": 0}, "file_mib is 0"),
         ({"disk_mib": 0}, "disk_mib is 0"),
         ({"output_kib": 0}, "output_kib is 0"),
@@ -38,7 +38,10 @@ def test_impossible_limits_are_refused(settings: dict[str, Any], sentence: str) 
         ({"url": "http://a"}, "backend is local, which asks no server"),
         ({"backend": "e2b", "python": "/usr/bin/python3"}, "only a local sandbox has it"),
         ({"backend": "sandbox_fusion", "url": "http://a", "isolation": "kernel"}, "sandbox.isolation is set"),
-        ({"max_concurrent": 0}, "max_concurrent is 0; use at least 1"),
+        (
+            {"max_concurrent": 0},
+            "reward.sandbox.max_concurrent is 0, but it needs a whole number of at least 1",
+        ),
         ({"num_warm": 9}, "use a number from 0 to that"),
         ({"queue_s": 0.0}, "queue_s is 0.0"),
         ({"read_only_paths": ("x",)}, "by their full path, not the root"),

@@ -177,7 +177,10 @@ def test_wait_for_a_place_has_a_deadline() -> None:
     in_thread, late, first = asyncio.run(crowd())
     for each in (in_thread, late):
         assert each.outcome == "infrastructure"
-        assert "no place became free within 0.2 s (sandbox.queue_s, sandbox.max_concurrent)" in each.error
+        assert (
+            "no place became free within 0.2 s (reward.sandbox.queue_s, reward.sandbox.max_concurrent)"
+            in each.error
+        )
     assert first.outcome == "timeout"
 
 

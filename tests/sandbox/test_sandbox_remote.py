@@ -159,7 +159,8 @@ def test_output_longer_than_an_answer_may_be_is_the_programs_doing(
 
 def test_server_that_is_not_there_is_unavailable() -> None:
     with pytest.raises(
-        SandboxUnavailable, match=r"server at http://127.0.0.1:9 did not run a program.*Check sandbox.url"
+        SandboxUnavailable,
+        match=r"server at http://127.0.0.1:9 did not run a program.*Check reward.sandbox.url",
     ):
         ask("http://127.0.0.1:9", "1")
 

@@ -21,6 +21,7 @@ from tiny_runs import Done, Project, check_records, resume_in, stages_that_diffe
 from strop.config import save_config
 from strop.protocol import columns
 from strop.run import RunFolder
+from strop.trainer.trackers import trackers
 
 DEADLINE_S = 240.0
 """Longest wait for a process to come to the place where something happens to it."""
@@ -89,6 +90,37 @@ def test_rollout_workers_apart_get_the_weights_of_every_version(
         tmp_path / "run", project.config(*settings, *RAY, "resources.apart={rollout: 1, reference: 1}")
     )
     assert [one.chain for one in done.chain] == [one.chain for one in on_policy.chain]
+
+
+@pytest.mark.dist
+def test_a_long_step_of_two_rollout_workers_shows_how_far_it_is(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 samples of 0.4 s each, on two workers with one scorer each."""
+    notes: list[str] = []
+
+    class Notes:
+        def log(self, step: int, metrics: object) -> None: ...
+
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setitem(trackers, "notes", lambda setup: Notes())
+    monkeypatch.setattr("strop.trainer.watching.PERIOD_S", 0.1)
+    reward = tmp_path / "slow.py"
+    reward.write_text(
+        "import time\n\n\ndef compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    time.sleep(0.4)\n    return float(len(solution_str))\n"
+    )
+    apart = ["resources.apart={rollout: 2}", "trainer.max_steps=1", "eval.before_train=false"]
+    once = ["data.val_files=[]", "trainer.trackers=[jsonl,notes]", f"reward.path={reward}"]
+    train_in(tmp_path / "run", project.config(*RAY, *apart, *once))
+    assert notes[0] == "0 of 16 episodes done, 0 scored"
+    counts = [int(note.split()[0]) for note in notes]
+    assert counts == sorted(counts)
+    assert len(set(counts) - {0, 16}) > 4, notes
 
 
 @pytest.mark.dist

@@ -118,7 +118,10 @@ def test_on_a_terminal_the_line_below_the_bar_says_how_far_a_step_is() -> None:
     assert output.getvalue().rindex("loss 0.5000") > output.getvalue().rindex("3 of 9 done")
 
 
-def test_what_workers_note_is_shown_while_samples_are_played(tmp_path: Path) -> None:
+def test_what_workers_note_is_shown_while_samples_are_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strop.trainer.watching.PERIOD_S", 0.01)
     shown: queue.SimpleQueue[str] = queue.SimpleQueue()
     watch = PlayWatch(tmp_path)
     prompt = Prompt(uid="a", row=0, token_ids=(1,), messages=(), data_source="x", ground_truth=None)
@@ -127,19 +130,20 @@ def test_what_workers_note_is_shown_while_samples_are_played(tmp_path: Path) -> 
     )
     failed = Episode(prompt=prompt, sample_index=1, trajectory=None, failure="x")
     first, second = Tally(tmp_path, rank=0), Tally(tmp_path, rank=1)
-    second.add([failed] * 7)  # of the call before
+    second.add(failed)  # of the call before
     watch.show = shown.put
-    with watch.playing(8, period_s=0.01):
+    with watch.playing(8):
         first.begin()
         assert shown.get(timeout=5) == "0 of 8 episodes done, 0 scored"
-        first.add([scored, failed])
+        first.add(scored)
+        first.add(failed)
         second.begin()
-        second.add([scored])
+        second.add(scored)
         while (text := shown.get(timeout=5)) != "3 of 8 episodes done, 2 scored":
-            assert text.startswith(("0 of", "2 of"))
+            assert text.startswith(("0 of", "1 of", "2 of"))
     while not shown.empty():
         shown.get()
-    first.add([scored])
+    first.add(scored)
     assert shown.empty(), "nobody looks any more"
 
 

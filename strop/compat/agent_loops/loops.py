@@ -283,7 +283,7 @@ def loop_as_agent(loop: type, **settings: Any) -> Callable[..., Awaitable[list[T
             dataset_cls=None,
             data_config=Wrapped(config=VerlConfig({"apply_chat_template_kwargs": context.template.options})),
             hf_model_type=None,
-            tools=Wrapped(tools=dict(context.tools)),
+            tools=Wrapped(tools=dict(context.kits["tools"])),
             context=context,
             **settings,
         )
