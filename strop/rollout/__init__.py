@@ -5,6 +5,7 @@ types.py      Sampling, TokenOutput, RolloutEngine: the contract every engine ke
 client.py     RolloutClient: what agents talk to; its deadlines, probes and ledger
 replicas.py   which of several engines serve, and who gets the next request
 native/       the in-process engine over any Hugging Face causal language model
+remote/       an engine in a process of its own
 conformance/  the checks that every engine must pass
 sync/         weights from the actor's ranks to rollout workers with a copy of their own
 """

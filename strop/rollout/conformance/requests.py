@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Awaitable, Callable
 
 from strop.rollout.conformance.generation import greedy, sampled
 from strop.rollout.conformance.trial import Absent, Breach, Running, Trial, check, refused, require
@@ -154,9 +155,13 @@ async def damage(trial: Trial) -> None:
     if trial.damage is None:
         raise Absent("nothing here can make it fail")
     trial.damage()
-    for what, call in (("health", trial.engine.health()), ("a request", trial.ask([0], greedy(2)))):
+    calls: tuple[tuple[str, Callable[[], Awaitable[object]]], ...] = (
+        ("health", trial.engine.health),
+        ("a request", lambda: trial.ask([0], greedy(2))),
+    )
+    for what, call in calls:
         try:
-            await call
+            await call()
         except Exception as error:  # noqa: BLE001  (whatever it is, it must say what)
             require(
                 bool(str(error)),
