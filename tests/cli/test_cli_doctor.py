@@ -108,3 +108,22 @@ def test_this_machine_is_looked_at_for_real(tmp_path: Path) -> None:
     assert ("shared path", True) in findings
     assert ("ports", True) in findings, result.out
     assert list(tmp_path.iterdir()) == [], "the marker is gone"
+
+
+def test_engines_are_tried(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("token ids in, token ids out", "versions only grow", "close ends everything")
+    few = tuple(one for one in suite.CHECKS if one.name in names)
+    monkeypatch.setattr(suite, "CHECKS", few)  # all of them: tests/rollout/test_conformance.py
+    assert main(["doctor", "--engines"]) == 0
+    assert [line[2:6] for line in capsys.readouterr().out.splitlines()[1:]] == ["ok  "] * 3
+
+    async def backwards(trial: object) -> None:
+        raise suite.Breach("it went backwards")
+
+    monkeypatch.setattr(suite, "CHECKS", (few[0], dataclasses.replace(few[1], run=backwards)))
+    assert main(["doctor", "--engines", "--json"]) == 1
+    engines = json.loads(capsys.readouterr().out)["engines"]
+    assert [one["outcome"] for one in engines["native"]] == ["ok", "failed"]
+    assert engines["native"][1]["text"] == "it went backwards"
+    assert main(["doctor", "--engines", "--sockets"]) == 2
+    assert "--sockets has no place beside it" in capsys.readouterr().err

@@ -92,24 +92,15 @@ class RoundsLogProbs(Altered):
         return dataclasses.replace(output, log_probs=tuple(round(one, 3) for one in output.log_probs))
 
 
-class KeepsPrompts(NativeEngine):
-    async def set_version(self, version: int) -> None:
-        kept = dict(self._batch._prefixes)
-        await super().set_version(version)
-        self._batch._prefixes.update(kept)
-
-
 class IgnoresPause(NativeEngine):
     async def pause(self) -> None: ...
 
 
-class LosesTheAborted(NativeEngine):
-    async def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        for name in self._futures if request_ids is None else request_ids:
-            if name in self._futures:
-                request, _ = self._futures[name]
-                request.token_ids.clear(), request.log_probs.clear(), request.versions.clear()
-        await super().abort(request_ids)
+class LosesTheAborted(Altered):
+    def answer(self, output: TokenOutput) -> TokenOutput:
+        if output.stop_reason != "aborted":
+            return output
+        return TokenOutput(token_ids=(), log_probs=(), versions=(), stop_reason="aborted")
 
 
 class NeverSleeps(NativeEngine):
@@ -118,11 +109,7 @@ class NeverSleeps(NativeEngine):
 
 class IsAlwaysWell(NativeEngine):
     async def health(self) -> Mapping[str, float]:
-        self._running.clear()  # a paused one generates nothing
-        try:
-            return {**await super().health(), "paused": 0.0}
-        finally:
-            self._running.set()
+        return {"decoded_tokens": 7.0}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +152,7 @@ def test_a_head_that_is_not_updated_is_seen(
         subject = await start(folder)
         held = subject.target.weights_metadata()
         own = [dataclasses.replace(one, aliases=()) for one in held]
-        head = subject.engine._batch._model._head
+        head = subject.target._module.lm_head
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
         monkeypatch.setattr(subject.target, "weights_metadata", lambda: own)
         return subject

@@ -103,7 +103,7 @@ def test_requests_end_with_the_connection(engine: NativeEngine) -> None:
             with pytest.raises(ConnectionError, match="is not reached: the engine was closed"):
                 await task
             async with asyncio.timeout(5):
-                while not engine._batch.is_idle:
+                while (await engine.health())["running"]:
                     await asyncio.sleep(0.001)
 
     run(body())

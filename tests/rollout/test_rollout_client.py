@@ -184,8 +184,10 @@ def test_the_deadline_frees_the_native_engines_slot(tiny: Callable[..., CausalLM
     async def body() -> None:
         client = RolloutClient([engine], timeout_s=0.1)
 
+        pauses = []
+
         def hold(token: int, log_prob: float, version: int) -> None:
-            engine._running.clear()  # what pause does
+            pauses.append(asyncio.create_task(engine.pause()))
 
         with pytest.raises(RolloutTimeout, match="generation of a took longer"):
             await client.generate("a", tokens(4, 0), SAMPLING, on_token=hold)
