@@ -39,8 +39,8 @@ With a run folder it reads the metrics of that run and says what the health rule
 each one spoke first (docs/preflight.md lists the rules). The run may be finished, interrupted or still going on.
 With --sockets it lists what the processes of a run that goes on listen on, and who can speak there (docs/cluster.md).
 
-With --engines it makes a small model and tries on it, against plain transformers, all that a rollout engine must be able
-to do: `ok`, `-` (not able to, and need not be) or `FAIL`, in a minute or less for the in-process engine.
+With --engines it makes a small model and tries on it, against plain transformers, all that a rollout engine must be
+able to do: `ok`, `-` (not able to, and need not be) or `FAIL`, in a minute or less for the in-process engine.
 
 Without one it looks at the machines of a cluster, or, without resources.address, at this machine alone with a private
 Ray cluster. Exit code 0: nothing is wrong; 1: something is, and each line says what to do.
