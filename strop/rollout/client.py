@@ -37,7 +37,7 @@ RESTART_S = 900.0
 """Deadline of a restart."""
 RETRY_S = 30.0
 """How soon an engine that does not serve is looked at again."""
-MAX_LOSSES = 4
+MAX_LOSSES = 5
 """A request that was lost with so many engines is not tried once more: it may be what ends them."""
 
 Restart = Callable[[int], Awaitable[RolloutEngine]]

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import time
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -66,11 +66,12 @@ class Line:
         self._target = port
         self._is_dead = False
         self._writers: list[asyncio.StreamWriter] = []
+        self._relays: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
 
     async def open(self) -> int:
         """Listen; the port."""
-        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._begin, "127.0.0.1", 0)
         return int(self._server.sockets[0].getsockname()[1])
 
     def go_dead(self) -> None:
@@ -79,6 +80,9 @@ class Line:
     def say_nonsense(self) -> None:
         for writer in self._writers:
             writer.write(b"\x00\x00\x00\x06garble")
+
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._relays.append(asyncio.create_task(self._relay(reader, writer)))
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -97,15 +101,18 @@ class Line:
         if not self._is_dead:
             writer.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         assert self._server is not None
         self._server.close()
         for writer in self._writers:
             writer.transport.abort()
+        for relay in self._relays:
+            relay.cancel()
+        await asyncio.gather(*self._relays, return_exceptions=True)
 
 
-class Fleet:
-    """Processes by number, each behind its line."""
+class Fleet(AbstractAsyncContextManager["Fleet"]):
+    """Processes by number, each behind its line; they end with the context."""
 
     def __init__(self, folder: Path, scratch: Path) -> None:
         self._folder, self._scratch = folder, scratch
@@ -117,7 +124,7 @@ class Fleet:
 
     async def start(self, index: int) -> RemoteEngine:
         """End what is left of this one, and start it anew."""
-        self.end(index)
+        await self.end(index)
         self.num_starts += 1
         file = self._scratch / f"{index}-{self.num_starts}"
         process = _SERVER.Process(
@@ -149,15 +156,14 @@ class Fleet:
             case "garbage":
                 self.lines[index].say_nonsense()
 
-    def end(self, index: int) -> None:
+    async def end(self, index: int) -> None:
         """End one."""
         if index in self.processes:
             self.processes[index].kill()  # also one that was stopped
             self.processes.pop(index).join(10)
         if index in self.lines:
-            self.lines.pop(index).close()
+            await self.lines.pop(index).close()
 
-    def close(self) -> None:
-        """End all."""
+    async def __aexit__(self, *_: object) -> None:
         for index in list(self.processes):
-            self.end(index)
+            await self.end(index)

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -41,10 +41,18 @@ def asks() -> list[tuple[list[int], Sampling]]:
 
 
 @pytest.fixture
-def fleet(tiny_folder: Callable[[str], Path], tmp_path: Path) -> Iterator[Fleet]:
-    one = Fleet(tiny_folder("qwen3"), tmp_path)
-    yield one
-    one.close()
+def fleet(tiny_folder: Callable[[str], Path], tmp_path: Path) -> Fleet:
+    return Fleet(tiny_folder("qwen3"), tmp_path)
+
+
+def in_fleet(fleet: Fleet, body: Callable[[], Awaitable[None]]) -> None:
+    """Run the test, and end all processes."""
+
+    async def whole() -> None:
+        async with fleet:
+            await body()
+
+    run(whole(), seconds=150)
 
 
 @dataclasses.dataclass
@@ -107,7 +115,7 @@ def test_no_sample_is_lost_or_doubled(fleet: Fleet, tiny: Callable[..., CausalLM
         assert (ledger.issued, ledger.completed, ledger.open) == (NUM_REQUESTS, NUM_REQUESTS, 0)
         assert ledger.reissued > 0
 
-    run(body(), seconds=150)
+    in_fleet(fleet, body)
 
 
 def test_when_all_are_lost_every_request_fails_soon_with_the_cause(fleet: Fleet) -> None:
@@ -138,7 +146,7 @@ def test_when_all_are_lost_every_request_fails_soon_with_the_cause(fleet: Fleet)
         assert (ledger.completed, ledger.failed) == (NUM_REQUESTS - len(failures), len(failures))
         assert ledger.open == 0
 
-    run(body(), seconds=150)
+    in_fleet(fleet, body)
 
 
 def test_a_replacement_with_old_weights_does_not_serve(fleet: Fleet) -> None:
@@ -157,4 +165,4 @@ def test_a_replacement_with_old_weights_does_not_serve(fleet: Fleet) -> None:
         assert client._router.replicas[0].cause.endswith("it holds version 0, and version 1 is current")
         assert client.ledger.completed == NUM_REQUESTS
 
-    run(body(), seconds=150)
+    in_fleet(fleet, body)

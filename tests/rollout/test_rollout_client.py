@@ -324,10 +324,10 @@ def test_a_request_that_ends_engine_after_engine_is_not_tried_for_ever() -> None
     async def body() -> None:
         client = RolloutClient([await restart(0)], timeout_s=5, restart=restart)
         with pytest.raises(
-            NoEngine, match="a was lost with 4 engines, one after another, and is not tried again"
+            NoEngine, match="a was lost with 5 engines, one after another, and is not tried again"
         ):
             await client.generate("a", [1], SAMPLING)
-        assert client.ledger.reissued == 3
+        assert client.ledger.reissued == 4
 
     run(body())
 
