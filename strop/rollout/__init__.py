@@ -2,7 +2,8 @@
 
 config.py     RolloutConfig
 types.py      Sampling, TokenOutput, RolloutEngine: the contract every engine keeps
-client.py     RolloutClient: what agents talk to; its deadlines, probes and ledger
+client.py     RolloutClient: what agents talk to; its deadlines and probes
+ledger.py     the tokens so far of a request, and what became of all requests
 replicas.py   which of several engines serve, and who gets the next request
 native/       the in-process engine over any Hugging Face causal language model
 remote/       an engine in a process of its own

@@ -14,16 +14,14 @@ Concurrency: one asyncio loop. Probes, and a task that looks at the clock, run w
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
 from typing import Protocol
 
+from strop.rollout.ledger import Ledger, OpenRequest
 from strop.rollout.replicas import Attempt, Replica, Router
-from strop.rollout.types import OnToken, RolloutEngine, Sampling, StopReason, TokenOutput
-from strop.trajectory import MediaTokens, media_of
+from strop.rollout.types import OnToken, RolloutEngine, Sampling, TokenOutput
 
 logger = logging.getLogger(__name__)
 
@@ -62,74 +60,6 @@ class NoEngine(RuntimeError):
 
 class _Lost(Exception):
     """The engine of a request is gone."""
-
-
-@dataclass
-class Ledger:
-    """What became of the requests: each that was issued has one outcome, or is still open."""
-
-    issued: int = 0
-    completed: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    """By the caller."""
-    reissued: int = 0
-    """Times that a request was taken to another engine; no outcome."""
-
-    @property
-    def open(self) -> int:
-        """Requests without an outcome."""
-        return self.issued - self.completed - self.failed - self.cancelled
-
-
-@dataclass
-class _Request:
-    """What was asked, and the tokens so far, from whichever engine."""
-
-    request_id: str
-    prompt_ids: Sequence[int]
-    sampling: Sampling
-    on_token: OnToken | None
-    token_ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    losses: list[str] = field(default_factory=list)
-
-    def hear(self, token: int, log_prob: float, version: int) -> None:
-        self.token_ids.append(token)
-        self.log_probs.append(log_prob)
-        self.versions.append(version)
-        if self.on_token is not None:
-            self.on_token(token, log_prob, version)
-
-    def end(self) -> StopReason | None:
-        """Why nothing more is to come, though no engine said so; None: more is to come."""
-        if self.token_ids and self.token_ids[-1] in self.sampling.stop_token_ids:
-            return "stop"
-        return "length" if len(self.token_ids) >= self.sampling.max_tokens else None
-
-    def rest(self) -> tuple[str, Sequence[int], Sampling]:
-        """What an engine is asked: the id, the prompt with the tokens so far, and how it goes on."""
-        if not self.losses:
-            return self.request_id, self.prompt_ids, self.sampling
-        ids: Sequence[int] = [*self.prompt_ids, *self.token_ids]
-        if media := media_of(self.prompt_ids):
-            ids = MediaTokens(ids, media)
-        used = len(self.token_ids)
-        sampling = dataclasses.replace(
-            self.sampling,
-            max_tokens=self.sampling.max_tokens - used,
-            position=self.sampling.position + used,
-        )
-        return f"{self.request_id}~{len(self.losses)}", ids, sampling
-
-    def output(self, stop_reason: StopReason) -> TokenOutput:
-        return TokenOutput(
-            token_ids=tuple(self.token_ids),
-            log_probs=tuple(self.log_probs),
-            versions=tuple(self.versions),
-            stop_reason=stop_reason,
-        )
 
 
 class RolloutClient:
@@ -187,7 +117,7 @@ class RolloutClient:
             Exception: whatever else an engine raises that answers a probe all the same.
         """
         self.ledger.issued += 1
-        request = _Request(request_id, prompt_ids, sampling, on_token)
+        request = OpenRequest(request_id, prompt_ids, sampling, on_token)
         if self._clock is None:
             self._clock = asyncio.create_task(self._watch())
         try:
@@ -205,7 +135,7 @@ class RolloutClient:
             if self.ledger.open == 0:
                 self._rest()
 
-    async def _served(self, request: _Request) -> TokenOutput:
+    async def _served(self, request: OpenRequest) -> TokenOutput:
         while True:
             try:
                 async with self._place(request) as replica:
@@ -222,7 +152,7 @@ class RolloutClient:
             self.ledger.reissued += 1
 
     @asynccontextmanager
-    async def _place(self, request: _Request) -> AsyncIterator[Replica]:
+    async def _place(self, request: OpenRequest) -> AsyncIterator[Replica]:
         router = self._router
         if not router.serving and all(one.revival is None for one in router.replicas):
             for replica in router.replicas:
@@ -233,7 +163,7 @@ class RolloutClient:
         finally:
             router.leave(replica)
 
-    async def _attempt(self, request: _Request, replica: Replica) -> TokenOutput:
+    async def _attempt(self, request: OpenRequest, replica: Replica) -> TokenOutput:
         """What the request has in the end.
 
         Raises:
@@ -266,16 +196,14 @@ class RolloutClient:
                 raise (attempt.cut or self._too_slow(request)) from None
             await self._probe(replica)
             if replica.cause or isinstance(error, ConnectionError):
-                raise _Lost(replica.cause or f"engine {replica.index}: {error}") from error
+                raise _Lost(f"engine {replica.index}: {replica.cause or error}") from error
             raise
-        heard = (
-            len(request.token_ids) - before
-        )  # all of them, or none: of an engine that does not say them one by one
+        heard = len(request.token_ids) - before  # none of an engine that says only the whole
         for token in list(zip(output.token_ids, output.log_probs, output.versions, strict=True))[heard:]:
             request.hear(*token)
         return request.output(output.stop_reason)
 
-    def _too_slow(self, request: _Request) -> RolloutTimeout:
+    def _too_slow(self, request: OpenRequest) -> RolloutTimeout:
         return RolloutTimeout(
             f"generation of {request.request_id} took longer than rollout.timeout_s = {self._timeout_s:g} s "
             f"({len(request.prompt_ids)} prompt tokens, up to {request.sampling.max_tokens} new ones); raise the limit "
