@@ -1,7 +1,7 @@
 """Answers of a model to chats.
 
 Concurrency: one asyncio loop per call of `answer_all`; at most rollout.max_running requests are handed to the
-engine at a time, so that the deadline of a request (rollout.timeout_s) counts from its turn.
+engine at a time.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """`strop doctor`: whether the machines that a run would use fit together; of a run, what its numbers say, and what it
-listens on.
+listens on; of the rollout engines, what they can do.
 
 Exit codes: 0 nothing is wrong; 1 something is, each thing told in a sentence.
 """
@@ -33,10 +33,14 @@ examples:
   strop doctor --config run.yaml
   strop doctor runs/first
   strop doctor runs/first --sockets
+  strop doctor --engines
 
 With a run folder it reads the metrics of that run and says what the health rules find in them, with the step in which
 each one spoke first (docs/preflight.md lists the rules). The run may be finished, interrupted or still going on.
 With --sockets it lists what the processes of a run that goes on listen on, and who can speak there (docs/cluster.md).
+
+With --engines it makes a small model and tries on it, against plain transformers, all that a rollout engine must be
+able to do: `ok`, `-` (not able to, and need not be) or `FAIL`, in a minute or less for the in-process engine.
 
 Without one it looks at the machines of a cluster, or, without resources.address, at this machine alone with a private
 Ray cluster. Exit code 0: nothing is wrong; 1: something is, and each line says what to do.
@@ -78,12 +82,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sockets", action="store_true", help="everything that the processes of a run that goes on listen on"
     )
+    parser.add_argument(
+        "--engines", action="store_true", help="try what the installed rollout engines can do"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     folders = [word for word in args.overrides if not is_setting(word)]
+    if args.engines:
+        return _try_engines(args)
     if folders:
         _refuse_more(args, folders)
         if args.sockets:
@@ -103,6 +112,18 @@ def run(args: argparse.Namespace) -> int:
         for one in findings:
             print_plain(f"{'ok  ' if one.is_fine else 'FAIL'} {one.check}: {one.text}")
     return 0 if all(one.is_fine for one in findings) else 1
+
+
+def _try_engines(args: argparse.Namespace) -> int:
+    """What the rollout engines can do."""
+    given = [*args.overrides, *(f"--{name}" for name in ("config", "path", "sockets") if getattr(args, name))]
+    if given:
+        raise UsageError(
+            f"--engines tries all that are installed, so {' '.join(given)} has no place beside it"
+        )
+    from strop.cli.engine_checks import check_engines
+
+    return check_engines(wants_json=args.json)
 
 
 def _refuse_more(args: argparse.Namespace, folders: list[str]) -> None:

@@ -94,6 +94,7 @@ _LATE_ERRORS = (
     ("strop.controller.errors", "WorkerFailed"),
     ("strop.controller.errors", "CallTimeout"),
     ("strop.rollout.client", "RolloutTimeout"),
+    ("strop.rollout.client", "NoEngine"),
 )
 """Errors with a sentence for users, besides ValueError and OSError. Looked up among the modules already
 loaded: a module that was never imported has raised nothing."""

@@ -28,4 +28,5 @@ class RolloutConfig:
     max_running: PositiveInt = 256
     """Sequences decoded together; more wait and enter as others finish."""
     timeout_s: Annotated[float, Gt(0)] = 600.0
-    """Wall-clock limit of one generation request, in seconds, the wait for a free place included."""
+    """Wall-clock limit of one generation request, in seconds, from its first token on. The wait for a free place does
+    not count, unless the engine neither begins nor ends a request for so long."""

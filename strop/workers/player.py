@@ -204,7 +204,7 @@ def make_player(
         ValueError: something that the agents need cannot be started here.
     """
     setup.images = None if policy.media is None else policy.media.image_encoder()
-    return Player(RolloutClient(engine, timeout_s=timeout_s), tokenizer, scorers, seed=seed, setup=setup)
+    return Player(RolloutClient([engine], timeout_s=timeout_s), tokenizer, scorers, seed=seed, setup=setup)
 
 
 def _given(trajectory: Trajectory) -> Outcome:

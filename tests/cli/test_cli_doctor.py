@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from cli_calls import cli
 from strop.cli import doctor
 from strop.cli.doctor import Finding
 from strop.controller.ray.survey import MachineFacts, OpenPort
+from strop.rollout.conformance import suite, trial
 from strop.trainer.sections import ResourcesConfig
 
 GIB = 2**30
@@ -108,3 +110,26 @@ def test_this_machine_is_looked_at_for_real(tmp_path: Path) -> None:
     assert ("shared path", True) in findings
     assert ("ports", True) in findings, result.out
     assert list(tmp_path.iterdir()) == [], "the marker is gone"
+
+
+def test_engines_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("token ids in, token ids out", "versions only grow", "close ends everything")
+    few = tuple(one for one in suite.CHECKS if one.name in names)
+    monkeypatch.setattr(suite, "CHECKS", few)  # all of them: tests/rollout/test_conformance.py
+    tried = cli("doctor", "--engines")
+    assert (tried.code, [line[2:6] for line in tried.out.splitlines()[1:]]) == (0, ["ok  "] * 3)
+
+    async def backwards(_: object) -> None:
+        raise trial.Breach("it went backwards")
+
+    monkeypatch.setattr(suite, "CHECKS", (few[0], dataclasses.replace(few[1], run=backwards)))
+    tried = cli("doctor", "--engines", "--json")
+    found = json.loads(tried.out)["engines"]["native"]
+    assert (tried.code, [one["outcome"] for one in found]) == (1, ["ok", "failed"])
+    assert found[1]["text"] == "it went backwards"
+
+
+def test_engines_are_tried_by_themselves() -> None:
+    refused = cli("doctor", "--engines", "--sockets")
+    assert refused.code == 2
+    assert "--sockets has no place beside it" in refused.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import io
@@ -32,6 +33,7 @@ from doc_pages import (
     prose,
     strop_calls,
 )
+from rollout.scripted_engine import ScriptedEngine, dying
 
 from strop.cli.main import COMMANDS, command_parser, main
 from strop.cli.output import Interrupted
@@ -46,8 +48,10 @@ from strop.engines.weights import TensorMetadata, WeightsMetadata
 from strop.health import Check, HealthMonitor
 from strop.net import gate
 from strop.rewards import Outcome, RewardError, check_failed_share
+from strop.rollout.client import RolloutClient
 from strop.rollout.sync.accounting import TransferState
 from strop.rollout.sync.types import SyncIncomplete
+from strop.rollout.types import OnToken, Sampling, TokenOutput
 from strop.run import CheckpointError, RunFolder
 from strop.run.checkpoints import CheckpointStore
 from strop.run.samples import COLUMNS
@@ -244,7 +248,7 @@ def test_every_sentence_of_troubleshooting_is_said(own_task: Session, tmp_path: 
     said = "\n".join([
         *own_task.transcript, *bad_settings(own_task.folder), *bad_rewards(own_task.folder),
         *bad_folders(own_task.folder), *bad_checkpoints(own_task.folder, tmp_path), *bad_steps(),
-        *bad_processes(own_task.folder), *bad_prospects(), *bad_trackers(tmp_path),
+        *bad_processes(own_task.folder), *bad_engines(), *bad_prospects(), *bad_trackers(tmp_path),
     ])  # fmt: skip
     unsaid = [heading for heading in headings if not matches(heading, said)]
     assert not unsaid, said
@@ -367,6 +371,30 @@ def bad_steps() -> Iterator[str]:
     # No gradient of the pages is infinite; the sentence is made in one place.
     assert 'f"step {record.step} skipped an update: {reason}"' in (ROOT / "strop/trainer/loop.py").read_text()
     yield "step 1 skipped an update: the gradient is not finite"
+
+
+def bad_engines() -> Iterator[str]:
+    async def one_token(hear: OnToken, sampling: Sampling) -> TokenOutput:
+        hear(0, 0.0, 0)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def replaced(index: int) -> ScriptedEngine:
+        engine = ScriptedEngine()
+        engine.say = dying(engine, 0)
+        return engine
+
+    gone = ScriptedEngine()
+    gone.say = dying(gone, 0)
+    for client in (
+        RolloutClient([ScriptedEngine(one_token)], timeout_s=0.02),
+        RolloutClient([ScriptedEngine()], timeout_s=0.02),
+        RolloutClient([gone], timeout_s=5.0),
+        RolloutClient([gone], timeout_s=5.0, restart=replaced),
+    ):
+        with pytest.raises(RuntimeError) as error:
+            asyncio.run(client.generate("a", [1], Sampling(key=0, max_tokens=7)))
+        yield str(error.value)
 
 
 def bad_prospects() -> Iterator[str]:

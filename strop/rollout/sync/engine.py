@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from strop.rollout.sync.receiver import WeightReceiver
-from strop.rollout.sync.types import SyncReport
+from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.rollout.types import Ability, OnToken, RolloutEngine, Sampling, TokenOutput
 
 
@@ -22,6 +22,10 @@ class VerifiedEngine:
         self._engine = engine
         self._receiver = receiver
         self._num_running = 0
+
+    def join(self, endpoint: Endpoint, *, index: int) -> None:
+        """Meet the sender of the weights; raises as `WeightReceiver.join`. It waits, so not on the loop."""
+        self._receiver.join(endpoint, index=index)
 
     async def update_weights(self, version: int) -> SyncReport:
         """Take part in the sync to this version; the engine's cache is flushed once, after the verification.

@@ -1,0 +1,148 @@
+"""Frames of JSON between a remote engine and its server, on a connection that has passed a gate (strop.net.gate).
+
+    caller -> server   {"call": n, "do": name, "with": {...}}     a method of the engine
+                       {"cancel": n}                              nobody waits for this call any more
+    server -> caller   {"hello": {"version": v, "abilities": [...]}}
+                       {"call": n, "token": [id, log-prob, version]}
+                       {"call": n, "done": value, "version": v}
+                       {"call": n, "failed": [type, sentence]}
+
+A frame is four bytes of length and JSON text. Both sides bound what they read and what they keep for a peer that reads
+nothing, and check every field: what does not fit ends the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+from strop.rollout.types import Sampling
+
+PURPOSE = "rollout engine"
+MAX_FRAME_BYTES = 16 << 20
+"""A prompt of two million tokens."""
+MAX_UNREAD_BYTES = 64 << 20
+"""What may wait for a peer that does not read; more, and it is cut off."""
+_LENGTH_BYTES = 4
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+"""A peer that is gone without a word is noticed after a minute, also where nothing is said."""
+
+Message = dict[str, Any]
+
+
+class Garbage(ConnectionError):
+    """What came is not of this protocol."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineAddress:
+    """Where an engine is served; plain data that the owner of the process hands on."""
+
+    host: str
+    port: int
+    secret: str = field(repr=False)
+    """Only who proves to know it is heard."""
+
+
+class Wire:
+    """One connection, for frames."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def over(cls, connection: socket.socket) -> Wire:
+        """Take a connected socket over."""
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        return cls(*await asyncio.open_connection(sock=connection))
+
+    def send(self, message: Message) -> None:
+        """Send one frame, without waiting.
+
+        Raises:
+            ValueError: it is too large.
+            ConnectionError: the connection has ended, or the peer reads nothing.
+        """
+        text = json.dumps(message, separators=(",", ":")).encode()
+        if len(text) > MAX_FRAME_BYTES:
+            raise ValueError(
+                f"a message of {len(text)} bytes to a rollout engine; at most {MAX_FRAME_BYTES} fit"
+            )
+        transport = self._writer.transport
+        if transport.is_closing():
+            raise ConnectionResetError("the connection has ended")
+        if transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            transport.abort()
+            raise ConnectionAbortedError("the other side reads nothing")
+        self._writer.write(len(text).to_bytes(_LENGTH_BYTES, "big") + text)
+
+    async def read(self) -> Message:
+        """The next frame.
+
+        Raises:
+            Garbage: what comes is none.
+            ConnectionError: the connection has ended.
+        """
+        try:
+            size = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
+            if size > MAX_FRAME_BYTES:
+                raise Garbage(f"a frame of {size} bytes was announced; at most {MAX_FRAME_BYTES} fit")
+            text = await self._reader.readexactly(size)
+        except asyncio.IncompleteReadError:
+            raise ConnectionResetError("the other side has ended the connection") from None
+        try:
+            message = json.loads(text)
+        except (ValueError, RecursionError):
+            raise Garbage(f"{text[:40]!r} is no JSON") from None
+        if not isinstance(message, dict):
+            raise Garbage(f"{text[:40]!r} is no message")
+        return message
+
+    def close(self) -> None:
+        """End the connection now."""
+        self._writer.transport.abort()
+
+
+def sampling_of(value: Any) -> Sampling:
+    """What `dataclasses.asdict` made of a Sampling.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        stops = tuple(whole(stop) for stop in value["stop_token_ids"])
+        return Sampling(**{**value, "stop_token_ids": stops})
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"not a way to sample: {str(value)[:200]} ({error})") from None
+
+
+def whole(value: Any) -> int:
+    """A whole number of at least 0.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{str(value)[:40]} is no whole number of at least 0")
+    return value
+
+
+def token_of(value: Any) -> tuple[int, float, int]:
+    """Id, log-prob and version of a token.
+
+    Raises:
+        Garbage: it is something else.
+    """
+    match value:
+        case [int(token), float() | int() as log_prob, int(version)] if (
+            token >= 0 and version >= 0 and math.isfinite(log_prob) and log_prob <= 1e-3
+        ):
+            return token, float(log_prob), version
+    raise Garbage(f"{str(value)[:80]} is no token with its log-prob and version")

@@ -1,0 +1,35 @@
+"""The native engine as a subject of the conformance suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from strop.engines.config import ModelConfig
+from strop.engines.model import load_model
+from strop.rollout.conformance.trial import Start, Subject
+from strop.rollout.native.engine import NativeEngine
+from strop.rollout.sync.target import ModuleTarget
+
+
+def native(dtype: str = "float32", engine: type[NativeEngine] = NativeEngine) -> Start:
+    """Starts the native engine, or one that does something wrong."""
+
+    async def start(folder: Path) -> Subject:
+        model = load_model(ModelConfig(path=str(folder), dtype=dtype), device="cpu")
+
+        def damage() -> None:
+            def broken(*arguments: object) -> torch.Tensor:
+                raise RuntimeError("the device is lost, for example")
+
+            model.hidden = broken  # type: ignore[method-assign]
+
+        return Subject(
+            engine=engine(model, max_running=64),
+            target=ModuleTarget(model.module),
+            dtype=model.compute_dtype,
+            damage=damage,
+        )
+
+    return start

@@ -1,0 +1,265 @@
+"""An engine behind a connection: the whole contract, strangers, garbage, and weights that arrive there."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from rollout.native_subject import native
+from rollout_cases import run, tokens, turns
+
+from strop.engines.causal_lm import CausalLM
+from strop.net.gate import Gate, new_secret
+from strop.rollout.conformance.suite import CHECKS
+from strop.rollout.conformance.trial import Check, Conformance, Subject
+from strop.rollout.native.engine import NativeEngine
+from strop.rollout.remote.engine import RemoteEngine
+from strop.rollout.remote.server import EngineServer
+from strop.rollout.remote.wire import PURPOSE, EngineAddress, Wire, sampling_of, token_of
+from strop.rollout.sync.engine import VerifiedEngine
+from strop.rollout.sync.receiver import WeightReceiver
+from strop.rollout.sync.sender import WeightSender
+from strop.rollout.sync.target import ModuleTarget
+from strop.rollout.sync.types import UnverifiedWeights
+from strop.rollout.types import Sampling, TokenOutput
+
+SAMPLING = Sampling(key=3, max_tokens=6)
+
+
+class Served(RemoteEngine):
+    """A remote engine whose server runs on the same loop, and ends with it."""
+
+    stack: AsyncExitStack
+
+    async def close(self) -> None:
+        await super().close()
+        await self.stack.aclose()
+
+
+async def served(folder: Path) -> Subject:
+    """Starts a native engine behind a connection."""
+    subject = await native()(folder)
+    stack = AsyncExitStack()
+    server = await stack.enter_async_context(EngineServer(subject.engine))
+    engine = await Served.connect(server.address)
+    assert isinstance(engine, Served)
+    engine.stack = stack
+    return dataclasses.replace(subject, engine=engine)
+
+
+@pytest.fixture(scope="module")
+def conformance(tiny_folder: Callable[[str], Path]) -> Iterator[Conformance]:
+    with Conformance(served, tiny_folder("qwen3")) as one:
+        yield one
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_remote_engine(conformance: Conformance, check: Check) -> None:
+    finding = conformance.run(check)
+    assert finding.outcome != "failed", finding.text
+    if finding.outcome == "absent":
+        pytest.skip(finding.text)
+
+
+@pytest.fixture
+def engine(tiny: Callable[..., CausalLM]) -> NativeEngine:
+    return NativeEngine(tiny("qwen3", dtype="float32"), max_running=4, version=2)
+
+
+def test_the_answer_is_that_of_the_served_engine(engine: NativeEngine) -> None:
+    async def body() -> None:
+        wanted = await engine.generate("x", tokens(5, 1), SAMPLING)
+        async with EngineServer(engine) as server:
+            remote = await RemoteEngine.connect(server.address)
+            assert (remote.version, remote.abilities) == (2, engine.abilities)
+            assert await remote.generate("x", tokens(5, 1), SAMPLING) == wanted
+            await remote.set_version(3)
+            assert remote.version == engine.version == 3
+            with pytest.raises(ValueError, match="version 1 was set after version 3; versions only grow"):
+                await remote.set_version(1)
+            await remote.close()
+
+    run(body())
+
+
+def test_requests_end_with_the_connection(engine: NativeEngine) -> None:
+    async def body() -> None:
+        async with EngineServer(engine) as server:
+            remote = await RemoteEngine.connect(server.address)
+            heard: list[int] = []
+            long = Sampling(key=1, max_tokens=50)
+            task = asyncio.create_task(
+                remote.generate("x", tokens(5, 1), long, on_token=lambda token, *_: heard.append(token))
+            )
+            while not heard:
+                await asyncio.sleep(0.001)
+            await remote.close()
+            with pytest.raises(ConnectionError, match="is not reached: the engine was closed"):
+                await task
+            async with asyncio.timeout(5):
+                while (await engine.health())["running"]:
+                    await asyncio.sleep(0.001)
+
+    run(body())
+
+
+def test_a_connection_that_ended_is_made_anew(engine: NativeEngine) -> None:
+    async def body() -> None:
+        async with EngineServer(engine) as server:
+            remote = await RemoteEngine.connect(server.address)
+            assert remote._connection is not None
+            remote._connection._wire.close()
+            await turns(5)
+            assert (await remote.health())["version"] == 2
+            await remote.close()
+        with pytest.raises(ConnectionError, match="was closed"):
+            await remote.health()
+        gone = RemoteEngine(server.address)
+        with pytest.raises(ConnectionError, match=f"127.0.0.1:{server.address.port} is not reached"):
+            await gone.health()
+
+    run(body())
+
+
+def test_who_does_not_know_the_secret_is_not_heard(engine: NativeEngine) -> None:
+    async def body() -> None:
+        async with EngineServer(engine) as server:
+            wrong = dataclasses.replace(server.address, secret=new_secret())
+            with pytest.raises(ConnectionError, match="is not reached"):
+                await RemoteEngine.connect(wrong, timeout_s=0.3)
+            assert server.address.secret not in repr(server.address)
+
+    run(body())
+
+
+HELLO = {"hello": {"version": 0, "abilities": ["keyed", "flies"]}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (b"\xff\xff\xff\xff", "a frame of 4294967295 bytes was announced"),
+        (b"\x00\x00\x00\x05hello", "b'hello' is no JSON"),
+        (b"\x00\x00\x00\x01" + b"7", "b'7' is no message"),
+        ({"call": 7, "token": [1, -1.0, 0]}, "answers no call"),
+        ({"call": 0, "token": [1, 2.0, 0]}, "is no token with its log-prob and version"),
+        ({"call": 0, "token": [-1, -2.0, 0]}, "is no token with its log-prob and version"),
+        ({"call": 0, "tokens": []}, "is no answer"),
+        ({"call": 0, "done": {"count": 3, "stop_reason": "stop"}, "version": 0}, "0 tokens came, and the answer is"),
+        ({"call": 0, "done": {"count": 0, "stop_reason": "bored"}, "version": 0}, "0 tokens came, and the answer is"),
+        (b"", "the other side has ended the connection"),
+    ],
+)  # fmt: skip
+def test_garbage_ends_the_connection_and_is_named(answer: bytes | dict[str, object], sentence: str) -> None:
+    async def body() -> None:
+        loop, secret = asyncio.get_running_loop(), new_secret()
+
+        async def speak(connection: socket.socket) -> None:
+            wire = await Wire.over(connection)
+            wire.send(HELLO)
+            assert (await wire.read())["do"] == "generate"
+            if isinstance(answer, bytes):
+                wire._writer.write(answer)
+                await wire._writer.drain()
+            else:
+                wire.send(answer)
+            if not answer:
+                wire._writer.close()
+            await asyncio.sleep(5)
+
+        speaking: list[asyncio.Future[None]] = []
+        gate = Gate(
+            "127.0.0.1",
+            secret,
+            purpose=PURPOSE,
+            welcome=lambda one: speaking.append(asyncio.run_coroutine_threadsafe(speak(one), loop)),  # type: ignore[arg-type]
+        )
+        try:
+            address = EngineAddress(host="127.0.0.1", port=gate.port, secret=secret)
+            remote = await RemoteEngine.connect(address)
+            assert remote.abilities == {"keyed"}
+            with pytest.raises(ConnectionError) as caught:
+                await remote.generate("x", [1], SAMPLING)
+            assert sentence in str(caught.value)
+            assert f"the rollout engine at 127.0.0.1:{gate.port}" in str(caught.value)
+            await remote.close()
+        finally:
+            gate.close()
+            for one in speaking:
+                one.cancel()
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"call": 0, "do": "__init__", "with": {}},
+        {"call": 0, "do": "close", "with": {}},
+        {"call": 0, "do": "pause", "with": {"x": 1}},
+        {"call": 0, "do": "generate", "with": {"request_id": "x", "prompt_ids": [1], "sampling": {"key": 1}}},
+        {"call": 0, "do": "set_version", "with": {"version": "7"}},
+        {"call": 0, "do": "join", "with": {"endpoint": {}, "index": 0}},
+    ],
+)
+def test_a_served_engine_does_only_what_the_contract_says(
+    engine: NativeEngine, call: dict[str, object]
+) -> None:
+    async def body() -> None:
+        async with EngineServer(engine) as server:
+            remote = await RemoteEngine.connect(server.address)
+            connection = remote._connection
+            assert connection is not None
+            started = connection.start(str(call["do"]), call["with"])  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="cannot do|not a way to sample|no whole number"):
+                await connection.answer(started)
+            assert len((await remote.generate("y", [1], SAMPLING)).token_ids) == 6  # it lives on
+            await remote.close()
+
+    run(body())
+
+
+def test_what_is_no_sampling_and_no_token_is_refused() -> None:
+    assert sampling_of(dataclasses.asdict(SAMPLING)) == SAMPLING
+    for value in ({}, {**dataclasses.asdict(SAMPLING), "stop_token_ids": ["a"]}, {"speed": 1}):
+        with pytest.raises(ValueError):
+            sampling_of(value)
+    with pytest.raises(ConnectionError):
+        token_of([1, float("nan"), 0])
+
+
+def test_weights_arrive_at_a_served_engine(tiny: Callable[..., CausalLM]) -> None:
+    trained, copy = tiny("qwen3", dtype="float32"), tiny("qwen3", dtype="float32")
+    with torch.no_grad():
+        for _, parameter in trained.named_parameters():
+            parameter.mul_(-0.7)
+    sampling = Sampling(key=0, temperature=0.0, max_tokens=8)
+
+    async def body() -> tuple[TokenOutput, TokenOutput]:
+        receiver = WeightReceiver(ModuleTarget(copy.module), timeout_s=20.0)
+        verified = VerifiedEngine(NativeEngine(copy, max_running=2), receiver)
+        sender = WeightSender(trained.module, timeout_s=20.0)
+        async with EngineServer(verified) as server:
+            remote = await RemoteEngine.connect(server.address)
+            with pytest.raises(UnverifiedWeights, match="no weights have arrived yet"):
+                await remote.generate("x", [1, 2], sampling)
+            endpoint = sender.open(num_receivers=1)
+            assert endpoint is not None
+            await remote.join(endpoint, index=0)
+            sent, received = await asyncio.gather(asyncio.to_thread(sender.send, 4), remote.update_weights(4))
+            assert (received.version, received.digest) == (4, sent.digest)
+            output = await remote.generate("x", [1, 2], sampling)
+            assert (remote.version, set(output.versions)) == (4, {4})
+            await remote.close()
+        sender.close()
+        receiver.close()
+        return output, await NativeEngine(trained, max_running=2, version=4).generate("x", [1, 2], sampling)
+
+    output, wanted = run(body())
+    assert output == wanted
