@@ -100,16 +100,17 @@ READS: Mapping[str, Reads] = {
 """By the name of the command."""
 
 
-def refuse_unread(args: argparse.Namespace, command: str) -> None:
+def refuse_unread(args: argparse.Namespace, command: str, reads: Reads | None = None) -> None:
     """Raise a UsageError for the first override that the command would ignore.
 
     Args:
         args: with `overrides` that are known to be valid.
-        command: one of READS.
+        command: its name.
+        reads: what it reads; None for a command of READS.
     """
     from strop.config.overrides import parse_override
 
-    reads = READS[command]
+    reads = reads or READS[command]
     for text in args.overrides:
         override = parse_override(text)
         for key in _leaves(override.key, override.value):
