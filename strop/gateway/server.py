@@ -113,17 +113,14 @@ class Gateway:
             finally:
                 self._num_calls -= 1
         except ApiError as error:
-            return web.json_response(error.body(), status=error.status)
+            return _refusal(error)
         except web.HTTPRequestEntityTooLarge:
-            error = ApiError(413, f"the request has more than {MAX_BODY_BYTES} bytes; send less")
-            return web.json_response(error.body(), status=413)
+            return _refusal(ApiError(413, f"the request has more than {MAX_BODY_BYTES} bytes; send less"))
         except web.HTTPException as refused:
-            error = ApiError(refused.status, f"{request.method} {request.path}: {refused.reason}")
-            return web.json_response(error.body(), status=refused.status, headers=_allowed(refused))
+            return _refusal(ApiError(refused.status, f"{request.method} {request.path}: {refused.reason}"))
         except Exception:
             logger.exception("%s %s failed", request.method, request.path)
-            error = ApiError(500, "the server failed; its log says where")
-            return web.json_response(error.body(), status=500)
+            return _refusal(ApiError(500, "the server failed; its log says where"))
 
     def _check_token(self, request: web.Request) -> None:
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
@@ -287,8 +284,8 @@ def _model_card(session: Session) -> dict[str, Any]:
     return {"id": session.model.name, "object": "model", "created": 0, "owned_by": "strop"}
 
 
-def _allowed(refused: web.HTTPException) -> dict[str, str]:
-    return {"Allow": refused.headers["Allow"]} if "Allow" in refused.headers else {}
+def _refusal(error: ApiError) -> web.Response:
+    return web.json_response(error.body(), status=error.status)
 
 
 async def _send(stream: web.StreamResponse, event: Mapping[str, Any]) -> None:

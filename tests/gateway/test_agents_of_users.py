@@ -142,9 +142,12 @@ def test_an_agent_that_never_calls_gives_no_sequence(agent_file: Path) -> None:
     ],
 )
 def test_settings_that_name_no_function_are_refused(agent_file: Path, path: str, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    def setup() -> None:
         made = OpenAIAgentConfig(path=path.format(file=agent_file))
         AgentSetup(AgentConfig(default_agent="openai_agent", openai=made), TOKENIZER)
+
+    with pytest.raises(ValueError, match=sentence):
+        setup()
 
 
 def test_the_file_is_named_to_whoever_may_have_to_trust_it(agent_file: Path) -> None:

@@ -72,8 +72,7 @@ def test_answers_that_come_back_keep_their_tokens_in_every_family(name: str) -> 
     """The model writes its text character by character, which the tokenizer never does."""
     family, tokenizer = BY_NAME[name], family_tokenizer(name)
     end = tokenizer.convert_tokens_to_ids(family.end)
-    letters = [tokenizer.convert_tokens_to_ids(one) for one in tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(
-        "the answer is 12")[0][0]]  # fmt: skip
+    letters = tokenizer.convert_tokens_to_ids([*"theĠanswerĠisĠ12"])
     assert len(letters) == 16
     assert len(tokenizer("the answer is 12", add_special_tokens=False)["input_ids"]) < 16
     engine = ScriptedEngine(tokenizer, [[*letters, end]])
@@ -266,14 +265,8 @@ def test_completions_continue_text_and_tokens() -> None:
 
 def test_responses_take_function_tools_and_name_the_one_before() -> None:
     family, tokenizer = BY_NAME["qwen25"], family_tokenizer("qwen25")
-    engine = ScriptedEngine(
-        tokenizer,
-        [
-            f"{family.write_calls([('look_up', {'value': 'x'})])}{family.end}",
-            f"12{family.end}",
-            f"13{family.end}",
-        ],
-    )
+    called = family.write_calls([("look_up", {"value": "x"})]) + family.end
+    engine = ScriptedEngine(tokenizer, [called, f"12{family.end}", f"13{family.end}"])
     tool: Any = {"type": "function", **LOOK_UP["function"]}  # type: ignore[dict-item]
 
     def work(opened: Open) -> Any:
