@@ -93,7 +93,7 @@ class ResponseForm:
     def whole(self, answered: Answered) -> dict[str, Any]:
         """The response; later ones can name it as their previous one."""
         (choice,) = answered.choices
-        self._session.responses[self._id] = (*self._conversation, choice.message)
+        self._session.keep_response(self._id, (*self._conversation, choice.message))
         is_cut = choice.finish_reason == "length"
         made = self._response(
             "incomplete" if is_cut else "completed", [item for item, _ in self._items(choice)]

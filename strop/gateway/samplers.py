@@ -102,8 +102,9 @@ class EpisodeSampler:
         sampling: of the run.
         """
         self._generate, self._sampling = generate, sampling
+        self._has_sampled = False
         self.is_full = False
-        """The budget is used up: the last answer was empty or cut by it."""
+        """The budget is used up: there was no token left for the last answer."""
 
     async def sample(
         self, prompt_ids: Sequence[int], options: Options, *, choice: int, hear: Hear
@@ -122,6 +123,13 @@ class EpisodeSampler:
         if output.stop_reason == "aborted":
             raise ApiError(503, "generation was aborted")
         self.is_full = not output.token_ids
+        if self.is_full and not self._has_sampled:
+            raise ApiError(
+                400, f"the first prompt of the agent has {len(prompt_ids)} tokens, which leave none for an answer: "
+                f"what it has beyond the prompt of the row counts in data.max_response_tokens = "
+                f"{self._sampling.max_tokens}; raise it", code="context_length_exceeded",
+            )  # fmt: skip
+        self._has_sampled = True
         for token in output.token_ids:
             if hear(token):
                 break

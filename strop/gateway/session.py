@@ -8,13 +8,15 @@ grows it; any other begins a new one: the first call, a context that was rewritt
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import json
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from strop.agents.answers import AnswerParser
 from strop.agents.conversation import CONTINUED
-from strop.agents.templates import ChatTemplate
+from strop.agents.templates import ChatTemplate, Reply
 from strop.chat_template import TemplateRefused
 from strop.gateway.errors import ApiError
 from strop.gateway.messages import Message, Trail, as_template, trail_of
@@ -23,6 +25,7 @@ from strop.tools.formats import parser_for_template
 from strop.trajectory import Trajectory
 
 Tools = Sequence[Mapping[str, Any]]
+MAX_RESPONSES = 1000
 
 
 class ChatModel:
@@ -81,15 +84,17 @@ class Session:
         """As the agent told it."""
         self.reward_parts: dict[str, Any] = {}
         self.responses: dict[str, tuple[Message, ...]] = {}
-        """Of /v1/responses: the conversation up to each response, by its id."""
+        """Of /v1/responses: the conversation up to each of the last MAX_RESPONSES responses, by its id."""
         self.num_calls = self.num_forgotten = 0
         self._uid, self._sample_index, self._max_tokens = uid, sample_index, max_tokens
         self._sequences: list[Trajectory] = []
         self._logs: list[list[dict[str, Any]]] = []
         self._texts: list[str] = []
         self._answers: dict[tuple[Any, ...], list[Answer]] = {}
+        self._remembered: deque[Answer] = deque()
         self._by_call: dict[str, Answer] = {}
         self._written_ids: dict[str, str] = {}
+        self._replies: dict[tuple[Any, ...], Reply] = {}
         self._ended_at_length = False
 
     # ------------------------------------------------------------------ prompts
@@ -161,13 +166,16 @@ class Session:
         forgets = profile.forgets_thinking_at if thought else frozenset()
         if not replies or replies[0]["role"] == "assistant" or roles & (rewrites | forgets):
             return ()
-        reply = template.reply(
-            replies,
-            call_names=[template.as_plain_text(call.name) for call in answer.message.calls],
-            tools=tools,
-            last_id=answer.token_ids[-1],
-            stop_ids=self._stop_ids(tools),
-        )
+        known = (answer.token_ids[-1], *messages, json.dumps(tools, sort_keys=True))
+        if known not in self._replies:  # each call has those of all earlier turns
+            self._replies[known] = template.reply(
+                replies,
+                call_names=[template.as_plain_text(call.name) for call in answer.message.calls],
+                tools=tools,
+                last_id=answer.token_ids[-1],
+                stop_ids=self._stop_ids(tools),
+            )
+        reply = self._replies[known]
         return () if reply.ends_otherwise else (*answer.token_ids, *reply.token_ids)
 
     def _stop_ids(self, tools: Tools) -> frozenset[int]:
@@ -175,6 +183,12 @@ class Session:
         return frozenset([*self.model.stop_token_ids, *extra])
 
     # ------------------------------------------------------------------ records
+
+    def keep_response(self, identity: str, conversation: tuple[Message, ...]) -> None:
+        """The conversation that a later request of /v1/responses may go on with."""
+        self.responses[identity] = conversation
+        while len(self.responses) > MAX_RESPONSES:
+            self.responses.pop(next(iter(self.responses)))
 
     def record(
         self,
@@ -235,6 +249,7 @@ class Session:
             asked=trail_of(asked), message=message, token_ids=output.token_ids, has_thinking=has_thinking
         )
         self._answers.setdefault(message.key, []).append(answer)
+        self._remembered.append(answer)
         for call, written in zip(message.calls, written_ids, strict=True):
             self._by_call[call.id] = answer
             if written:
@@ -253,14 +268,20 @@ class Session:
         log.append({**said, "tokens": [start, len(response)]})
 
     def _forget(self) -> None:
+        """Make room where there is a limit: for sequences, and for answers that may come back."""
         if self._max_tokens is None:
             return
-        while (
-            len(self._sequences) > 1 and sum(len(one.token_ids) for one in self._sequences) > self._max_tokens
-        ):
+        while len(self._sequences) > 1 and _size(self._sequences) > self._max_tokens:
             for kept in (self._sequences, self._logs, self._texts):
                 kept.pop(0)
             self.num_forgotten += 1
+        while len(self._remembered) > 1 and _size(self._remembered) > self._max_tokens:
+            oldest = self._remembered.popleft()
+            self._answers[oldest.message.key].remove(oldest)
+            for call in oldest.message.calls:
+                self._by_call.pop(call.id, None)
+                self._written_ids.pop(call.id, None)
+            self._replies.clear()
 
     @property
     def num_sequences(self) -> int:
@@ -290,3 +311,8 @@ class Session:
 def _last_answer(messages: Sequence[Message]) -> int:
     """Where the last message of the assistant stands; -1 for none."""
     return max((number for number, one in enumerate(messages) if one.role == "assistant"), default=-1)
+
+
+def _size(kept: Iterable[Trajectory | Answer]) -> int:
+    """Tokens in all of them."""
+    return sum(len(one.token_ids) for one in kept)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from agent_cases import ScriptedModel, play, prompt_of, sampling_of
 
@@ -54,6 +55,10 @@ def never_ends(base_url, api_key, row):
     client, messages = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0), list(row["prompt"])
     while True:
         messages += [ask(client, *messages), {"role": "user", "content": "More"}]
+
+def long_prompt(base_url, api_key, row):
+    client = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+    ask(client, {"role": "user", "content": "a" * 27})
 
 def no_number(base_url, api_key, row):
     ask(openai.OpenAI(base_url=base_url, api_key=api_key), *row["prompt"])
@@ -121,6 +126,11 @@ def test_an_episode_ends_where_its_tokens_do(agent_file: Path) -> None:
     assert trajectory.stop_reason == "length"
     assert len(trajectory.response_ids) <= 60
     assert trajectory.reward_score is None, "the reward function is asked"
+
+
+def test_a_first_prompt_without_room_for_an_answer_says_what_to_raise(agent_file: Path) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"30 tokens.*data.max_response_tokens = 8; raise it"):
+        episode(agent_file, "long_prompt", "3<|im_end|>", max_tokens=8)
 
 
 def test_what_is_no_reward_fails_the_episode(agent_file: Path) -> None:

@@ -211,4 +211,5 @@ def test_a_session_with_a_limit_forgets_its_oldest_sequences() -> None:
 
     session, _ = served(engine(), limited)
     assert (session.num_sequences, session.num_forgotten) == (2, 2)
+    assert sum(len(one.token_ids) for one in session.sequences()) <= 25
     assert "number 3" in TOKENIZER.decode(session.sequences()[-1].prompt_ids)
