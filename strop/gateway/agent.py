@@ -19,13 +19,11 @@ from strop.gateway.errors import ApiError
 from strop.gateway.kit import OpenAIKit
 from strop.gateway.samplers import EpisodeSampler
 from strop.gateway.server import set_reward
-from strop.gateway.session import ChatModel, Session
+from strop.gateway.session import Session
 from strop.tools.threads import answer_in_thread
 from strop.trajectory import Prompt, Trajectory
 
 logger = logging.getLogger(__name__)
-
-MODEL_NAME = "policy"
 
 
 async def openai_agent(
@@ -41,8 +39,7 @@ async def openai_agent(
     """
     kit: OpenAIKit = context.openai
     assert kit.function is not None, "rows without it were refused"
-    model = ChatModel(MODEL_NAME, context.tokenizer, context.template, context.sampling.stop_token_ids)
-    session = Session(model, uid=trajectory.uid, sample_index=trajectory.sample_index)
+    session = Session(kit.model(context), uid=trajectory.uid, sample_index=trajectory.sample_index)
     sampler = EpisodeSampler(generate, context.sampling)
     async with kit.door(session, sampler) as door:
         try:

@@ -13,15 +13,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from strop.agents.context import AgentContext
 from strop.agents.kits import Given, Kit
 from strop.agents.setup import AgentSetup
+from strop.agents.templates import ChatTemplate
 from strop.base.sections import section_of
 from strop.base.user_files import load_user_file
 from strop.gateway.errors import ApiError
 from strop.gateway.samplers import Sampler
 from strop.gateway.server import Gateway
-from strop.gateway.session import Session
+from strop.gateway.session import ChatModel, Session
 from strop.gateway.settings import OPENAI_AGENT, OpenAIAgentConfig
+
+MODEL_NAME = "policy"
+"""What /v1/models calls it; an agent may ask for any other."""
 
 
 class OpenAIKit(Kit):
@@ -48,6 +53,7 @@ class OpenAIKit(Kit):
                     f"agent.openai.path names {config.path!r}, but the file has no function {name!r}"
                 )
             self.function = found
+        self._models: dict[ChatTemplate, ChatModel] = {}
         self._open: dict[str, tuple[Session, Sampler]] = {}
         self._gateway = Gateway(self)
         self._address: asyncio.Task[str] | None = None
@@ -63,6 +69,14 @@ class OpenAIKit(Kit):
             raise ValueError(
                 f"{where} is for openai_agent, but agent.openai.path is empty: name FILE.py:FUNCTION"
             )
+
+    def model(self, context: AgentContext) -> ChatModel:
+        """The policy, as the episodes of one chat template share it."""
+        if context.template not in self._models:
+            stops = context.sampling.stop_token_ids
+            made = ChatModel(MODEL_NAME, context.tokenizer, context.template, stops)
+            self._models[context.template] = made
+        return self._models[context.template]
 
     @asynccontextmanager
     async def door(self, session: Session, sampler: Sampler) -> AsyncIterator[Door]:
