@@ -64,6 +64,29 @@ def test_tokens_and_log_probs_are_those_of_the_engine(tiny_model: Path) -> None:
     assert made.model_dump()["prompt_token_ids"] == list(found[0].prompt_ids)
 
 
+@pytest.mark.timeout(60)
+def test_a_stop_text_ends_a_request_of_the_engine(tiny_model: Path) -> None:
+    config = load_config(Config, overrides=[f"model.path={tiny_model}", "data.max_response_tokens=40"])
+    sessions, engine = command._load(config, str(tiny_model))
+
+    def work(address: str, token: str, **options: Any) -> str:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key=token, max_retries=0)
+        return client.completions.create(model="any", prompt="1 + 2", seed=1, **options).choices[0].text
+
+    async def whole() -> tuple[str, str, float, float]:
+        gateway = Gateway(sessions)
+        async with gateway.serving() as address:
+            free = await asyncio.to_thread(work, address, gateway.token)
+            before = (await engine.health())["decoded_tokens"]
+            cut = await asyncio.to_thread(work, address, gateway.token, stop=free[3:5])
+            return free, cut, before, (await engine.health())["decoded_tokens"] - before
+
+    free, cut, before, decoded = asyncio.run(whole())
+    assert len(free) > 20, "else choose another seed"
+    assert cut == free[: free.index(free[3:5])]
+    assert decoded < before - 5
+
+
 def test_a_prompt_too_long_for_the_model_is_refused(tiny_model: Path) -> None:
     sessions, _ = command._load(config_of(tiny_model), str(tiny_model))
 
