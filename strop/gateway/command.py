@@ -1,0 +1,151 @@
+"""`strop serve`: a model behind OpenAI's API, every call recorded."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import signal
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from strop.cli.libraries import quiet_models
+from strop.cli.models import HELP, add_step_argument, find_model
+from strop.cli.output import UsageError, print_json, print_plain, say
+from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
+from strop.cli.unread import Reads, refuse_unread
+
+if TYPE_CHECKING:
+    from strop.gateway.samplers import Sampler
+    from strop.gateway.session import ChatModel, Session
+    from strop.rollout.types import RolloutEngine
+    from strop.trainer.config import Config
+
+SUMMARY = "a model behind OpenAI's API on this machine, every call recorded token by token"
+EPILOG = """\
+examples:
+  strop serve runs/arithmetic
+  strop serve models/smollm2 --port 8000 data.max_response_tokens=512
+
+It prints the address and the key, and serves until Ctrl-C or SIGTERM. Clients set base_url and api_key; KEY:NAME as
+the key, or ADDRESS/s/NAME/v1 as the address, makes the calls one session, whose trajectories are at
+ADDRESS/s/NAME/trajectories.
+"""
+READS = Reads(
+    keys=(
+        "model", "data.max_response_tokens", "data.chat_template_kwargs", "rollout.max_running",
+        "rollout.stop_token_ids", "rollout.timeout_s", "resources.device", "resources.num_threads",
+        "algorithm.extensions", "actor.engine.max_tokens_per_device",
+    ),
+    but=("model.path",),
+    instead={"model.path": "MODEL_OR_RUN"},
+)  # fmt: skip
+MAX_SESSIONS = 1000
+MAX_SESSION_TOKENS = 1_000_000
+"""Kept of each; the oldest sequences are forgotten beyond that."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EPILOG
+    parser.add_argument("model", metavar="MODEL_OR_RUN", help=HELP)
+    add_config_arguments(parser, source="the settings of the run")
+    add_trust_argument(parser)
+    add_step_argument(parser)
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one (default)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to serve at (default 127.0.0.1: this machine alone)"
+    )
+    parser.add_argument("--json", action="store_true", help="print address and key as one line of JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command."""
+    if not 0 <= args.port < 1 << 16:
+        raise UsageError(f"--port is {args.port}; use a number up to 65535, 0 for a free one")
+    source = find_model(args.model, step=args.step)
+    for line in source.lines:
+        say(line)
+    config = load_settings(args, source=source.config, needs=())
+    refuse_unread(args, "serve", READS)
+    quiet_models()
+    asyncio.run(_serve(config, str(source.folder), args))
+    return 0
+
+
+async def _serve(config: Config, folder: str, args: argparse.Namespace) -> None:
+    from strop.gateway.server import Gateway
+
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    sessions, engine = _load(config, folder)
+    gateway = Gateway(sessions)
+    try:
+        async with gateway.serving(args.host, args.port) as address:
+            if args.json:
+                print_json({"address": address, "base_url": f"{address}/v1", "api_key": gateway.token})
+            else:
+                print_plain(f"base_url  {address}/v1\napi_key   {gateway.token}")
+            say("Ctrl-C ends it")
+            await ended.wait()
+    finally:
+        await engine.close()
+
+
+def _load(config: Config, folder: str) -> tuple[AnySession, RolloutEngine]:
+    """The engine of a model, and sessions that it samples for.
+
+    Raises:
+        ValueError: the model cannot be used.
+    """
+    from strop.agents.templates import ChatTemplate
+    from strop.data.chat import require_chat_template
+    from strop.engines.model import load_model, load_tokenizer
+    from strop.gateway.samplers import EngineSampler
+    from strop.gateway.session import ChatModel
+    from strop.rollout.native.engine import NativeEngine
+    from strop.rollout.types import Sampling
+    from strop.trainer.setup import stop_token_ids
+    from strop.trainer.threads import set_threads
+
+    section = dataclasses.replace(config.model, path=folder)
+    set_threads(config.resources, section)
+    tokenizer = load_tokenizer(section)
+    require_chat_template(tokenizer)
+    policy = load_model(section, device=config.resources.device)
+    engine = NativeEngine(policy, max_running=config.rollout.max_running)
+    stops = stop_token_ids(section, tokenizer, config.rollout.stop_token_ids)
+    sampler = EngineSampler(
+        engine=engine,
+        sampling=Sampling(key=0, max_tokens=config.data.max_response_tokens, stop_token_ids=stops),
+        max_positions=policy.max_positions,
+        timeout_s=config.rollout.timeout_s,
+    )
+    template = ChatTemplate(tokenizer, config.data.chat_template_kwargs)
+    return AnySession(ChatModel(Path(folder).name, tokenizer, template, stops), sampler), engine
+
+
+class AnySession:
+    """Every name is a session, which begins with its first call; the one that was used longest ago makes room."""
+
+    def __init__(self, model: ChatModel, sampler: Sampler) -> None:
+        self._model, self._sampler = model, sampler
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+
+    def find(self, name: str) -> tuple[Session, Sampler]:
+        """As of Sessions."""
+        from strop.gateway.session import Session
+
+        if name not in self._sessions:
+            while len(self._sessions) >= MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+            self._sessions[name] = Session(self._model, uid=name, max_tokens=MAX_SESSION_TOKENS)
+        self._sessions.move_to_end(name)
+        return self._sessions[name], self._sampler
+
+    def remove(self, name: str) -> None:
+        """As of Sessions."""
+        self._sessions.pop(name, None)
