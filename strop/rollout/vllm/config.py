@@ -9,8 +9,8 @@ from strop.base.field_types import PositiveFloat, PositiveInt, PositiveShare
 from strop.base.sections import section
 
 OURS = (
-    "model", "dtype", "load_format", "max_model_len", "max_num_seqs", "tensor_parallel_size", "logprobs_mode",
-    "skip_tokenizer_init", "worker_extension_cls", "weight_transfer_config", "enable_sleep_mode",
+    "model", "trust_remote_code", "dtype", "load_format", "max_model_len", "max_num_seqs", "tensor_parallel_size",
+    "logprobs_mode", "skip_tokenizer_init", "worker_extension_cls", "weight_transfer_config", "enable_sleep_mode",
 )  # fmt: skip
 """Arguments of vLLM's engine that follow from other settings, or that training depends on."""
 

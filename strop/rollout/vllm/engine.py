@@ -26,6 +26,8 @@ from strop.trajectory import media_of
 
 HEALTH_TIMEOUT_S = 60.0
 """Within this time a working engine generates one token, even behind a full batch of other requests."""
+_CPU_TOKENS_PER_STEP = 4096
+"""Most tokens that vLLM computes at a time on a CPU, if no sequence is longer."""
 _REASONS: Mapping[str, StopReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 
 
@@ -35,6 +37,8 @@ class Settings:
 
     model: str
     """Hugging Face folder: its shape; weights are written into the engine."""
+    trust_remote_code: bool = False
+    """Run Python code of the folder."""
     dtype: str
     """Compute precision: float32 or bfloat16."""
     device: str
@@ -52,18 +56,25 @@ class Settings:
 
     def engine_args(self, config: VllmConfig) -> dict[str, Any]:
         """Arguments of vLLM's engine."""
-        memory: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization}
+        of_device: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization}
         if self.device == "cpu":
-            memory = {"kv_cache_memory_bytes": int(config.cpu_cache_gib * 2**30)}
+            of_device = {
+                "kv_cache_memory_bytes": int(config.cpu_cache_gib * 2**30),
+                # A prompt in pieces throws drawn tokens away and sets their random streams back, which streams of a
+                # CPU cannot do: vLLM ends with "CPU Generator does not use offset".
+                "enable_chunked_prefill": False,
+                "max_num_batched_tokens": max(self.max_tokens, _CPU_TOKENS_PER_STEP),
+            }
         return {
             "seed": 0,
             "enforce_eager": self.device == "cpu",  # compiling takes a minute there, and gains nothing
             "enable_prefix_caching": True,
             "disable_log_stats": True,
             "generation_config": "vllm",  # no sampling settings of the folder
-            **memory,
+            **of_device,
             **config.engine_args,
             "model": self.model,
+            "trust_remote_code": self.trust_remote_code,
             "dtype": self.dtype,
             "load_format": "dummy",
             "max_model_len": self.max_tokens,
@@ -96,7 +107,9 @@ class Settings:
 class VllmEngine:
     """Generates with weights of its own, which `target` takes."""
 
-    def __init__(self, process: ServerProcess, facts: Mapping[str, Any], held: WeightsMetadata, *, version: int) -> None:
+    def __init__(
+        self, process: ServerProcess, facts: Mapping[str, Any], held: WeightsMetadata, *, version: int
+    ) -> None:
         """Use `start_vllm`.
 
         Args:
@@ -156,14 +169,18 @@ class VllmEngine:
         self._running[request_id] = None
         options = _sampling_params(sampling)
         try:
-            ended = await self._process.ask("generate", hear=hear, id=request_id, prompt=prompt, sampling=options)
+            ended = await self._process.ask(
+                "generate", hear=hear, id=request_id, prompt=prompt, sampling=options
+            )
         except asyncio.CancelledError:
             self._process.tell("abort", ids=[request_id])
             raise
         finally:
             del self._running[request_id]
         if ended["reason"] not in _REASONS:
-            raise RuntimeError(f"vLLM ended request {request_id} with {ended['reason']!r}; its log is {self._process.log}")
+            raise RuntimeError(
+                f"vLLM ended request {request_id} with {ended['reason']!r}; its log is {self._process.log}"
+            )
         return TokenOutput(
             token_ids=tuple(tokens),
             log_probs=tuple(log_probs),
@@ -216,7 +233,9 @@ class VllmEngine:
             await self._process.ask("sleep", timeout_s=TIMEOUT_S, level=level)
             self._asleep = True
         elif level == 2:
-            raise ValueError("sleep(2) of vLLM on a CPU: it keeps its weights; end the engine to have their memory")
+            raise ValueError(
+                "sleep(2) of vLLM on a CPU: it keeps its weights; end the engine to have their memory"
+            )
         else:
             await self.flush_cache()
 
@@ -229,7 +248,9 @@ class VllmEngine:
     async def log_probs(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probs of all tokens but the first, at temperature 1."""
         name = f"score {next(self._num_checks)}"
-        found: list[float] = await self._process.ask("score", timeout_s=TIMEOUT_S, id=name, ids=list(token_ids))
+        found: list[float] = await self._process.ask(
+            "score", timeout_s=TIMEOUT_S, id=name, ids=list(token_ids)
+        )
         return found
 
     async def health(self) -> Mapping[str, float]:
@@ -288,7 +309,9 @@ class VllmEngine:
         return prompt
 
 
-async def start_vllm(config: VllmConfig, settings: Settings, held: WeightsMetadata, *, version: int) -> VllmEngine:
+async def start_vllm(
+    config: VllmConfig, settings: Settings, held: WeightsMetadata, *, version: int
+) -> VllmEngine:
     """An engine in a process of its own, with weights of no meaning until some are written.
 
     Args:
@@ -304,7 +327,10 @@ async def start_vllm(config: VllmConfig, settings: Settings, held: WeightsMetada
     process = ServerProcess(vllm_python(config.python), log=settings.log, env=settings.env())
     try:
         facts = await process.ask(
-            "start", timeout_s=config.start_timeout_s, engine_args=settings.engine_args(config), version=version
+            "start",
+            timeout_s=config.start_timeout_s,
+            engine_args=settings.engine_args(config),
+            version=version,
         )
     except BaseException:
         await asyncio.to_thread(process.close)

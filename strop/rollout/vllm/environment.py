@@ -40,7 +40,9 @@ def vllm_python(setting: str) -> Path:
         return path
     if named:
         origin = "rollout.vllm.python" if setting else f"the variable {VARIABLE}"
-        raise ValueError(f"{origin} names {named!r}, which is no program; name the Python of an environment with vLLM")
+        raise ValueError(
+            f"{origin} names {named!r}, which is no program; name the Python of an environment with vLLM"
+        )
     raise ValueError(
         f"rollout.engine=vllm needs vLLM in an environment of its own, and there is none in {default_folder()}: make "
         f"it with `{COMMAND}`, or name the Python of another with rollout.vllm.python or {VARIABLE}"

@@ -76,7 +76,9 @@ class ServerProcess:
         """Of the process, which leads a group of its own."""
         return self._process.pid
 
-    async def ask(self, do: str, *, timeout_s: float | None = None, hear: Hear | None = None, **fields: Any) -> Any:
+    async def ask(
+        self, do: str, *, timeout_s: float | None = None, hear: Hear | None = None, **fields: Any
+    ) -> Any:
         """The answer, for any loop. Whoever is cancelled ends the wait, not the work.
 
         Args:
@@ -108,10 +110,14 @@ class ServerProcess:
         self._process.wait(_END_S)
         _LOOP.submit(self._hang_up()).result()
 
-    def _submit(self, do: str, timeout_s: float | None, hear: Hear | None, fields: Mapping[str, Any]) -> Future[Any]:
+    def _submit(
+        self, do: str, timeout_s: float | None, hear: Hear | None, fields: Mapping[str, Any]
+    ) -> Future[Any]:
         return _LOOP.submit(self._ask(do, timeout_s, hear, fields))
 
-    async def _ask(self, do: str, timeout_s: float | None, hear: Hear | None, fields: Mapping[str, Any]) -> Any:
+    async def _ask(
+        self, do: str, timeout_s: float | None, hear: Hear | None, fields: Mapping[str, Any]
+    ) -> Any:
         if self._ended:
             raise VllmDied(f"vLLM cannot {do}: {self._ended}")
         number = next(self._numbers)
@@ -124,7 +130,9 @@ class ServerProcess:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            raise TimeoutError(f"vLLM did not answer `{do}` within {timeout_s:g} s; its log is {self.log}") from None
+            raise TimeoutError(
+                f"vLLM did not answer `{do}` within {timeout_s:g} s; its log is {self.log}"
+            ) from None
         finally:
             del self._waiting[number]
 

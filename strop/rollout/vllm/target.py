@@ -48,13 +48,14 @@ class VllmTarget:
         if not self.is_open:
             self._process.ask_now("begin_update", timeout_s=TIMEOUT_S)
             self.is_open, self._arrived = True, {}
-        entries, size = [], 0
+        entries: list[tuple[str, list[int], str, int, int]] = []
+        size = 0
         for name, tensor in tensors:
             offset = -(-size // ALIGNMENT) * ALIGNMENT
             size = offset + tensor.numel() * tensor.element_size()
             dtype = str(tensor.dtype).removeprefix("torch.")
             self._arrived[name] = digest_tensor(tensor)
-            entries.append([name, list(tensor.shape), dtype, offset, self._arrived[name]])
+            entries.append((name, list(tensor.shape), dtype, offset, self._arrived[name]))
         descriptor = os.memfd_create("strop-weights", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -73,4 +74,7 @@ class VllmTarget:
     def digests(self, names: Sequence[str]) -> Mapping[str, int]:
         """Digests of what has arrived; tied names have that of the one under which it did."""
         by_name = self._held.by_name
-        return {name: next(self._arrived[one] for one in by_name[name].names if one in self._arrived) for name in names}
+        return {
+            name: next(self._arrived[one] for one in by_name[name].names if one in self._arrived)
+            for name in names
+        }

@@ -62,7 +62,9 @@ class Server:
             if getattr(self._engine, "errored", False):
                 end()  # the log says why; nothing can be asked of it any more
             known = isinstance(error, ValueError)
-            self.tell(n=message["n"], error=f"{error}" if known else f"{type(error).__name__}: {error}", bad=known)
+            self.tell(
+                n=message["n"], error=f"{error}" if known else f"{type(error).__name__}: {error}", bad=known
+            )
         else:
             self.tell(n=message["n"], result=result)
 
@@ -121,10 +123,11 @@ class Server:
 
         options = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         ids = message["ids"]
-        last = None
-        async for output in self._engine.generate(tokens_input(ids), options, message["id"]):
-            last = output
-        return [at[token].logprob for token, at in zip(ids[1:], last.prompt_logprobs[1:], strict=True)]
+        outputs = [
+            output async for output in self._engine.generate(tokens_input(ids), options, message["id"])
+        ]
+        of_prompt = outputs[-1].prompt_logprobs[1:]
+        return [at[token].logprob for token, at in zip(ids[1:], of_prompt, strict=True)]
 
     async def abort(self, message: Any) -> None:
         """End requests with the tokens they have."""

@@ -101,7 +101,8 @@ class SharedMemoryTransfer(WeightTransferEngine[Start, Bucket]):
 def _digest() -> Any:
     path = Path(__file__).parents[3] / "engines" / "digest.py"
     spec = importlib.util.spec_from_file_location("strop_digest", path)
-    assert spec is not None and spec.loader is not None, "a Python file has a loader"
+    assert spec is not None, "a Python file has a loader"
+    assert spec.loader is not None, "a Python file has a loader"
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.digest_tensor
