@@ -68,6 +68,9 @@ class VllmTarget:
             path = f"/proc/{os.getpid()}/fd/{descriptor}"
             bucket = {"path": path, "num_bytes": size, "entries": entries}
             self._process.ask_now("load", timeout_s=TIMEOUT_S, bucket=bucket)
+        except BaseException:
+            self.is_open = False  # what follows begins anew; until then vLLM holds every request
+            raise
         finally:
             os.close(descriptor)
 
