@@ -157,7 +157,7 @@ class Roles:
 
 
 def describe_rollout(config: Config) -> str:
-    """Which engine generates, and where: `rollout: vllm, time-shared with the actor: ...`."""
+    """Which engine generates, and where: `rollout: vllm, apart, in ...`."""
     count = config.resources.apart.get("rollout", 0)
     if count:
         where = f"apart, in {count} processes of its own, which receive the weights after each step"
