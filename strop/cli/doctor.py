@@ -178,9 +178,8 @@ def diagnose(folder: Path) -> tuple[list[tuple[int, Diagnosis]], int]:
 def _rollout(config: Config) -> Finding:
     """Which engine generates, where, and whether it is installed here."""
     from strop.rollout.vllm.environment import vllm_python
-    from strop.trainer.roles import describe_rollout
 
-    text = describe_rollout(config).removeprefix("rollout: ")
+    text = config.placement().removeprefix("rollout: ")
     try:
         installed = (
             f"; vLLM: {vllm_python(config.rollout.vllm.python)}" if config.rollout.engine == "vllm" else ""

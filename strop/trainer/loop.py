@@ -38,7 +38,7 @@ from strop.trainer.preflight import RunRefused, try_out
 from strop.trainer.records import StepRecord
 from strop.trainer.reporting import episode_metrics, num_response_tokens, num_tokens
 from strop.trainer.results import TrainResult, result_of
-from strop.trainer.roles import Roles, check_models, describe_rollout, make_roles, start_runtime
+from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
 from strop.trainer.scorers import NUM_PROBES, probe_scorers
 from strop.trainer.setup import (
     TrainingData,
@@ -86,7 +86,7 @@ class Trainer:
         precision = describe_precision(config.model, config.resources.device)
         self._costs = CostTracker(config.reward, run.path)
         for line in [
-            *self.data.report(), config.arithmetic(), precision, threads.line(), describe_rollout(config)
+            *self.data.report(), config.arithmetic(), precision, threads.line(), config.placement()
         ]:  # fmt: skip
             say(line)
 

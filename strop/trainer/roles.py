@@ -156,18 +156,6 @@ class Roles:
         self.update_weights(version)
 
 
-def describe_rollout(config: Config) -> str:
-    """Which engine generates, and where: `rollout: vllm, apart, in ...`."""
-    count = config.resources.apart.get("rollout", 0)
-    if count:
-        where = f"apart, in {count} processes of its own, which receive the weights after each step"
-    elif config.rollout.engine == "native":
-        where = "time-shared with the actor, with the actor's own weights"
-    else:
-        where = "time-shared with the actor, on the same devices; it takes the weights over after each step"
-    return f"rollout: {config.rollout.engine}, {where}"
-
-
 def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
     """The runtime that `resources` asks for.
 

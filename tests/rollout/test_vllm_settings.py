@@ -23,7 +23,6 @@ from strop.rollout.vllm.environment import VARIABLE, vllm_python
 from strop.rollout.vllm.process import VllmDied
 from strop.trainer.code_named import code_named
 from strop.trainer.loading import load
-from strop.trainer.roles import describe_rollout
 from strop.workers.generation import check_engine
 
 
@@ -120,7 +119,7 @@ def test_probe_tokens_are_of_the_vocabulary() -> None:
     ("overrides", "line"),
     [
         ((), "rollout: native, time-shared with the actor, with the actor's own weights"),
-        (("rollout.engine=vllm",), "rollout: vllm, time-shared with the actor, on the same devices"),
+        (("rollout.engine=vllm",), "rollout: vllm, time-shared with the actor, on its devices"),
         (
             ("rollout.engine=vllm", "resources.runtime=ray", "resources.apart={rollout: 2}"),
             "rollout: vllm, apart, in 2 processes of its own",
@@ -128,7 +127,7 @@ def test_probe_tokens_are_of_the_vocabulary() -> None:
     ],
 )
 def test_the_first_lines_say_where_is_generated(overrides: tuple[str, ...], line: str) -> None:
-    assert describe_rollout(load(overrides=["model.path=somewhere", *overrides])).startswith(line)
+    assert load(overrides=["model.path=somewhere", *overrides]).placement().startswith(line)
 
 
 def test_what_a_received_run_would_start_is_named() -> None:

@@ -257,9 +257,10 @@ class VllmEngine:
         """Generate one token for real, unless paused or asleep; numbers about the engine.
 
         Raises:
-            TimeoutError: no token within HEALTH_TIMEOUT_S.
+            TimeoutError: no answer, or no token, within HEALTH_TIMEOUT_S.
             VllmDied: vLLM's process has ended.
         """
+        await self._process.ask("ping", timeout_s=HEALTH_TIMEOUT_S)
         if not self._asleep and not self._is_paused:
             name = f"health check {next(self._num_checks)}"
             try:

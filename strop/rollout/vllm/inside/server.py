@@ -17,6 +17,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ class Server:
         self._is_updating = False
         self._does: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "start": self.start,
+            "ping": self.ping,
             "generate": self.generate,
             "score": self.score,
             "abort": self.abort,
@@ -93,6 +96,9 @@ class Server:
             "vocab_size": model.get_vocab_size(),
             "max_model_len": model.max_model_len,
         }
+
+    async def ping(self, message: Any) -> None:
+        """Nothing: the answer is that there is one."""
 
     async def generate(self, message: Any) -> dict[str, Any]:
         """Continue a prompt; how it ended, and the tokens that were not told yet."""
@@ -198,9 +204,6 @@ async def main(descriptor: int) -> None:
 
 def watch_owner() -> None:
     """End with the owner, also while vLLM is being imported or holds the loop."""
-    import threading
-    import time
-
     owner = os.getppid()
 
     def watch() -> None:
