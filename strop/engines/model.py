@@ -29,6 +29,7 @@ from strop.engines.media import MediaInputs, language_model_class, media_inputs
 from strop.engines.model_folder import check_settings, check_weights, model_json, reading, runs_own_code
 from strop.engines.parallel import Parallel
 from strop.engines.probe import check_packed
+from strop.engines.weights import WeightsMetadata, weights_metadata
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
@@ -80,6 +81,22 @@ def load_model(config: ModelConfig, *, device: str = "auto", parallel: Parallel 
     loading = _Loading(config, device, parallel)
     module = _read_module(config, auto_class, loading.weights_dtype)
     return loading.finish(module)
+
+
+def weights_of_folder(config: ModelConfig) -> WeightsMetadata:
+    """The weights of a model folder as `load_model` would hold them on one device, without loading any.
+
+    Raises:
+        ValueError: no such folder, or no configuration of a language model in it.
+    """
+    shape = read_shape(config)
+    dtype = torch.float64 if config.dtype == "float64" else torch.float32
+    with torch.device("meta"):
+        module = language_model_class(shape).from_config(
+            shape, dtype=dtype, trust_remote_code=runs_own_code(config)
+        )
+    module.tie_weights()
+    return weights_metadata(module)
 
 
 def load_value_model(

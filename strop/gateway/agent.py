@@ -37,7 +37,7 @@ async def openai_agent(
         Exception: whatever the function raises.
         ValueError: it returned what is no reward.
     """
-    kit: OpenAIKit = context.openai
+    kit: OpenAIKit = context.kits["openai"]
     assert kit.function is not None, "rows without it were refused"
     session = Session(kit.model(context), uid=trajectory.uid, sample_index=trajectory.sample_index)
     sampler = EpisodeSampler(generate, context.sampling)

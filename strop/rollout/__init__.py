@@ -6,6 +6,7 @@ client.py     RolloutClient: what agents talk to; its deadlines and probes
 ledger.py     the tokens so far of a request, and what became of all requests
 replicas.py   which of several engines serve, and who gets the next request
 native/       the in-process engine over any Hugging Face causal language model
+vllm/         vLLM in processes of its own
 remote/       an engine in a process of its own
 conformance/  the checks that every engine must pass
 sync/         weights from the actor's ranks to rollout workers with a copy of their own

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import field
+from typing import Annotated, Literal
 
 from annotated_types import Gt
 
 from strop.base.field_types import NonNegativeInt, PositiveInt, PositiveShare
 from strop.base.sections import section
+from strop.rollout.vllm.config import VllmConfig
 
 
 @section("rollout")
 class RolloutConfig:
+    engine: Literal["native", "vllm", "sglang"] = "native"
+    """What generates: native, in the process of the policy and with its own weights; or vllm, in processes of its own
+    (docs/rollout.md)."""
+    vllm: VllmConfig = field(default_factory=VllmConfig)
+    """Settings of rollout.engine=vllm."""
     samples_per_prompt: PositiveInt = 8
     """Trajectories per prompt. Group-relative advantages need at least 2."""
     temperature: Annotated[
@@ -30,3 +37,12 @@ class RolloutConfig:
     timeout_s: Annotated[float, Gt(0)] = 600.0
     """Wall-clock limit of one generation request, in seconds, from its first token on. The wait for a free place does
     not count, unless the engine neither begins nor ends a request for so long."""
+
+    def __post_init__(self) -> None:
+        if self.engine == "sglang":
+            raise ValueError("rollout.engine=sglang has no adapter in this version: use native or vllm")
+        if self.engine != "vllm" and self.vllm != VllmConfig():
+            raise ValueError(
+                f"a setting of rollout.vllm is given, but rollout.engine={self.engine} does not read it: set "
+                f"rollout.engine=vllm, or remove it"
+            )

@@ -20,6 +20,12 @@ def code_named(config: Config) -> Iterator[Named]:
         yield Named(key="algorithm.extensions", value=path, path=path)
     if config.model.trust_remote_code:
         yield Named(key="model.trust_remote_code", value=f"true (the code in {config.model.path})")
+    if config.rollout.vllm.python:
+        python = config.rollout.vllm.python
+        yield Named(key="rollout.vllm.python", value=f"{python} (started)", path=python)
+    if config.rollout.vllm.engine_args:
+        value = f"{sorted(config.rollout.vllm.engine_args)} (arguments of vLLM, which may name code)"
+        yield Named(key="rollout.vllm.engine_args", value=value)
     yield from _of_data(config)
     yield from code_of_guests(config, "")
     yield from config.agent.code_named()

@@ -378,6 +378,16 @@ class Config:
             f"{' or '.join(map(str, sizes))}, at most {self.actor.engine.max_tokens_per_device} tokens per forward pass"
         )
 
+    def placement(self) -> str:
+        """Which engine generates, and where, in one line: `rollout: vllm, apart, in 2 processes of its own, ...`."""
+        engine, count = self.rollout.engine, self.resources.apart.get("rollout", 0)
+        if count:
+            own = "processes" if count > 1 else "process"
+            return f"rollout: {engine}, apart, in {count} {own} of its own, which get the weights after each step"
+        if engine == "native":
+            return "rollout: native, time-shared with the actor, with the actor's own weights"
+        return f"rollout: {engine}, time-shared with the actor, on its devices; it gets the weights after each step"
+
 
 def check_ranks(role: str, engine: EngineConfig, ranks: int) -> None:
     """Raise a ValueError when the engine's groups of ranks do not divide those of the role.

@@ -85,7 +85,9 @@ class Trainer:
             restore_position(run, checkpoint, self.data.sampler)
         precision = describe_precision(config.model, config.resources.device)
         self._costs = CostTracker(config.reward, run.path)
-        for line in [*self.data.report(), config.arithmetic(), precision, threads.line()]:
+        for line in [
+            *self.data.report(), config.arithmetic(), precision, threads.line(), config.placement()
+        ]:  # fmt: skip
             say(line)
 
     def fit(self) -> TrainResult:

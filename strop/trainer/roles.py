@@ -42,6 +42,7 @@ from strop.trainer.watching import PlayWatch
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
+from strop.workers.generation import check_engine
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import Decided
 from strop.workers.reward_model import RewardModelWorker
@@ -65,8 +66,10 @@ class Roles:
     """The model that the policy learns from; None without distillation."""
     critic: WorkerGroup[CriticWorker] | None = None
     reward_model: WorkerGroup[RewardModelWorker] | None = None
-    shares_weights: bool = True
-    """Generation uses the actor's own parameters."""
+    shares_process: bool = True
+    """Generation takes place in the actor's processes."""
+    probes_weights: bool = False
+    """Generation holds weights that cannot be read back, so log-probs show that they have arrived."""
     offloads_idle: bool = False
     """A role's model and optimizer leave the device when it is idle."""
 
@@ -135,16 +138,18 @@ class Roles:
         """Let generation use the actor's weights, which hold this policy version now.
 
         Raises:
-            SyncError, WorkerFailed: rollout workers apart could not be brought to it, verified.
+            SyncError, WorkerFailed: an engine with weights of its own could not be brought to it, verified.
         """
-        if self.shares_weights:
+        if self.shares_process:
             self.rollout.call.set_version(version)
-            return
-        sent: object = self.actor.call.send_weights(version)
-        received: object = self.rollout.call.receive_weights(version)
-        for started in (sent, received):
-            assert isinstance(started, ResultFuture), "both are registered with blocking=False"
-            started.get()
+        else:
+            sent: object = self.actor.call.send_weights(version)
+            received: object = self.rollout.call.receive_weights(version)
+            for started in (sent, received):
+                assert isinstance(started, ResultFuture), "both are registered with blocking=False"
+                started.get()
+        if self.probes_weights:
+            self.rollout.call.check_weights(as_list(self.actor.call.probe())[0], version)
 
     def _connect(self, version: int) -> None:
         """Bring rollout workers that are apart to the actor's weights."""
@@ -185,8 +190,10 @@ def check_models(config: Config) -> None:
     """Refuse models that do not fit each other, or the ranks of their role, before any process starts.
 
     Raises:
-        ValueError: as `check_teacher` and `check_sequence_parallel`; or a critic that would have to see images.
+        ValueError: as `check_engine`, `check_teacher` and `check_sequence_parallel`; or a critic that would have to see
+            images.
     """
+    check_engine(config.model, config.rollout)
     if config.uses_teacher:
         check_teacher(config.model, config.teacher)
     paths = {"critic": config.critic.path, "reference": config.reference.path, "teacher": config.teacher.path}
@@ -237,13 +244,16 @@ def make_roles(
         groups |= runtime.groups({name: specs[name]}, pool=name)
     roles = Roles(
         **groups,
-        shares_weights="rollout" not in apart,
+        shares_process="rollout" not in apart,
+        probes_weights=config.rollout.engine != "native",
         costs=costs or CostTracker(config.reward, None),
         watch=PlayWatch(logs),
         offloads_idle=config.resources.offload_idle,
     )
-    if not roles.shares_weights:
+    if not roles.shares_process:
         roles._connect(version)
+    elif roles.probes_weights:
+        roles.update_weights(version)
     return roles
 
 
@@ -300,6 +310,7 @@ def _specs(
         keeps_text=config.uses_reward_model,
         reward_keys=config.algorithm.reward_keys,
         samples=None if samples is None else samples.absolute(),
+        max_tokens=config.data.max_prompt_tokens + config.data.max_response_tokens,
         logs=None if logs is None else logs.absolute(),
         keeps_rows=bool(config.data.dataset_class.path),
     )

@@ -107,6 +107,10 @@ def _check_media(config: Config, *, has_media: bool) -> None:
     """Refuse what images do not go with, before a model is loaded."""
     if not has_media:
         return
+    if config.rollout.engine != "native":
+        raise ValueError(
+            f"prompts have images, which rollout.engine={config.rollout.engine} is not given: use rollout.engine=native"
+        )
     if config.uses_critic:
         raise ValueError(
             f"prompts have images, which a critic does not take: algorithm.adv_estimator="

@@ -30,11 +30,12 @@ from strop.controller import Dispatch, Execute, register
 from strop.engines.config import ModelConfig
 from strop.engines.lora import adapter_off, has_adapter, merged_tensors
 from strop.engines.model import load_model
-from strop.engines.packing import Row
+from strop.engines.packing import Row, make_rows
 from strop.engines.tokens import Tokens
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto, columns
 from strop.protocol.merging import METRICS
+from strop.rollout.sync.probe import Probe, probe_tokens
 from strop.rollout.sync.sender import WeightSender
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.workers.config import ActorConfig
@@ -199,6 +200,16 @@ class ActorWorker(TrainedWorker):
         if self._sender is None:
             raise ValueError("the actor sends weights to nobody: call open_sync first")
         return self._sender.send(version, merged_tensors(model) if has_adapter(model) else None)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def probe(self) -> Probe:
+        """What the policy says of a few tokens, for engines whose weights cannot be read."""
+        ids = probe_tokens(self.engine.model.config.get_text_config().vocab_size)
+        rows = make_rows([torch.tensor(ids[:1])], [torch.tensor(ids[1:])])
+        made = self.engine.map_tokens(
+            rows, lambda tokens: {"log_probs": tokens.log_probs(temperature=1.0)[0]}
+        )
+        return Probe(token_ids=ids, log_probs=tuple(made["log_probs"].tolist()))
 
     def close(self) -> None:
         """Leave the rollout workers, if there are any."""

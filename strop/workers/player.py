@@ -181,7 +181,7 @@ async def _together(
 
 def make_player(
     engine: RolloutEngine,
-    policy: CausalLM,
+    policy: CausalLM | None,
     tokenizer: Any,
     scorers: RewardPool | None,
     *,
@@ -193,7 +193,7 @@ def make_player(
 
     Args:
         engine: generates.
-        policy: the model of it, which may read images.
+        policy: the model of it, which may read images; None where it is in another process, which is given none.
         tokenizer: of the model.
         scorers: as for Player.
         setup: agents; how they read images is seen to.
@@ -203,7 +203,7 @@ def make_player(
     Raises:
         ValueError: something that the agents need cannot be started here.
     """
-    setup.images = None if policy.media is None else policy.media.image_encoder()
+    setup.images = None if policy is None or policy.media is None else policy.media.image_encoder()
     return Player(RolloutClient([engine], timeout_s=timeout_s), tokenizer, scorers, seed=seed, setup=setup)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,21 +23,21 @@ from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.controller import Dispatch, Worker, register
 from strop.data.media import shown_text
-from strop.engines.config import LoraConfig, ModelConfig
-from strop.engines.model import load_model, load_tokenizer
+from strop.engines.config import ModelConfig
+from strop.engines.model import load_tokenizer
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
 from strop.rewards import RewardConfig, RewardPool
 from strop.rollout.config import RolloutConfig
-from strop.rollout.native.engine import NativeEngine
 from strop.rollout.sync.engine import VerifiedEngine
+from strop.rollout.sync.probe import Probe
 from strop.rollout.sync.receiver import WeightReceiver
-from strop.rollout.sync.target import ModuleTarget
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.rollout.types import Sampling
 from strop.run import SampleStore
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode, episode_rows
+from strop.workers.generation import Place, make_generation, pull_weights
 from strop.workers.models import TrainedWorker
 from strop.workers.player import make_player
 from strop.workers.reports import report_of, reward_parts, sample_row
@@ -64,6 +63,7 @@ class RolloutWorker(Worker):
         reward_keys: Sequence[str] = (),
         samples: Path | None = None,
         keeps_rows: bool = False,
+        max_tokens: int = 0,
         logs: Path | None = None,
     ) -> None:
         """Load tokenizer and policy.
@@ -81,7 +81,8 @@ class RolloutWorker(Worker):
             reward_keys: parts of the reward that become the column reward_parts.
             samples: folder of the sample store that `write_samples` writes to.
             keeps_rows: write what rewards get of the dataset rows as well, which cannot be read again by number.
-            logs: folder for what reward functions print, and for how far a call is.
+            max_tokens: of the longest sequence, prompt and response, for engines that plan their memory by it.
+            logs: folder for what the engine and reward functions print, and for how far a call is.
         """
         super().__init__()
         self._rollout, self._reward = rollout, reward
@@ -90,22 +91,31 @@ class RolloutWorker(Worker):
         self._samples = None if samples is None else SampleStore(samples)
         self._tokenizer = load_tokenizer(model)
         self._trained: TrainEngine | None = None
-        self._receiver: WeightReceiver | None = None
-        self._engine: NativeEngine | VerifiedEngine
-        if share_with is None:
-            # Weights come with any adapter merged into them.
-            policy = load_model(dataclasses.replace(model, lora=LoraConfig()), device=device)
-            own = NativeEngine(policy, max_running=rollout.max_running, version=version)
-            self._receiver = WeightReceiver(ModuleTarget(policy.module), device=policy.device.type)
-            self._engine = VerifiedEngine(own, self._receiver)
-        else:
+        if share_with is not None:
             trained = self.colocated[share_with]
             assert isinstance(trained, TrainedWorker), f"{share_with} trains a model"
             self._trained = trained.engine
-            policy = self._trained.model
-            self._engine = NativeEngine(policy, max_running=rollout.max_running, version=version)
-        self._takes_media = policy.media is not None
         self._runner = asyncio.Runner()
+        place = Place(
+            model=model,
+            rollout=rollout,
+            device=device,
+            version=version,
+            trained=self._trained,
+            max_tokens=max_tokens,
+            logs=logs,
+            rank=self.rank,
+        )
+        made = self._runner.run(make_generation(place))
+        self._engine, self._target, policy = made.engine, made.target, made.policy
+        self._scores, self._dtype = made.scores, made.dtype
+        self._receiver: WeightReceiver | None = None
+        if made.target is not None and self._trained is None:
+            self._receiver = WeightReceiver(
+                made.target, device="cpu" if policy is None else policy.device.type
+            )
+            self._engine = VerifiedEngine(made.engine, self._receiver)
+        self._takes_media = policy is not None and policy.media is not None
         self._pool = RewardPool(
             reward, tokenizer=model.path, rank=self.rank, count=self.world_size, logs=logs
         )
@@ -139,10 +149,12 @@ class RolloutWorker(Worker):
             raise ValueError(
                 "prompts have images, which the reward model would not see: remove reward_model.path, or the images"
             )
-        with contextlib.nullcontext() if self._trained is None else self._trained.full_parameters():
+        shared = self._trained if self._target is None else None
+        with contextlib.nullcontext() if shared is None else shared.full_parameters():
             if not self._pool_runs:
                 self._runner.run(self._pool.start())
                 self._pool_runs = True
+            self._runner.run(self._engine.wake_up())
             self._tally.begin()
             episodes = self._runner.run(
                 self._player.play(
@@ -221,8 +233,22 @@ class RolloutWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_version(self, version: int) -> None:
-        """The shared parameters hold this policy version now."""
+        """The shared parameters hold this policy version now; an engine with weights of its own takes them over."""
+        if self._target is not None and self._trained is not None:
+            self._runner.run(self._engine.wake_up())
+            pull_weights(self._trained, self._target)
         self._runner.run(self._engine.set_version(version))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def check_weights(self, probe: Probe, version: int) -> None:
+        """An engine whose weights cannot be read gives what the trainer's model gives.
+
+        Raises:
+            SyncCorrupted: it does not.
+        """
+        assert self._scores is not None, "asked of engines whose weights cannot be read"
+        found = self._runner.run(self._scores(probe.token_ids))
+        probe.check(found, version=version, dtype=self._dtype)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join_sync(self, endpoint: Endpoint) -> None:
@@ -262,8 +288,7 @@ class RolloutWorker(Worker):
         """End the scorers and the loop. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
-            if self._receiver is not None:
-                self._receiver.close()
             self._runner.run(self._pool.close())
+            self._runner.run(self._engine.close())
             self._runner.close()
             self._player.close()

@@ -18,7 +18,7 @@ ALPHABET = "abcdefghijkl"
 class LearningTask:
     """Words of three letters to write backwards, and a model of 0.1 million weights that was shown some."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, head_dim: int = 16) -> None:
         """Write model and data, and fine-tune for 58 steps: about three seconds on one core."""
         self.folder = folder
         make_tiny_model(
@@ -28,7 +28,7 @@ class LearningTask:
             num_layers=2,
             num_heads=4,
             num_kv_heads=2,
-            head_dim=16,
+            head_dim=head_dim,
             intermediate_size=192,
             max_position_embeddings=64,
         )

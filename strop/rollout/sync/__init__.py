@@ -14,5 +14,6 @@ collective.py     a broadcast per bucket over a process group of its own
 shared_memory.py  buckets through two slots in shared memory, for processes of one node
 sender.py         WeightSender: the side of the actor
 receiver.py       WeightReceiver: the side of a rollout worker
+probe.py          Probe: whether an engine whose weights cannot be read computes with them
 engine.py         VerifiedEngine: a rollout engine that generates with verified weights only
 """

@@ -1,0 +1,52 @@
+"""Whether an engine computes with the weights that it was given, where these cannot be read back.
+
+The trainer says what its model gives to a few tokens; the engine must give the same, up to the rounding of its
+precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strop.rollout.sync.types import SyncCorrupted
+
+NUM_TOKENS = 24
+TOLERANCE = {"float32": 0.01, "bfloat16": 0.25}
+"""Largest mean difference of log-probs between two computations of the same, by the precision of the engine. Weights of
+no meaning, or a head that kept its old ones, differ by a multiple of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """A text, and what the trainer's model says of it."""
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    """Of all tokens but the first, at temperature 1."""
+
+    def check(self, found: Sequence[float], *, version: int, dtype: str) -> float:
+        """Compare with what the engine says; the mean difference.
+
+        Args:
+            found: the engine's log-probs of the same tokens.
+            version: policy version that both hold.
+            dtype: precision of the engine.
+
+        Raises:
+            SyncCorrupted: it is larger than `TOLERANCE`, or no number.
+        """
+        differences = [abs(a - b) for a, b in zip(found, self.log_probs, strict=True)]
+        mean, limit = sum(differences) / len(differences), TOLERANCE[dtype]
+        if not mean <= limit:
+            raise SyncCorrupted(
+                f"sync {version} corrupted: on a probe of {len(differences)} tokens the engine's log-probs differ by "
+                f"{mean:.3g} on average from the trainer's, and rounding in {dtype} accounts for {limit:g}: the engine "
+                f"does not compute with the weights that it was given, or in another way than the trainer"
+            )
+        return mean
+
+
+def probe_tokens(vocab_size: int) -> tuple[int, ...]:
+    """Tokens [NUM_TOKENS] from all over a vocabulary, always the same."""
+    return tuple((place * 7919 + 3) % vocab_size for place in range(NUM_TOKENS))

@@ -1,0 +1,9 @@
+"""Generation with vLLM, which runs in an environment and in processes of its own.
+
+config.py        VllmConfig
+environment.py   where vLLM is installed, and how it gets there
+process.py       ServerProcess: the process that owns vLLM's engine, and the messages to it
+engine.py        VllmEngine: the contract of a rollout engine, kept by that process
+target.py        VllmTarget: weights into it through shared memory
+inside/          what runs over there
+"""

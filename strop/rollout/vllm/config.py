@@ -1,0 +1,39 @@
+"""Settings of generation with vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+from strop.base.field_types import PositiveFloat, PositiveInt, PositiveShare
+from strop.base.sections import section
+
+OURS = (
+    "model", "trust_remote_code", "dtype", "load_format", "max_model_len", "max_num_seqs", "tensor_parallel_size",
+    "logprobs_mode", "skip_tokenizer_init", "worker_extension_cls", "weight_transfer_config", "enable_sleep_mode",
+)  # fmt: skip
+"""Arguments of vLLM's engine that follow from other settings, or that training depends on."""
+
+
+@section("rollout.vllm")
+class VllmConfig:
+    python: str = ""
+    """Python of the environment with vLLM. Empty: what the variable STROP_VLLM names, else the environment that
+    `strop engine install vllm` makes."""
+    tensor_parallel: PositiveInt = 1
+    """Devices that share one copy of the model."""
+    gpu_memory_utilization: PositiveShare = 0.5
+    """Share of a device's memory that vLLM takes, weights and cache; the rest is the trainer's."""
+    cpu_cache_gib: PositiveFloat = 1.0
+    """On a CPU: memory of the key-value cache, in GiB."""
+    start_timeout_s: PositiveFloat = 600.0
+    """Limit for importing vLLM and making its engine, in seconds."""
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's engine by their Python names, such as {pipeline_parallel_size: 2}."""
+
+    def __post_init__(self) -> None:
+        for name in OURS:
+            if name in self.engine_args:
+                raise ValueError(
+                    f"rollout.vllm.engine_args names {name}, which follows from other settings: remove it"
+                )

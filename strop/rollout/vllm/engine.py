@@ -1,0 +1,353 @@
+"""The contract of a rollout engine, kept by vLLM in a process of its own.
+
+Log-probs are those of the whole distribution at the sampling temperature, as vLLM computes them in float32 from its
+logits. Each request has a random stream of its own; a continued one has another from there on.
+
+Concurrency: methods are called on any loop; what they ask is told by `ServerProcess`, which has a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from strop.base.randomness import random_key
+from strop.engines.weights import WeightsMetadata
+from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
+from strop.rollout.vllm.config import VllmConfig
+from strop.rollout.vllm.environment import vllm_python
+from strop.rollout.vllm.process import ServerProcess
+from strop.rollout.vllm.target import TIMEOUT_S, VllmTarget
+from strop.trajectory import media_of
+
+HEALTH_TIMEOUT_S = 60.0
+"""Within this time a working engine generates one token, even behind a full batch of other requests."""
+_CPU_TOKENS_PER_STEP = 4096
+"""Most tokens that vLLM computes at a time on a CPU, if no sequence is longer."""
+_REASONS: Mapping[str, StopReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What an engine is made for."""
+
+    model: str
+    """Hugging Face folder: its shape; weights are written into the engine."""
+    trust_remote_code: bool = False
+    """Run Python code of the folder."""
+    dtype: str
+    """Compute precision: float32 or bfloat16."""
+    device: str
+    """`cpu` or `cuda`."""
+    max_tokens: int
+    """Of the longest sequence, prompt and response."""
+    max_running: int
+    """Sequences decoded together."""
+    num_threads: int
+    """For tensor operations on a CPU."""
+    shares_device: bool
+    """The trainer uses the device in turn, so memory is given back between."""
+    log: Path
+    """File that takes what vLLM prints."""
+
+    def engine_args(self, config: VllmConfig) -> dict[str, Any]:
+        """Arguments of vLLM's engine."""
+        of_device: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization}
+        if self.device == "cpu":
+            of_device = {
+                "kv_cache_memory_bytes": int(config.cpu_cache_gib * 2**30),
+                # A prompt in pieces throws drawn tokens away and sets their random streams back, which streams of a
+                # CPU cannot do: vLLM ends with "CPU Generator does not use offset".
+                "enable_chunked_prefill": False,
+                "max_num_batched_tokens": max(self.max_tokens, _CPU_TOKENS_PER_STEP),
+            }
+        return {
+            "seed": 0,
+            "enforce_eager": self.device == "cpu",  # compiling takes a minute there, and gains nothing
+            "enable_prefix_caching": True,
+            "disable_log_stats": True,
+            "generation_config": "vllm",  # no sampling settings of the folder
+            **of_device,
+            **config.engine_args,
+            "model": self.model,
+            "trust_remote_code": self.trust_remote_code,
+            "dtype": self.dtype,
+            "load_format": "dummy",
+            "max_model_len": self.max_tokens,
+            "max_num_seqs": self.max_running,
+            "tensor_parallel_size": config.tensor_parallel,
+            "logprobs_mode": "processed_logprobs",
+            "skip_tokenizer_init": True,
+            "enable_sleep_mode": self.device == "cuda" and self.shares_device,
+        }
+
+    def env(self) -> dict[str, str]:
+        """Variables of vLLM's processes: quiet, offline, on loopback."""
+        made = {
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_USE_V2_MODEL_RUNNER": "0",  # its sampler has another place for log-probs (inside/strop_worker.py)
+            "VLLM_LOGGING_LEVEL": "WARNING",
+        }
+        if self.device == "cpu":
+            made |= {
+                "VLLM_TARGET_DEVICE": "cpu",
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # whoever starts several engines would get one core for all
+                "OMP_NUM_THREADS": str(self.num_threads),
+                "TORCHDYNAMO_DISABLE": "1",  # the first log-probs would wait a minute for a compiler
+            }
+        return made
+
+
+class VllmEngine:
+    """Generates with weights of its own, which `target` takes."""
+
+    def __init__(
+        self, process: ServerProcess, facts: Mapping[str, Any], held: WeightsMetadata, *, version: int
+    ) -> None:
+        """Use `start_vllm`.
+
+        Args:
+            process: with an engine that was started.
+            facts: what it says of itself.
+            held: the weights that it needs.
+            version: of the weights.
+        """
+        self.target = VllmTarget(process, held)
+        self.facts = facts
+        self._process = process
+        self._version = version
+        self._running: dict[str, None] = {}
+        self._asleep = self._is_paused = False
+        self._num_checks = itertools.count(1)
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """On a CPU vLLM keeps its memory while it sleeps."""
+        found: set[Ability] = {"keyed", "update_in_flight"}
+        return frozenset(found | {"frees_weights"} if self._gives_memory_back else found)
+
+    @property
+    def version(self) -> int:
+        """Policy version that the weights hold."""
+        return self._version
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        on_token: OnToken | None = None,
+    ) -> TokenOutput:
+        """Continue `prompt_ids` until a stop token, `max_tokens`, or an abort.
+
+        Raises:
+            ValueError: an empty prompt, a token outside the vocabulary, more tokens than the engine was made for, an
+                id that is already running, or media.
+            VllmDied: vLLM's process has ended.
+        """
+        prompt = self._checked(request_id, prompt_ids, sampling)
+        loop = asyncio.get_running_loop()
+        tokens: list[int] = []
+        log_probs: list[float] = []
+        versions: list[int] = []
+
+        def hear(message: Mapping[str, Any]) -> None:
+            tokens.extend(message["tokens"])
+            log_probs.extend(message["log_probs"])
+            versions.extend([message["version"]] * len(message["tokens"]))
+            if on_token is not None:
+                for token, log_prob in zip(message["tokens"], message["log_probs"], strict=True):
+                    loop.call_soon_threadsafe(on_token, token, log_prob, message["version"])
+
+        self._running[request_id] = None
+        options = _sampling_params(sampling)
+        try:
+            ended = await self._process.ask(
+                "generate", hear=hear, id=request_id, prompt=prompt, sampling=options
+            )
+        except asyncio.CancelledError:
+            self._process.tell("abort", ids=[request_id])
+            raise
+        finally:
+            del self._running[request_id]
+        if ended["reason"] not in _REASONS:
+            raise RuntimeError(
+                f"vLLM ended request {request_id} with {ended['reason']!r}; its log is {self._process.log}"
+            )
+        return TokenOutput(
+            token_ids=tuple(tokens),
+            log_probs=tuple(log_probs),
+            versions=tuple(versions),
+            stop_reason=_REASONS[ended["reason"]],
+        )
+
+    async def set_version(self, version: int) -> None:
+        """The weights now hold this policy version; running requests go on with them.
+
+        Raises:
+            ValueError: the version goes backwards.
+        """
+        if version < self._version:
+            raise ValueError(f"version {version} was set after version {self._version}; versions only grow")
+        await self._process.ask("set_version", timeout_s=TIMEOUT_S, version=version)
+        self.target.is_open = False
+        self._version = version
+
+    async def pause(self) -> None:
+        """Hold every request where it is."""
+        self._is_paused = True
+        await self._process.ask("pause", timeout_s=TIMEOUT_S)
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        self._is_paused = False
+        await self._process.ask("resume", timeout_s=TIMEOUT_S)
+
+    async def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        """End these requests, or all, with the tokens they have; ids that do not run are passed over."""
+        wanted = self._running if request_ids is None else request_ids
+        if found := [name for name in wanted if name in self._running]:
+            await self._process.ask("abort", timeout_s=TIMEOUT_S, ids=found)
+
+    async def flush_cache(self) -> None:
+        """Forget computed prompts."""
+        await self._process.ask("flush", timeout_s=TIMEOUT_S)
+
+    async def sleep(self, level: Literal[1, 2] = 1) -> None:
+        """Give memory back: that of the cache, with the weights in host memory meanwhile (1), or the weights too (2).
+        On a CPU only what is computed is forgotten.
+
+        Raises:
+            ValueError: a request is running; or level 2 on a CPU.
+        """
+        if self._running:
+            raise ValueError(f"{len(self._running)} requests are running; wait for them or abort them first")
+        if self._gives_memory_back:
+            await self._process.ask("sleep", timeout_s=TIMEOUT_S, level=level)
+            self._asleep = True
+        elif level == 2:
+            raise ValueError(
+                "sleep(2) of vLLM on a CPU: it keeps its weights; end the engine to have their memory"
+            )
+        else:
+            await self.flush_cache()
+
+    async def wake_up(self) -> None:
+        """Take the memory again."""
+        if self._asleep:
+            await self._process.ask("wake", timeout_s=TIMEOUT_S, tags=None)
+            self._asleep = False
+
+    async def log_probs(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probs of all tokens but the first, at temperature 1."""
+        name = f"score {next(self._num_checks)}"
+        found: list[float] = await self._process.ask(
+            "score", timeout_s=TIMEOUT_S, id=name, ids=list(token_ids)
+        )
+        return found
+
+    async def health(self) -> Mapping[str, float]:
+        """Generate one token for real, unless paused or asleep; numbers about the engine.
+
+        Raises:
+            TimeoutError: no answer, or no token, within HEALTH_TIMEOUT_S.
+            VllmDied: vLLM's process has ended.
+        """
+        await self._process.ask("ping", timeout_s=HEALTH_TIMEOUT_S)
+        if not self._asleep and not self._is_paused:
+            name = f"health check {next(self._num_checks)}"
+            try:
+                async with asyncio.timeout(HEALTH_TIMEOUT_S) as deadline:
+                    await self.generate(name, [0], Sampling(key=0, temperature=0.0, max_tokens=1))
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+                raise TimeoutError(
+                    f"vLLM made no token within {HEALTH_TIMEOUT_S} s ({len(self._running)} requests running); its log "
+                    f"is {self._process.log}"
+                ) from None
+        return {
+            "version": float(self._version),
+            "paused": float(self._is_paused),
+            "running": float(len(self._running)),
+        }
+
+    async def close(self) -> None:
+        """End the requests and vLLM's processes. A second call does nothing."""
+        await asyncio.to_thread(self._process.close)
+
+    @property
+    def _gives_memory_back(self) -> bool:
+        return bool(self.facts["gives_memory_back"])
+
+    def _checked(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> list[int]:
+        prompt, vocab, longest = list(prompt_ids), self.facts["vocab_size"], self.facts["max_model_len"]
+        if not prompt or min(prompt) < 0 or max(prompt) >= vocab:
+            raise ValueError(
+                f"request {request_id} has {len(prompt)} prompt tokens between {min(prompt, default=0)} and "
+                f"{max(prompt, default=0)}, but the model's vocabulary has {vocab}; is it the tokenizer of this model?"
+            )
+        if len(prompt) + sampling.max_tokens > longest:
+            raise ValueError(
+                f"request {request_id} has {len(prompt)} prompt tokens and may generate {sampling.max_tokens}, but "
+                f"vLLM was started for {longest} tokens; raise data.max_prompt_tokens or data.max_response_tokens, "
+                f"which this follows from"
+            )
+        if request_id in self._running:
+            raise ValueError(f"request {request_id} is already running; give each request its own id")
+        if media := media_of(prompt_ids):
+            raise ValueError(
+                f"request {request_id} has {len(media)} images or videos, which the vLLM engine is not given; use "
+                f"rollout.engine=native"
+            )
+        return prompt
+
+
+async def start_vllm(
+    config: VllmConfig, settings: Settings, held: WeightsMetadata, *, version: int
+) -> VllmEngine:
+    """An engine in a process of its own, with weights of no meaning until some are written.
+
+    Args:
+        config: rollout.vllm.
+        settings: what it is made for.
+        held: the weights that it needs.
+        version: policy version that these will hold.
+
+    Raises:
+        ValueError: vLLM is not installed, or cannot run this model.
+        VllmDied, TimeoutError: it did not start; the message says why.
+    """
+    process = ServerProcess(vllm_python(config.python), log=settings.log, env=settings.env())
+    try:
+        facts = await process.ask(
+            "start",
+            timeout_s=config.start_timeout_s,
+            engine_args=settings.engine_args(config),
+            version=version,
+        )
+    except BaseException:
+        await asyncio.to_thread(process.close)
+        raise
+    facts["gives_memory_back"] = facts["device"] != "cpu" and settings.shares_device
+    return VllmEngine(process, facts, held, version=version)
+
+
+def _sampling_params(sampling: Sampling) -> dict[str, Any]:
+    """In vLLM's words. A seed for each continuation: vLLM cannot begin in the middle of a stream."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_tokens": sampling.max_tokens,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": True,
+        "seed": random_key(sampling.key, "vllm", sampling.position) >> 1,
+    }

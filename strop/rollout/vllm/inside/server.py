@@ -1,0 +1,228 @@
+"""The process that owns vLLM's engine: it obeys the process that started it, over a pair of sockets without an address.
+
+    python server.py FD        with the settings as the first message
+
+Messages are JSON, one a line. A request has a number `n` and a `do`; its answer has the same number and `result` or
+`error`. A generation says `tokens` on its way, and is answered at its end.
+
+Concurrency: one asyncio loop. Each request is a task of its own; an update of weights holds every request where it is
+meanwhile. The process ends with the socket or with its parent, and takes vLLM's own processes with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+MAX_LINE_BYTES = 1 << 30
+
+
+class Server:
+    """One engine and one owner."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._engine: Any = None
+        self._version = 0
+        """Of the weights; each token is told with it."""
+        self._is_held = False
+        """The owner has asked for a pause."""
+        self._is_updating = False
+        self._does: dict[str, Callable[[Any], Awaitable[Any]]] = {
+            "start": self.start,
+            "ping": self.ping,
+            "generate": self.generate,
+            "score": self.score,
+            "abort": self.abort,
+            "pause": self.pause,
+            "resume": self.resume,
+            "flush": self.flush,
+            "sleep": self.sleep,
+            "wake": self.wake,
+            "begin_update": self.begin_update,
+            "load": self.load,
+            "set_version": self.set_version,
+        }
+
+    def tell(self, **message: Any) -> None:
+        """Send a message."""
+        self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def obey(self, message: dict[str, Any]) -> None:
+        """Do what a message asks, and answer it."""
+        try:
+            result = await self._does[message["do"]](message)
+        except Exception as error:  # noqa: BLE001  (the owner hears of it)
+            if getattr(self._engine, "errored", False):
+                end()  # the log says why; nothing can be asked of it any more
+            known = isinstance(error, ValueError)
+            self.tell(
+                n=message["n"], error=f"{error}" if known else f"{type(error).__name__}: {error}", bad=known
+            )
+        else:
+            self.tell(n=message["n"], result=result)
+
+    async def start(self, message: Any) -> dict[str, Any]:
+        """Make the engine; what it is."""
+        self._version = message["version"]
+        import strop_worker  # it registers the transfer of weights; its workers import it too
+        import torch
+        import vllm
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        settings = {
+            **message["engine_args"],
+            "worker_extension_cls": "strop_worker.WorkerExtension",
+            "weight_transfer_config": {"backend": strop_worker.BACKEND},
+        }
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
+        model = self._engine.model_config
+        await self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
+        await self._engine.get_supported_tasks()  # known from here on, so that a request is entered at once
+        return {
+            "vllm": vllm.__version__,
+            "torch": torch.__version__,
+            "device": vllm.platforms.current_platform.device_type,
+            "vocab_size": model.get_vocab_size(),
+            "max_model_len": model.max_model_len,
+        }
+
+    async def ping(self, message: Any) -> None:
+        """Nothing: the answer is that there is one."""
+
+    async def generate(self, message: Any) -> dict[str, Any]:
+        """Continue a prompt; how it ended, and the tokens that were not told yet."""
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+
+        options = SamplingParams(
+            **message["sampling"], logprobs=0, detokenize=False, output_kind=RequestOutputKind.DELTA
+        )
+        reason = None
+        # In this form a request is entered before anything else happens, so that an abort that follows finds it.
+        prompt = tokens_input(message["prompt"])
+        async for output in self._engine.generate(prompt, options, message["id"]):
+            made = output.outputs[0]
+            ids = list(made.token_ids)
+            if ids:
+                chosen = [at[token].logprob for token, at in zip(ids, made.logprobs, strict=True)]
+                self.tell(n=message["n"], tokens=ids, log_probs=chosen, version=self._version)
+                await self._writer.drain()
+            reason = made.finish_reason
+        return {"reason": reason}
+
+    async def score(self, message: Any) -> list[float]:
+        """Log-probs of all tokens but the first."""
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+
+        options = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        ids = message["ids"]
+        outputs = [
+            output async for output in self._engine.generate(tokens_input(ids), options, message["id"])
+        ]
+        of_prompt = outputs[-1].prompt_logprobs[1:]
+        return [at[token].logprob for token, at in zip(ids[1:], of_prompt, strict=True)]
+
+    async def abort(self, message: Any) -> None:
+        """End requests with the tokens they have."""
+        await self._engine.abort(message["ids"])
+
+    async def pause(self, message: Any) -> None:
+        """Hold every request where it is."""
+        self._is_held = True
+        await self._engine.pause_generation(mode="keep", clear_cache=False)
+
+    async def resume(self, message: Any) -> None:
+        """Go on."""
+        self._is_held = False
+        await self._engine.resume_generation()
+
+    async def flush(self, message: Any) -> None:
+        """Forget computed prompts; running requests compute theirs again."""
+        await self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    async def sleep(self, message: Any) -> None:
+        """Give memory back: that of the cache, with the weights in host memory (1), or weights dropped (2)."""
+        await self._engine.sleep(level=message["level"], mode="keep")
+
+    async def wake(self, message: Any) -> None:
+        """Take memory again; `tags` for a part of it."""
+        await self._engine.wake_up(tags=message["tags"])
+
+    async def begin_update(self, message: Any) -> None:
+        """Hold the requests, and get ready for weights."""
+        await self._engine.pause_generation(mode="keep", clear_cache=False)
+        if self._is_updating:  # the update before has failed on its way; vLLM begins one only after another
+            await self._engine.collective_rpc("finish_weight_update")
+        await self._engine.collective_rpc("start_weight_update")
+        self._is_updating = True
+
+    async def load(self, message: Any) -> None:
+        """One bucket."""
+        try:
+            await self._engine.collective_rpc("update_weights", kwargs={"update_info": message["bucket"]})
+        except BaseException:
+            self._is_updating = False  # vLLM has ended it
+            raise
+
+    async def set_version(self, message: Any) -> None:
+        """The weights are whole: forget what was computed with those before, and go on."""
+        if self._is_updating:
+            await self._engine.collective_rpc("finish_weight_update")
+            self._is_updating = False
+        else:
+            await self._engine.pause_generation(mode="keep", clear_cache=False)
+        self._version = message["version"]
+        await self._engine.reset_prefix_cache(reset_running_requests=True)
+        if not self._is_held:
+            await self._engine.resume_generation()
+
+
+async def main(descriptor: int) -> None:
+    """Serve until the owner is gone."""
+    sock = socket.socket(fileno=descriptor)
+    reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_LINE_BYTES)
+    server = Server(writer)
+    tasks: set[asyncio.Task[None]] = set()
+    while line := await reader.readline():
+        task = asyncio.create_task(server.obey(json.loads(line)))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+def watch_owner() -> None:
+    """End with the owner, also while vLLM is being imported or holds the loop."""
+    owner = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == owner:
+            time.sleep(1.0)
+        end()
+
+    threading.Thread(target=watch, name="strop: owner", daemon=True).start()
+
+
+def end() -> None:
+    """End this process and all that vLLM started."""
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    watch_owner()
+    try:
+        asyncio.run(main(int(sys.argv[1])))
+    finally:
+        end()

@@ -1,0 +1,143 @@
+"""What each of vLLM's worker processes imports: weights out of shared memory, and log-probs of the whole distribution.
+
+It runs in vLLM's environment, where there is no strop: the digest is loaded from its file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import mmap
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+BACKEND = "strop"
+"""Name of the transfer of weights in vLLM's configuration."""
+_POLL_S = 1.0
+
+
+class WorkerExtension:
+    """Base class that vLLM adds to its workers; to name it is what makes them import this module."""
+
+
+@dataclass
+class Start(WeightTransferInitInfo):
+    """Nothing is to be agreed on."""
+
+
+@dataclass
+class Bucket(WeightTransferUpdateInfo):
+    """Some tensors in one piece of shared memory."""
+
+    path: str = ""
+    """Where the memory is opened."""
+    num_bytes: int = 0
+    entries: list[list[Any]] = field(default_factory=list)
+    """Of each tensor: Hugging Face name, shape, dtype, first byte, digest."""
+
+
+class SharedMemoryTransfer(WeightTransferEngine[Start, Bucket]):
+    """Weights from the memory of the process that owns the engine, each checked against its digest as it arrives."""
+
+    init_info_cls = Start
+    update_info_cls = Bucket
+
+    def init_transfer_engine(self, init_info: Start) -> None:
+        """Nothing is to be opened before the first bucket."""
+
+    def start_weight_update(self) -> None:
+        """Bring the layers back to the form in which weights are loaded: vLLM repacks some of them."""
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: Bucket) -> None:
+        """Load one bucket. vLLM keeps tensors until the whole of a layer is there; the memory stays mapped so long.
+
+        Raises:
+            ValueError: what is in the memory is not what was announced.
+        """
+        with Path(update_info.path).open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), update_info.num_bytes, flags=mmap.MAP_PRIVATE)
+        data = torch.frombuffer(mapped, dtype=torch.uint8)
+        tensors = []
+        for name, shape, dtype, offset, digest in update_info.entries:
+            kind = getattr(torch, dtype)
+            size = torch.Size(shape).numel() * kind.itemsize
+            value = data[offset : offset + size].view(kind).view(shape)
+            if (found := digest_tensor(value)) != digest:
+                raise ValueError(f"{name} arrived with digest {found:016x} instead of {digest:016x}")
+            tensors.append((name, value))
+        self.model.load_weights(iter(tensors))
+
+    def finish_weight_update(self) -> None:
+        """Bring the layers into the form in which they are used.
+
+        A head that is tied to the embedding is not loaded itself. Where vLLM has a repacked copy of it, as on a CPU,
+        the copy is made again from the weights that it shares.
+        """
+        finalize_layerwise_reload(self.model, self.model_config)
+        for part in self.model.modules():
+            if isinstance(part, ParallelLMHead) and isinstance(part.quant_method, UnquantizedEmbeddingMethod):
+                part.quant_method.process_weights_after_loading(part)
+
+    def shutdown(self) -> None:
+        """Nothing is open."""
+
+
+def _digest() -> Any:
+    path = Path(__file__).parents[3] / "engines" / "digest.py"
+    spec = importlib.util.spec_from_file_location("strop_digest", path)
+    assert spec is not None, "a Python file has a loader"
+    assert spec.loader is not None, "a Python file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.digest_tensor
+
+
+def _with_whole_log_probs(sampler: Any) -> None:
+    """Log-probs of the distribution at the sampling temperature, before top-k and top-p cut it.
+
+    vLLM offers those before temperature or those after the cut; a trainer, which knows no cut, needs these. Once vLLM
+    has such a mode, this goes.
+    """
+    cut = sampler.__call__
+
+    def call(self: Any, logits: Any, generators: Any, k: Any, p: Any) -> tuple[Any, Any]:
+        whole = None if k is None and p is None else logits.log_softmax(dim=-1, dtype=torch.float32)
+        tokens, log_probs = cut(self, logits, generators, k, p)
+        return tokens, log_probs if whole is None or log_probs is None else whole
+
+    sampler.__call__ = call
+
+
+def end_with_parent() -> None:
+    """End this process, without ceremony, when the one that started it is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_POLL_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="strop: parent", daemon=True).start()
+
+
+digest_tensor = _digest()
+end_with_parent()
+_with_whole_log_probs(TopKTopPSampler)
+if BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryTransfer)

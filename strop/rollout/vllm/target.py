@@ -1,0 +1,83 @@
+"""Weights into vLLM without a disk: each bucket through a piece of memory that has no name in any file system."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from strop.engines.digest import digest_tensor
+from strop.engines.weights import ALIGNMENT, WeightsMetadata
+from strop.rollout.vllm.process import ServerProcess
+
+TIMEOUT_S = 600.0
+"""Limit of one step of an update, in seconds."""
+
+
+class VllmTarget:
+    """The weights of vLLM's engine, by Hugging Face name.
+
+    vLLM keeps linear layers in forms of its own, so what generation reads cannot be read back. Its workers compare each
+    tensor that arrives with its digest; that they use it is shown by log-probs of a probe.
+    """
+
+    def __init__(self, process: ServerProcess, held: WeightsMetadata) -> None:
+        """Args:
+        process: owns the engine.
+        held: what the engine needs.
+        """
+        self._process = process
+        self._held = held
+        self._arrived: dict[str, int] = {}
+        self.is_open = False
+        """Weights have arrived, and no version was set since."""
+
+    def weights_metadata(self) -> WeightsMetadata:
+        """The weights of the architecture, tied ones once."""
+        return self._held
+
+    def load(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        """Hand tensors on; they have arrived, compared with their digests, when this returns.
+
+        Raises:
+            RuntimeError: one did not arrive as it was sent, or vLLM cannot load it.
+        """
+        if not self.is_open:
+            self._process.ask_now("begin_update", timeout_s=TIMEOUT_S)
+            self.is_open, self._arrived = True, {}
+        entries: list[tuple[str, list[int], str, int, int]] = []
+        size = 0
+        for name, tensor in tensors:
+            offset = -(-size // ALIGNMENT) * ALIGNMENT
+            size = offset + tensor.numel() * tensor.element_size()
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            self._arrived[name] = digest_tensor(tensor)
+            entries.append((name, list(tensor.shape), dtype, offset, self._arrived[name]))
+        descriptor = os.memfd_create("strop-weights", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            with mmap.mmap(descriptor, size) as mapped:
+                data = torch.frombuffer(mapped, dtype=torch.uint8)
+                for (_, tensor), (_, _, _, offset, _) in zip(tensors, entries, strict=True):
+                    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+                    data[offset : offset + len(flat)].copy_(flat)
+                del data  # the mapping cannot be closed under it
+            path = f"/proc/{os.getpid()}/fd/{descriptor}"
+            bucket = {"path": path, "num_bytes": size, "entries": entries}
+            self._process.ask_now("load", timeout_s=TIMEOUT_S, bucket=bucket)
+        except BaseException:
+            self.is_open = False  # what follows begins anew; until then vLLM holds every request
+            raise
+        finally:
+            os.close(descriptor)
+
+    def digests(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Digests of what has arrived; tied names have that of the one under which it did."""
+        by_name = self._held.by_name
+        return {
+            name: next(self._arrived[one] for one in by_name[name].names if one in self._arrived)
+            for name in names
+        }

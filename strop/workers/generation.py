@@ -1,0 +1,142 @@
+"""What generates in a rollout worker: the engine that `rollout.engine` names, and whose weights it uses.
+
+The only place that knows the engines by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from strop.base.device import device_name
+from strop.engines.causal_lm import CausalLM
+from strop.engines.config import LoraConfig, ModelConfig
+from strop.engines.lora import has_adapter, merged_tensors
+from strop.engines.model import load_model, read_shape, weights_of_folder
+from strop.engines.training import TrainEngine
+from strop.engines.weights import parameter_stream, weights_metadata
+from strop.rollout.config import RolloutConfig
+from strop.rollout.native.engine import NativeEngine
+from strop.rollout.sync.target import ModuleTarget, WeightTarget
+from strop.rollout.types import RolloutEngine
+from strop.rollout.vllm.engine import Settings, VllmEngine, start_vllm
+from strop.rollout.vllm.environment import vllm_python
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where an engine is to generate, and for what."""
+
+    model: ModelConfig
+    rollout: RolloutConfig
+    device: str
+    version: int
+    """Policy version that the weights hold, or will when they have been written."""
+    trained: TrainEngine | None
+    """The policy of a training role in this process; None for weights of the engine's own, which arrive."""
+    max_tokens: int
+    """Of the longest sequence; 0: unknown."""
+    logs: Path | None
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """An engine, and what is known of its weights."""
+
+    engine: RolloutEngine
+    policy: CausalLM | None
+    """The model that generates, where it is in this process."""
+    target: WeightTarget | None
+    """Takes weights; None where they are those of a training role."""
+    scores: Callable[[Sequence[int]], Coroutine[Any, Any, list[float]]] | None = None
+    """Log-probs of all tokens but the first, of an engine whose weights cannot be read; None of others."""
+    dtype: str = ""
+    """Its precision."""
+
+
+async def make_generation(place: Place) -> Generation:
+    """The engine that `rollout.engine` names.
+
+    Raises:
+        ValueError: it cannot be used here.
+    """
+    return await _MAKERS[place.rollout.engine](place)
+
+
+def check_engine(model: ModelConfig, rollout: RolloutConfig) -> None:
+    """Refuse an engine that cannot generate with this model, before any process starts.
+
+    Raises:
+        ValueError: the sentence says why, and what to do.
+    """
+    if rollout.engine == "native":
+        return
+    vllm_python(rollout.vllm.python)
+    if model.dtype == "float64":
+        raise ValueError(
+            "rollout.engine=vllm computes in float32 or bfloat16, not in model.dtype=float64: use native"
+        )
+    read_shape(model)
+
+
+def pull_weights(trained: TrainEngine, target: WeightTarget) -> None:
+    """Write the policy of a training role into an engine with weights of its own; an adapter is merged.
+
+    All ranks of a sharded policy call this.
+    """
+    model = trained.model
+    trained.onload()
+    weights = merged_tensors(model) if has_adapter(model) else None
+    for bucket in parameter_stream(model.module, weights=weights):
+        target.load([(weight.name, tensor) for weight, tensor in bucket.tensors()])
+
+
+async def _native(place: Place) -> Generation:
+    max_running = place.rollout.max_running
+    if place.trained is not None:
+        policy = place.trained.model
+        return Generation(
+            engine=NativeEngine(policy, max_running=max_running, version=place.version),
+            policy=policy,
+            target=None,
+        )
+    # Weights come with any adapter merged into them.
+    policy = load_model(dataclasses.replace(place.model, lora=LoraConfig()), device=place.device)
+    engine = NativeEngine(policy, max_running=max_running, version=place.version)
+    return Generation(engine=engine, policy=policy, target=ModuleTarget(policy.module))
+
+
+async def _vllm(place: Place) -> Generation:
+    device = torch.device(device_name(place.device)).type
+    held = (
+        weights_of_folder(place.model)
+        if place.trained is None
+        else weights_metadata(place.trained.model.module)
+    )
+    settings = Settings(
+        model=str(Path(place.model.path).absolute()),
+        trust_remote_code=place.model.trust_remote_code,
+        dtype=place.model.dtype if place.model.dtype != "auto" else _AUTO_DTYPE[device],
+        device=device,
+        max_tokens=place.max_tokens,
+        max_running=place.rollout.max_running,
+        num_threads=torch.get_num_threads(),
+        shares_device=place.trained is not None,
+        log=Path(place.logs or tempfile.mkdtemp(prefix="strop-vllm-")) / f"vllm-{place.rank}.log",
+    )
+    settings.log.parent.mkdir(parents=True, exist_ok=True)
+    engine: VllmEngine = await start_vllm(place.rollout.vllm, settings, held, version=place.version)
+    return Generation(
+        engine=engine, policy=None, target=engine.target, scores=engine.log_probs, dtype=settings.dtype
+    )
+
+
+_AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
+_MAKERS: Mapping[str, Callable[[Place], Coroutine[Any, Any, Generation]]] = {"native": _native, "vllm": _vllm}

@@ -1,0 +1,140 @@
+"""What is refused before vLLM is started, and what an environment without it says."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from strop.config import ConfigError
+from strop.engines.config import LoraConfig, ModelConfig
+from strop.engines.model import load_model, weights_of_folder
+from strop.engines.weights import weights_metadata
+from strop.rollout.config import RolloutConfig
+from strop.rollout.sync.probe import Probe, probe_tokens
+from strop.rollout.sync.types import SyncCorrupted
+from strop.rollout.vllm.config import VllmConfig
+from strop.rollout.vllm.engine import Settings, start_vllm
+from strop.rollout.vllm.environment import VARIABLE, vllm_python
+from strop.rollout.vllm.process import VllmDied
+from strop.trainer.code_named import code_named
+from strop.trainer.loading import load
+from strop.workers.generation import check_engine
+
+
+def settings(model: Path, log: Path) -> Settings:
+    return Settings(
+        model=str(model), dtype="float32", device="cpu", max_tokens=64, max_running=8, num_threads=1,
+        shares_device=True, log=log,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("rollout.engine=sglang", "rollout.engine=sglang has no adapter"),
+        ("rollout.vllm.tensor_parallel=2", "rollout.engine=native does not read it"),
+        (
+            "rollout.vllm.engine_args={max_model_len: 5}",
+            "names max_model_len, which follows from other settings",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(override: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load(overrides=["model.path=somewhere", override])
+
+
+def test_a_missing_environment_names_the_command_that_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ValueError, match="`strop engine install vllm`"):
+        check_engine(ModelConfig(path="model"), RolloutConfig(engine="vllm"))
+    python = tmp_path / "strop" / "vllm" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert vllm_python("") == python
+    monkeypatch.setenv(VARIABLE, sys.executable)
+    assert vllm_python("") == Path(sys.executable)
+    with pytest.raises(ValueError, match=r"rollout.vllm.python names 'elsewhere'"):
+        vllm_python("elsewhere")
+
+
+def test_float64_is_refused_by_name() -> None:
+    rollout = RolloutConfig(engine="vllm", vllm=VllmConfig(python=sys.executable))
+    with pytest.raises(ValueError, match="model.dtype=float64"):
+        check_engine(ModelConfig(path="model", dtype="float64"), rollout)
+
+
+def test_a_python_without_vllm_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    config = VllmConfig(python=sys.executable, start_timeout_s=60)
+    held = weights_of_folder(ModelConfig(path=str(tiny_model)))
+    with pytest.raises(RuntimeError, match="No module named 'vllm'"):
+        asyncio.run(start_vllm(config, settings(tiny_model, tmp_path / "log"), held, version=0))
+
+
+def test_a_process_that_ends_at_once_says_what_its_log_says(tiny_model: Path, tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho 'OSError: no such device' >&2\nexit 3\n")
+    program.chmod(0o755)
+    held = weights_of_folder(ModelConfig(path=str(tiny_model)))
+    config = VllmConfig(python=str(program), start_timeout_s=60)
+    with pytest.raises(VllmDied, match=r"exit code 3\): OSError: no such device; its log is .*log"):
+        asyncio.run(start_vllm(config, settings(tiny_model, tmp_path / "log"), held, version=0))
+
+
+def test_weights_of_a_folder_are_those_of_the_loaded_model(tiny_model: Path) -> None:
+    model = ModelConfig(path=str(tiny_model))
+    found = weights_of_folder(model)
+    assert found == weights_metadata(load_model(model, device="cpu").module)
+    assert found.by_name["lm_head.weight"].name == "model.embed_tokens.weight"
+    adapted = dataclasses.replace(model, lora=LoraConfig(rank=2))
+    assert weights_of_folder(adapted) == weights_metadata(load_model(adapted, device="cpu").module)
+
+
+def test_a_probe_allows_rounding_alone() -> None:
+    # Differences 0.02 and 0.004: 0.012 on average.
+    probe = Probe(token_ids=(1, 2, 3), log_probs=(-1.0, -2.0))
+    found = [-1.02, -2.004]
+    assert probe.check(found, version=1, dtype="bfloat16") == pytest.approx(0.012)
+    with pytest.raises(SyncCorrupted, match=r"sync 1 corrupted: on a probe of 2 tokens .* 0\.012 "):
+        probe.check(found, version=1, dtype="float32")
+    with pytest.raises(SyncCorrupted):
+        probe.check([float("nan"), -2.0], version=1, dtype="bfloat16")
+
+
+def test_probe_tokens_are_of_the_vocabulary() -> None:
+    for vocab in (5, 103, 150_000):
+        ids = torch.tensor(probe_tokens(vocab))
+        assert 0 <= ids.min() <= ids.max() < vocab
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ((), "rollout: native, time-shared with the actor, with the actor's own weights"),
+        (("rollout.engine=vllm",), "rollout: vllm, time-shared with the actor, on its devices"),
+        (
+            ("rollout.engine=vllm", "resources.runtime=ray", "resources.apart={rollout: 2}"),
+            "rollout: vllm, apart, in 2 processes of its own",
+        ),
+    ],
+)
+def test_the_first_lines_say_where_is_generated(overrides: tuple[str, ...], line: str) -> None:
+    assert load(overrides=["model.path=somewhere", *overrides]).placement().startswith(line)
+
+
+def test_what_a_received_run_would_start_is_named() -> None:
+    config = load(
+        overrides=[
+            "model.path=somewhere", "rollout.engine=vllm", "rollout.vllm.python=/bin/false",
+            "rollout.vllm.engine_args={scheduler_cls: mine}",
+        ]
+    )  # fmt: skip
+    assert {"rollout.vllm.python", "rollout.vllm.engine_args"} <= {named.key for named in code_named(config)}
