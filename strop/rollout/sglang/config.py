@@ -1,0 +1,37 @@
+"""Settings of generation with SGLang."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+from strop.base.field_types import PositiveFloat, PositiveInt, PositiveShare
+from strop.base.sections import section
+
+OURS = (
+    "model_path", "dtype", "load_format", "context_length", "max_running_requests", "tp_size", "host", "port",
+    "api_key", "skip_tokenizer_init", "custom_weight_loader", "incremental_streaming_output", "enable_memory_saver",
+    "weight_version",
+)  # fmt: skip
+"""Arguments of SGLang's server that follow from other settings, or that training depends on."""
+
+
+@section("rollout.sglang")
+class SglangConfig:
+    python: str = ""
+    """Python of an environment with SGLang. Empty: what the variable STROP_SGLANG names."""
+    tensor_parallel: PositiveInt = 1
+    """Devices that share one copy of the model."""
+    mem_fraction_static: PositiveShare = 0.5
+    """Share of a device's memory for weights and cache; the rest is the trainer's."""
+    start_timeout_s: PositiveFloat = 600.0
+    """Limit for importing SGLang and starting its server, in seconds."""
+    server_args: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of SGLang's server by their Python names, such as {ep_size: 8}."""
+
+    def __post_init__(self) -> None:
+        for name in OURS:
+            if name in self.server_args:
+                raise ValueError(
+                    f"rollout.sglang.server_args names {name}, which follows from other settings: remove it"
+                )
