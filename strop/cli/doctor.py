@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
             "--sockets lists those of a run that goes on; name its folder: strop doctor RUN --sockets"
         )
     args.trust_code = False
-    config = load_settings(args, needs=("resources", "rollout.vllm"))
+    config = load_settings(args, needs=("resources", "rollout.vllm", "rollout.sglang"))
     refuse_unread(args, "doctor")
     findings = [_rollout(config), *examine(config.resources, path=args.path or Path.cwd())]
     if args.json:
@@ -198,13 +198,16 @@ def diagnose(folder: Path) -> tuple[list[tuple[int, Diagnosis]], int]:
 
 def _rollout(config: Config) -> Finding:
     """Which engine generates, where, and whether it is installed here."""
+    from strop.rollout.sglang.process import sglang_python
     from strop.rollout.vllm.environment import vllm_python
 
     text = config.placement().removeprefix("rollout: ")
+    installed = ""
     try:
-        installed = (
-            f"; vLLM: {vllm_python(config.rollout.vllm.python)}" if config.rollout.engine == "vllm" else ""
-        )
+        if config.rollout.engine == "vllm":
+            installed = f"; vLLM: {vllm_python(config.rollout.vllm.python)}"
+        elif config.rollout.engine == "sglang":
+            installed = f"; SGLang: {sglang_python(config.rollout.sglang.python)}"
     except ValueError as error:
         return Finding(check="rollout", is_fine=False, text=f"{text}: {error}")
     return Finding(check="rollout", is_fine=True, text=text + installed)

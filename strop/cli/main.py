@@ -98,6 +98,7 @@ _LATE_ERRORS = (
     ("strop.rollout.client", "NoEngine"),
     ("strop.rollout.sync.types", "SyncError"),
     ("strop.rollout.vllm.process", "VllmDied"),
+    ("strop.rollout.sglang.process", "SglangDied"),
 )
 """Errors with a sentence for users, besides ValueError and OSError. Looked up among the modules already
 loaded: a module that was never imported has raised nothing."""

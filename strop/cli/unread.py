@@ -87,7 +87,7 @@ READS: Mapping[str, Reads] = {
     ),
     "data cache": Reads(keys=("data.cache_dir", "data.cache_max_bytes")),
     "doctor": Reads(
-        keys=("resources", "rollout.engine", "rollout.vllm"),
+        keys=("resources", "rollout.engine", "rollout.vllm", "rollout.sglang"),
         but=(
             "resources.num_threads", "resources.call_timeout_s", "resources.start_timeout_s", "resources.offload_idle",
         ),

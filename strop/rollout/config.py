@@ -9,16 +9,19 @@ from annotated_types import Gt
 
 from strop.base.field_types import NonNegativeInt, PositiveInt, PositiveShare
 from strop.base.sections import section
+from strop.rollout.sglang.config import SglangConfig
 from strop.rollout.vllm.config import VllmConfig
 
 
 @section("rollout")
 class RolloutConfig:
     engine: Literal["native", "vllm", "sglang"] = "native"
-    """What generates: native, in the process of the policy and with its own weights; or vllm, in processes of its own
-    (docs/rollout.md)."""
+    """What generates: native, in the process of the policy and with its own weights; or vllm or sglang, in processes of
+    their own (docs/rollout.md)."""
     vllm: VllmConfig = field(default_factory=VllmConfig)
     """Settings of rollout.engine=vllm."""
+    sglang: SglangConfig = field(default_factory=SglangConfig)
+    """Settings of rollout.engine=sglang."""
     samples_per_prompt: PositiveInt = 8
     """Trajectories per prompt. Group-relative advantages need at least 2."""
     temperature: Annotated[
@@ -39,10 +42,12 @@ class RolloutConfig:
     not count, unless the engine neither begins nor ends a request for so long."""
 
     def __post_init__(self) -> None:
-        if self.engine == "sglang":
-            raise ValueError("rollout.engine=sglang has no adapter in this version: use native or vllm")
-        if self.engine != "vllm" and self.vllm != VllmConfig():
-            raise ValueError(
-                f"a setting of rollout.vllm is given, but rollout.engine={self.engine} does not read it: set "
-                f"rollout.engine=vllm, or remove it"
-            )
+        for name, given, default in (
+            ("vllm", self.vllm, VllmConfig()),
+            ("sglang", self.sglang, SglangConfig()),
+        ):
+            if self.engine != name and given != default:
+                raise ValueError(
+                    f"a setting of rollout.{name} is given, but rollout.engine={self.engine} does not read it: set "
+                    f"rollout.engine={name}, or remove it"
+                )

@@ -23,6 +23,12 @@ def code_named(config: Config) -> Iterator[Named]:
     if config.rollout.vllm.python:
         python = config.rollout.vllm.python
         yield Named(key="rollout.vllm.python", value=f"{python} (started)", path=python)
+    if config.rollout.sglang.python:
+        python = config.rollout.sglang.python
+        yield Named(key="rollout.sglang.python", value=f"{python} (started)", path=python)
+    if config.rollout.sglang.server_args:
+        value = f"{sorted(config.rollout.sglang.server_args)} (arguments of SGLang, which may name code)"
+        yield Named(key="rollout.sglang.server_args", value=value)
     if config.rollout.vllm.engine_args:
         value = f"{sorted(config.rollout.vllm.engine_args)} (arguments of vLLM, which may name code)"
         yield Named(key="rollout.vllm.engine_args", value=value)

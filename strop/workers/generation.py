@@ -20,12 +20,14 @@ from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.lora import has_adapter, merged_tensors
 from strop.engines.model import load_model, read_shape, weights_of_folder
 from strop.engines.training import TrainEngine
-from strop.engines.weights import parameter_stream, weights_metadata
+from strop.engines.weights import WeightsMetadata, parameter_stream, weights_metadata
 from strop.rollout.config import RolloutConfig
 from strop.rollout.native.engine import NativeEngine
+from strop.rollout.sglang.engine import SglangSettings, start_sglang
+from strop.rollout.sglang.process import sglang_python
 from strop.rollout.sync.target import ModuleTarget, WeightTarget
 from strop.rollout.types import RolloutEngine
-from strop.rollout.vllm.engine import Settings, VllmEngine, start_vllm
+from strop.rollout.vllm.engine import Settings, start_vllm
 from strop.rollout.vllm.environment import vllm_python
 
 
@@ -78,10 +80,13 @@ def check_engine(model: ModelConfig, rollout: RolloutConfig) -> None:
     """
     if rollout.engine == "native":
         return
-    vllm_python(rollout.vllm.python)
+    if rollout.engine == "vllm":
+        vllm_python(rollout.vllm.python)
+    else:
+        sglang_python(rollout.sglang.python)
     if model.dtype == "float64":
         raise ValueError(
-            "rollout.engine=vllm computes in float32 or bfloat16, not in model.dtype=float64: use native"
+            f"rollout.engine={rollout.engine} computes in float32 or bfloat16, not in model.dtype=float64: use native"
         )
     read_shape(model)
 
@@ -114,29 +119,51 @@ async def _native(place: Place) -> Generation:
 
 
 async def _vllm(place: Place) -> Generation:
-    device = torch.device(device_name(place.device)).type
-    held = (
-        weights_of_folder(place.model)
-        if place.trained is None
-        else weights_metadata(place.trained.model.module)
-    )
+    device, dtype, held, log = _of_its_own(place, "vllm")
     settings = Settings(
         model=str(Path(place.model.path).absolute()),
         trust_remote_code=place.model.trust_remote_code,
-        dtype=place.model.dtype if place.model.dtype != "auto" else _AUTO_DTYPE[device],
+        dtype=dtype,
         device=device,
         max_tokens=place.max_tokens,
         max_running=place.rollout.max_running,
         num_threads=torch.get_num_threads(),
         shares_device=place.trained is not None,
-        log=Path(place.logs or tempfile.mkdtemp(prefix="strop-vllm-")) / f"vllm-{place.rank}.log",
+        log=log,
     )
-    settings.log.parent.mkdir(parents=True, exist_ok=True)
-    engine: VllmEngine = await start_vllm(place.rollout.vllm, settings, held, version=place.version)
-    return Generation(
-        engine=engine, policy=None, target=engine.target, scores=engine.log_probs, dtype=settings.dtype
+    engine = await start_vllm(place.rollout.vllm, settings, held, version=place.version)
+    return Generation(engine=engine, policy=None, target=engine.target, scores=engine.log_probs, dtype=dtype)
+
+
+async def _sglang(place: Place) -> Generation:
+    _, dtype, held, log = _of_its_own(place, "sglang")
+    settings = SglangSettings(
+        model=str(Path(place.model.path).absolute()),
+        trust_remote_code=place.model.trust_remote_code,
+        dtype=dtype,
+        vocab_size=int(read_shape(place.model).get_text_config().vocab_size),
+        max_tokens=place.max_tokens,
+        max_running=place.rollout.max_running,
+        log=log,
     )
+    engine = await start_sglang(place.rollout.sglang, settings, held, version=place.version)
+    return Generation(engine=engine, policy=None, target=engine.target, scores=engine.log_probs, dtype=dtype)
+
+
+def _of_its_own(place: Place, name: str) -> tuple[str, str, WeightsMetadata, Path]:
+    """Of an engine in another process: device, precision, the weights it needs, and a file for what it prints."""
+    device = torch.device(device_name(place.device)).type
+    dtype = place.model.dtype if place.model.dtype != "auto" else _AUTO_DTYPE[device]
+    trained = place.trained
+    held = weights_of_folder(place.model) if trained is None else weights_metadata(trained.model.module)
+    folder = Path(place.logs or tempfile.mkdtemp(prefix=f"strop-{name}-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return device, dtype, held, folder / f"{name}-{place.rank}.log"
 
 
 _AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
-_MAKERS: Mapping[str, Callable[[Place], Coroutine[Any, Any, Generation]]] = {"native": _native, "vllm": _vllm}
+_MAKERS: Mapping[str, Callable[[Place], Coroutine[Any, Any, Generation]]] = {
+    "native": _native,
+    "vllm": _vllm,
+    "sglang": _sglang,
+}

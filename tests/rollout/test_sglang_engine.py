@@ -34,6 +34,7 @@ HERE = Path(__file__).parent
 def settings(folder: Path, tmp_path: Path) -> SglangSettings:
     return SglangSettings(
         model=str(folder),
+        trust_remote_code=False,
         dtype="float32",
         vocab_size=61,
         max_tokens=64,

@@ -36,7 +36,10 @@ def settings(model: Path, log: Path) -> Settings:
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("rollout.engine=sglang", "rollout.engine=sglang has no adapter"),
+        (
+            "rollout.sglang.tensor_parallel=2",
+            "rollout.engine=native does not read it: set rollout.engine=sglang",
+        ),
         ("rollout.vllm.tensor_parallel=2", "rollout.engine=native does not read it"),
         (
             "rollout.vllm.engine_args={max_model_len: 5}",

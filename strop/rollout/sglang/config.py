@@ -9,9 +9,9 @@ from strop.base.field_types import PositiveFloat, PositiveInt, PositiveShare
 from strop.base.sections import section
 
 OURS = (
-    "model_path", "dtype", "load_format", "context_length", "max_running_requests", "tp_size", "host", "port",
-    "api_key", "skip_tokenizer_init", "custom_weight_loader", "incremental_streaming_output", "enable_memory_saver",
-    "weight_version",
+    "model_path", "trust_remote_code", "dtype", "load_format", "context_length", "max_running_requests", "tp_size",
+    "host", "port", "api_key", "skip_tokenizer_init", "custom_weight_loader", "incremental_streaming_output",
+    "enable_memory_saver", "weight_version",
 )  # fmt: skip
 """Arguments of SGLang's server that follow from other settings, or that training depends on."""
 

@@ -32,6 +32,8 @@ class SglangSettings:
 
     model: str
     """Hugging Face folder: its shape; weights are written into the engine."""
+    trust_remote_code: bool
+    """Code of the folder may run."""
     dtype: str
     """Compute precision: float32 or bfloat16."""
     vocab_size: int
@@ -50,6 +52,7 @@ class SglangSettings:
             "log_level": "warning",
             **config.server_args,
             "model_path": self.model,
+            "trust_remote_code": self.trust_remote_code,
             "dtype": self.dtype,
             "load_format": "dummy",
             "context_length": self.max_tokens,

@@ -17,12 +17,12 @@ from typing import Any, Literal
 
 from strop.base.randomness import random_key
 from strop.engines.weights import WeightsMetadata
+from strop.rollout.requests import checked_prompt
 from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.environment import vllm_python
 from strop.rollout.vllm.process import ServerProcess
 from strop.rollout.vllm.target import TIMEOUT_S, VllmTarget
-from strop.trajectory import media_of
 
 HEALTH_TIMEOUT_S = 60.0
 """Within this time a working engine generates one token, even behind a full batch of other requests."""
@@ -152,7 +152,15 @@ class VllmEngine:
                 id that is already running, or media.
             VllmDied: vLLM's process has ended.
         """
-        prompt = self._checked(request_id, prompt_ids, sampling)
+        prompt = checked_prompt(
+            request_id,
+            prompt_ids,
+            sampling,
+            engine="vLLM",
+            vocab_size=self.facts["vocab_size"],
+            max_tokens=self.facts["max_model_len"],
+            running=self._running,
+        )
         loop = asyncio.get_running_loop()
         tokens: list[int] = []
         log_probs: list[float] = []
@@ -286,28 +294,6 @@ class VllmEngine:
     @property
     def _gives_memory_back(self) -> bool:
         return bool(self.facts["gives_memory_back"])
-
-    def _checked(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> list[int]:
-        prompt, vocab, longest = list(prompt_ids), self.facts["vocab_size"], self.facts["max_model_len"]
-        if not prompt or min(prompt) < 0 or max(prompt) >= vocab:
-            raise ValueError(
-                f"request {request_id} has {len(prompt)} prompt tokens between {min(prompt, default=0)} and "
-                f"{max(prompt, default=0)}, but the model's vocabulary has {vocab}; is it the tokenizer of this model?"
-            )
-        if len(prompt) + sampling.max_tokens > longest:
-            raise ValueError(
-                f"request {request_id} has {len(prompt)} prompt tokens and may generate {sampling.max_tokens}, but "
-                f"vLLM was started for {longest} tokens; raise data.max_prompt_tokens or data.max_response_tokens, "
-                f"which this follows from"
-            )
-        if request_id in self._running:
-            raise ValueError(f"request {request_id} is already running; give each request its own id")
-        if media := media_of(prompt_ids):
-            raise ValueError(
-                f"request {request_id} has {len(media)} images or videos, which the vLLM engine is not given; use "
-                f"rollout.engine=native"
-            )
-        return prompt
 
 
 async def start_vllm(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
-from strop.engines.digest import digest_tensor
-from strop.engines.weights import ALIGNMENT, WeightsMetadata
+from strop.engines.weights import WeightsMetadata
+from strop.rollout.bucket import shared_bucket
 from strop.rollout.vllm.process import ServerProcess
 
 TIMEOUT_S = 600.0
@@ -48,31 +45,13 @@ class VllmTarget:
         if not self.is_open:
             self._process.ask_now("begin_update", timeout_s=TIMEOUT_S)
             self.is_open, self._arrived = True, {}
-        entries: list[tuple[str, list[int], str, int, int]] = []
-        size = 0
-        for name, tensor in tensors:
-            offset = -(-size // ALIGNMENT) * ALIGNMENT
-            size = offset + tensor.numel() * tensor.element_size()
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            self._arrived[name] = digest_tensor(tensor)
-            entries.append((name, list(tensor.shape), dtype, offset, self._arrived[name]))
-        descriptor = os.memfd_create("strop-weights", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(descriptor, 0, size)
-            with mmap.mmap(descriptor, size) as mapped:
-                data = torch.frombuffer(mapped, dtype=torch.uint8)
-                for (_, tensor), (_, _, _, offset, _) in zip(tensors, entries, strict=True):
-                    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-                    data[offset : offset + len(flat)].copy_(flat)
-                del data  # the mapping cannot be closed under it
-            path = f"/proc/{os.getpid()}/fd/{descriptor}"
-            bucket = {"path": path, "num_bytes": size, "entries": entries}
-            self._process.ask_now("load", timeout_s=TIMEOUT_S, bucket=bucket)
+            with shared_bucket(tensors) as bucket:
+                self._process.ask_now("load", timeout_s=TIMEOUT_S, bucket=bucket)
         except BaseException:
             self.is_open = False  # what follows begins anew; until then vLLM holds every request
             raise
-        finally:
-            os.close(descriptor)
+        self._arrived |= {entry[0]: entry[4] for entry in bucket["entries"]}
 
     def digests(self, names: Sequence[str]) -> Mapping[str, int]:
         """Digests of what has arrived; tied names have that of the one under which it did."""
