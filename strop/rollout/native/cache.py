@@ -11,34 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from strop.engines.attention import PackedAttention
-
 GROW_TOKENS = 64
 """The cache grows along its time axis to multiples of this many tokens ..."""
 GROW_SHARE = 1.5
 """... and at least by this factor, in tokens and in slots, so that copies stay rare."""
-
-
-class PrefillAttention:
-    """Packed attention that also keeps every layer's keys and values."""
-
-    def __init__(self, attention: PackedAttention) -> None:
-        self._attention = attention
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, window: int | None
-    ) -> Tensor:
-        """Attention output [N, H, D], as PackedAttention gives it."""
-        assert layer == len(self.keys), "layers attend in order, each once"
-        self.keys.append(key)
-        self.values.append(value)
-        return self._attention.attend(layer, query, key, value, scaling=scaling, window=window)
-
-    def key_values(self, dtype: torch.dtype) -> Tensor:
-        """[2, L, Hkv, N, D]: keys and values of all layers and packed tokens."""
-        return torch.stack([torch.stack(self.keys), torch.stack(self.values)]).transpose(2, 3).to(dtype)
 
 
 class SlotCache:
@@ -75,6 +51,11 @@ class SlotCache:
         # zeros, not empty: masked positions are multiplied by 0, and 0 * NaN is NaN.
         self._data = old.new_zeros(2, layers, new_slots, heads, new_tokens, dim)
         self._data[:, :, :slots, :, :tokens] = old
+
+    def read(self, slot: int, length: int) -> Tensor:
+        """View [2, L, Hkv, length, D] of the first tokens of a slot."""
+        assert self._data is not None, "a slot is read after it was written"
+        return self._data[:, :, slot, :, :length]
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one slot to another."""
