@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from strop.rollout.native.kernel import decode_kernel
+
 GROW_TOKENS = 64
 """The cache grows along its time axis to multiples of this many tokens ..."""
 GROW_SHARE = 1.5
@@ -98,6 +100,12 @@ class DecodeAttention:
         """Attention output [B, H, D] for query [B, H, D]; key and value [B, Hkv, D] enter the cache."""
         b, kv_heads, dim = key.shape
         keys, values = self._cache.layer(layer, b, self._num_tokens)  # [B, Hkv, T, D]
+        kernel = decode_kernel(query, keys)
+        if kernel is not None:
+            out = kernel.attend(
+                query, key, value, keys, values, self._lengths, scaling=scaling, window=window
+            )
+            return out.to(query.dtype)
         keys[self._slots, :, self._lengths] = key.to(keys.dtype)
         values[self._slots, :, self._lengths] = value.to(values.dtype)
         # The cache is read in its own precision: casting it would touch all of it in every step.
