@@ -95,11 +95,11 @@ def continuous_batching(folder: str, dtype: str) -> Generate:
 
     model = _plain(folder, dtype)
     how = GenerationConfig(do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0, max_new_tokens=256)
-    # A share of the memory that is free would be all of this machine's.
-    room = ContinuousBatchingConfig(num_blocks=1024, max_batch_tokens=4096, allow_block_sharing=True)
 
     def work(prompts: Prompts, lengths: list[int]) -> None:
         left = len(prompts)
+        # Pages of 256 tokens: by itself it takes a share of all free memory.
+        room = ContinuousBatchingConfig(num_blocks=min(1024, 2 * left), max_batch_tokens=4096)
         with model.continuous_batching_context_manager(
             generation_config=how, continuous_batching_config=room, block=True, timeout=5
         ) as manager:
@@ -153,7 +153,7 @@ def main() -> None:
         trials = {
             batch: _seconds(work, prompts[:part], lengths[:part])
             for batch, work in made.items()
-            if batch <= part
+            if batch <= max(part, min(BATCHES))
         }
         facts["batch"] = min(trials, key=lambda batch: trials[batch])
         made = made[facts["batch"]]

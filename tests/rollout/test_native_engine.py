@@ -16,7 +16,7 @@ from references.token_passes import log_probs_of
 from strop.base.randomness import random_key
 from strop.engines.causal_lm import CausalLM
 from strop.engines.packing import make_rows
-from strop.rollout.native import cache
+from strop.rollout.native import cache, prefill
 from strop.rollout.native import engine as engine_module
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.engine import NativeEngine
@@ -69,6 +69,28 @@ def test_finished_leave_and_waiting_enter_step_by_step(model: CausalLM) -> None:
     assert (
         requests[3].token_ids == requests[2].token_ids == requests[1].token_ids[:2] == requests[0].token_ids
     )
+
+
+def test_a_long_prompt_does_not_hold_up_those_that_decode(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "PREFILL_TOKENS", 8)
+    batch = DecodeBatch(model, max_running=2)
+    short = Request("short", tuple(PROMPTS[0]), sampled(0, 20))
+    batch.waiting.append(short)
+    batch.step(0)  # 5 tokens of the prompt; two of the response
+    long = Request("long", tuple(tokens(20, 9)), sampled(1, 5))
+    batch.waiting.append(long)
+    seen = []
+    for _ in range(3):
+        batch.step(0)
+        seen.append((len(short.token_ids), len(long.token_ids)))
+    assert seen == [
+        (3, 0),
+        (4, 0),
+        (5, 2),
+    ]  # 8, 8 and 4 tokens of the prompt; its first token with the last of them
+    assert tuple(long.token_ids) == answers(model, [(list(long.prompt_ids), sampled(1, 2))])[0].token_ids
 
 
 def test_an_aborted_request_returns_what_it_has_and_can_go_on(model: CausalLM) -> None:

@@ -116,7 +116,8 @@ class Prefill:
 
     def compute(self, requests: Iterable[Request]) -> None:
         """Go on with these requests in their order, of different beginnings, up to PREFILL_TOKENS tokens."""
-        room, pieces = PREFILL_TOKENS, []
+        room = PREFILL_TOKENS
+        pieces: list[_Piece] = []
         for request in requests:
             if request in self:
                 continue
