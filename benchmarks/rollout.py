@@ -1,139 +1,185 @@
-"""Generation of the native engine beside Hugging Face `generate`, and training tokens per second.
+"""Generation of the native engine beside `generate`, continuous batching of transformers, vLLM, and the machine.
 
-    make bench BENCH=rollout
+    make bench BENCH=rollout ARGS=--json
 
-prints one JSON line. The same requests for both: prompts of 64 tokens, several samples each, forced lengths drawn
-from a log-normal distribution (mean about 62, at most 256), so that no side gains from stopping early. `generate`
-gets its best batch size of the ones tried, its requests sorted by length; the native engine gets all at once.
+All sides in one run, each in a process of its own, one after another: random-weight models of about 5 and about 100
+million parameters, in float32 and bfloat16; prompts of 64 tokens, 8 samples each, forced lengths drawn from a
+log-normal distribution (mean about 62, at most 256) in the order of arrival. The large model gets fewer prompts, so
+that the slowest side ends within minutes (`requests` says how many).
+
+`ratio_X` is the time of X over that of the native engine; null where X did not run (`failed` says why). `ceiling_share`
+is the time that the necessary work would take on this machine, as measured in the same run, over that of the native
+engine: every distinct prompt and every sampled token but the last one of a response through the weights at the speed of
+the best matrix product, and in one step per token of the longest response at least the weights through memory; then the
+keys and values that each token attends to, read once at the bandwidth of memory.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from machine import machine
-from transformers import AutoModelForCausalLM
 
-from strop.base.randomness import random_key
 from strop.data.tiny import make_tiny_model
-from strop.engines.causal_lm import CausalLM
-from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import load_model
-from strop.engines.packing import make_rows
-from strop.engines.training import TrainEngine
-from strop.rollout.native.engine import NativeEngine
-from strop.rollout.types import Sampling, TokenOutput
 
-T = TypeVar("T")
-
-SIZE = {"hidden_size": 256, "num_layers": 5, "num_heads": 8, "num_kv_heads": 4, "intermediate_size": 768}
+SIZE = {
+    "hidden_size": 256,
+    "num_layers": 5,
+    "num_heads": 8,
+    "num_kv_heads": 4,
+    "head_dim": 32,
+    "intermediate_size": 768,
+}
+LARGE = {
+    "hidden_size": 768, "num_layers": 14, "num_heads": 12, "num_kv_heads": 4, "head_dim": 64, "intermediate_size": 2304,
+}  # fmt: skip
 PROMPT_TOKENS, GROUP, MAX_TOKENS, MEAN_LOG, STD_LOG = 64, 8, 256, 3.8, 0.8
-BATCHES = (32, 64, 128)
+DTYPES = ("float32", "bfloat16")
+SIDES = ("native", "generate", "cb", "vllm")
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON line and nothing else")
+    parser.add_argument("--requests", type=int, default=512, help="of the small model")
+    parser.add_argument("--large-requests", type=int, default=128, help="of the large model; 0 leaves it out")
+    parser.add_argument(
+        "--repeats", type=int, default=2, help="tries of each side, of which the shortest counts"
+    )
+    parser.add_argument("--sides", default=",".join(SIDES), help="which ones, with commas")
+    parser.add_argument("--dtypes", default=",".join(DTYPES), help="which ones, with commas")
+    parser.add_argument("--limit-s", type=float, default=1800.0, help="of one side")
     arguments = parser.parse_args()
     where = machine()
+    result = {"name": "rollout", **_size("small", SIZE, arguments.requests, arguments)}
+    if arguments.large_requests:
+        result["large"] = _size("large", LARGE, arguments.large_requests, arguments)
+    result |= {"threads": torch.get_num_threads(), **where}
+    print(json.dumps(result, indent=None if arguments.json else 2))
+
+
+def _size(name: str, size: dict[str, int], requests: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What is measured of one model: in the first dtype, and in an object below for each other one."""
     generator = np.random.default_rng(0)
-    num_prompts = arguments.requests // GROUP
-    lengths = np.clip(generator.lognormal(MEAN_LOG, STD_LOG, arguments.requests).astype(int), 1, MAX_TOKENS)
+    lengths = np.clip(generator.lognormal(MEAN_LOG, STD_LOG, requests).astype(int), 1, MAX_TOKENS)
     with tempfile.TemporaryDirectory() as folder:
-        make_tiny_model(Path(folder), seed=0, head_dim=32, **SIZE)
-        model = load_model(ModelConfig(path=folder))
-        plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    prompts = generator.integers(7, model.vocab_size, (num_prompts, PROMPT_TOKENS))
-    tokens = int(lengths.sum())
-    native_s, outputs = _best(arguments.repeats, lambda: asyncio.run(_native(model, prompts, lengths)))
-    generate_s = {
-        batch: _best(1, lambda batch=batch: _generate(plain, prompts, lengths, batch))[0] for batch in BATCHES
-    }
-    best = min(generate_s.values())
-    train_s, train_tokens = _train(model, prompts, outputs, arguments.repeats)
-    result = {
-        "name": "rollout",
-        "ratio_generate": round(best / native_s, 2),
-        "tokens_per_s": round(tokens / native_s),
-        "tokens_per_s_generate": {batch: round(tokens / seconds) for batch, seconds in generate_s.items()},
-        "train_tokens_per_s": round(train_tokens / train_s),
-        "requests": arguments.requests,
+        make_tiny_model(Path(folder) / "model", seed=0, **size)
+        prompts = generator.integers(7, 100, (requests // GROUP, PROMPT_TOKENS))
+        np.savez(Path(folder) / "workload.npz", prompts=prompts, lengths=lengths)
+        weights = (Path(folder) / "model" / "model.safetensors").stat().st_size // 4
+        first, *others = [
+            _dtype(Path(folder), dtype, size, lengths, weights, arguments)
+            for dtype in arguments.dtypes.split(",")
+        ]
+    return {
+        **first,
+        **{other["dtype"]: other for other in others},
+        "parameters": weights,
+        "requests": requests,
         "prompt_tokens": PROMPT_TOKENS,
         "samples_per_prompt": GROUP,
-        "response_tokens": tokens,
-        "parameters": sum(p.numel() for p in plain.parameters()),
-        **where,
+        "response_tokens": int(lengths.sum()),
     }
-    print(json.dumps(result))
 
 
-def _best(repeats: int, work: Callable[[], T]) -> tuple[float, T]:
-    """Shortest time of several tries, and the last result."""
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        result = work()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds), result
-
-
-async def _native(model: CausalLM, prompts: np.ndarray, lengths: np.ndarray) -> list[TokenOutput]:
-    engine = NativeEngine(model, max_running=256)
-    return await asyncio.gather(
-        *(
-            engine.generate(
-                str(i),
-                prompts[i // GROUP].tolist(),
-                Sampling(key=random_key(0, "bench", i), max_tokens=int(length)),
+def _dtype(
+    folder: Path,
+    dtype: str,
+    size: dict[str, int],
+    lengths: np.ndarray,
+    weights: int,
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    """Every side in one precision."""
+    ran: dict[str, dict[str, Any]] = {}
+    failed: dict[str, str] = {}
+    for side in arguments.sides.split(","):
+        python = _vllm_python() if side == "vllm" else sys.executable
+        if python is None:
+            failed[side] = "vLLM is not installed"
+            continue
+        words = [python, str(Path(__file__).with_name("rollout_sides.py")), side, str(folder / "model")]
+        words += [str(folder / "workload.npz"), dtype, str(arguments.repeats)]
+        if not arguments.json:
+            print(f"{dtype} {side} ...", file=sys.stderr, flush=True)
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=arguments.limit_s, check=True
             )
-            for i, length in enumerate(lengths)
-        )
-    )
+            ran[side] = json.loads(done.stdout.splitlines()[-1])
+        except subprocess.TimeoutExpired:
+            failed[side] = f"not done within {arguments.limit_s} s"
+        except subprocess.CalledProcessError as error:
+            failed[side] = " ".join(error.stderr.strip().splitlines()[-1:])[:300]
+    seconds = {side: facts["seconds"] for side, facts in ran.items()}
+    own = seconds["native"]
+    ceiling = _ceiling(getattr(torch, dtype), size, lengths, weights)
+    return {
+        "dtype": dtype,
+        **{f"ratio_{side}": round(seconds[side] / own, 2) if side in seconds else None for side in SIDES[1:]},
+        "ceiling_share": round(ceiling["seconds"] / own, 3),
+        "ceiling": ceiling,
+        "tokens_per_s": {side: round(int(lengths.sum()) / taken) for side, taken in seconds.items()},
+        "peak_mib": {side: facts["peak_mib"] for side, facts in ran.items()},
+        "batch_of_generate": ran.get("generate", {}).get("batch"),
+        "failed": failed,
+    }
 
 
-def _generate(plain: torch.nn.Module, prompts: np.ndarray, lengths: np.ndarray, batch: int) -> None:
-    order = np.argsort(lengths)
-    for start in range(0, len(order), batch):
-        rows = order[start : start + batch]
-        ids = torch.from_numpy(prompts[rows // GROUP])
-        longest = int(lengths[rows].max())
-        plain.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=True,
-            max_new_tokens=longest,
-            min_new_tokens=longest,
-            pad_token_id=0,
-        )
+def _ceiling(dtype: torch.dtype, size: dict[str, int], lengths: np.ndarray, weights: int) -> dict[str, float]:
+    """Seconds that the necessary work takes at the machine's measured peak, and the peaks."""
+    products = [
+        (torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype))
+        for m, k, n in ((2048, 2048, 2048), (256, 768, 768))
+    ]
+    flops = max(2 * len(a) * b.numel() / _shortest(lambda a=a, b=b: a @ b) for a, b in products)
+    row = torch.randn(1 << 26)
+    bandwidth = row.nbytes / _shortest(row.sum)
+    width = torch.finfo(dtype).bits // 8
+    inputs = int((lengths - 1).sum())
+    through_weights = 2 * weights * (len(lengths) // GROUP * PROMPT_TOKENS + inputs) / flops
+    weights_read = int(lengths.max()) * weights * width / bandwidth
+    seen = int(((lengths - 1) * (PROMPT_TOKENS + lengths / 2)).sum())  # keys of all tokens
+    per_token = 2 * size["num_layers"] * size["num_kv_heads"] * size["head_dim"] * width
+    return {
+        "seconds": round(max(through_weights, weights_read) + seen * per_token / bandwidth, 3),
+        "gflops": round(flops / 1e9, 1),
+        "gb_per_s": round(bandwidth / 1e9, 1),
+    }
 
 
-def _train(
-    model: CausalLM, prompts: np.ndarray, outputs: list[TokenOutput], repeats: int
-) -> tuple[float, int]:
-    """Seconds of one forward, backward and optimizer step over all samples, and their prompt + response tokens."""
-    engine = TrainEngine(model, EngineConfig(), OptimizerConfig(lr=1e-6), total_steps=None)
-    rows = make_rows(
-        [torch.from_numpy(prompts[i // GROUP]) for i in range(len(outputs))],
-        [torch.tensor(output.token_ids) for output in outputs],
-    )
+def _shortest(work: Callable[[], Any]) -> float:
+    taken = []
+    for _ in range(10):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return min(taken)
 
-    def step() -> None:
-        engine.accumulate(rows, lambda tokens: -tokens.log_probs(temperature=1.0)[0].sum() / 1e4)
-        engine.step()
 
-    seconds, _ = _best(repeats, step)
-    return seconds, sum(len(row.prompt) + len(row.response) for row in rows)
+def _vllm_python() -> str | None:
+    """Python of the environment with vLLM, where there is one."""
+    try:
+        from strop.rollout.vllm.environment import vllm_python
+
+        return str(vllm_python(""))
+    except (ImportError, ValueError):
+        named = os.environ.get("STROP_VLLM")
+        return named if named and Path(named).is_file() else None
 
 
 if __name__ == "__main__":

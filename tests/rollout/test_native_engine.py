@@ -8,14 +8,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rollout_cases import answers, generate_all, run, token_ids, tokens, turns
 
+from references.token_passes import log_probs_of
 from strop.base.randomness import random_key
 from strop.engines.causal_lm import CausalLM
-from strop.rollout.native import cache
+from strop.engines.packing import make_rows
+from strop.rollout.native import cache, prefill
 from strop.rollout.native import engine as engine_module
-from strop.rollout.native.batch import DecodeBatch, Request
+from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.engine import NativeEngine
+from strop.rollout.native.prefixes import Prefix, PrefixStore
+from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling, TokenOutput
 
 Tiny = Callable[..., CausalLM]
@@ -52,9 +58,6 @@ def test_finished_leave_and_waiting_enter_step_by_step(model: CausalLM) -> None:
     while not batch.is_idle:
         ended = [(request.request_id, reason) for request, reason in batch.step(7)]
         seen.append((ended, [r.request_id for r in batch.running], len(batch.waiting)))
-        assert len(batch._prefixes) == (
-            1 if batch.waiting else 0
-        )  # a prompt is kept for those that wait for it
     assert seen == [
         ([("a", "length")], ["b"], 2),
         ([("c", "length")], ["b"], 1),
@@ -66,6 +69,28 @@ def test_finished_leave_and_waiting_enter_step_by_step(model: CausalLM) -> None:
     assert (
         requests[3].token_ids == requests[2].token_ids == requests[1].token_ids[:2] == requests[0].token_ids
     )
+
+
+def test_a_long_prompt_does_not_hold_up_those_that_decode(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "PREFILL_TOKENS", 8)
+    batch = DecodeBatch(model, max_running=2)
+    short = Request("short", tuple(PROMPTS[0]), sampled(0, 20))
+    batch.waiting.append(short)
+    batch.step(0)  # 5 tokens of the prompt; two of the response
+    long = Request("long", tuple(tokens(20, 9)), sampled(1, 5))
+    batch.waiting.append(long)
+    seen = []
+    for _ in range(3):
+        batch.step(0)
+        seen.append((len(short.token_ids), len(long.token_ids)))
+    assert seen == [
+        (3, 0),
+        (4, 0),
+        (5, 2),
+    ]  # 8, 8 and 4 tokens of the prompt; its first token with the last of them
+    assert tuple(long.token_ids) == answers(model, [(list(long.prompt_ids), sampled(1, 2))])[0].token_ids
 
 
 def test_an_aborted_request_returns_what_it_has_and_can_go_on(model: CausalLM) -> None:
@@ -152,25 +177,129 @@ def test_all_cancelled_leaves_an_idle_engine_for_the_next_loop(model: CausalLM) 
     assert token_ids(run(generate_all(engine, asks))) == token_ids(answers(model, asks))
 
 
-def test_publish_is_refused_while_sequences_run(model: CausalLM) -> None:
-    async def body() -> None:
+def scale(model: CausalLM, factor: float) -> None:
+    """Other weights."""
+    with torch.no_grad():
+        for _, parameter in model.named_parameters():
+            parameter.mul_(factor)
+
+
+def log_probs_after(model: CausalLM, prompt: list[int], response: tuple[int, ...]) -> torch.Tensor:
+    """Log-probs [R] of the response in one forward pass under the weights as they are."""
+    rows = make_rows([torch.tensor(prompt)], [torch.tensor(response)])
+    return log_probs_of(model, rows, temperature=1.0, max_tokens=100)[0]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_an_update_in_flight_goes_on_with_the_tokens_and_the_new_weights(
+    model: CausalLM, paused: bool
+) -> None:
+    plain = [answers(model, [(PROMPTS[i], sampled(i, 20))])[0] for i in range(3)]
+
+    async def body() -> list[TokenOutput]:
         engine = NativeEngine(model, max_running=2)
+        assert "update_in_flight" in engine.abilities
         tasks = started(engine, [20] * 3)
-        await turns(4)
-        with pytest.raises(ValueError, match="version 1 was set while 2 sequences run on version 0; wait"):
-            await engine.set_version(1)
-        await engine.pause()
-        with pytest.raises(ValueError, match="while 2 sequences run"):
-            await engine.set_version(1)
+        await turns(5)
+        if paused:
+            await engine.pause()
+            await turns(2)
+        scale(model, -0.7)
+        await engine.set_version(1)
         await engine.resume()
         outputs = await asyncio.gather(*tasks)
-        assert {v for output in outputs for v in output.versions} == {0}
-        await engine.set_version(1)
-        assert engine.version == 1
         with pytest.raises(ValueError, match="version 0 was set after version 1; versions only grow"):
             await engine.set_version(0)
+        assert engine.version == 1
+        return outputs
+
+    outputs = run(body())
+    for i, output in enumerate(outputs):
+        old = output.versions.count(0)
+        assert output.versions == (0,) * old + (1,) * (20 - old)
+        assert (0 < old < 20) if i < 2 else old == 0  # the third one waited
+        assert output.token_ids[:old] == plain[i].token_ids[:old]
+        assert output.log_probs[:old] == pytest.approx(plain[i].log_probs[:old], abs=1e-5)
+        now = log_probs_after(model, PROMPTS[i], output.token_ids)
+        assert output.log_probs[old:] == pytest.approx(now[old:].tolist(), abs=1e-5)
+        # The random stream goes on where it was: as a new request with the tokens so far.
+        rest = dataclasses.replace(sampled(i, 20 - old), position=old)
+        wanted = answers(model, [([*PROMPTS[i], *output.token_ids[:old]], rest)])[0]
+        assert output.token_ids[old:] == wanted.token_ids
+
+
+def test_a_turn_goes_on_from_the_keys_and_values_of_the_one_before(model: CausalLM) -> None:
+    turn = answers(model, [(PROMPTS[2], sampled(0, 9))])[0]
+    prompt = [*PROMPTS[2], *turn.token_ids, *tokens(4, 11)]
+    wanted = answers(model, [(prompt, sampled(1, 6))])[0]
+
+    async def body() -> None:
+        engine = NativeEngine(model, max_running=4)
+        await engine.generate("1", PROMPTS[2], sampled(0, 9))
+        second = await engine.generate("2", prompt, sampled(1, 6))
+        numbers = await engine.health()
+        assert numbers["cached_tokens"] == 8 + 8  # the last token of a turn was never an input
+        assert numbers["prefilled_tokens"] == 8 + 1 + 4 + 1  # and the health check's own
+        again = await engine.generate("3", prompt, sampled(1, 6))  # all but the token whose logits are wanted
+        numbers = await engine.health()
+        assert numbers["cached_tokens"] == 16 + len(prompt) - 1
+        assert numbers["prefilled_tokens"] == 14 + 1 + 1
+        assert again.token_ids == second.token_ids == wanted.token_ids
+        assert second.log_probs == pytest.approx(wanted.log_probs, abs=1e-5)
 
     run(body())
+
+
+@pytest.mark.parametrize("how", ["set_version", "flush_cache", "sleep"])
+def test_nothing_computed_is_used_again_after(model: CausalLM, how: str) -> None:
+    async def body() -> None:
+        engine = NativeEngine(model, max_running=4)
+        await engine.generate("1", PROMPTS[2], sampled(0, 9))
+        await {
+            "set_version": lambda: engine.set_version(1),
+            "flush_cache": engine.flush_cache,
+            "sleep": engine.sleep,
+        }[how]()
+        await engine.generate("2", PROMPTS[2], sampled(0, 9))
+        assert (await engine.health())["cached_tokens"] == 0
+
+    run(body())
+
+
+def test_what_is_kept_for_later_takes_no_more_memory_than_what_runs(model: CausalLM) -> None:
+    engine = NativeEngine(model, max_running=3)
+    asks = [(tokens(10 + i, i), sampled(i, 1 + i)) for i in range(20)]
+    wanted = [answers(model, [ask])[0].token_ids for ask in asks]
+    for _ in range(2):
+        assert token_ids(run(generate_all(engine, asks))) == wanted
+        running, kept = engine._batch._cache.num_bytes, engine._batch.prefill.num_bytes
+        assert 0 < kept <= running
+        assert engine._batch.cache_bytes == running + kept
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_longest_beginning_of_a_prefix_that_is_kept_is_found(data: st.DataObject) -> None:
+    store, kept = PrefixStore(), []
+    for number in range(data.draw(st.integers(1, 8))):
+        ids = tuple(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6)))
+        kept.append(Prefix(ids, torch.full((len(ids),), float(number))))
+        store.add(kept[-1], max_bytes=4 * 12)
+        while sum(len(one.token_ids) for one in kept) > 12:
+            kept.pop(0)
+    assert store.num_bytes == 4 * sum(len(one.token_ids) for one in kept)
+    asked = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=8))
+    shared = [
+        next(
+            (n for n, (one, other) in enumerate(zip(held.token_ids, asked, strict=False)) if one != other),
+            min(len(held.token_ids), len(asked)),
+        )
+        for held in kept
+    ]
+    found = store.find(asked)
+    assert (0 if found is None else found[1]) == max(shared)
+    if found is not None:
+        assert found[0].token_ids[: found[1]] == tuple(asked[: found[1]])
 
 
 def test_publish_forgets_prompts_computed_with_older_weights(model: CausalLM) -> None:
@@ -184,9 +313,7 @@ def test_publish_forgets_prompts_computed_with_older_weights(model: CausalLM) ->
         await turns(3)
         await engine.pause()
         await engine.abort(["0"])
-        with torch.no_grad():
-            for _, parameter in model.named_parameters():
-                parameter.mul_(-0.7)
+        scale(model, -0.7)
         await engine.set_version(1)
         await engine.resume()
         outputs = await asyncio.gather(*tasks)
@@ -271,7 +398,7 @@ def test_memory_follows_the_sequences_and_sleep_gives_it_back(
     used = run(engine.health())["cache_bytes"]
     # 3 slots of 256. The prompts of 30 tokens take 32; the 33rd grows them by a half to 48; the last of the 20
     # tokens is no input, so the 49th grows them to 72.
-    assert used == per_token * 3 * 72
+    assert used - engine._batch.prefill.num_bytes == per_token * 3 * 72
     run(engine.sleep())
     assert engine._batch.cache_bytes == 0
     assert token_ids(run(generate_all(engine, asks))) == token_ids(first)

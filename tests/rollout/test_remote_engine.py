@@ -75,6 +75,7 @@ def engine(tiny: Callable[..., CausalLM]) -> NativeEngine:
 def test_the_answer_is_that_of_the_served_engine(engine: NativeEngine) -> None:
     async def body() -> None:
         wanted = await engine.generate("x", tokens(5, 1), SAMPLING)
+        await engine.flush_cache()  # what is reused of a prompt differs by rounding
         async with EngineServer(engine) as server:
             remote = await RemoteEngine.connect(server.address)
             assert (remote.version, remote.abilities) == (2, engine.abilities)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
+import subprocess
 import tempfile
 from importlib import metadata
 from pathlib import Path
@@ -37,7 +39,18 @@ def this_platform() -> dict[str, str]:
         "machine": platform.machine(),
         "kernels": torch.backends.cpu.get_cpu_capability(),
         "processor": _processor(),
+        "compiler": _compiler(),
     }
+
+
+def _compiler() -> str:
+    """What compiles decode attention here; empty where nothing does."""
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        return ""
+    return subprocess.run([gcc, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[
+        0
+    ]
 
 
 def _processor() -> str:

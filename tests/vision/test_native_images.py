@@ -150,7 +150,7 @@ def test_a_prompt_of_a_group_is_computed_once_and_equal_tokens_with_other_images
             sampling = Sampling(key=number, max_tokens=2)
             batch.waiting.append(Request(f"{prompt.uid}/{number}", prompt.token_ids, sampling, prompt.media))
     batch.step(0)
-    assert batch.num_prefilled == 2 * len(one.token_ids)
+    assert batch.prefill.num_computed == 2 * len(one.token_ids)
 
 
 def test_media_tokens_are_never_sampled(models: Callable[[str], tuple[Path, CausalLM]]) -> None:

@@ -1,71 +1,24 @@
 """Continuous batching: requests enter when there is room and leave when they end.
 
-One call of `step` admits waiting requests (each distinct prompt computed once, whatever the number of
-samples), decodes one token for every running sequence, and returns the requests that ended.
+One call of `step` admits waiting requests (each distinct prompt computed once, whatever the number of samples, and
+long ones piece by piece), decodes one token for every running sequence, and returns the requests that ended.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from strop.engines.attention import PackedAttention, Segment
 from strop.engines.causal_lm import CausalLM
-from strop.engines.packing import joined_positions, next_position
-from strop.rollout.native.cache import DecodeAttention, PrefillAttention, SlotCache
+from strop.rollout.native.cache import DecodeAttention, SlotCache
+from strop.rollout.native.prefill import Prefill
+from strop.rollout.native.request import Request
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
-from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
-from strop.trajectory import Media
-
-PREFILL_TOKENS = 4096
-"""Prompt tokens computed in one forward pass; a longer prompt runs alone."""
-
-
-@dataclass(eq=False)
-class Request:
-    """One sequence: what was asked, and the tokens so far."""
-
-    request_id: str
-    prompt_ids: tuple[int, ...]
-    sampling: Sampling
-    media: tuple[Media, ...] = ()
-    """Images and videos that tokens of the prompt stand for."""
-    on_token: OnToken | None = None
-    """Hears of each token."""
-    prompt_key: Hashable = field(init=False)
-    """Equal for equal prompts with equal media; unlike a tuple of tokens it is hashed only once."""
-    token_ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.prompt_key = np.array(self.prompt_ids, dtype=np.int64).tobytes()
-        if self.media:
-            self.prompt_key = (self.prompt_key, *(one.key for one in self.media))
-
-    def output(self, stop_reason: StopReason) -> TokenOutput:
-        """What was generated so far."""
-        return TokenOutput(
-            token_ids=tuple(self.token_ids),
-            log_probs=tuple(self.log_probs),
-            versions=tuple(self.versions),
-            stop_reason=stop_reason,
-        )
-
-
-@dataclass(frozen=True)
-class _Prefix:
-    """A computed prompt: its keys and values and the logits of its next token."""
-
-    key_values: Tensor  # [2, L, Hkv, P, D]
-    logits: Tensor  # [V]
-    shift: int
-    """Position of the next token, less the number of tokens: an image has fewer positions than tokens."""
+from strop.rollout.types import StopReason
 
 
 class DecodeBatch:
@@ -77,10 +30,8 @@ class DecodeBatch:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._cache = SlotCache(max_running)
-        self._prefixes: dict[Hashable, _Prefix] = {}
+        self.prefill = Prefill(model)
         self._rows = np.zeros(max_running, dtype=SEQUENCE)
-        self.num_prefilled = 0
-        """Prompt tokens computed so far."""
         self.num_decoded = 0
         """Tokens sampled so far."""
 
@@ -91,17 +42,21 @@ class DecodeBatch:
 
     @property
     def cache_bytes(self) -> int:
-        """Memory of the running sequences' keys and values."""
-        return self._cache.num_bytes
+        """Memory of the running sequences' keys and values, and of those kept for later requests."""
+        return self._cache.num_bytes + self.prefill.num_bytes
 
-    def forget(self) -> None:
-        """Drop computed prompts; sequences that run keep theirs."""
-        self._prefixes.clear()
+    def put_back(self) -> None:
+        """Forget everything computed: running sequences wait again, first of all, to go on where they are."""
+        for request in self.running:
+            request.put_back()
+        self.waiting.extendleft(reversed(self.running))
+        self.running.clear()
+        self.prefill.forget()
 
     def free(self) -> None:
         """Give the cache's memory back; no request may be running."""
         assert not self.running, "running sequences need the cache"
-        self.forget()
+        self.prefill.forget()
         self._cache.free()
 
     @torch.inference_mode()
@@ -120,7 +75,7 @@ class DecodeBatch:
         self._release([slot for slot, request in enumerate(self.running) if id(request) in gone])
 
     def _admit(self, version: int) -> list[tuple[Request, StopReason]]:
-        """Move waiting requests into free slots and sample their first token from the prompt's logits."""
+        """Move waiting requests, of which everything given is computed, into free slots; sample their next token."""
         count = min(len(self.waiting), self._max_running - len(self.running))
         if count == 0:
             return []
@@ -128,64 +83,34 @@ class DecodeBatch:
         groups: dict[Hashable, list[Request]] = {}
         for _ in range(count):
             request = self.waiting.popleft()
-            groups.setdefault(request.prompt_key, []).append(request)
-        self._prefill([group[0] for key, group in groups.items() if key not in self._prefixes])
+            groups.setdefault(request.given_key, []).append(request)
+        self.prefill.compute(group[0] for group in groups.values())
         first = len(self.running)
-        logits = []
-        for key, requests in groups.items():
-            prefix = self._prefixes[key]
-            slots = range(len(self.running), len(self.running) + len(requests))
-            self._cache.write(slots, prefix.key_values)
-            logits.append(prefix.logits.expand(len(requests), -1))
-            for slot, request in zip(slots, requests, strict=True):
-                how, length = request.sampling, len(request.prompt_ids)
-                options = how.temperature, how.top_p, how.top_k, how.key, how.position
-                self._rows[slot] = (*options, length, prefix.shift, 0)
-            self.running.extend(requests)
-        if self._prefixes:
-            still_wanted = {request.prompt_key for request in self.waiting}
-            self._prefixes = {key: prefix for key, prefix in self._prefixes.items() if key in still_wanted}
+        logits, left = [], []
+        for group in groups.values():
+            if group[0] not in self.prefill:
+                left += group
+                continue
+            given = self.prefill[group[0]]
+            slots = range(len(self.running), len(self.running) + len(group))
+            self._cache.write(slots, given.key_values)
+            logits.append(given.logits.expand(len(group), -1))
+            for slot, request in zip(slots, group, strict=True):
+                how, length = request.sampling, len(request.given_ids)
+                options = (
+                    how.temperature,
+                    how.top_p,
+                    how.top_k,
+                    how.key,
+                    how.position + len(request.token_ids),
+                )
+                self._rows[slot] = (*options, length, given.shift, 0)
+            self.running.extend(group)
+        self.waiting.extendleft(reversed(left))
+        self.prefill.keep(self.waiting, max_bytes=self._cache.num_bytes)
+        if not logits:
+            return []
         return self._take(torch.cat(logits), range(first, len(self.running)), version)
-
-    def _prefill(self, requests: Sequence[Request]) -> None:
-        """Compute the prompts of these requests, all different, packed under a token bound."""
-        chunk: list[Request] = []
-        size = 0
-        for request in requests:
-            if chunk and size + len(request.prompt_ids) > PREFILL_TOKENS:
-                self._prefill_chunk(chunk)
-                chunk, size = [], 0
-            chunk.append(request)
-            size += len(request.prompt_ids)
-        if chunk:
-            self._prefill_chunk(chunk)
-
-    def _prefill_chunk(self, requests: Sequence[Request]) -> None:
-        model = self._model
-        lengths = [len(request.prompt_ids) for request in requests]
-        ends = np.cumsum(lengths)
-        segments = [Segment(start=int(end) - n, length=n) for end, n in zip(ends, lengths, strict=True)]
-        attention = PrefillAttention(PackedAttention(segments, device=model.device))
-        ids = torch.tensor([token for r in requests for token in r.prompt_ids], device=model.device)
-        media = [one for request in requests for one in request.media]
-        placed = [self._positions(request) for request in requests]
-        shifts = [next_position(one) - n for one, n in zip(placed, lengths, strict=True)]
-        arguments = None
-        if media and model.media is not None:
-            arguments = model.media.arguments(media, device=model.device)
-        hidden = model.hidden(ids[None], joined_positions(placed).to(model.device), attention, arguments)
-        logits = self._logits(hidden[torch.from_numpy(ends - 1).to(model.device)])
-        key_values = attention.key_values(model.compute_dtype)
-        for index, (request, segment) in enumerate(zip(requests, segments, strict=True)):
-            tokens = key_values[:, :, :, segment.start : segment.start + segment.length]
-            self._prefixes[request.prompt_key] = _Prefix(tokens, logits[index], shifts[index])
-        self.num_prefilled += int(ends[-1])
-
-    def _positions(self, request: Request) -> Tensor:
-        """Positions [P] of a prompt; [3, P] of one with media."""
-        if not request.media or self._model.media is None:
-            return torch.arange(len(request.prompt_ids))
-        return self._model.media.positions(torch.tensor(request.prompt_ids), request.media)
 
     def _decode(self) -> Tensor:
         """Logits [B, V] of the next token of every running sequence."""
@@ -202,10 +127,7 @@ class DecodeBatch:
             positions = lengths + torch.from_numpy(rows["shift"].copy()).to(model.device)
         hidden = model.hidden(ids[None], positions[None], attention)
         rows["length"] += 1
-        return self._logits(hidden)
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return self._model.head.logits(hidden)
+        return model.head.logits(hidden)
 
     def _take(self, logits: Tensor, slots: range, version: int) -> list[tuple[Request, StopReason]]:
         """Sample one token for these slots, record it, and release the sequences that ended with it."""
@@ -235,6 +157,10 @@ class DecodeBatch:
         """Free these slots; the last sequences move into the holes."""
         for slot in sorted(slots, reverse=True):
             last = len(self.running) - 1
+            length = int(self._rows["length"][slot])
+            self.prefill.add(
+                self.running[slot], self._cache.read(slot, length), max_bytes=self._cache.num_bytes
+            )
             if slot != last:
                 self._cache.move(last, slot, int(self._rows["length"][last]))
                 self._rows[slot] = self._rows[last]

@@ -11,35 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from strop.engines.attention import AttentionForm, PackedAttention
+from strop.engines.attention import AttentionForm
+from strop.rollout.native.kernel import decode_kernel
 
 GROW_TOKENS = 64
 """The cache grows along its time axis to multiples of this many tokens ..."""
 GROW_SHARE = 1.5
 """... and at least by this factor, in tokens and in slots, so that copies stay rare."""
-
-
-class PrefillAttention:
-    """Packed attention that also keeps every layer's keys and values."""
-
-    def __init__(self, attention: PackedAttention) -> None:
-        self._attention = attention
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
-        """Attention output [N, H, Dv], as PackedAttention gives it."""
-        assert layer == len(self.keys), "layers attend in order, each once"
-        self.keys.append(key)
-        self.values.append(F.pad(value, (0, key.shape[2] - value.shape[2])))
-        return self._attention.attend(layer, query, key, value, form)
-
-    def key_values(self, dtype: torch.dtype) -> Tensor:
-        """[2, L, Hkv, N, D]: keys and values of all layers and packed tokens."""
-        return torch.stack([torch.stack(self.keys), torch.stack(self.values)]).transpose(2, 3).to(dtype)
 
 
 class SlotCache:
@@ -76,6 +56,11 @@ class SlotCache:
         # zeros, not empty: masked positions are multiplied by 0, and 0 * NaN is NaN.
         self._data = old.new_zeros(2, layers, new_slots, heads, new_tokens, dim)
         self._data[:, :, :slots, :, :tokens] = old
+
+    def read(self, slot: int, length: int) -> Tensor:
+        """View [2, L, Hkv, length, D] of the first tokens of a slot."""
+        assert self._data is not None, "a slot is read after it was written"
+        return self._data[:, :, slot, :, :length]
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one slot to another."""
@@ -117,6 +102,12 @@ class DecodeAttention:
         b, kv_heads, dim = key.shape
         value_dim = value.shape[2]
         keys, values = self._cache.layer(layer, b, self._num_tokens)  # [B, Hkv, T, D]
+        kernel = decode_kernel(query, keys) if form.is_plain and value_dim == dim else None
+        if kernel is not None:
+            out = kernel.attend(
+                query, key, value, keys, values, self._lengths, scaling=form.scaling, window=form.window
+            )
+            return out.to(query.dtype)
         keys[self._slots, :, self._lengths] = key.to(keys.dtype)
         values[self._slots, :, self._lengths, :value_dim] = value.to(values.dtype)
         # The cache is read in its own precision: casting it would touch all of it in every step.

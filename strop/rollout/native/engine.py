@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from strop.engines.causal_lm import CausalLM
-from strop.rollout.native.batch import DecodeBatch, Request
+from strop.rollout.native.batch import DecodeBatch
+from strop.rollout.native.request import Request
 from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
 from strop.trajectory import media_of
 
@@ -44,7 +45,8 @@ class NativeEngine:
     @property
     def abilities(self) -> frozenset[Ability]:
         """What not every engine can do."""
-        return frozenset({"keyed"} if self._media is None else {"keyed", "media"})
+        own: frozenset[Ability] = frozenset({"keyed", "update_in_flight"})
+        return own if self._media is None else own | {"media"}
 
     async def generate(
         self,
@@ -99,18 +101,15 @@ class NativeEngine:
     async def set_version(self, version: int) -> None:
         """The shared parameters now hold this policy version.
 
+        Sequences that run go on where they are: the keys and values of their tokens are computed again.
+
         Raises:
-            ValueError: the version goes backwards, or sequences are running, paused or not.
+            ValueError: the version goes backwards.
         """
         if version < self._version:
             raise ValueError(f"version {version} was set after version {self._version}; versions only grow")
-        if self._batch.running:
-            raise ValueError(
-                f"version {version} was set while {len(self._batch.running)} sequences run on version "
-                f"{self._version}; wait for them or abort them first"
-            )
         self._version = version
-        self._batch.forget()
+        self._batch.put_back()
 
     async def pause(self) -> None:
         """Hold every request where it is, after the current step."""
@@ -128,8 +127,8 @@ class NativeEngine:
         self._resolve([(request, "aborted") for request, _ in found])
 
     async def flush_cache(self) -> None:
-        """Forget computed prompts."""
-        self._batch.forget()
+        """Forget computed prompts and sequences that ended; those that run keep what they have."""
+        self._batch.prefill.forget()
 
     async def sleep(self, level: Literal[1, 2] = 1) -> None:
         """Give the cache's memory back; the next request takes it again.
@@ -174,7 +173,8 @@ class NativeEngine:
             "paused": float(not self._running.is_set()),
             "running": float(len(self._batch.running)),
             "waiting": float(len(self._batch.waiting)),
-            "prefilled_tokens": float(self._batch.num_prefilled),
+            "prefilled_tokens": float(self._batch.prefill.num_computed),
+            "cached_tokens": float(self._batch.prefill.num_reused),
             "decoded_tokens": float(self._batch.num_decoded),
             "cache_bytes": float(self._batch.cache_bytes),
         }

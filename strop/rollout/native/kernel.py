@@ -1,0 +1,147 @@
+"""Decode attention in C, for a CPU: compiled once for a machine and a shape of heads, in less than a second.
+
+The torch formulation in cache.py reads every sequence to the length of the longest, in many small matrix products.
+Where gcc is missing or fails, or for another precision or device, that one is used. Their results differ by rounding.
+Last measured: benchmarks/RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("decode_attention.c")
+FLAGS = ("-O3", "-march=native", "-mprefer-vector-width=512", "-ffast-math", "-fopenmp", "-fPIC")
+COMPILE_TIMEOUT_S = 60.0
+
+
+class DecodeKernel:
+    """The compiled function for one shape of heads."""
+
+    def __init__(self, library: Path) -> None:
+        self._decode = ctypes.CDLL(str(library)).decode
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self._decode.argtypes = [pointer] * 7 + [number] * 2 + [pointer, ctypes.c_float, number, ctypes.c_int]
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        lengths: Tensor,
+        *,
+        scaling: float,
+        window: int | None,
+    ) -> Tensor:
+        """Attention output [B, H, D] in float32; key and value [B, Hkv, D] enter keys and values [B, Hkv, T, D].
+
+        Args:
+            lengths: [B] int64, tokens already there; each is below T.
+
+        Raises:
+            MemoryError: there is no room for the scores of one sequence.
+        """
+        query, key, value = (one.float() for one in (query, key, value))
+        if any(one.stride(-1) != 1 for one in (query, key, value)):
+            query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        assert keys.stride()[2:] == (keys.shape[3], 1), "tokens of a slot lie one after another"
+        assert keys.stride() == values.stride(), "keys and values lie alike"
+        steps = [size for one in (query, key, value, keys) for size in one.stride()[:2]]
+        out = torch.empty(query.shape, dtype=torch.float32)
+        tensors = (query, key, value, out, keys, values, lengths)
+        failed = self._decode(
+            *(one.data_ptr() for one in tensors),
+            len(lengths),
+            keys.shape[2],
+            (ctypes.c_int64 * 8)(*steps),
+            scaling,
+            window or 0,
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise MemoryError(f"no memory for the attention scores of {keys.shape[2]} tokens")
+        return out
+
+
+def decode_kernel(query: Tensor, keys: Tensor) -> DecodeKernel | None:
+    """The function for query [B, H, D] over keys [B, Hkv, T, D]; None where there is none."""
+    if keys.device.type != "cpu" or keys.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    if torch.promote_types(query.dtype, torch.float32) != torch.float32:
+        return None
+    kv_heads, dim = keys.shape[1], keys.shape[3]
+    return _compiled(dim, kv_heads, query.shape[1] // kv_heads, keys.dtype == torch.bfloat16)
+
+
+@cache
+def _compiled(dim: int, kv_heads: int, group: int, is_bfloat16: bool) -> DecodeKernel | None:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        return None
+    shape = [
+        f"-DDIM={dim}",
+        f"-DKV_HEADS={kv_heads}",
+        f"-DGROUP={group}",
+        *(["-DBF16"] if is_bfloat16 else []),
+    ]
+    try:
+        library = _folder() / f"decode_attention-{_made_of(compiler, shape)}.so"
+        if not library.is_file():
+            _compile(compiler, shape, library)
+        return DecodeKernel(library)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        logger.warning("decode attention runs in torch, which is slower than compiled: %s", error)
+        return None
+
+
+def _folder() -> Path:
+    """Where compiled functions are kept, in the user's cache; nobody else may write there."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "strop" / "kernels"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    facts = folder.stat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise PermissionError(
+            f"{folder} would hold compiled code and can be changed by others; make it yours alone (chmod 700)"
+        )
+    return folder
+
+
+def _made_of(compiler: str, shape: list[str]) -> str:
+    """A word for everything that the compiled function depends on: the source, the compiler, and what the processor can
+    do."""
+    version = subprocess.run(
+        [compiler, "-march=native", "-Q", "--help=target", "--version"],
+        capture_output=True,
+        check=True,
+        timeout=COMPILE_TIMEOUT_S,
+    ).stdout
+    parts = (SOURCE.read_bytes(), version, " ".join((*FLAGS, *shape)).encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
+
+
+def _compile(compiler: str, shape: list[str], library: Path) -> None:
+    """In two steps: a link with -ffast-math would change how the whole process rounds small numbers."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        part, whole = f"{folder}/part.o", f"{folder}/whole.so"
+        for words in (
+            [compiler, *FLAGS, *shape, "-c", str(SOURCE), "-o", part],
+            [compiler, "-shared", "-fopenmp", part, "-o", whole, "-lm"],
+        ):
+            done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+            if done.returncode:
+                raise RuntimeError(f"gcc could not compile decode attention: {done.stderr.strip()[-500:]}")
+        Path(whole).replace(library)  # whole or not at all, also beside other processes

@@ -1,0 +1,194 @@
+"""The tokens that requests begin with: computed in pieces of bounded size, or found among those computed before."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from strop.engines.attention import AttentionForm, PackedAttention, Segment
+from strop.engines.causal_lm import CausalLM
+from strop.engines.packing import joined_positions, next_position
+from strop.rollout.native.prefixes import Prefix, PrefixStore
+from strop.rollout.native.request import Request
+
+PREFILL_TOKENS = 4096
+"""Given tokens computed in one step, beside one token of every running sequence; a prompt with media is never cut."""
+
+
+class PrefillAttention:
+    """Packed attention to the tokens of a piece and of the prefixes that they continue; keeps keys and values."""
+
+    def __init__(self, attention: PackedAttention, prefixes: Sequence[Tensor]) -> None:
+        """`prefixes` [2, L, Hkv, P, D] lie in the attention's row one after another, behind the tokens."""
+        self._attention = attention
+        self._prefixes = torch.cat(list(prefixes), dim=3).transpose(2, 3) if prefixes else None
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """Attention output [N, H, Dv], as PackedAttention gives it."""
+        assert layer == len(self.keys), "layers attend in order, each once"
+        value_dim = value.shape[2]
+        self.keys.append(key)
+        self.values.append(F.pad(value, (0, key.shape[2] - value_dim)))
+        if self._prefixes is not None:
+            key = torch.cat([key, self._prefixes[0, layer].to(key.dtype)])
+            value = torch.cat([value, self._prefixes[1, layer, :, :, :value_dim].to(value.dtype)])
+        return self._attention.attend(layer, query, key, value, form)
+
+    def key_values(self, dtype: torch.dtype) -> Tensor:
+        """[2, L, Hkv, N, D]: keys and values of all layers and packed tokens."""
+        return torch.stack([torch.stack(self.keys), torch.stack(self.values)]).transpose(2, 3).to(dtype)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a request begins with, computed: its keys and values and the logits of its next token."""
+
+    token_ids: tuple[int, ...]
+    key_values: Tensor  # [2, L, Hkv, P, D]
+    logits: Tensor  # [V]
+    shift: int
+    """Position of the next token, less the number of tokens: an image has fewer positions than tokens."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Tokens of one request that are computed in this step."""
+
+    request: Request
+    prefix: Tensor | None  # [2, L, Hkv, start, D], computed before
+    start: int
+    stop: int
+
+
+class Prefill:
+    """Computes what requests begin with, each distinct beginning once."""
+
+    def __init__(self, model: CausalLM) -> None:
+        self._model = model
+        self._done: dict[Hashable, Given] = {}  # wanted by a request that waits
+        self._begun: dict[
+            Hashable, Tensor
+        ] = {}  # keys and values of the first tokens of what is too long for a step
+        self._store = PrefixStore()
+        self.num_computed = 0
+        """Given tokens computed so far."""
+        self.num_reused = 0
+        """Given tokens that were found computed, with the weights of the same version."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is kept for later requests."""
+        return self._store.num_bytes
+
+    def __getitem__(self, request: Request) -> Given:
+        """What the request begins with, when it is computed."""
+        return self._done[request.given_key]
+
+    def __contains__(self, request: Request) -> bool:
+        return request.given_key in self._done
+
+    def forget(self) -> None:
+        """Drop everything computed."""
+        self._done.clear()
+        self._begun.clear()
+        self._store.clear()
+
+    def keep(self, wanted: Iterable[Request], *, max_bytes: int) -> None:
+        """Drop what none of these requests waits for; the store may keep it."""
+        keys = {request.given_key for request in wanted}
+        for key in self._done.keys() - keys:
+            given = self._done.pop(key)
+            if isinstance(key, bytes):  # text alone
+                self._store.add(Prefix(given.token_ids, given.key_values), max_bytes=max_bytes)
+        self._begun = {key: begun for key, begun in self._begun.items() if key in keys}
+
+    def add(self, request: Request, key_values: Tensor, *, max_bytes: int) -> None:
+        """Keep the keys and values [2, L, Hkv, P, D] of a request that ended, in memory of their own."""
+        if not request.media and key_values.shape[3] == len(request.computed_ids):
+            self._store.add(Prefix(request.computed_ids, key_values.clone()), max_bytes=max_bytes)
+
+    def compute(self, requests: Iterable[Request]) -> None:
+        """Go on with these requests in their order, of different beginnings, up to PREFILL_TOKENS tokens."""
+        room = PREFILL_TOKENS
+        pieces: list[_Piece] = []
+        for request in requests:
+            if request in self:
+                continue
+            start, prefix = self._found(request)
+            size = len(request.given_ids) - start
+            if size > room and request.media and pieces:
+                break
+            size = size if request.media else min(size, room)
+            pieces.append(_Piece(request, prefix, start, start + size))
+            room -= size
+            if room <= 0:
+                break
+        if pieces:
+            self._compute(pieces)
+
+    def _found(self, request: Request) -> tuple[int, Tensor | None]:
+        """How many first tokens of a request are computed, and their keys and values."""
+        begun = self._begun.pop(request.given_key, None)
+        if begun is not None:
+            return begun.shape[3], begun
+        found = None if request.media else self._store.find(request.given_ids)
+        if found is None:
+            return 0, None
+        prefix, shared = found
+        shared = min(shared, len(request.given_ids) - 1)  # the last token is computed for its logits
+        self.num_reused += shared
+        return (shared, prefix.key_values[:, :, :, :shared]) if shared else (0, None)
+
+    def _compute(self, pieces: Sequence[_Piece]) -> None:
+        """One forward pass over these pieces."""
+        model = self._model
+        segments, first, behind = [], 0, sum(piece.stop - piece.start for piece in pieces)
+        for piece in pieces:
+            size = piece.stop - piece.start
+            segments.append(
+                Segment(start=first, length=size, prefix_start=behind, prefix_length=piece.start)
+                if piece.start
+                else Segment(start=first, length=size)
+            )
+            first, behind = first + size, behind + piece.start
+        attention = PrefillAttention(
+            PackedAttention(segments, device=model.device),
+            [piece.prefix for piece in pieces if piece.prefix is not None],
+        )
+        ids = torch.tensor(
+            [token for piece in pieces for token in piece.request.given_ids[piece.start : piece.stop]],
+            device=model.device,
+        )
+        media = [one for piece in pieces for one in piece.request.media]
+        arguments = None
+        if media and model.media is not None:
+            arguments = model.media.arguments(media, device=model.device)
+        placed = [self._positions(piece) for piece in pieces]
+        hidden = model.hidden(ids[None], joined_positions(placed).to(model.device), attention, arguments)
+        last = torch.tensor([segment.start + segment.length - 1 for segment in segments], device=model.device)
+        logits = model.head.logits(hidden[last])
+        key_values = attention.key_values(model.compute_dtype)
+        for index, (piece, segment) in enumerate(zip(pieces, segments, strict=True)):
+            tokens = key_values[:, :, :, segment.start : segment.start + segment.length]
+            tokens = tokens.clone() if piece.prefix is None else torch.cat([piece.prefix, tokens], dim=3)
+            request = piece.request
+            if piece.stop < len(request.given_ids):
+                self._begun[request.given_key] = tokens
+            else:
+                shift = next_position(placed[index]) - piece.stop
+                given = Given(request.given_ids, tokens, logits[index].clone(), shift)
+                self._done[request.given_key] = given
+        self.num_computed += len(ids)
+
+    def _positions(self, piece: _Piece) -> Tensor:
+        """Positions [P] of a piece; [3, P] of one with media."""
+        request = piece.request
+        if not request.media or self._model.media is None:
+            return torch.arange(piece.start, piece.stop)
+        return self._model.media.positions(torch.tensor(request.given_ids), request.media)

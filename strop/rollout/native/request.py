@@ -1,0 +1,55 @@
+"""One sequence of a batch: what was asked, and the tokens so far."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
+from strop.trajectory import Media
+
+
+@dataclass(eq=False)
+class Request:
+    """One sequence: what was asked, and the tokens so far."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    media: tuple[Media, ...] = ()
+    """Images and videos that tokens of the prompt stand for."""
+    on_token: OnToken | None = None
+    """Hears of each token."""
+    given_ids: tuple[int, ...] = field(init=False)
+    """Tokens whose keys and values are computed before it runs: the prompt, and tokens that were sampled before it was
+    put back."""
+    given_key: Hashable = field(init=False)
+    """Equal for equal `given_ids` with equal media; unlike a tuple of tokens it is hashed only once."""
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.put_back()
+
+    def put_back(self) -> None:
+        """It will be computed anew from its first token to its last one."""
+        self.given_ids = (*self.prompt_ids, *self.token_ids)
+        tokens = np.array(self.given_ids, dtype=np.int64).tobytes()
+        self.given_key = (tokens, *(one.key for one in self.media)) if self.media else tokens
+
+    @property
+    def computed_ids(self) -> tuple[int, ...]:
+        """Tokens whose keys and values are known while it runs, or when it ended: all but the last one sampled."""
+        return (*self.prompt_ids, *self.token_ids[:-1])
+
+    def output(self, stop_reason: StopReason) -> TokenOutput:
+        """What was generated so far."""
+        return TokenOutput(
+            token_ids=tuple(self.token_ids),
+            log_probs=tuple(self.log_probs),
+            versions=tuple(self.versions),
+            stop_reason=stop_reason,
+        )
