@@ -12,10 +12,10 @@ from strop.base.guests import all_joined, joined, targets
 from strop.base.registry import Registry
 from strop.trajectory import Prompt, Trajectory
 
-Played = Trajectory | Sequence[Trajectory] | None
+AgentResult = Trajectory | Sequence[Trajectory] | None
 """What an agent returns: one training sequence, several of one episode in order, or None for none."""
 
-__all__ = ["Agent", "AgentRegistry", "Generate", "Played", "agents", "play_agent", "register"]
+__all__ = ["Agent", "AgentRegistry", "AgentResult", "Generate", "agents", "play_agent", "register"]
 
 
 class Agent(Protocol):
@@ -23,7 +23,7 @@ class Agent(Protocol):
 
     def __call__(
         self, prompt: Prompt, trajectory: Trajectory, generate: Generate, /, *context: Any
-    ) -> Awaitable[Played]: ...
+    ) -> Awaitable[AgentResult]: ...
 
 
 class AgentRegistry(Registry[Callable[..., Any]]):
@@ -47,13 +47,13 @@ class AgentRegistry(Registry[Callable[..., Any]]):
         return add
 
 
-def _of_guest(place: str, name: str) -> Callable[..., Awaitable[Played]]:
+def _of_guest(place: str, name: str) -> Callable[..., Awaitable[AgentResult]]:
     """An agent of a guest, which is imported when it plays."""
 
     async def play(
         prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
-    ) -> Played:
-        played: Played = await joined(place, name)(prompt, trajectory, generate, context)
+    ) -> AgentResult:
+        played: AgentResult = await joined(place, name)(prompt, trajectory, generate, context)
         return played
 
     return play
@@ -69,7 +69,7 @@ register = agents.register
 """Decorator: `@register("name")` over an async function, or over what a guest makes one of."""
 
 
-def _as_function(agent: object) -> Callable[..., Awaitable[Played]] | None:
+def _as_function(agent: object) -> Callable[..., Awaitable[AgentResult]] | None:
     """The async function that plays an agent; None where it is none."""
     if inspect.iscoroutinefunction(agent):
         return agent
@@ -79,7 +79,7 @@ def _as_function(agent: object) -> Callable[..., Awaitable[Played]] | None:
 
 async def play_agent(
     name: str, prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
-) -> Played:
+) -> AgentResult:
     """Call the agent of this name with as many arguments as it takes."""
     agent = _as_function(agents[name])
     assert agent is not None, "what is no agent is not registered"
@@ -87,5 +87,5 @@ async def play_agent(
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_context = len(positional) > 3 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
     given = (prompt, trajectory, generate, context) if takes_context else (prompt, trajectory, generate)
-    played: Played = await agent(*given)
+    played: AgentResult = await agent(*given)
     return played

@@ -19,7 +19,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from strop.controller.mesh import Mesh
 from strop.controller.ray.cluster import Cluster
 from strop.controller.ray.manager import WorkerManager
-from strop.controller.ray.members import GroupInfo, Member
+from strop.controller.ray.members import GroupInfo, WorkerHandle
 
 NAMESPACE = "strop"
 """Where the names of detached groups live, unless another namespace is asked for."""
@@ -52,7 +52,7 @@ class DetachedName:
 
 def leave_info(
     manager: WorkerManager,
-    members: Sequence[Member],
+    members: Sequence[WorkerHandle],
     meshes: Mapping[str, Mesh],
     places: PlacementGroup,
     timeout_s: float,

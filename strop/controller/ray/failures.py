@@ -21,7 +21,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from strop.controller.errors import Failure
 from strop.controller.ray.cluster import run_on
 from strop.controller.ray.launcher import End, end_of
-from strop.controller.ray.members import Member, PendingCall
+from strop.controller.ray.members import PendingCall, WorkerHandle
 from strop.controller.ray.messages import MethodRaised
 from strop.controller.ray.process import DUMP_SIGNAL
 
@@ -92,7 +92,7 @@ def observed(pending: PendingCall) -> Observed:
     return Observed(failure=_death(basis, member, error), is_consequence=False)
 
 
-def stacks_of(member: Member) -> str:
+def stacks_of(member: WorkerHandle) -> str:
     """Have a process that does not answer write where it stands; the end of its log."""
     if not member.pid:
         return _without_end(_log_of(member))
@@ -106,7 +106,7 @@ def stacks_of(member: Member) -> str:
     return _without_end(_remotely(member, DUMP_SIGNAL))
 
 
-def _death(basis: Failure, member: Member, error: BaseException | None) -> Failure:
+def _death(basis: Failure, member: WorkerHandle, error: BaseException | None) -> Failure:
     """What the process's parent wrote down about its end, and the end of its log."""
     deadline = time.monotonic() + _END_S
     while True:
@@ -139,7 +139,7 @@ def _without_end(text: str) -> str:
     return "\n".join(lines[-_TAIL_LINES:])
 
 
-def _log_of(member: Member) -> str:
+def _log_of(member: WorkerHandle) -> str:
     if member.node.is_here or member.log_path.is_file():
         return tail(str(member.log_path))
     return _remotely(member, None)
@@ -166,7 +166,7 @@ def signal_and_tail(pid: int, path: str, number: int | None) -> str:
     return tail(path)
 
 
-def _remotely(member: Member, number: int | None) -> str:
+def _remotely(member: WorkerHandle, number: int | None) -> str:
     reference = run_on(member.node.node_id, signal_and_tail, member.pid, str(member.log_path), number)
     try:
         return str(ray.get(reference, timeout=_REMOTE_S))

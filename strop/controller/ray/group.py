@@ -12,7 +12,7 @@ from strop.controller.call import WorkerCall
 from strop.controller.group import WorkerGroup
 from strop.controller.mesh import Mesh
 from strop.controller.ray.manager import WorkerManager
-from strop.controller.ray.members import Member
+from strop.controller.ray.members import WorkerHandle
 from strop.controller.ray.pending import RayPending, Traffic
 from strop.controller.ray.process import Shared
 from strop.controller.ray.transport import HEAVY_BYTES, payload_bytes
@@ -32,7 +32,7 @@ class RoleGroup(WorkerGroup[W]):
         *,
         role: str,
         manager: WorkerManager,
-        members: Sequence[Member],
+        members: Sequence[WorkerHandle],
         call_timeout_s: float,
         traffic: Traffic,
     ) -> None:
@@ -82,7 +82,7 @@ def role_groups(
     meshes: Mapping[str, Mesh],
     *,
     manager: WorkerManager,
-    members: Sequence[Member],
+    members: Sequence[WorkerHandle],
     call_timeout_s: float,
     traffic: Traffic,
 ) -> dict[str, RoleGroup[Any]]:

@@ -26,7 +26,7 @@ import ray
 
 from strop.controller.errors import CallTimeout, GroupStopped, WorkerFailed
 from strop.controller.ray.failures import Observed, first_failure, is_secondary, observed, stacks_of
-from strop.controller.ray.members import Member, PendingCall
+from strop.controller.ray.members import PendingCall, WorkerHandle
 from strop.controller.ray.messages import CallResponse
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class WorkerManager:
         Args:
             on_stop: gives back what the processes held, once they are gone.
         """
-        self.members: list[Member] = []
+        self.members: list[WorkerHandle] = []
         """All processes."""
         self.stopped_because = ""
         """Why no call is possible any more; empty while calls are."""
@@ -79,7 +79,7 @@ class WorkerManager:
 
     def give(
         self,
-        member: Member,
+        member: WorkerHandle,
         give: Callable[[Any], Any],
         *,
         role: str = "",
@@ -279,7 +279,7 @@ class WorkerManager:
                 self.stop("this runtime is closed; make a new one")
 
 
-def _wait_until_gone(members: Sequence[Member]) -> None:
+def _wait_until_gone(members: Sequence[WorkerHandle]) -> None:
     """Ray ends processes by a message to them; one on this machine that does not listen is killed."""
     known = [member.presence for member in members if member.node.is_here and member.presence is not None]
     here = [pid for presence in known for pid in (presence.pid, presence.parent_pid)]

@@ -17,7 +17,7 @@ from strop.net.rendezvous import Meeting
 
 
 @dataclass(kw_only=True, eq=False)
-class Member:
+class WorkerHandle:
     """One worker process, seen from the controller."""
 
     handle: Any
@@ -58,7 +58,7 @@ class Member:
 class PendingCall:
     """One call given to one process."""
 
-    member: Member
+    member: WorkerHandle
     """The process."""
     role: str
     """Role of the worker; empty for the process itself."""
@@ -89,7 +89,7 @@ class PendingCall:
 class GroupInfo:
     """What a controller must know to attach to a detached group; each of its processes keeps it."""
 
-    members: Sequence[Member]
+    members: Sequence[WorkerHandle]
     """The processes in rank order, without handles and calls, seen from the controller that made them."""
     meshes: Mapping[str, Mesh]
     """Parallel axes of each role."""

@@ -14,7 +14,7 @@ from strop.controller.ray.cluster import Cluster
 from strop.controller.ray.detached import DetachedName, leave_info
 from strop.controller.ray.group import role_groups
 from strop.controller.ray.manager import WorkerManager
-from strop.controller.ray.members import Member
+from strop.controller.ray.members import WorkerHandle
 from strop.controller.ray.pending import Traffic
 from strop.controller.ray.pool import RayResourcePool, choose_nodes
 from strop.controller.ray.start import StartOptions, make_workers, start_processes, threads_per_process
@@ -70,7 +70,7 @@ class PoolsRuntime(Runtime):
         self._detached = detached
         self._call_timeout_s = call_timeout_s
         self._start_timeout_s = start_timeout_s
-        self._members: dict[str, list[Member]] = {}
+        self._members: dict[str, list[WorkerHandle]] = {}
         self._pools = pools
         self._taken: list[RayResourcePool] = []
         self._manager = WorkerManager(on_stop=self._give_back)
@@ -137,7 +137,7 @@ class PoolsRuntime(Runtime):
         if self._temporary and self._log_dir is not None and not self._manager.has_failed:
             shutil.rmtree(self._log_dir, ignore_errors=True)
 
-    def _started(self, pool: str, places: RayResourcePool) -> list[Member]:
+    def _started(self, pool: str, places: RayResourcePool) -> list[WorkerHandle]:
         if pool not in self._members:
             if self._log_dir is None:
                 self._log_dir = Path(tempfile.mkdtemp(prefix="strop-workers-"))

@@ -26,7 +26,7 @@ from strop.controller.ray import launcher
 from strop.controller.ray.cluster import Node, run_on, visibility_variables
 from strop.controller.ray.detached import DetachedName
 from strop.controller.ray.manager import WorkerManager
-from strop.controller.ray.members import Member
+from strop.controller.ray.members import WorkerHandle
 from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.process import WorkerProcess
 from strop.controller.roles import RoleSpec
@@ -52,7 +52,9 @@ class StartOptions:
     """By which they are found again where they outlive this process; None: they end with it."""
 
 
-def start_processes(manager: WorkerManager, pool: RayResourcePool, options: StartOptions) -> list[Member]:
+def start_processes(
+    manager: WorkerManager, pool: RayResourcePool, options: StartOptions
+) -> list[WorkerHandle]:
     """One process in each place of a pool, in rank order; waits until all have started.
 
     Raises:
@@ -60,7 +62,7 @@ def start_processes(manager: WorkerManager, pool: RayResourcePool, options: Star
         CallTimeout: not all have started in time; names those that have not.
     """
     commands = _launch_commands(pool.nodes, options.timeout_s)
-    members: list[Member] = []
+    members: list[WorkerHandle] = []
     for rank, node in enumerate(pool.nodes):
         members.append(_start_one(pool, rank, node, commands[node.node_id], options))
         manager.members.append(members[-1])  # at once: whatever happens next, the manager ends it
@@ -82,7 +84,7 @@ def start_processes(manager: WorkerManager, pool: RayResourcePool, options: Star
 
 def make_workers(
     manager: WorkerManager,
-    members: Sequence[Member],
+    members: Sequence[WorkerHandle],
     pool: RayResourcePool,
     roles: Mapping[str, RoleSpec[Any]],
     meshes: Mapping[str, Mesh],
@@ -125,7 +127,7 @@ def make_workers(
         manager.wait(pending)
 
 
-def _meeting(manager: WorkerManager, members: Sequence[Member], timeout_s: float) -> Meeting | None:
+def _meeting(manager: WorkerManager, members: Sequence[WorkerHandle], timeout_s: float) -> Meeting | None:
     """Where the processes of a pool find each other, which rank 0 opens when first asked; None for one process."""
     first = members[0]
     if len(members) > 1 and first.meeting is None:
@@ -140,7 +142,9 @@ def _meeting(manager: WorkerManager, members: Sequence[Member], timeout_s: float
     return first.meeting
 
 
-def _start_one(pool: RayResourcePool, rank: int, node: Node, command: str, options: StartOptions) -> Member:
+def _start_one(
+    pool: RayResourcePool, rank: int, node: Node, command: str, options: StartOptions
+) -> WorkerHandle:
     log_path = options.log_dir / f"{options.name}-{rank}.log"
     share = 1 / pool.max_colocate_count
     resources = {name: amount * share for name, amount in pool.place.items()}
@@ -159,7 +163,7 @@ def _start_one(pool: RayResourcePool, rank: int, node: Node, command: str, optio
         max_task_retries=0,
         **(options.detached.of_process(rank) if options.detached else {}),
     )
-    return Member(
+    return WorkerHandle(
         handle=actor.remote(str(log_path), str(Path.cwd())),
         pool=pool.name,
         rank=rank,
