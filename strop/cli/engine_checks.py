@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -13,10 +15,15 @@ from strop.cli.output import plain, print_json, print_plain
 from strop.data.tiny import make_tiny_model
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
+from strop.engines.weights import parameter_stream
+from strop.rollout.config import RolloutConfig
 from strop.rollout.conformance.suite import run_checks
 from strop.rollout.conformance.trial import Finding, Start, Subject
 from strop.rollout.native.engine import NativeEngine
+from strop.rollout.sglang.process import sglang_python
 from strop.rollout.sync.target import ModuleTarget
+from strop.rollout.vllm.environment import vllm_python
+from strop.workers.generation import Place, make_generation
 
 LIMIT_S = 300.0
 """Deadline of all checks of one engine."""
@@ -41,28 +48,76 @@ async def start_native(folder: Path) -> Subject:
     )
 
 
-ENGINES: Mapping[str, Start] = {"native": start_native}
-"""Those of this installation, by the name in rollout.engine."""
+def start_server(name: Literal["vllm", "sglang"]) -> Start:
+    """An engine in processes of its own, with the weights of the folder written into it."""
+
+    async def start(folder: Path) -> Subject:
+        model = ModelConfig(path=str(folder), dtype="float32")
+        shape = load_model(model, device="cpu")
+        place = Place(
+            model=model,
+            rollout=RolloutConfig(engine=name, max_running=64),
+            device="cpu" if name == "vllm" else "auto",
+            version=0,
+            trained=None,
+            max_tokens=shape.max_positions or 0,
+            logs=folder,
+            rank=0,
+        )
+        made = await make_generation(place)
+        target = made.target
+        assert target is not None, "an engine in processes of its own has weights of its own"
+        for bucket in parameter_stream(shape.module):
+            await asyncio.to_thread(
+                target.load, [(weight.name, tensor) for weight, tensor in bucket.tensors()]
+            )
+        await made.engine.set_version(0)
+        return Subject(engine=made.engine, target=target, dtype=torch.float32)
+
+    return start
+
+
+def installed() -> tuple[dict[str, Start], dict[str, str]]:
+    """Engines of this installation, by the name in rollout.engine; and why the others are not tried."""
+    found: dict[str, Start] = {"native": start_native}
+    missing: dict[str, str] = {}
+    servers: dict[Literal["vllm", "sglang"], Callable[[str], Path]] = {
+        "vllm": vllm_python,
+        "sglang": sglang_python,
+    }
+    for name, python in servers.items():
+        try:
+            python("")
+        except ValueError as error:
+            missing[name] = str(error)
+        else:
+            found[name] = start_server(name)
+    return found, missing
 
 
 def check_engines(*, wants_json: bool) -> int:
     """Run every check on every engine, with a small model made for it; the exit code of the command."""
+    engines, missing = installed()
     found: dict[str, list[Finding]] = {}
     about = f"torch {torch.__version__}, transformers {version('transformers')}"
     with tempfile.TemporaryDirectory(prefix="strop-doctor-") as scratch:
         folder = Path(scratch)
         make_tiny_model(
-            folder, seed=0, hidden_size=32, num_layers=2, head_dim=8, intermediate_size=48,
-            max_position_embeddings=64,
+            folder, seed=0, hidden_size=32, num_layers=2, head_dim=32, intermediate_size=48,
+            max_position_embeddings=64,  # vLLM has no smaller heads on a CPU
         )  # fmt: skip
-        for name, start in ENGINES.items():
+        for name, start in engines.items():
             if not wants_json:
                 print_plain(f"{name} ({about}):")
             tell = (lambda one: None) if wants_json else _show
             found[name] = run_checks(start, folder, limit_s=LIMIT_S, tell=tell)
-    if wants_json:
+    if not wants_json:
+        for name, why in missing.items():
+            print_plain(plain(f"{name}: not tried: {why}", is_one_line=True))
+    else:
         print_json({
             "versions": about,
+            "not_tried": missing,
             "engines": {name: [vars(one) for one in findings] for name, findings in found.items()},
         })  # fmt: skip
     return int(any(one.outcome == "failed" for findings in found.values() for one in findings))

@@ -116,8 +116,13 @@ def test_engines_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("token ids in, token ids out", "versions only grow", "close ends everything")
     few = tuple(one for one in suite.CHECKS if one.name in names)
     monkeypatch.setattr(suite, "CHECKS", few)  # all of them: tests/rollout/test_conformance.py
+    monkeypatch.setenv("STROP_VLLM", "/nowhere")
+    monkeypatch.delenv("STROP_SGLANG", raising=False)
     tried = cli("doctor", "--engines")
-    assert (tried.code, [line[2:6] for line in tried.out.splitlines()[1:]]) == (0, ["ok  "] * 3)
+    lines = tried.out.splitlines()
+    assert (tried.code, [line[2:6] for line in lines[1:4]]) == (0, ["ok  "] * 3)
+    assert lines[4].startswith("vllm: not tried: the variable STROP_VLLM names '/nowhere'")
+    assert lines[5].startswith("sglang: not tried: rollout.engine=sglang needs SGLang")
 
     async def backwards(_: object) -> None:
         raise trial.Breach("it went backwards")

@@ -357,10 +357,13 @@ def test_what_runs_is_told() -> None:
         "reward.sandbox.url": ["reward.sandbox.backend=sandbox_fusion"],
         "data.dataset_class.path": ["data.dataset_class.name=Rows"],
         "resources.address": ["resources.runtime=ray"],
+        "rollout.vllm.python": ["rollout.engine=vllm"],
+        "rollout.sglang.python": ["rollout.engine=sglang"],
     }
     for doc in describe(Config):
         if doc.key in CODE:
             value = "http://mark" if doc.key.endswith(("url", "train_files", "val_files")) else "/mark"
+            value = "/mark.py:play" if doc.key == "agent.openai.path" else value
             shown = f"['{value}']" if doc.type.startswith("list") else f"'{value}'"
             config = load_config(Config, overrides=[*beside.get(doc.key, []), f"{doc.key}={shown}"])
             assert any(value in named.value for named in code_named(config)), doc.key
@@ -375,7 +378,8 @@ CODE = {
     "sft.data.train_files", "sft.data.val_files", "agent.files", "agent.loops", "agent.tools",
     "agent.function_tools", "agent.interactions", "agent.environment.name", "reward.path", "reward.sandbox.url",
     "reward.sandbox.python", "reward.sandbox.read_only_paths", "reward.judge.base_url", "reward.judge.api_key_env",
-    "reward.server.url", "reward.server.api_key_env", "resources.address",
+    "reward.server.url", "reward.server.api_key_env", "resources.address", "agent.openai.path", "rollout.vllm.python",
+    "rollout.sglang.python",
 }  # fmt: skip
 """Text that names what is run, started or contacted."""
 PLAIN = {

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from references.language_models import VOCAB, config, exact_norms
 from references.rank_processes import RankFailed, Ranks, run_ranks
 from references.token_passes import log_probs_of, of_log_probs, of_values, values_of
-from strop.engines.attention import PackedAttention
+from strop.engines.attention import AttentionForm, PackedAttention
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model, load_value_model
 from strop.engines.packing import make_rows
@@ -302,10 +302,10 @@ def attended(shapes: list[tuple[int, int, int]]) -> Iterator[None]:
     attend = PackedAttention.attend
 
     def noting(
-        self: PackedAttention, layer: int, query: Tensor, key: Tensor, value: Tensor, **rest: Any
+        self: PackedAttention, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm
     ) -> Tensor:
         shapes.append((query.shape[0], query.shape[1], key.shape[1]))
-        return attend(self, layer, query, key, value, **rest)
+        return attend(self, layer, query, key, value, form)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PackedAttention, "attend", noting)

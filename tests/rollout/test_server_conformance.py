@@ -1,0 +1,76 @@
+"""The engine contract on engines in processes of their own, as `strop doctor --engines` starts them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strop.cli.engine_checks import start_server
+from strop.data.tiny import make_tiny_model
+from strop.rollout.conformance.suite import CHECKS
+from strop.rollout.conformance.trial import Check, Conformance
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    make_tiny_model(
+        path,
+        seed=0,
+        hidden_size=32,
+        num_layers=2,
+        head_dim=32,
+        intermediate_size=48,
+        max_position_embeddings=64,
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def vllm(folder: Path) -> Iterator[Conformance]:
+    with Conformance(start_server("vllm"), folder) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def sglang(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conformance]:
+    """The adapter over the server that speaks SGLang's protocol; the real engine has no build for a CPU."""
+    path = tmp_path_factory.mktemp("sglang") / "python"
+    root = f"{HERE / 'sglang_server'}:{HERE.parents[1]}"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{root}" exec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    before = os.environ.get("STROP_SGLANG")
+    os.environ["STROP_SGLANG"] = str(path)
+    try:
+        with Conformance(start_server("sglang"), folder) as one:
+            yield one
+    finally:
+        del os.environ["STROP_SGLANG"]
+        if before is not None:
+            os.environ["STROP_SGLANG"] = before
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_vllm(vllm: Conformance, check: Check) -> None:
+    keeps(vllm, check)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_sglang(sglang: Conformance, check: Check) -> None:
+    keeps(sglang, check)
+
+
+def keeps(conformance: Conformance, check: Check) -> None:
+    finding = conformance.run(check)
+    assert finding.outcome != "failed", finding.text
+    if finding.outcome == "absent":
+        pytest.skip(finding.text)
