@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
@@ -20,8 +22,10 @@ from strop.rollout.config import RolloutConfig
 from strop.rollout.conformance.suite import run_checks
 from strop.rollout.conformance.trial import Finding, Start, Subject
 from strop.rollout.native.engine import NativeEngine
+from strop.rollout.sglang.engine import SglangEngine
 from strop.rollout.sglang.process import sglang_python
 from strop.rollout.sync.target import ModuleTarget
+from strop.rollout.vllm.engine import VllmEngine
 from strop.rollout.vllm.environment import vllm_python
 from strop.workers.generation import Place, make_generation
 
@@ -72,7 +76,14 @@ def start_server(name: Literal["vllm", "sglang"]) -> Start:
                 target.load, [(weight.name, tensor) for weight, tensor in bucket.tensors()]
             )
         await made.engine.set_version(0)
-        return Subject(engine=made.engine, target=target, dtype=torch.float32)
+        engine = made.engine
+        assert isinstance(engine, VllmEngine | SglangEngine), "they have processes of their own"
+        return Subject(
+            engine=engine,
+            target=target,
+            dtype=torch.float32,
+            damage=lambda: os.killpg(engine.pid, signal.SIGKILL),
+        )
 
     return start
 
@@ -104,7 +115,7 @@ def check_engines(*, wants_json: bool) -> int:
         folder = Path(scratch)
         make_tiny_model(
             folder, seed=0, hidden_size=32, num_layers=2, head_dim=32, intermediate_size=48,
-            max_position_embeddings=64,  # vLLM has no smaller heads on a CPU
+            max_position_embeddings=1024,  # vLLM has no smaller heads on a CPU
         )  # fmt: skip
         for name, start in engines.items():
             if not wants_json:

@@ -62,10 +62,11 @@ class TokenOutput:
 OnToken = Callable[[int, float, int], None]
 """Hears of each token as it is sampled: its id, log-prob and policy version."""
 
-Ability = Literal["keyed", "update_in_flight", "frees_weights", "media"]
+Ability = Literal["keyed", "continues_stream", "update_in_flight", "frees_weights", "media"]
 """What not every engine can do.
 
 keyed: the tokens of a request depend on its key alone, whatever runs beside it (but for rounding).
+continues_stream: with `Sampling.position`, what follows is what an undisturbed request would have sampled.
 update_in_flight: `set_version` while requests run; they go on with the new weights.
 frees_weights: `sleep(2)` gives the memory of the weights back, too.
 media: prompts may be `MediaTokens`.

@@ -10,8 +10,6 @@ from strop.rollout.conformance.generation import greedy, sampled
 from strop.rollout.conformance.trial import Absent, Breach, Running, Trial, check, refused, require
 from strop.rollout.types import Sampling
 
-LONG = 48
-"""Tokens of a request that is still under way when something happens to it."""
 SHORT_S = 0.3
 """How long a held request must stay where it is."""
 
@@ -19,7 +17,7 @@ SHORT_S = 0.3
 @check("tokens are heard of as they are sampled")
 async def on_token(trial: Trial) -> None:
     """One call per token, in order, with what the whole says in the end; and before the end."""
-    running = trial.begin(trial.prompt(5, 1), sampled(1, max_tokens=LONG))
+    running = trial.begin(trial.prompt(5, 1), sampled(1, max_tokens=trial.long))
     await running.tokens(1)
     early = not running.task.done()
     output = await running.task
@@ -34,23 +32,23 @@ async def on_token(trial: Trial) -> None:
 @check("an aborted request returns what it has and can be continued")
 async def abort(trial: Trial) -> None:
     """The others go on, ids that do not run are passed over; with `Sampling.position` the rest follows: the very
-    tokens of an undisturbed request, where they depend on the key alone."""
+    tokens of an undisturbed request, where the engine continues a stream."""
     prompt, other = trial.prompt(6, 2), trial.prompt(4, 3)
-    how = sampled(2, max_tokens=LONG)
+    how = sampled(2, max_tokens=trial.long)
     whole = await trial.ask(prompt, how)
-    running, beside = trial.begin(prompt, how), trial.begin(other, greedy(LONG))
+    running, beside = trial.begin(prompt, how), trial.begin(other, greedy(trial.long))
     await running.tokens(3)
     await trial.engine.abort([running.request_id, "conformance-unknown"])
     part = await running.task
     count = len(part.token_ids)
     require(part.stop_reason == "aborted", f"an aborted request ends by {part.stop_reason!r}")
-    require(3 <= count < LONG, f"aborted after at least 3 of {LONG} tokens, it returns {count}")
+    require(3 <= count < trial.long, f"aborted after at least 3 of {trial.long} tokens, it returns {count}")
     trial.compare(prompt, part)
-    rest_of = dataclasses.replace(how, max_tokens=LONG - count, position=count)
+    rest_of = dataclasses.replace(how, max_tokens=trial.long - count, position=count)
     continued = [*prompt, *part.token_ids]
     rest = await trial.ask(continued, rest_of)
     trial.compare(continued, rest)
-    if "keyed" in trial.engine.abilities:
+    if "continues_stream" in trial.engine.abilities:
         require(
             part.token_ids + rest.token_ids == whole.token_ids,
             f"{count} tokens and the {len(rest.token_ids)} that continue them are not those of an undisturbed request",
@@ -62,7 +60,7 @@ async def abort(trial: Trial) -> None:
 @check("abort without ids ends all")
 async def abort_all(trial: Trial) -> None:
     """Those that run and those that wait."""
-    asked = [trial.begin(trial.prompt(4, n), sampled(n, max_tokens=LONG)) for n in range(6)]
+    asked = [trial.begin(trial.prompt(4, n), sampled(n, max_tokens=trial.long)) for n in range(6)]
     await asked[0].tokens(1)
     await trial.engine.abort()
     reasons = {(await one.task).stop_reason for one in asked}
@@ -72,7 +70,7 @@ async def abort_all(trial: Trial) -> None:
 @check("a cancelled caller ends its request")
 async def cancellation(trial: Trial) -> None:
     """Its place is free soon, and its id with it."""
-    running = trial.begin(trial.prompt(4, 4), sampled(4, max_tokens=LONG))
+    running = trial.begin(trial.prompt(4, 4), sampled(4, max_tokens=trial.long))
     await running.tokens(1)
     running.task.cancel()
     await asyncio.wait([running.task])
@@ -88,8 +86,8 @@ async def cancellation(trial: Trial) -> None:
 async def pause(trial: Trial) -> None:
     """Nothing is lost or changed, also for requests that come meanwhile; health answers, and says that it is paused."""
     prompt = trial.prompt(5, 5)
-    whole = await trial.ask(prompt, greedy(LONG))
-    running = trial.begin(prompt, greedy(LONG))
+    whole = await trial.ask(prompt, greedy(trial.long))
+    running = trial.begin(prompt, greedy(trial.long))
     await running.tokens(2)
     await trial.engine.pause()
     try:
@@ -97,7 +95,7 @@ async def pause(trial: Trial) -> None:
         await asyncio.sleep(SHORT_S / 3)  # what was on its way when the pause began
         held = len(running.heard)
         await asyncio.sleep(SHORT_S)
-        require(not running.task.done(), f"a request of {LONG} tokens ended during the pause")
+        require(not running.task.done(), f"a request of {trial.long} tokens ended during the pause")
         require(len(running.heard) == held, f"{len(running.heard) - held} tokens came during the pause")
         require(await trial.number("paused") == 1.0, "health does not say that the engine is paused")
     finally:
@@ -130,23 +128,26 @@ async def malformed(trial: Trial) -> None:
     if longest is not None and longest <= 1 << 17:
         too_long = trial.ask(trial.prompt(longest - 2, 0), greedy(4))
         await refused(too_long, f"{longest + 2} tokens in a model of {longest} positions")
-    running = trial.begin(trial.prompt(4, 6), greedy(LONG))
+    running = trial.begin(trial.prompt(4, 6), greedy(trial.long))
     await running.tokens(1)
     again = trial.ask(trial.prompt(4, 7), greedy(2), request_id=running.request_id)
     await refused(again, "an id that is running")
-    require(len((await running.task).token_ids) == LONG, "the request with that id did not go on")
+    require(len((await running.task).token_ids) == trial.long, "the request with that id did not go on")
 
 
 @check("health generates a token")
 async def liveness(trial: Trial) -> None:
     """A real one: the count of sampled tokens grows. Two checks at once do not meet; requests beside it go on."""
     before = await trial.number("decoded_tokens")
-    running = trial.begin(trial.prompt(4, 8), greedy(LONG))
+    running = trial.begin(trial.prompt(4, 8), greedy(trial.long))
     await running.tokens(1)
     await asyncio.gather(trial.engine.health(), trial.engine.health())
-    require(len((await running.task).token_ids) == LONG, "a request beside the health check was cut")
+    require(len((await running.task).token_ids) == trial.long, "a request beside the health check was cut")
     grown = await trial.number("decoded_tokens") - before
-    require(grown >= LONG + 3, f"{grown:g} tokens were sampled by {LONG} of a request and 3 of health checks")
+    require(
+        grown >= trial.long + 3,
+        f"{grown:g} tokens were sampled by {trial.long} of a request and 3 of health checks",
+    )
 
 
 @check("an engine that cannot work says so")
@@ -176,7 +177,7 @@ async def close(trial: Trial) -> None:
     """Requests return or raise, and a second call does nothing."""
     asked = []
     if trial.damage is None:
-        asked = [trial.begin(trial.prompt(4, n), Sampling(key=n, max_tokens=LONG)) for n in range(3)]
+        asked = [trial.begin(trial.prompt(4, n), Sampling(key=n, max_tokens=trial.long)) for n in range(3)]
         await asked[0].tokens(1)
     await trial.engine.close()
     if asked:

@@ -26,6 +26,7 @@ TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.3, tor
 """How far a log-prob may be from that of the full forward pass, in nats, by what the engine computes in: rounding in
 other places, on distributions whose log-probs are of size 4. In bfloat16 the mean stays below a sixth of it. Norms of
 transformers compute in float32 whatever the model has, so float64 is no closer."""
+LONG, LONGER = 48, 512
 CHECK_LIMIT_S = 120.0
 """Deadline of one check: an engine in a process of its own may compile something first."""
 
@@ -72,6 +73,13 @@ class Trial:
         self.dtype, self.damage = subject.dtype, subject.damage
         self.tolerance = TOLERANCES[subject.dtype]
         self._num_requests = 0
+
+    @property
+    def long(self) -> int:
+        """Tokens of a request that is still running when something is done to it: more where the model has room, as an
+        engine in a process of its own runs ahead of what is heard of it."""
+        positions = self.judge.max_positions
+        return LONG if positions is None or positions < 2 * LONGER else LONGER
 
     def prompt(self, length: int, seed: int) -> list[int]:
         """Random token ids [length]."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from strop.rollout.conformance.generation import greedy, sampled
-from strop.rollout.conformance.requests import LONG
 from strop.rollout.conformance.trial import Absent, Trial, check, refused, require
 from strop.rollout.types import TokenOutput
 
@@ -73,7 +72,7 @@ async def update_refused(trial: Trial) -> None:
     """The request goes on as if nothing had been asked."""
     if "update_in_flight" in trial.engine.abilities:
         raise Absent("it is able to")
-    running = trial.begin(trial.prompt(5, 13), greedy(LONG))
+    running = trial.begin(trial.prompt(5, 13), greedy(trial.long))
     await running.tokens(1)
     version = trial.engine.version
     await refused(trial.engine.set_version(version + 1), "a version while a request runs")
@@ -89,7 +88,9 @@ async def update_in_flight(trial: Trial) -> None:
     """Held, given new weights, and let go on: tokens before the update are the old model's, tokens after it are the new
     one's over all tokens so far, with nothing left in the cache of what the old one computed; versions say which."""
     prompts = [trial.prompt(length, 14 + length) for length in (5, 9, _SHARED)]
-    asked = [trial.begin(prompt, sampled(14, n, max_tokens=LONG // 2)) for n, prompt in enumerate(prompts)]
+    asked = [
+        trial.begin(prompt, sampled(14, n, max_tokens=trial.long // 2)) for n, prompt in enumerate(prompts)
+    ]
     for one in asked:
         await one.tokens(3)
     old = trial.engine.version
@@ -101,9 +102,9 @@ async def update_in_flight(trial: Trial) -> None:
         outputs = [await one.task for one in asked]
         for prompt, output in zip(prompts, outputs, strict=True):
             count = output.versions.count(old)
-            wanted = (old,) * count + (new,) * (LONG // 2 - count)
+            wanted = (old,) * count + (new,) * (trial.long // 2 - count)
             require(
-                0 < count < LONG // 2 and output.versions == wanted,
+                0 < count < trial.long // 2 and output.versions == wanted,
                 f"updated from {old} to {new} under way, the tokens carry {output.versions}",
             )
             trial.compare([*prompt, *output.token_ids[:count]], _slice(output, count, None))
@@ -129,7 +130,7 @@ def _slice(output: TokenOutput, start: int, end: int | None) -> TokenOutput:
 async def sleep(trial: Trial) -> None:
     """By the engine's own number; refused while a request runs. Awake again it generates as before."""
     prompt = trial.prompt(_SHARED, 15)
-    running = trial.begin(prompt, greedy(LONG // 2))
+    running = trial.begin(prompt, greedy(trial.long // 2))
     await running.tokens(1)
     await refused(trial.engine.sleep(), "sleep while a request runs")
     before = await running.task
@@ -139,7 +140,7 @@ async def sleep(trial: Trial) -> None:
     left = await trial.number("cache_bytes")
     await trial.engine.wake_up()
     require(left < held, f"asleep, the cache still takes {left:g} of {held:g} bytes")
-    again = await trial.ask(prompt, greedy(LONG // 2))
+    again = await trial.ask(prompt, greedy(trial.long // 2))
     trial.compare(prompt, again)
     require(again.token_ids == before.token_ids, "awake again, greedy decoding gives other tokens")
 

@@ -45,7 +45,7 @@ class NativeEngine:
     @property
     def abilities(self) -> frozenset[Ability]:
         """What not every engine can do."""
-        own: frozenset[Ability] = frozenset({"keyed", "update_in_flight"})
+        own: frozenset[Ability] = frozenset({"keyed", "continues_stream", "update_in_flight"})
         return own if self._media is None else own | {"media"}
 
     async def generate(

@@ -84,6 +84,11 @@ class SglangEngine:
         self._num_checks = itertools.count(1)
 
     @property
+    def pid(self) -> int:
+        """Of the process that owns SGLang's, which leads a group of its own."""
+        return self._process.pid
+
+    @property
     def version(self) -> int:
         """Policy version that the weights hold."""
         return self._version

@@ -133,6 +133,11 @@ class VllmEngine:
         return frozenset(found | {"frees_weights"} if self._gives_memory_back else found)
 
     @property
+    def pid(self) -> int:
+        """Of the process that owns vLLM's, which leads a group of its own."""
+        return self._process.pid
+
+    @property
     def version(self) -> int:
         """Policy version that the weights hold."""
         return self._version

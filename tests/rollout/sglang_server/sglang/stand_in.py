@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import importlib
 import io
 import json
 import os
 import pickle
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import torch
@@ -116,12 +117,15 @@ class Server:
             return web.json_response(await self.scored(body))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        async for event in self.events(body, asked):
-            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        async with contextlib.aclosing(self.events(body, asked)) as events:
+            async for event in events:
+                await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async def events(self, body: dict[str, Any], asked: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def events(
+        self, body: dict[str, Any], asked: dict[str, Any]
+    ) -> AsyncGenerator[dict[str, Any], None]:
         heard: asyncio.Queue[tuple[int, float, int] | None] = asyncio.Queue()
         how = Sampling(
             key=asked["sampling_seed"],
@@ -138,12 +142,15 @@ class Server:
         task.add_done_callback(lambda _: heard.put_nowait(None))
         sent: list[tuple[int, float, int]] = []
         spans: list[str] = []
-        while (token := await heard.get()) is not None:
-            sent.append(token)
-            spans.append(self.version)
-            yield {"output_ids": [token[0]], "meta_info": self.meta(sent, spans, len(sent) - 1, None)}
-        self.running.discard(body["rid"])
-        output = await task
+        try:
+            while (token := await heard.get()) is not None:
+                sent.append(token)
+                spans.append(self.version)
+                yield {"output_ids": [token[0]], "meta_info": self.meta(sent, spans, len(sent) - 1, None)}
+            output = await task
+        finally:  # also where the client has hung up
+            task.cancel()
+            self.running.discard(body["rid"])
         reason = {"type": "abort" if output.stop_reason == "aborted" else output.stop_reason}
         # As the real one where an aborted request still waits: the last token again, and all log-probs.
         start = 0 if output.stop_reason == "aborted" else len(sent)
@@ -199,6 +206,7 @@ class Server:
 
     async def end_weight_update(self, request: web.Request) -> web.Response:
         self.is_open = False
+        await self.engine.set_version(self.engine.version + 1)  # retracted requests are computed again
         return web.json_response({"success": True, "message": "Success"})
 
     async def update_weights_from_tensor(self, request: web.Request) -> web.Response:
