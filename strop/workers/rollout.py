@@ -90,11 +90,7 @@ class RolloutWorker(Worker):
         self._keeps_rows = keeps_rows
         self._samples = None if samples is None else SampleStore(samples)
         self._tokenizer = load_tokenizer(model)
-        self._trained: TrainEngine | None = None
-        if share_with is not None:
-            trained = self.colocated[share_with]
-            assert isinstance(trained, TrainedWorker), f"{share_with} trains a model"
-            self._trained = trained.engine
+        self._trained = None if share_with is None else self._engine_of(share_with)
         self._runner = asyncio.Runner()
         place = Place(
             model=model,
@@ -130,6 +126,11 @@ class RolloutWorker(Worker):
             timeout_s=rollout.timeout_s,
             seed=seed,
         )
+
+    def _engine_of(self, role: str) -> TrainEngine:
+        trained = self.colocated[role]
+        assert isinstance(trained, TrainedWorker), f"{role} trains a model"
+        return trained.engine
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def play(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> DataProto:

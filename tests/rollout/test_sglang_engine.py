@@ -10,6 +10,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,7 +50,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A Python that can import the stand-in as `sglang`."""
     path = tmp_path_factory.mktemp("sglang") / "python"
     root = f"{HERE / 'sglang_server'}:{HERE.parents[1]}"
-    path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{root}" exec {os.sys.executable} "$@"\n')
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{root}" exec {sys.executable} "$@"\n')
     path.chmod(0o755)
     return str(path)
 
@@ -244,29 +246,29 @@ def test_a_server_that_is_killed_is_noticed(python: str, folder: Path, tmp_path:
     asyncio.run(work())
 
 
-def test_it_ends_with_its_owner(python: str, folder: Path, tmp_path: Path) -> None:
-    child = os.fork()
-    if child == 0:
-        try:
-            from strop.rollout.sglang.process import SglangProcess
+OWNER = """
+import json, os, signal, sys
+from pathlib import Path
+from strop.rollout.sglang.process import SglangProcess
+python, arguments, log = sys.argv[1:]
+print(SglangProcess(Path(python), json.loads(arguments), log=Path(log), env={}).pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
-            process = SglangProcess(
-                Path(python),
-                settings(folder, tmp_path).server_args(SglangConfig()),
-                log=tmp_path / "log",
-                env={},
-            )
-            (tmp_path / "pid").write_text(str(process.pid))
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    pid = int((tmp_path / "pid").read_text())
-    for _ in range(200):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.1)
-    os.kill(pid, signal.SIGKILL)
-    raise AssertionError("the server outlived its owner")
+
+def test_it_ends_with_its_owner(python: str, folder: Path, tmp_path: Path) -> None:
+    arguments = json.dumps(settings(folder, tmp_path).server_args(SglangConfig()))
+    command = [sys.executable, "-c", OWNER, python, arguments, str(tmp_path / "log")]
+    owner = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert owner.returncode == -signal.SIGKILL
+    server, until = int(owner.stdout), time.monotonic() + 20
+    while is_alive(server) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not is_alive(server), f"the server outlived its owner: {server}"
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_a_server_that_does_not_start_says_why(python: str, folder: Path, tmp_path: Path) -> None:
