@@ -280,6 +280,8 @@ class DataProto:
             self.batch = _tensor_dict(kept, length)
         for name in others:
             del self.non_tensor_batch[name]
+        if self.batch is None and others and not self.non_tensor_batch:  # the rows stay where no column does
+            self.batch = _tensor_dict({}, length)
         for name in facts:
             del self.meta_info[name]
         return DataProto(_tensor_dict(tensors, length) if tensors else None, others, facts)

@@ -250,6 +250,13 @@ def test_changing_the_columns_of_a_selection_leaves_the_batch() -> None:
     assert set(batch.non_tensor_batch) == {"answer"}
 
 
+def test_rows_stay_where_the_last_column_is_popped() -> None:
+    data = DataProto.from_dict({}, non_tensors={"a": np.array([1, 2, 3], dtype=object)})
+    popped = data.pop(non_tensor_batch_keys=["a"])
+    assert (len(data), len(popped)) == (3, 3)
+    assert len(data.union(popped)) == 3
+
+
 def test_pop_moves_columns_out_of_the_batch() -> None:
     batch = small()
     popped = batch.pop(["responses"], ["answer"], ["temperature"])
