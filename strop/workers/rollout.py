@@ -107,9 +107,8 @@ class RolloutWorker(Worker):
         self._scores, self._dtype = made.scores, made.dtype
         self._receiver: WeightReceiver | None = None
         if made.target is not None and self._trained is None:
-            self._receiver = WeightReceiver(
-                made.target, device="cpu" if policy is None else policy.device.type
-            )
+            where = "cpu" if policy is None else policy.device.type
+            self._receiver = WeightReceiver(made.target, device=where)
             self._engine = VerifiedEngine(made.engine, self._receiver)
         self._takes_media = policy is not None and policy.media is not None
         self._pool = RewardPool(

@@ -192,6 +192,34 @@ def test_pause_abort_and_continue(engine: SglangEngine) -> None:
     asyncio.run(work())
 
 
+def test_nothing_goes_on_with_half_of_the_weights(engine: SglangEngine, folder: Path) -> None:
+    module = load_model(ModelConfig(path=str(folder)), device="cpu").module
+
+    async def work() -> None:
+        heard: list[int] = []
+        running = asyncio.create_task(
+            engine.generate(
+                "a", [3, 4], Sampling(key=1, max_tokens=50), on_token=lambda *t: heard.append(t[0])
+            )
+        )
+        while len(heard) < 3:
+            await asyncio.sleep(0.01)
+        await engine.pause()
+        await asyncio.to_thread(write, engine, module)
+        await engine.resume()
+        assert (await engine.health())["running"] == 1.0, "it is asked without a token"
+        held = len(heard)
+        await asyncio.sleep(0.2)
+        assert len(heard) == held < 50
+        before = engine.version
+        await engine.set_version(before + 1)
+        output = await running
+        assert set(output.versions) == {before, before + 1}
+        assert len(output.token_ids) == 50
+
+    asyncio.run(work())
+
+
 def test_memory_is_given_back_and_taken_again(engine: SglangEngine) -> None:
     async def work() -> None:
         await engine.sleep(1)

@@ -15,6 +15,7 @@ from typing import Literal
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.request import Request
+from strop.rollout.requests import check_request, generate_one_token
 from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
 from strop.trajectory import media_of
 
@@ -63,12 +64,7 @@ class NativeEngine:
                 for, an id that is already running, or media that do not fit the tokens or the model.
         """
         prompt = tuple(prompt_ids)
-        if not prompt or min(prompt) < 0 or max(prompt) >= self._vocab_size:
-            raise ValueError(
-                f"request {request_id} has {len(prompt)} prompt tokens between {min(prompt, default=0)} and "
-                f"{max(prompt, default=0)}, but the model's vocabulary has {self._vocab_size}; is it the "
-                f"tokenizer of this model?"
-            )
+        check_request(request_id, prompt, vocab_size=self._vocab_size, running=self._futures)
         # The last token is never an input.
         if self._max_positions is not None and len(prompt) + sampling.max_tokens - 1 > self._max_positions:
             raise ValueError(
@@ -76,8 +72,6 @@ class NativeEngine:
                 f"the model is made for {self._max_positions} positions; lower data.max_prompt_tokens or "
                 f"data.max_response_tokens"
             )
-        if request_id in self._futures:
-            raise ValueError(f"request {request_id} is already running; give each request its own id")
         media = media_of(prompt_ids)
         if self._media is not None:
             self._media.check(prompt, media, f"request {request_id}")
@@ -158,16 +152,14 @@ class NativeEngine:
         if self._running.is_set():
             self._num_checks += 1
             name = f"health check {self._num_checks}"
-            try:
-                async with asyncio.timeout(HEALTH_TIMEOUT_S) as deadline:
-                    await self.generate(name, [0], Sampling(key=0, temperature=0.0, max_tokens=1))
-            except TimeoutError:
-                if not deadline.expired():
-                    raise
-                raise TimeoutError(
+
+            def late() -> str:
+                return (
                     f"the rollout engine made no token within {HEALTH_TIMEOUT_S} s ({len(self._batch.running)} "
                     f"sequences running, {len(self._batch.waiting)} waiting)"
-                ) from None
+                )
+
+            await generate_one_token(self, name, limit_s=HEALTH_TIMEOUT_S, sentence=late)
         return {
             "version": float(self._version),
             "paused": float(not self._running.is_set()),

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from strop.base.randomness import random_key
 from strop.engines.weights import WeightsMetadata
-from strop.rollout.requests import checked_prompt
+from strop.rollout.requests import checked_prompt, generate_one_token
 from strop.rollout.sglang.config import SglangConfig
 from strop.rollout.sglang.process import SglangProcess, sglang_python
 from strop.rollout.sglang.target import LOADER, TIMEOUT_S, SglangTarget
@@ -162,7 +162,8 @@ class SglangEngine:
     async def resume(self) -> None:
         """Go on after a pause."""
         self._is_paused = False
-        await self._continue()
+        if not self.target.is_open:  # else they go on with the version that is being written
+            await self._continue()
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """End these requests, or all, with the tokens they have; ids that do not run are passed over."""
@@ -213,18 +214,16 @@ class SglangEngine:
             TimeoutError: no token within HEALTH_TIMEOUT_S.
             SglangDied: the server is gone.
         """
-        if not self._tags and not self._is_paused:
+        if not self._tags and not self._is_paused and not self.target.is_open:
             name = f"health check {next(self._num_checks)}"
-            try:
-                async with asyncio.timeout(HEALTH_TIMEOUT_S) as deadline:
-                    await self.generate(name, [0], Sampling(key=0, temperature=0.0, max_tokens=1))
-            except TimeoutError:
-                if not deadline.expired():
-                    raise
-                raise TimeoutError(
+
+            def late() -> str:
+                return (
                     f"SGLang made no token within {HEALTH_TIMEOUT_S} s ({len(self._running)} requests running); its "
                     f"log is {self._process.log}"
-                ) from None
+                )
+
+            await generate_one_token(self, name, limit_s=HEALTH_TIMEOUT_S, sentence=late)
         else:
             await self._process.get("model_info", timeout_s=HEALTH_TIMEOUT_S)
         return {

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from strop.base.randomness import random_key
 from strop.engines.weights import WeightsMetadata
-from strop.rollout.requests import checked_prompt
+from strop.rollout.requests import checked_prompt, generate_one_token
 from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.environment import vllm_python
@@ -276,16 +276,14 @@ class VllmEngine:
         await self._process.ask("ping", timeout_s=HEALTH_TIMEOUT_S)
         if not self._asleep and not self._is_paused:
             name = f"health check {next(self._num_checks)}"
-            try:
-                async with asyncio.timeout(HEALTH_TIMEOUT_S) as deadline:
-                    await self.generate(name, [0], Sampling(key=0, temperature=0.0, max_tokens=1))
-            except TimeoutError:
-                if not deadline.expired():
-                    raise
-                raise TimeoutError(
+
+            def late() -> str:
+                return (
                     f"vLLM made no token within {HEALTH_TIMEOUT_S} s ({len(self._running)} requests running); its log "
                     f"is {self._process.log}"
-                ) from None
+                )
+
+            await generate_one_token(self, name, limit_s=HEALTH_TIMEOUT_S, sentence=late)
         return {
             "version": float(self._version),
             "paused": float(self._is_paused),
