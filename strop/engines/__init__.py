@@ -5,6 +5,7 @@ config.py           ModelConfig, LoraConfig, OptimizerConfig, EngineConfig
 The model
 causal_lm.py        CausalLM: one model object for training, scoring and native generation
 model.py            Hugging Face folders loaded for packed tokens; model_folder.py: checked before they are read
+families.py         what is refused by name
 probe.py            a loaded model compared with its own forward pass
 media.py            what is asked of a guest that knows models with media
 lora.py, liger.py   adapters; fused kernels

@@ -48,10 +48,18 @@ class AttentionForm:
     """Factor of the scores."""
     window: int | None = None
     """Tokens that a query looks back on, itself included; None: all."""
+    chunk: int | None = None
+    """Sequences are cut into runs of this many tokens, and a query sees those of its own run alone; None: not cut
+    (Llama 4)."""
     softcap: float | None = None
     """Scores s become softcap tanh(s / softcap) (Gemma 2, arXiv:2408.00118, section 2)."""
     sinks: Tensor | None = None
     """[H]: score of each head's sink (gpt-oss, arXiv:2508.10925)."""
+
+    @property
+    def sees_all(self) -> bool:
+        """A query sees every earlier token."""
+        return self.window is None and self.chunk is None
 
     @property
     def is_plain(self) -> bool:
@@ -103,6 +111,7 @@ def _attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     strop_context: AttentionContext | None = None,
+    strop_positions: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
     """The function that transformers calls: [1, H, N, D] in, [1, N, H, D] out."""
@@ -118,9 +127,12 @@ def _attention(
                 f"have; choose a model without it"
             )
     layer: int = module.layer_idx  # type: ignore[assignment]
+    if strop_positions is not None:
+        query = _tempered(module, query, strop_positions)
     form = AttentionForm(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=sliding_window,
+        chunk=_chunk(module, layer),
         softcap=softcap,
         sinks=s_aux,
     )
@@ -131,6 +143,32 @@ def _attention(
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention)
+
+
+def _chunk(module: Any, layer: int) -> int | None:
+    """Tokens of a chunk, which transformers gives to the mask of a layer and not to its attention."""
+    config: Any = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    chunked = kinds is not None and kinds[layer] == "chunked_attention"
+    return config.attention_chunk_size if chunked else None
+
+
+def _tempered(module: Any, query: Tensor, positions: Tensor) -> Tensor:
+    """Queries [1, H, N, D] as they would be at their positions [1, N].
+
+    Layers of Llama 4 without rotary embeddings multiply queries by 1 + a log(1 + floor((p + 1) / b)), and take the
+    index in the row for p.
+    """
+    if not getattr(module, "attn_temperature_tuning", False) or getattr(module, "use_rope", True):
+        return query
+
+    def factor(at: Tensor) -> Tensor:
+        steps = torch.floor((at.float() + 1.0) / module.floor_scale)
+        return torch.log1p(steps) * float(module.attn_scale) + 1.0
+
+    at_index = torch.arange(query.shape[2], device=query.device)
+    change: Tensor = (factor(positions[0]) / factor(at_index)).to(query.dtype)
+    return query * change[None, None, :, None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +217,7 @@ class PackedAttention:
             base += valid.numel()
         order = torch.argsort(torch.cat(tokens))
         self._slot_of_token = torch.cat(slots)[order].to(device)  # [N], into the joined bucket outputs
-        self._window_masks: dict[int, list[Tensor]] = {}
+        self._masks: dict[tuple[int | None, int | None], list[Tensor]] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """Attention output [N, H, Dv] for query [N, H, D], key [N, Hkv, D] and value [N, Hkv, Dv]."""
@@ -196,7 +234,7 @@ class PackedAttention:
             keys, values = torch.split(gathered, [kv_heads * dim, kv_heads * value_dim], dim=-1)
             keys = keys.view(b, k, kv_heads, dim).transpose(1, 2)
             values = values.view(b, k, kv_heads, value_dim).transpose(1, 2)
-            mask = bucket.mask if form.window is None else self._window_mask(form.window, number)
+            mask = bucket.mask if form.sees_all else self._mask(form, number)
             if form.is_plain:
                 out = F.scaled_dot_product_attention(
                     queries,
@@ -213,14 +251,17 @@ class PackedAttention:
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return _gather(joined, self._slot_of_token).view(-1, heads, value_dim)
 
-    def _window_mask(self, window: int, number: int) -> Tensor:
-        """Masks for a sliding window of `window` tokens, made once per window size."""
-        if window not in self._window_masks:
-            self._window_masks[window] = [
-                _causal_mask(b.prefix, b.lengths, b.shape[1:], window=window).to(b.query_index.device)
+    def _mask(self, form: AttentionForm, number: int) -> Tensor:
+        """Mask of a bucket for layers with a window or chunks, made once for each size of them."""
+        sizes = form.window, form.chunk
+        if sizes not in self._masks:
+            self._masks[sizes] = [
+                _causal_mask(b.prefix, b.lengths, b.shape[1:], window=form.window, chunk=form.chunk).to(
+                    b.query_index.device
+                )
                 for b in self._buckets
             ]
-        return self._window_masks[window][number]
+        return self._masks[sizes][number]
 
 
 def _attend_by_formula(
@@ -300,7 +341,7 @@ def _make_bucket(group: list[Segment], device: torch.device) -> tuple[_Bucket, T
         at_key = torch.arange(k)[None]
         key_index = torch.where(at_key < prefix, prefix_starts + at_key, starts + at_key - prefix)
         key_index = torch.where(at_key < prefix + lengths, key_index, 0).flatten().to(device)
-        mask = _causal_mask(prefix, lengths, (q, k), window=None).to(device)
+        mask = _causal_mask(prefix, lengths, (q, k)).to(device)
     bucket = _Bucket(
         query_index=query_index.flatten().to(device),
         key_index=key_index,
@@ -312,13 +353,22 @@ def _make_bucket(group: list[Segment], device: torch.device) -> tuple[_Bucket, T
     return bucket, valid
 
 
-def _causal_mask(prefix: Tensor, lengths: Tensor, shape: tuple[int, int], *, window: int | None) -> Tensor:
-    """[b, 1, q, k] bool: key at or before the query, within the window; padding rows see key 0 alone."""
+def _causal_mask(
+    prefix: Tensor,
+    lengths: Tensor,
+    shape: tuple[int, int],
+    *,
+    window: int | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """[b, 1, q, k] bool: key at or before the query, within window and chunk; padding rows see key 0 alone."""
     q, k = shape
     at_key = torch.arange(k)[None, None]  # [1, 1, k]
     at_query = prefix[:, :, None] + torch.arange(q)[None, :, None]  # [b, q, 1]
     mask = at_key <= at_query
     if window is not None:
         mask = mask & (at_key > at_query - window)
+    if chunk is not None:
+        mask = mask & (at_key // chunk == at_query // chunk)
     padding = at_query >= (prefix + lengths)[:, :, None]
     return torch.where(padding, at_key == 0, mask).unsqueeze(1)

@@ -38,7 +38,7 @@ class CausalLM:
         """What every forward pass goes through, so that the hooks of sharding see all parameters used in it."""
         self.is_sharded = False
         """Whether the parameters are sharded over ranks, and cast by the hooks of sharding (engines/fsdp.py)."""
-        self._backbone: nn.Module = module.base_model  # type: ignore[assignment]
+        self._backbone = _backbone(module)
         self._head = _head(module)
         self._logit_form = logit_form(module)
         self._banned: Tensor | None = None
@@ -122,6 +122,7 @@ class CausalLM:
                 position_ids=position_ids,
                 use_cache=False,
                 strop_context=context,
+                strop_positions=position_ids,
                 **(media or {}),
             )
             hidden: Tensor = output.last_hidden_state[0]
@@ -229,6 +230,13 @@ def logit_form(module: Any) -> tuple[float, float | None]:
         getattr(text, "logits_scaling", None) or 1.0
     )
     return scale, getattr(text, "final_logit_softcapping", None)
+
+
+def _backbone(module: Any) -> nn.Module:
+    """What gives the final hidden states."""
+    # Llama 4 without images names a base that it has only with them, and is then its own.
+    found: nn.Module = module.model if module.base_model is module else module.base_model
+    return found
 
 
 def _head(module: Any) -> nn.Linear:

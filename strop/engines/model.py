@@ -23,9 +23,10 @@ from transformers import (
 from strop.base.device import device_name
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
+from strop.engines.families import check_family
 from strop.engines.liger import use_liger_kernels
 from strop.engines.lora import add_lora
-from strop.engines.media import MediaInputs, language_model_class, media_inputs
+from strop.engines.media import MediaInputs, language_model_class, media_inputs, media_models
 from strop.engines.model_folder import check_settings, check_weights, model_json, reading, runs_own_code
 from strop.engines.parallel import Parallel
 from strop.engines.probe import check_packed
@@ -77,10 +78,39 @@ def load_model(config: ModelConfig, *, device: str = "auto", parallel: Parallel 
         ValueError: no such folder, no causal language model in it, an architecture whose result differs on
             packed tokens (recurrent layers, soft-capped logits), or no vision tower where one is to be frozen.
     """
-    auto_class = language_model_class(read_shape(config))
+    auto_class = check_language_model(config)
     loading = _Loading(config, device, parallel)
     module = _read_module(config, auto_class, loading.weights_dtype)
     return loading.finish(module)
+
+
+def check_language_model(config: ModelConfig) -> Any:
+    """The class of transformers that loads the language model of a folder; no weight is read.
+
+    Raises:
+        ValueError: no such folder, no configuration of a model in it, or a family that is not carried.
+    """
+    shape = read_shape(config)
+    auto_class = language_model_class(shape)
+    check_family(shape, auto_class, config.path)
+    return auto_class
+
+
+def check_value_model(config: ModelConfig) -> None:
+    """Refuse a folder that `load_value_model` cannot make a value or reward model of; no weight is read.
+
+    Raises:
+        ValueError: as `check_language_model`; or a model that reads images, several labels, or a family without a
+            classification form.
+    """
+    shape = read_shape(config)
+    if media_models(shape) is not None or hasattr(shape, "vision_config"):
+        raise ValueError(
+            f"model folder {config.path!r} is a vision-language model ({shape.model_type}), and critics and reward "
+            f"models read text alone: give a model of text with the same tokenizer"
+        )
+    check_family(shape, AutoModelForSequenceClassification, config.path)
+    _check_labels(config)
 
 
 def weights_of_folder(config: ModelConfig) -> WeightsMetadata:
@@ -113,9 +143,8 @@ def load_value_model(
     Raises:
         ValueError: as `load_model`; or several labels, or an architecture without a classification form.
     """
-    read_shape(config)
+    check_value_model(config)
     config = dataclasses.replace(config, freeze_vision_tower=False)  # a matter of the policy
-    _check_labels(config)
     loading = _Loading(config, device, parallel)
     # transformers warns of a missing head, and fills it with random numbers first.
     with _only_errors(), torch.random.fork_rng(devices=[]):
@@ -140,13 +169,23 @@ def load_reward_model(
     Raises:
         ValueError: as `load_model`, or the folder holds no sequence-classification model with one label.
     """
+    check_reward_model(config)
+    return load_value_model(config, device=device, parallel=parallel)
+
+
+def check_reward_model(config: ModelConfig) -> None:
+    """Refuse a folder that `load_reward_model` cannot take; no weight is read.
+
+    Raises:
+        ValueError: as `check_value_model`, or the folder holds no sequence-classification model with one label.
+    """
     read_shape(config)
     if not _is_classifier(config.path):
         raise ValueError(
             f"reward model {config.path!r} is a {_architecture(config.path)}; give the folder of a "
             f"sequence-classification model with one label (Qwen3ForSequenceClassification, num_labels=1)"
         )
-    return load_value_model(config, device=device, parallel=parallel)
+    check_value_model(config)
 
 
 class _Loading:

@@ -41,10 +41,12 @@ class _Recorder:
         self._attention = attention
         self.layers: list[int] = []
         self.windows: set[int | None] = set()
+        self.has_chunks = False
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         self.layers.append(layer)
         self.windows.add(form.window)
+        self.has_chunks |= form.chunk is not None
         return self._attention.attend(layer, query, key, value, form)
 
 
@@ -188,8 +190,10 @@ def _check_layers(model: CausalLM, recorder: _Recorder) -> None:
             f"{name} attends in {len(set(recorder.layers))} of its {num_layers} layers on packed tokens: {_REFUSAL}"
         )
     kinds = set(getattr(text, "layer_types", None) or ())
-    unseen = kinds - {"full_attention", "sliding_attention"}
+    unseen = kinds - {"full_attention", "sliding_attention", "chunked_attention"}
     if "sliding_attention" in kinds and recorder.windows == {None}:
         unseen.add("sliding_attention")
+    if "chunked_attention" in kinds and not recorder.has_chunks:
+        unseen.add("chunked_attention")
     if unseen:
         raise ValueError(f"{name} has layers of type {', '.join(sorted(unseen))}: {_REFUSAL}")

@@ -16,7 +16,7 @@ from strop.base.sections import section_of
 from strop.controller import WorkerGroup, as_list, role
 from strop.data.readers import read_rows
 from strop.data.sampler import PromptSampler, visit_uid
-from strop.engines.model import load_tokenizer, read_shape
+from strop.engines.model import check_language_model, load_tokenizer, read_shape
 from strop.engines.ulysses import check_sequence_parallel
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
@@ -60,6 +60,7 @@ class SupervisedTrainer:
         self._sft = sft = section_of(config, SftConfig)
         check_trackers(config.trainer.trackers)
         check_ranks("sft", sft.engine, config.resources.ranks)
+        check_language_model(config.model)
         check_sequence_parallel(
             read_shape(config.model), sft.engine.sequence_parallel, config.resources.ranks
         )

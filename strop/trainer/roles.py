@@ -29,9 +29,9 @@ from strop.controller import (
     as_list,
     role,
 )
-from strop.engines.config import EngineConfig
+from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.media import media_models
-from strop.engines.model import read_shape
+from strop.engines.model import check_language_model, check_reward_model, check_value_model, read_shape
 from strop.engines.ulysses import check_sequence_parallel
 from strop.protocol import DataProto, DataProtoFuture
 from strop.rollout.types import Sampling
@@ -190,10 +190,15 @@ def check_models(config: Config) -> None:
     """Refuse models that do not fit each other, or the ranks of their role, before any process starts.
 
     Raises:
-        ValueError: as `check_engine`, `check_teacher` and `check_sequence_parallel`; or a critic that would have to see
-            images.
+        ValueError: as `check_language_model`, `check_value_model`, `check_reward_model`, `check_engine`,
+            `check_teacher` and `check_sequence_parallel`; or a critic that would have to see images.
     """
+    check_language_model(config.model)
     check_engine(config.model, config.rollout)
+    if config.uses_reference and config.reference.path:
+        check_language_model(dataclasses.replace(config.model, path=config.reference.path))
+    if config.uses_reward_model:
+        check_reward_model(ModelConfig(path=config.reward_model.path))
     if config.uses_teacher:
         check_teacher(config.model, config.teacher)
     paths = {"critic": config.critic.path, "reference": config.reference.path, "teacher": config.teacher.path}
@@ -208,6 +213,8 @@ def check_models(config: Config) -> None:
             f"estimator without a critic, such as algorithm.adv_estimator=grpo, or for prompts without images set "
             f"critic.path to a model of text with the same tokenizer"
         )
+    if config.uses_critic:
+        check_value_model(dataclasses.replace(config.model, path=path))
 
 
 def make_roles(

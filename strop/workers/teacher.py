@@ -11,7 +11,7 @@ from strop.algorithms.distillation_config import DistillationConfig
 from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_models
-from strop.engines.model import load_model, load_tokenizer, read_shape
+from strop.engines.model import check_language_model, load_model, load_tokenizer, read_shape
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
@@ -92,7 +92,7 @@ def check_teacher(policy: ModelConfig, teacher: TeacherConfig) -> None:
             with none.
     """
     try:
-        read_shape(model := ModelConfig(path=teacher.path))
+        check_language_model(model := ModelConfig(path=teacher.path))
         theirs: dict[str, int] = load_tokenizer(model).get_vocab()
     except ValueError as error:
         raise ValueError(f"teacher.path: {error}") from error

@@ -11,17 +11,25 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
-from references.language_models import FAMILIES, VOCAB, load_plain, plain_greedy, plain_log_probs
+from references.language_models import FAMILIES as FEW
+from references.language_models import VOCAB, load_plain, plain_greedy, plain_log_probs
+from references.model_families import EVERY_RUN, MORE, REFUSED
 from references.token_passes import of_log_probs
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import load_model
+from strop.engines.model import check_language_model, load_model
 from strop.engines.packing import make_rows
 from strop.engines.training import TrainEngine
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling, TokenOutput
 
+FAMILIES = [
+    *FEW,
+    *EVERY_RUN,
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in MORE if kind not in EVERY_RUN),
+]
 LENGTHS = ((9, 7), (1, 1), (14, 12), (6, 11))
 """Tokens of prompts and responses; beyond the window of the models that have one."""
 
@@ -88,6 +96,16 @@ def test_rollout_samples_with_the_log_probs_of_transformers_and_greedily_as_gene
             wanted, _ = plain_log_probs(plain, prompt, output.token_ids, temperature=1.0)
         torch.testing.assert_close(torch.tensor(output.log_probs), wanted, atol=5e-5, rtol=5e-5)
     assert list(greedy.token_ids) == plain_greedy(plain, PAIRS[2][0], 12)
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_families_that_are_not_carried_are_refused_by_name_from_their_configuration_alone(
+    tmp_path: Path, model_type: str
+) -> None:
+    settings, sentence = REFUSED[model_type]
+    transformers.AutoConfig.for_model(model_type, **settings).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=sentence):
+        check_language_model(ModelConfig(path=str(tmp_path)))
 
 
 def load(tiny_folder: Callable[[str], Path], kind: str) -> CausalLM:

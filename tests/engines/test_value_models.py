@@ -11,7 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Gemma3Config,
+    JambaConfig,
+    Qwen2VLConfig,
+)
 
 from references.language_models import SUPPORTED, save_tiny
 from references.token_passes import of_values, values_of
@@ -19,6 +25,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_reward_model, load_value_model
 from strop.engines.packing import make_rows
+from strop.engines.probe import check_packed
 from strop.engines.training import TrainEngine
 
 pytestmark = pytest.mark.usefixtures("float64_models")
@@ -127,7 +134,9 @@ def test_a_reward_model_must_be_a_classifier_with_one_label(tiny_folder: Folder,
 
 def test_architectures_without_a_classifier_are_refused(tmp_path: Path) -> None:
     save_tiny("granite", tmp_path)
-    with pytest.raises(ValueError, match="holds no loadable model that can have a value head: "):
+    with pytest.raises(
+        ValueError, match="is a granite, which transformers has in no form with a head of one"
+    ):
         load(tmp_path)
 
 
@@ -143,11 +152,10 @@ def test_missing_body_weights_are_named(tiny_folder: Folder, tmp_path: Path) -> 
 
 
 def test_layers_that_packed_computation_does_not_have_are_refused(tmp_path: Path) -> None:
-    save_tiny("phimoe_score", tmp_path)
-    with pytest.raises(
-        ValueError, match="PhimoeForSequenceClassification gives other hidden states on packed"
-    ):
-        load(tmp_path, "float32")
+    save_tiny("doge_score", tmp_path)
+    module = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    with pytest.raises(ValueError, match="DogeForSequenceClassification gives other hidden states on packed"):
+        check_packed(module, torch.device("cpu"))
 
 
 def test_float32_values_are_near(tiny_folder: Folder) -> None:
@@ -157,3 +165,19 @@ def test_float32_values_are_near(tiny_folder: Folder) -> None:
         near = values_of(load(tiny_folder("qwen3_score"), dtype), rows, max_tokens=100)
         assert near.dtype == torch.float32
         torch.testing.assert_close(near.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+def test_families_and_images_that_a_critic_cannot_have_are_refused_from_the_configuration(
+    tmp_path: Path,
+) -> None:
+    for shape, sentence in (
+        (
+            Qwen2VLConfig(),
+            r"vision-language model \(qwen2_vl\), and critics and reward models read text alone",
+        ),
+        (Gemma3Config(), r"vision-language model \(gemma3\)"),
+        (JambaConfig(), "is a JambaForSequenceClassification, which has layers"),
+    ):
+        shape.save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=sentence):
+            load_value_model(ModelConfig(path=str(tmp_path)), device="cpu")

@@ -20,6 +20,8 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
+from references.model_families import more
+
 VOCAB = 61
 _SHAPE = {
     "vocab_size": VOCAB,
@@ -87,9 +89,6 @@ def config(kind: str) -> Any:
             return t.MistralConfig(**_SHAPE, sliding_window=WIDE_WINDOW)
         case "mixtral":  # experts, and a router that draws noise in training
             return t.MixtralConfig(**_SHAPE, num_local_experts=4, router_jitter_noise=0.3)
-        case "phimoe":  # a window that is in the mask alone
-            experts = {"num_local_experts": 4, "router_jitter_noise": 0.0, "input_jitter_noise": 0.0}
-            return t.PhimoeConfig(**_SHAPE, **experts, sliding_window=WIDE_WINDOW)
         case "nanochat":  # capped logits
             return t.NanoChatConfig(**_SHAPE, final_logit_softcapping=15.0)
         case "deepseek_v3":  # keys and values of different size
@@ -97,6 +96,18 @@ def config(kind: str) -> Any:
             return t.DeepseekV3Config(
                 **{**_SHAPE, "num_key_value_heads": 4}, **parts, first_k_dense_replace=2
             )
+        case "doge":  # attention masks of its own
+            return t.DogeConfig(**_SHAPE)
+        case "deepseek_v32":  # an index chooses the keys
+            parts = {
+                "qk_rope_head_dim": 4,
+                "qk_nope_head_dim": 8,
+                "v_head_dim": 8,
+                "kv_lora_rank": 8,
+                "q_lora_rank": 16,
+            }
+            index = {"index_topk": 4, "index_n_heads": 2, "index_head_dim": 8, "first_k_dense_replace": 2}
+            return t.DeepseekV32Config(**{**_SHAPE, "num_key_value_heads": 4}, **parts, **index)
         case "stablelm":  # calls its attention without the arguments of the forward call
             return t.StableLmConfig(**_SHAPE)
         case "mamba":
@@ -133,11 +144,11 @@ def config(kind: str) -> Any:
             return t.Cohere2Config(**_SHAPE, sliding_window=WINDOW, layer_types=kinds, logit_scale=0.25)
         case "smollm3":  # layers without positions
             return t.SmolLM3Config(**_SHAPE, no_rope_layers=[1, 0])
-        case "glm4" | "olmo2" | "olmo3" | "qwen2" | "qwen3_moe" | "qwen3_next" | "llama4":
+        case "glm4" | "olmo2" | "olmo3" | "qwen2" | "qwen3_moe" | "qwen3_next":
             return _more(kind)
         case "granite":  # scaled logits
             return t.GraniteConfig(**_SHAPE, logits_scaling=8.0)
-    raise ValueError(kind)
+    return more(kind, _SHAPE)
 
 
 def _more(kind: str) -> Any:
@@ -160,8 +171,6 @@ def _more(kind: str) -> Any:
             )
         case "qwen3_next":
             return t.Qwen3NextConfig(**_SHAPE, head_dim=8, num_experts=4, num_experts_per_tok=2)
-        case "llama4":
-            return t.Llama4TextConfig(**_SHAPE, head_dim=8, num_local_experts=2, intermediate_size_mlp=48)
     raise ValueError(kind)
 
 

@@ -1,6 +1,7 @@
 """Keys and values of the running sequences, and the attention of one decode step over them.
 
-Values smaller than keys (latent attention, MLA) lie in the table of keys' size, padded.
+Layers may differ in the number of key heads and in the size of keys and values (latent attention; Gemma 4): all lie in
+a table of the largest, padded.
 
 Sequence i of the batch owns slot i; the running ones are slots 0..B-1, so a step reads plain views. When a
 sequence ends, the last one moves into its slot: one copy per finished sequence, none per step.
@@ -95,40 +96,46 @@ class DecodeAttention:
         self._lengths = lengths
         self._slots = torch.arange(len(lengths), device=lengths.device)
         self._num_tokens = num_tokens
-        self._masks: dict[int | None, Tensor] = {}
+        self._masks: dict[tuple[int | None, int | None], Tensor] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """Attention output [B, H, Dv] for query [B, H, D]; key [B, Hkv, D] and value [B, Hkv, Dv] enter the cache."""
         b, kv_heads, dim = key.shape
         value_dim = value.shape[2]
         keys, values = self._cache.layer(layer, b, self._num_tokens)  # [B, Hkv, T, D]
-        kernel = decode_kernel(query, keys) if form.is_plain and value_dim == dim else None
+        fills = keys.shape[1] == kv_heads and keys.shape[3] == dim == value_dim
+        kernel = decode_kernel(query, keys) if form.is_plain and form.chunk is None and fills else None
         if kernel is not None:
             out = kernel.attend(
                 query, key, value, keys, values, self._lengths, scaling=form.scaling, window=form.window
             )
             return out.to(query.dtype)
+        keys, values = keys[:, :kv_heads, :, :dim], values[:, :kv_heads, :, :value_dim]
         keys[self._slots, :, self._lengths] = key.to(keys.dtype)
-        values[self._slots, :, self._lengths, :value_dim] = value.to(values.dtype)
+        values[self._slots, :, self._lengths] = value.to(values.dtype)
         # The cache is read in its own precision: casting it would touch all of it in every step.
         grouped = (query.reshape(b, kv_heads, -1, dim) * form.scaling).to(keys.dtype)  # [B, Hkv, H / Hkv, D]
         scores = torch.matmul(grouped, keys.transpose(-1, -2))
-        mask = self._mask(form.window, grouped)
+        mask = self._mask(form, grouped)
         if form.is_plain:
             scores += mask
             probs = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
         else:
             probs = form.weights(scores.unsqueeze(3), mask.unsqueeze(3)).squeeze(3)
-        output = torch.matmul(probs.to(values.dtype), values[..., :value_dim])
+        output = torch.matmul(probs.to(values.dtype), values)
         return output.view(b, -1, value_dim).to(query.dtype)
 
-    def _mask(self, window: int | None, like: Tensor) -> Tensor:
+    def _mask(self, form: AttentionForm, like: Tensor) -> Tensor:
         """[B, 1, 1, T]: 0 where a key may be seen, -inf where not; made once per step."""
-        if window not in self._masks:
+        sizes = form.window, form.chunk
+        if sizes not in self._masks:
             at_key = torch.arange(self._num_tokens, device=self._lengths.device)[None]
-            hidden = at_key > self._lengths[:, None]
-            if window is not None:
-                hidden = hidden | (at_key <= self._lengths[:, None] - window)
+            at_query = self._lengths[:, None]
+            hidden = at_key > at_query
+            if form.window is not None:
+                hidden = hidden | (at_key <= at_query - form.window)
+            if form.chunk is not None:
+                hidden = hidden | (at_key < at_query - at_query % form.chunk)
             mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
-            self._masks[window] = mask.masked_fill_(hidden, float("-inf"))[:, None, None]
-        return self._masks[window]
+            self._masks[sizes] = mask.masked_fill_(hidden, float("-inf"))[:, None, None]
+        return self._masks[sizes]

@@ -32,17 +32,26 @@ class PrefillAttention:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """Attention output [N, H, Dv], as PackedAttention gives it."""
         assert layer == len(self.keys), "layers attend in order, each once"
-        value_dim = value.shape[2]
         self.keys.append(key)
-        self.values.append(F.pad(value, (0, key.shape[2] - value_dim)))
+        self.values.append(value)
         if self._prefixes is not None:
-            key = torch.cat([key, self._prefixes[0, layer].to(key.dtype)])
-            value = torch.cat([value, self._prefixes[1, layer, :, :, :value_dim].to(value.dtype)])
+            heads, dim, value_dim = *key.shape[1:], value.shape[2]
+            key = torch.cat([key, self._prefixes[0, layer, :, :heads, :dim].to(key.dtype)])
+            value = torch.cat([value, self._prefixes[1, layer, :, :heads, :value_dim].to(value.dtype)])
         return self._attention.attend(layer, query, key, value, form)
 
     def key_values(self, dtype: torch.dtype) -> Tensor:
         """[2, L, Hkv, N, D]: keys and values of all layers and packed tokens."""
-        return torch.stack([torch.stack(self.keys), torch.stack(self.values)]).transpose(2, 3).to(dtype)
+        heads = max(key.shape[1] for key in self.keys)
+        dim = max(part.shape[2] for part in (*self.keys, *self.values))
+        parts = [[_padded(part, heads, dim) for part in of_layers] for of_layers in (self.keys, self.values)]
+        return torch.stack([torch.stack(of_layers) for of_layers in parts]).transpose(2, 3).to(dtype)
+
+
+def _padded(part: Tensor, heads: int, dim: int) -> Tensor:
+    """[N, heads, dim] of a layer's keys or values, with zeros where it has fewer."""
+    missing = (0, dim - part.shape[2], 0, heads - part.shape[1])
+    return F.pad(part, missing) if any(missing) else part
 
 
 @dataclass(frozen=True)

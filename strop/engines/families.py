@@ -1,0 +1,99 @@
+"""Model families that packed computation does not carry: refused by name, from a configuration alone.
+
+The list here spares a person the loading of a large model; it decides nothing else. What passes it is still compared
+with its own forward pass when it is loaded (probe.py), models with code of their own included.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoModelForSequenceClassification
+
+_ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+"""Kinds of layers, as configurations call them, that attend to earlier tokens and keep nothing else."""
+
+_STATE = (
+    "has layers ({kinds}) that carry a state from token to token, which packed sequences and the rollout's cache of "
+    "keys and values do not have"
+)
+_OWN_ATTENTION = (
+    "computes attention in code of its own and not through the attention interface of transformers, where packed "
+    "sequences come in"
+)
+_NOT_HANDED_ON = (
+    "does not hand the arguments of its forward call on to its attention, as packed attention needs"
+)
+_CHOSEN_KEYS = "chooses by an index which earlier tokens a query sees, which packed attention does not have"
+_COMPRESSED = "attends to compressed runs of earlier tokens, which packed attention does not have"
+_BIDIRECTIONAL = "looks at later tokens too (use_bidirectional_attention), so it cannot generate"
+
+_NAMED = {
+    "deepseek_v32": _CHOSEN_KEYS,
+    "glm_moe_dsa": _CHOSEN_KEYS,
+    "deepseek_v4": _COMPRESSED,
+    "diffllama": "attends twice in each layer, and subtracts",
+    "doge": "weighs earlier tokens by its own masks of values, which packed attention does not have",
+    "nemotron": _NOT_HANDED_ON,
+    "phimoe": (
+        "draws experts at random in training mode, and whose setting of that noise changes its routing without noise "
+        "too"
+    ),
+    "stablelm": _NOT_HANDED_ON,
+}
+"""Model type -> what it does."""
+
+
+def check_family(config: Any, auto_class: Any, path: str) -> None:
+    """Refuse a configuration whose architecture packed computation is known not to carry.
+
+    Args:
+        config: as transformers reads it.
+        auto_class: of transformers, which would load the model.
+        path: of its folder, for the sentence.
+
+    Raises:
+        ValueError: the sentence names the architecture and says what it does.
+    """
+    model_class = auto_class._model_mapping.get(type(config), None)
+    if isinstance(model_class, tuple | list):
+        model_class = model_class[0]
+    reason = _reason(config, model_class, is_value_model=auto_class is AutoModelForSequenceClassification)
+    if reason:
+        name = config.model_type if model_class is None else model_class.__name__
+        raise ValueError(
+            f"model folder {path!r} is a {name}, which {reason}; choose another architecture (docs/models.md lists "
+            f"them)"
+        )
+
+
+def _missing(config: Any, *, is_value_model: bool) -> str:
+    """Why transformers has no class for a configuration; empty where the folder's own code may bring one."""
+    if getattr(config, "auto_map", None):
+        return ""
+    if is_value_model:
+        return (
+            "transformers has in no form with a head of one number (sequence classification), as critics and reward "
+            "models have"
+        )
+    if hasattr(config, "vision_config"):
+        return "reads images otherwise than by patches in a grid, as the Qwen-VL family does (docs/multimodal.md)"
+    return "transformers does not have as a causal language model"
+
+
+def _reason(config: Any, model_class: Any, *, is_value_model: bool) -> str:
+    """Why not; empty for a family that is carried, or that nothing is known of."""
+    text = config.get_text_config()
+    named = _NAMED.get(text.model_type) or _NAMED.get(config.model_type)
+    if named:
+        return named
+    if getattr(text, "use_bidirectional_attention", None) in (True, "all"):
+        return _BIDIRECTIONAL
+    kinds = set(getattr(text, "layer_types", None) or ())
+    if others := sorted(kinds - _ATTENTION):
+        return _STATE.format(kinds=", ".join(others))
+    if model_class is None:
+        return _missing(config, is_value_model=is_value_model)
+    if model_class._is_stateful and not kinds:
+        return _STATE.format(kinds="recurrent")
+    return "" if model_class._supports_attention_backend or model_class._is_stateful else _OWN_ATTENTION
