@@ -24,6 +24,7 @@ fsdp.py             shards, gathering for generation, host memory
 Training
 training.py         Engine: what a model says of rows; TrainEngine: the gradient of a loss, one optimizer step
 optimizer.py        AdamW and others, clipping, refusal of non-finite gradients
+loss_scale.py       float16: the factor of the loss
 gradients.py        global norm, clipping and non-finite gradients of shards
 schedules.py        learning rates; muon.py, adamw_8bit.py: other optimizers
 

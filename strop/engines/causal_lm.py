@@ -15,6 +15,8 @@ from strop.engines.attention import AttentionContext, AttentionForm
 from strop.engines.head import Head
 from strop.engines.media import MediaInputs
 
+HALF = (torch.bfloat16, torch.float16)
+"""Precisions of computation whose parameters are kept in float32."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -150,9 +152,9 @@ class CausalLM:
 
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
-        """Compute in bfloat16 when the configuration says so; the parameters stay as they are."""
-        if self.compute_dtype == torch.bfloat16 and not self.is_sharded:
-            with torch.autocast(self.device.type, dtype=torch.bfloat16):
+        """Compute in bfloat16 or float16 when the configuration says so; the parameters stay as they are."""
+        if self.compute_dtype in HALF and not self.is_sharded:
+            with torch.autocast(self.device.type, dtype=self.compute_dtype):
                 yield
         else:
             yield

@@ -32,7 +32,8 @@ class LoraConfig:
     alpha: PositiveFloat = 32.0
     """Scale of the adapter: its product is multiplied by alpha / rank."""
     target_modules: tuple[str, ...] = ("all-linear",)
-    """Names, or ends of names, of the linear layers that get an adapter; all-linear: every one but the head."""
+    """Names, or ends of names, of the linear layers that get an adapter; all-linear: every one but the head. Experts
+    that a model keeps as one stacked parameter are no linear layers and take no adapter."""
     path: str = ""
     """Continue from this PEFT adapter folder, whose rank must be the one above and whose alpha and targets are used;
     empty to start at zero."""
@@ -64,9 +65,9 @@ class LoraConfig:
 class ModelConfig:
     path: str = ""
     """Hugging Face model folder: config.json, weights as safetensors, tokenizer with a chat template."""
-    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """Compute precision; master weights stay in float32 (float64 for float64). auto: bfloat16 on an
-    accelerator, float32 on a CPU, where bfloat16 is often slower."""
+    accelerator, float32 on a CPU, where bfloat16 is often slower. float16 needs an accelerator; losses are scaled."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model folder. Off by default: it is somebody else's program."""
     gradient_checkpointing: bool = False

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from strop.engines.causal_lm import CausalLM
+from strop.engines.causal_lm import HALF, CausalLM
 from strop.engines.config import EngineConfig
 from strop.engines.gradients import local
 from strop.engines.optimizer import Optimizer
@@ -47,8 +47,8 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
         raise ValueError("the model is sharded already; load it again for another engine")
     check_sequence_parallel(model.config, parallel.sp_size, parallel.world_size)
     precision, placement = MixedPrecisionPolicy(), OffloadPolicy()
-    if model.compute_dtype == torch.bfloat16:
-        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if model.compute_dtype in HALF:
+        precision = MixedPrecisionPolicy(param_dtype=model.compute_dtype, reduce_dtype=torch.float32)
     if config.offload == "all":
         placement = CPUOffloadPolicy(pin_memory=parallel.device.type != "cpu")
     for part, reshard_after_forward in [

@@ -30,6 +30,7 @@ from strop.engines.weights import named_weights, weights_metadata
 
 ADAPTER = "default"
 """PEFT's name of the one adapter; part of its parameters' names."""
+_ALL = ("all-linear",)
 _SAVED_PREFIX = "base_model.model."
 _CONFIG_FILE = "adapter_config.json"
 _WEIGHTS_FILE = "adapter_model.safetensors"
@@ -167,13 +168,56 @@ def _settings_of(model: CausalLM) -> Any:
     return module.peft_config[ADAPTER]
 
 
+def check_targets(module: nn.Module, config: LoraConfig) -> None:
+    """Refuse names of layers that take no adapter; the weights are not looked at (they may be on the meta device).
+
+    Raises:
+        ValueError: the sentence names one, and says what it is.
+    """
+    if config.path or config.target_modules == _ALL:
+        return
+    layers = [name for name, _ in module.named_modules()]
+    for target in config.target_modules:
+        end = f".{target}"
+        if any(f".{name}".endswith(end) for name in layers):
+            continue
+        stacked = [name for name in _stacked(module) if f".{name}".endswith(end)]
+        what = (
+            f"{stacked[0]}, in which the experts of a layer are stacked into one parameter, and strop has adapters for "
+            f"linear layers alone"
+            if stacked
+            else "no layer of this model"
+        )
+        linear = sorted({name.rpartition(".")[2] for name in _linear(module)})
+        raise ValueError(
+            f"model.lora.target_modules has {target!r}, which is the name of {what}; its linear layers are "
+            f"{', '.join(linear)}"
+        )
+
+
+def _linear(module: Any) -> list[str]:
+    """Names of the linear layers, the head left out."""
+    head = module.get_output_embeddings() or getattr(module, "score", None)
+    parts = module.named_modules()
+    return [name for name, part in parts if isinstance(part, nn.Linear | Conv1D) and part is not head]
+
+
+def _stacked(module: nn.Module) -> list[str]:
+    """Names of the parameters that hold one matrix for each expert."""
+    return [name for name, weight in module.named_parameters() if weight.dim() == 3 and "expert" in name]
+
+
 def _settings(peft: Any, config: LoraConfig, model: CausalLM) -> Any:
     """PEFT's configuration of a new adapter."""
-    is_for_all = config.target_modules == ("all-linear",)
+    check_targets(model.module, config)
+    targets: str | list[str] = list(config.target_modules)
+    if config.target_modules == _ALL:
+        # PEFT counts stacked experts in for some models.
+        targets = _linear(model.module) if _stacked(model.module) else "all-linear"
     return peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
-        target_modules="all-linear" if is_for_all else list(config.target_modules),
+        target_modules=targets,
         task_type="SEQ_CLS" if _has_value_head(model) else "CAUSAL_LM",
         base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,
     )

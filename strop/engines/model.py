@@ -25,7 +25,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.families import check_family
 from strop.engines.liger import use_liger_kernels
-from strop.engines.lora import add_lora
+from strop.engines.lora import add_lora, check_targets
 from strop.engines.media import MediaInputs, language_model_class, media_inputs, media_models
 from strop.engines.model_folder import check_settings, check_weights, model_json, reading, runs_own_code
 from strop.engines.parallel import Parallel
@@ -93,7 +93,18 @@ def check_language_model(config: ModelConfig) -> Any:
     shape = read_shape(config)
     auto_class = language_model_class(shape)
     check_family(shape, auto_class, config.path)
+    if config.lora.enabled:
+        check_targets(_without_weights(config, shape), config.lora)
     return auto_class
+
+
+def _without_weights(config: ModelConfig, shape: Any) -> Any:
+    """The language model of a folder on the meta device."""
+    dtype = torch.float64 if config.dtype == "float64" else torch.float32
+    with torch.device("meta"):
+        return language_model_class(shape).from_config(
+            shape, dtype=dtype, trust_remote_code=runs_own_code(config)
+        )
 
 
 def check_value_model(config: ModelConfig) -> None:
@@ -119,12 +130,7 @@ def weights_of_folder(config: ModelConfig) -> WeightsMetadata:
     Raises:
         ValueError: no such folder, or no configuration of a language model in it.
     """
-    shape = read_shape(config)
-    dtype = torch.float64 if config.dtype == "float64" else torch.float32
-    with torch.device("meta"):
-        module = language_model_class(shape).from_config(
-            shape, dtype=dtype, trust_remote_code=runs_own_code(config)
-        )
+    module = _without_weights(config, read_shape(config))
     module.tie_weights()
     return weights_metadata(module)
 
@@ -392,7 +398,12 @@ def read_settings(folder: Path, config: ModelConfig, complaint: str) -> Any:
 def _compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
     if config.dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}[config.dtype]
+    if config.dtype == "float16" and device.type == "cpu":
+        raise ValueError(
+            "model.dtype is float16, which needs an accelerator, and the device is a CPU: use float32, or bfloat16"
+        )
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
 
 
 _WORTH_SAYING = 1.2

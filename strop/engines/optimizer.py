@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from strop.engines import adamw_8bit, gradients
 from strop.engines.config import OptimizerConfig
+from strop.engines.loss_scale import LossScale
 from strop.engines.muon import Muon
 from strop.engines.schedules import learning_rate
 
@@ -48,6 +49,7 @@ class Optimizer:
         *,
         total_steps: int | None,
         embeddings: Collection[str] = (),
+        loss_scale: LossScale | None = None,
     ) -> None:
         """Take the parameters that require a gradient, whole or as shards.
 
@@ -57,6 +59,7 @@ class Optimizer:
             total_steps: optimizer steps of the run, where the schedule needs to know.
             embeddings: names of parameters of embeddings and head (`CausalLM.embedding_names`), which Muon leaves to
                 AdamW; unused otherwise.
+            loss_scale: of the losses whose gradients come here; None: they are as they are.
 
         Raises:
             ValueError: Muon without `embeddings`, or a package that is not installed.
@@ -65,6 +68,7 @@ class Optimizer:
         self.total_steps = total_steps
         self.num_steps = 0
         """Steps that were taken. The schedule counts these: a skipped step does not move it."""
+        self._loss_scale = loss_scale
         self._named = {name: p for name, p in parameters if p.requires_grad}
         self._parts = _make(self._named, config, embeddings)
 
@@ -76,7 +80,11 @@ class Optimizer:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter.detach())
             grads[name] = parameter.grad
+        if self._loss_scale is not None:
+            gradients.scale(grads, 1 / self._loss_scale.value)
         grad_norm = gradients.total_norm(grads)
+        if self._loss_scale is not None:
+            self._loss_scale.update(is_finite=math.isfinite(grad_norm))
         skipped = ""
         if math.isfinite(grad_norm):
             factor = self.config.max_grad_norm / (grad_norm + 1e-6)  # torch's clipping adds as much
@@ -88,6 +96,8 @@ class Optimizer:
             bad = gradients.non_finite(grads) or ["the sum of squares"]
             where = bad[0] if len(bad) == 1 else f"{bad[0]} and {len(bad) - 1} more"
             skipped = f"gradient norm is {grad_norm} (non-finite in {where})"
+            if self._loss_scale is not None:
+                skipped += f"; losses in float16 are now scaled by {self._loss_scale.value:g}"
         for parameter in self._named.values():
             parameter.grad = None
         return StepReport(grad_norm=grad_norm, lr=lr, skipped=skipped)
@@ -120,7 +130,8 @@ class Optimizer:
             for name, parameter in self._named.items()
             for kind, value in self._state_of(parameter).items()
         }
-        return tensors, {"num_steps": self.num_steps}
+        scale = {} if self._loss_scale is None else self._loss_scale.state()
+        return tensors, {"num_steps": self.num_steps, **scale}
 
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Continue from `state()` of an optimizer over the same parameters; load_sharded compares and distributes them.
@@ -135,6 +146,8 @@ class Optimizer:
                 for kind, value in self._state_of(parameter).items():
                     value.copy_(tensors[f"{kind}/{name}"].detach())
         self.num_steps = int(numbers["num_steps"])
+        if self._loss_scale is not None:
+            self._loss_scale.load_state(numbers)
 
     def memory(self) -> Iterator[Tensor]:
         """This rank's plain tensors in which the state lies, as far as it exists: to move it off the device."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from strop.engines import fsdp, gradients
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.engines.loss_scale import LossScale
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import Row
 from strop.engines.parallel import Parallel, alone
@@ -132,8 +133,13 @@ class TrainEngine(Engine):
         if config.compile:
             model.compile_layers()
         super().__init__(model, config, parallel, is_frozen=False)
+        self._loss_scale = LossScale() if model.compute_dtype == torch.float16 else None
         self._optimizer = Optimizer(
-            model.named_parameters(), optim, total_steps=total_steps, embeddings=model.embedding_names()
+            model.named_parameters(),
+            optim,
+            total_steps=total_steps,
+            embeddings=model.embedding_names(),
+            loss_scale=self._loss_scale,
         )
         self._state_away: list[fsdp.HostCopies] = []
 
@@ -163,7 +169,8 @@ class TrainEngine(Engine):
             )
             with fsdp.activations_on_host(self.model, enabled=self._config.offload_activations):
                 value = run_tokens(self.model, part, loss, self.parallel)
-            value.backward()  # type: ignore[no-untyped-call]
+            scaled = value if self._loss_scale is None else value * self._loss_scale.value
+            scaled.backward()  # type: ignore[no-untyped-call]
             total += value.detach()
         return float(total)
 

@@ -14,7 +14,7 @@ import io
 import math
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,12 +38,16 @@ MAX_KEPT_BYTES = 1 << 30
 MAX_ASPECT = 200
 """Longest side over shortest side that is accepted, as in the reference of the Qwen models."""
 _CONTIGUOUS_VIDEOS = frozenset({"qwen2_vl", "qwen2_5_vl"})
+_FRAMES_IN_BOUNDS = frozenset({"glm4v", "glm4v_moe", "glm46v"})
+"""Models whose bounds are of pixels times frames of a patch, and which first enlarge what is smaller than a token."""
 _ROTATED = frozenset({5, 6, 7, 8})
 """EXIF orientations that exchange width and height."""
 _EXIF_ORIENTATION = 0x0112
 
 
-def fitted_size(height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+def fitted_size(
+    height: int, width: int, *, factor: int, min_pixels: float, max_pixels: float
+) -> tuple[int, int]:
     """Height and width, multiples of `factor`, whose area is between the bounds and whose shape is kept.
 
     Round both to the nearest multiple. Where the area is too large, divide both sides by sqrt(h w / max_pixels) and
@@ -98,10 +102,12 @@ class MediaProcessor:
         """Kind of media -> id of the token that stands for a part of it."""
         self.border_ids = frozenset(
             int(token)
-            for name in ("vision_start_token_id", "vision_end_token_id")
+            for side in ("start", "end")
+            for name in (f"vision_{side}_token_id", f"image_{side}_token_id")
             if (token := getattr(model_config, name, None)) is not None
         )
         """Ids of the tokens around the tokens of a picture."""
+        self._counts_frames = model_config.model_type in _FRAMES_IN_BOUNDS
         self.takes_videos = model_config.model_type in _CONTIGUOUS_VIDEOS
         """Whether a video is one run of tokens, without text between its frames."""
         self._kept: OrderedDict[str, Tensor] = OrderedDict()
@@ -119,12 +125,15 @@ class MediaProcessor:
         factor = self.patch_size * self.merge_size
         if getattr(self._processor, "do_resize", True):
             bounds = self._bounds(kind)
+            if self._counts_frames and min(height, width) < factor:
+                larger = max(factor / height, factor / width)
+                height, width = int(height * larger), int(width * larger)
             height, width = fitted_size(
                 height,
                 width,
                 factor=factor,
-                min_pixels=int(bounds["shortest_edge"]),
-                max_pixels=int(bounds["longest_edge"]),
+                min_pixels=bounds["shortest_edge"],
+                max_pixels=bounds["longest_edge"],
             )
         elif height % factor or width % factor:
             raise ValueError(
@@ -194,12 +203,12 @@ class MediaProcessor:
         joined = moving.transpose(0, 2, 3, 1, 4).reshape(-1, patches.shape[1])
         return joined, [(len(order) // per, high, wide)]
 
-    def _bounds(self, kind: str) -> dict[str, int]:
+    def _bounds(self, kind: str) -> Mapping[str, float]:
         """Fewest and most pixels of a picture, under the processor's names."""
         if kind == "video" and self._video_size is not None:
             return self._video_size
-        size = self._processor.size
-        return {"shortest_edge": size["shortest_edge"], "longest_edge": size["longest_edge"]}
+        size, frames = self._processor.size, self.frames_per_patch if self._counts_frames else 1
+        return {name: size[name] / frames for name in ("shortest_edge", "longest_edge")}
 
 
 def media_token_ids(model_config: Any) -> dict[str, int]:

@@ -35,7 +35,7 @@ class ReferenceConfig:
 class TeacherConfig:
     path: str = ""
     """Hugging Face folder of the model that is learned from, with the policy's vocabulary; empty: no teacher."""
-    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """Compute precision, as that of the policy (model.dtype)."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """How its forward passes are cut."""
@@ -63,7 +63,7 @@ class RewardModelConfig:
     path: str = ""
     """Hugging Face folder of a sequence-classification model with one label and its tokenizer; empty: no reward
     model."""
-    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """Compute precision, as that of the policy (model.dtype)."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """How its forward passes are cut."""

@@ -86,7 +86,8 @@ def check_engine(model: ModelConfig, rollout: RolloutConfig) -> None:
         sglang_python(rollout.sglang.python)
     if model.dtype == "float64":
         raise ValueError(
-            f"rollout.engine={rollout.engine} computes in float32 or bfloat16, not in model.dtype=float64: use native"
+            f"rollout.engine={rollout.engine} computes in float32, bfloat16 or float16, not in model.dtype=float64: "
+            f"use native"
         )
     read_shape(model)
 

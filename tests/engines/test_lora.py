@@ -29,7 +29,7 @@ from strop.engines.lora import (
     save_adapter,
     save_merged,
 )
-from strop.engines.model import load_model, load_value_model
+from strop.engines.model import check_language_model, load_model, load_value_model
 from strop.engines.packing import Row, make_rows
 from strop.engines.training import TrainEngine
 from strop.engines.weights import parameter_stream, weights_metadata
@@ -308,7 +308,10 @@ def test_target_modules_choose_the_layers(tiny_folder: Folders) -> None:
 @pytest.mark.parametrize(
     ("lora", "sentence"),
     [
-        ({"rank": 2, "target_modules": ("no_proj",)}, "model.lora: Target modules .*no_proj.* not found"),
+        (
+            {"rank": 2, "target_modules": ("no_proj",)},
+            "target_modules has 'no_proj', which is the name of no layer",
+        ),
         (
             {"rank": 2, "target_modules": ("embed_tokens",)},
             "adapt model.embed_tokens, .* only plain adapters",
@@ -381,3 +384,42 @@ def test_a_missing_peft_names_the_extra(tiny_folder: Folders, monkeypatch: pytes
         ValueError, match=r"needs the package peft; install it with: pip install 'strop\[lora\]'"
     ):
         load(tiny_folder("llama"), LoraConfig(rank=2))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_a_model_with_stacked_experts_gets_adapters_in_its_linear_layers_and_rolls_out_merged(
+    tiny_folder: Folders, tmp_path: Path, kind: str
+) -> None:
+    model = load(tiny_folder(kind), LoraConfig(rank=3, alpha=6.0), dtype="float32")
+    adapted = {name.split(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert adapted == {
+        f"model.layers.{i}.self_attn.{part}_proj" for i in range(2) for part in ("q", "k", "v", "o")
+    }
+    train(model)
+    save_merged(model, tmp_path)
+    plain = load_plain(tmp_path, dtype=torch.float32)
+    wanted = torch.cat([plain_log_probs(plain, PROMPT, r, temperature=0.7)[0] for r in RESPONSES])
+    torch.testing.assert_close(log_probs(model), wanted, atol=2e-5, rtol=2e-5)
+    save_adapter(model, tmp_path / "adapter")
+    again = load(tiny_folder(kind), LoraConfig(rank=3, path=str(tmp_path / "adapter")), dtype="float32")
+    torch.testing.assert_close(log_probs(again), log_probs(model))
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        (
+            "experts.gate_up_proj",
+            r"gate_up_proj, in which the experts of a layer are stacked into one parameter",
+        ),
+        ("gate_up_proj", "gate_up_proj, in which the experts of a layer are stacked into one parameter"),
+        ("qproj", "the name of no layer of this model; its linear layers are k_proj, o_proj, q_proj, v_proj"),
+    ],
+)
+def test_names_that_take_no_adapter_are_refused_before_a_weight_is_read(
+    tiny_folder: Folders, tmp_path: Path, target: str, sentence: str
+) -> None:
+    (tmp_path / "config.json").write_bytes((tiny_folder("qwen3_moe") / "config.json").read_bytes())
+    lora = LoraConfig(rank=3, target_modules=("q_proj", target))
+    with pytest.raises(ValueError, match=sentence):
+        check_language_model(ModelConfig(path=str(tmp_path), lora=lora))

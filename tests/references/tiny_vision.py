@@ -10,6 +10,9 @@ import torch
 from PIL import Image
 from transformers import (
     GenerationConfig,
+    Glm4vConfig,
+    Glm4vForConditionalGeneration,
+    Glm4vImageProcessorPil,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -22,7 +25,7 @@ from transformers import (
 
 from strop.data.tiny import END_OF_TURN, PAD, make_tiny_tokenizer
 
-KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v")
 IMAGE, VIDEO, START, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
 PATCH, MERGE = 4, 2
 """Pixels along a patch, patches along a token: a token is 8 x 8 pixels."""
@@ -69,8 +72,9 @@ def save_tiny_vision(kind: str, folder: Path, *, seed: int = 0, spread: float = 
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    processor = Qwen2VLImageProcessorPil(
-        size={"shortest_edge": 16 * 16, "longest_edge": 64 * 64},
+    per_frame = 2 if kind == "glm4v" else 1
+    processor = (Glm4vImageProcessorPil if kind == "glm4v" else Qwen2VLImageProcessorPil)(
+        size={"shortest_edge": per_frame * 16 * 16, "longest_edge": per_frame * 64 * 64},
         patch_size=PATCH,
         merge_size=MERGE,
         temporal_patch_size=2,
@@ -115,6 +119,16 @@ def _model(kind: str, tokenizer: PreTrainedTokenizerFast) -> Any:
         tower = {**wide, "window_size": 16, "fullatt_block_indexes": [1], "tokens_per_second": 2}
         return Qwen2_5_VLForConditionalGeneration(
             Qwen2_5_VLConfig(text_config=text, vision_config=tower, **both)
+        )
+    if kind == "glm4v":
+        rope = {**text["rope_parameters"], "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+        media = {"image_start_token_id": shared["vision_start_token_id"], "video_start_token_id": 98}
+        media |= {"image_end_token_id": shared["vision_end_token_id"], "video_end_token_id": 99}
+        tower = {**wide, "image_size": 32}
+        return Glm4vForConditionalGeneration(
+            Glm4vConfig(
+                text_config={**text, "rope_parameters": rope}, vision_config=tower, **{**both, **media}
+            )
         )
     tower = {**wide, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}
     return Qwen3VLForConditionalGeneration(

@@ -150,7 +150,9 @@ def test_gradients_reach_language_and_vision_as_without_packing(
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert found.keys() == expected.keys()
     for name, grad in expected.items():
-        torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=TOLERANCE, msg=name)
+        # Norms of GLM-4V's tower compute in float32 whatever the model has.
+        atol = 1e-5 * float(grad.abs().max()) if kind == "glm4v" else TOLERANCE
+        torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("kind", KINDS)

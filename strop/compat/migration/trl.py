@@ -207,7 +207,7 @@ def model_arguments(key: str, value: Any, facts: Facts) -> Outcome:
     ours: dict[str, Any] = {}
     left = []
     for name, given in (value or {}).items():
-        if name in ("torch_dtype", "dtype") and given in ("bfloat16", "float32", "auto"):
+        if name in ("torch_dtype", "dtype") and given in ("bfloat16", "float16", "float32", "auto"):
             ours["model.dtype"] = given
         elif name == "trust_remote_code":
             ours["model.trust_remote_code"] = given

@@ -258,12 +258,11 @@ def generated(key: str, value: Any, facts: Facts) -> Outcome:
 
 def precision(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     """The precision of an engine; the policy's is that of every role."""
-    names = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
-    if value in ("float16", "fp16"):
-        return refuse("float16 needs loss scaling, which strop does not do: use bfloat16")
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+    names |= {name: name for name in names.values()}
     if not ours:
         return skip("follows model.dtype")
-    return many({ours: names[value]}) if value in names else refuse("use bfloat16 or float32")
+    return many({ours: names[value]}) if value in names else refuse("use bfloat16, float16 or float32")
 
 
 def saved(key: str, value: Any, facts: Facts) -> Outcome:

@@ -35,7 +35,7 @@ class SglangSettings:
     trust_remote_code: bool
     """Code of the folder may run."""
     dtype: str
-    """Compute precision: float32 or bfloat16."""
+    """Compute precision: float32, bfloat16 or float16."""
     vocab_size: int
     """Of the model."""
     max_tokens: int

@@ -40,7 +40,7 @@ class Settings:
     trust_remote_code: bool = False
     """Run Python code of the folder."""
     dtype: str
-    """Compute precision: float32 or bfloat16."""
+    """Compute precision: float32, bfloat16 or float16."""
     device: str
     """`cpu` or `cuda`."""
     max_tokens: int
