@@ -244,7 +244,7 @@ def test_tokenizer_of_a_folder(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: ModelConfig(dtype="float16"), "model.dtype is 'float16', but it needs one of auto"),  # type: ignore[arg-type]
+        (lambda: ModelConfig(dtype="float8"), "model.dtype is 'float8', but it needs one of auto"),  # type: ignore[arg-type]
         (lambda: OptimizerConfig(lr=0), "optim.lr is 0, but it needs a finite number above 0"),
         (lambda: OptimizerConfig(betas=(0.9,)), "it needs list of 2"),  # type: ignore[arg-type]
         (lambda: OptimizerConfig(betas=(0.9, 1.0)), "a number of at least 0 and below 1"),
