@@ -407,6 +407,100 @@ def test_memory_follows_the_sequences_and_sleep_gives_it_back(
     assert token_ids(run(generate_all(engine, long))) == [answers(model, [ask])[0].token_ids for ask in long]
 
 
+def bounded(monkeypatch: pytest.MonkeyPatch, num_tokens: int) -> None:
+    """Tables of at most so many tokens in all, in steps of 4."""
+    per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, key heads, head size, bytes
+    monkeypatch.setattr(cache, "GROW_TOKENS", 4)
+    monkeypatch.setattr(cache, "free_bytes", lambda device: num_tokens * per_token / cache.FREE_SHARE)
+
+
+def test_short_memory_changes_no_token(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = [(tokens(2 + i % 7, i % 5), sampled(i, 1 + 3 * (i % 8))) for i in range(24)]
+    wanted = answers(model, asks)
+    longest = max(len(prompt) + sampling.max_tokens for prompt, sampling in asks)
+    for num_tokens in (longest + 3, 60, 150):
+        bounded(monkeypatch, num_tokens)
+        engine = NativeEngine(model, max_running=12, version=4)
+        outputs = run(generate_all(engine, asks))
+        assert token_ids(outputs) == token_ids(wanted)
+        for output, free in zip(outputs, wanted, strict=True):
+            assert output.log_probs == pytest.approx(free.log_probs, abs=1e-5)
+            assert output.versions == (4,) * len(free.token_ids)
+        numbers = run(engine.health())
+        assert numbers["preempted"] > 0
+        assert numbers["decoded_tokens"] == sum(len(output.token_ids) for output in wanted) + 1, "none twice"
+        assert engine._batch._cache.num_bytes <= num_tokens * 2 * 2 * 2 * 8 * 4
+
+
+def test_versions_of_a_preempted_sequence_stay(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Room for two sequences of 12 tokens, or one of 24. The prompts have 5 and 3 tokens; the one that has fewer
+    # tokens waits from the 13th token of the other on.
+    bounded(monkeypatch, 24)
+    batch = DecodeBatch(model, max_running=4)
+    requests = [Request(f"{i}", tuple(PROMPTS[i]), sampled(i, 14)) for i in range(2)]
+    batch.waiting.extend(requests)
+    version = 0
+    while not batch.is_idle:
+        batch.step(version)
+        version += 1
+        if version == 8:
+            assert [[r.request_id for r in batch.running], [r.request_id for r in batch.waiting]] == [
+                ["0"],
+                ["1"],
+            ]
+    assert batch.num_preempted == 1
+    # A step samples one token; the first one two.
+    assert requests[0].versions == [0, *range(13)]
+    stayed = requests[1].versions.index(13)  # it enters when the other one has ended
+    assert requests[1].versions[:stayed] == [0, *range(stayed - 1)]
+    assert [r.token_ids for r in requests] == [
+        list(answers(model, [(PROMPTS[i], sampled(i, 14))])[0].token_ids) for i in range(2)
+    ]
+
+
+def test_a_sequence_without_room_ends_with_a_sentence_and_the_next_one_runs(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded(monkeypatch, 16)
+
+    async def body() -> None:
+        engine = NativeEngine(model, max_running=4)
+        with pytest.raises(MemoryError, match="one sequence of 17 tokens: lower data.max_response_tokens"):
+            await engine.generate("long", PROMPTS[2], sampled(0, 30))
+        assert len((await engine.generate("short", PROMPTS[2], sampled(0, 8))).token_ids) == 8
+
+    run(body())
+
+
+def test_a_sequence_that_cannot_grow_beside_its_old_table_grows_without_it(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = answers(model, [(PROMPTS[2], sampled(0, 38))])[0]
+    bounded(monkeypatch, 0)
+    engine = NativeEngine(model, max_running=4)
+    whole = 96 * 2 * 2 * 2 * 8 * 4  # of memory, in bytes: room for 48 tokens while nothing is held
+    monkeypatch.setattr(cache, "free_bytes", lambda device: whole - engine._batch.cache_bytes)
+    output = run(generate_all(engine, [(PROMPTS[2], sampled(0, 38))]))[0]
+    assert output.token_ids == wanted.token_ids
+    assert output.log_probs == pytest.approx(wanted.log_probs, abs=1e-5)
+
+
+def test_all_that_fits_enters_whatever_a_step_computes(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 8 of 20 prompts fit, and a step computes 2.
+    bounded(monkeypatch, 8 * 12)
+    monkeypatch.setattr(prefill, "PREFILL_TOKENS", 10)
+    batch = DecodeBatch(model, max_running=32)
+    batch.waiting.extend(Request(f"{i}", tuple(tokens(5, i)), sampled(i, 6)) for i in range(20))
+    running = []
+    for _ in range(5):
+        batch.step(0)
+        running.append(len(batch.running))
+    assert running[:3] == [2, 4, 6]
+    assert max(running) == 8
+
+
 def test_sleep_is_refused_while_sequences_run(model: CausalLM) -> None:
     async def body() -> None:
         engine = NativeEngine(model, max_running=2)

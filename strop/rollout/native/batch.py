@@ -1,11 +1,14 @@
 """Continuous batching: requests enter when there is room and leave when they end.
 
 One call of `step` admits waiting requests (each distinct prompt computed once, whatever the number of samples, and
-long ones piece by piece), decodes one token for every running sequence, and returns the requests that ended.
+long ones piece by piece), decodes one token for every running sequence, and returns the requests that ended. Where
+memory is short, the sequences that came last wait again, with their tokens, until others have ended.
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections import deque
 from collections.abc import Hashable, Sequence
 
@@ -15,10 +18,12 @@ from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.cache import DecodeAttention, SlotCache
-from strop.rollout.native.prefill import Prefill
+from strop.rollout.native.prefill import Given, Prefill
 from strop.rollout.native.request import Request
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
 from strop.rollout.types import StopReason
+
+logger = logging.getLogger(__name__)
 
 
 class DecodeBatch:
@@ -32,8 +37,12 @@ class DecodeBatch:
         self._cache = SlotCache(max_running)
         self.prefill = Prefill(model)
         self._rows = np.zeros(max_running, dtype=SEQUENCE)
+        self._num_admitted = 0
+        self._is_short = False  # of memory: nothing enters beside those that run, until one of them ends
         self.num_decoded = 0
         """Tokens sampled so far."""
+        self.num_preempted = 0
+        """Times that a running sequence was sent back to wait for memory."""
 
     @property
     def is_idle(self) -> bool:
@@ -63,6 +72,7 @@ class DecodeBatch:
     def step(self, version: int) -> list[tuple[Request, StopReason]]:
         """Admit, decode one token each, and return what ended."""
         ended = self._admit(version)
+        self._make_room()
         if self.running:
             ended += self._take(self._decode(), range(len(self.running)), version)
         return ended
@@ -76,7 +86,7 @@ class DecodeBatch:
 
     def _admit(self, version: int) -> list[tuple[Request, StopReason]]:
         """Move waiting requests, of which everything given is computed, into free slots; sample their next token."""
-        count = min(len(self.waiting), self._max_running - len(self.running))
+        count = self._num_admissible()
         if count == 0:
             return []
         # Requests of one prompt take consecutive slots, in the order in which their prompt first came.
@@ -88,36 +98,104 @@ class DecodeBatch:
         first = len(self.running)
         logits, left = [], []
         for group in groups.values():
-            if group[0] not in self.prefill:
-                left += group
-                continue
-            given = self.prefill[group[0]]
-            slots = range(len(self.running), len(self.running) + len(group))
-            self._cache.write(slots, given.key_values)
-            logits.append(given.logits.expand(len(group), -1))
-            for slot, request in zip(slots, group, strict=True):
-                how, length = request.sampling, len(request.given_ids)
-                options = (
-                    how.temperature,
-                    how.top_p,
-                    how.top_k,
-                    how.key,
-                    how.position + len(request.token_ids),
-                )
-                self._rows[slot] = (*options, length, given.shift, 0)
-            self.running.extend(group)
+            given = self.prefill.get(group[0])
+            entered = 0 if given is None else self._enter(group, given)
+            left += group[entered:]
+            if given is not None and entered:
+                logits.append(given.logits.expand(entered, -1))
         self.waiting.extendleft(reversed(left))
-        self.prefill.keep(self.waiting, max_bytes=self._cache.num_bytes)
+        self.prefill.keep(self.waiting, max_bytes=self._spare_bytes)
         if not logits:
             return []
         return self._take(torch.cat(logits), range(first, len(self.running)), version)
+
+    def _num_admissible(self) -> int:
+        """How many waiting requests may begin, as far as is known before they are computed.
+
+        Raises:
+            MemoryError: nothing runs, and there is no room for the first one alone.
+        """
+        if self.running and self._is_short:
+            return 0
+        wanted = list(itertools.islice(self.waiting, self._max_running - len(self.running)))
+        count = self._num_fitting(wanted)
+        if wanted and count == 0 and self.prefill.num_bytes:
+            self.prefill.drop_kept()
+            count = self._num_fitting(wanted)
+        if wanted and count == 0 and not self.running:
+            self._cache.free()
+            count = self._num_fitting(wanted)
+            if count == 0:
+                raise MemoryError(
+                    f"there is no memory for the keys and values of one sequence of {len(wanted[0].given_ids)} tokens: "
+                    f"lower data.max_response_tokens or data.max_prompt_tokens, or give the process more memory"
+                )
+        return count
+
+    def _num_fitting(self, requests: Sequence[Request]) -> int:
+        """How many of these, from the first on, have room beside the running ones, with a token more than is given."""
+        lengths = [len(request.given_ids) for request in requests]
+        for count in range(len(lengths), 0, -1):
+            longest = max(self._longest, *lengths[:count])
+            if self._cache.fits(longest + 1, num_slots=len(self.running) + count):
+                return count
+        self._is_short = self._is_short or bool(lengths)
+        return 0
+
+    def _enter(self, group: Sequence[Request], given: Given) -> int:
+        """Give slots to requests of which the same is given; how many found room."""
+        self._cache.form_like(given.key_values)  # the first time of all, room is known only from here on
+        count, length = self._num_fitting(group), len(given.token_ids)
+        slots = range(len(self.running), len(self.running) + count)
+        if not count or not self._cache.reserve(max(self._longest, length), num_slots=slots.stop):
+            return 0
+        self._cache.write(slots, given.key_values)
+        for slot, request in zip(slots, group, strict=False):
+            how = request.sampling
+            position = how.position + len(request.token_ids)
+            options = (how.temperature, how.top_p, how.top_k, how.key, position)
+            self._rows[slot] = (*options, length, given.shift, 0)
+        self.running.extend(group[:count])
+        return count
+
+    def _make_room(self) -> None:
+        """Room for one more token of every running sequence.
+
+        While memory is short, what is kept for later requests goes first, then the shortest sequences, which cost least
+        to compute again.
+        """
+        while self.running and not self._cache.reserve(self._longest + 1, num_slots=len(self.running)):
+            self._is_short = True
+            if self.prefill.num_bytes:
+                self.prefill.drop_kept()
+                continue
+            slot = int(self._rows["length"][: len(self.running)].argmin())
+            request = self.running[slot]
+            self._vacate(slot)
+            request.put_back()
+            self.waiting.appendleft(request)
+            if self.num_preempted == 0:
+                logger.warning(
+                    "memory is short: sequences wait with their tokens until others have ended, and are then computed "
+                    "again; a smaller rollout.max_running avoids this"
+                )
+            self.num_preempted += 1
+
+    @property
+    def _longest(self) -> int:
+        """Tokens in the cache of the longest running sequence."""
+        return int(self._rows["length"][: len(self.running)].max(initial=0))
+
+    @property
+    def _spare_bytes(self) -> int:
+        """Memory for what may begin later requests: as much as the running ones take, none while it is short."""
+        return 0 if self._is_short else self._cache.num_bytes
 
     def _decode(self) -> Tensor:
         """Logits [B, V] of the next token of every running sequence."""
         model, b = self._model, len(self.running)
         rows = self._rows[:b]
-        num_tokens = int(rows["length"].max()) + 1
-        self._cache.reserve(num_tokens, num_slots=b)
+        num_tokens = self._longest + 1
         # Copies lie closely together, and stay what they are while the records go on.
         lengths = torch.from_numpy(rows["length"].copy()).to(model.device)
         ids = torch.from_numpy(rows["last"].copy()).to(model.device)
@@ -154,15 +232,19 @@ class DecodeBatch:
         return ended
 
     def _release(self, slots: Sequence[int]) -> None:
-        """Free these slots; the last sequences move into the holes."""
+        """Free these slots of sequences that ended."""
+        if slots:
+            self._is_short = False
         for slot in sorted(slots, reverse=True):
-            last = len(self.running) - 1
             length = int(self._rows["length"][slot])
-            self.prefill.add(
-                self.running[slot], self._cache.read(slot, length), max_bytes=self._cache.num_bytes
-            )
-            if slot != last:
-                self._cache.move(last, slot, int(self._rows["length"][last]))
-                self._rows[slot] = self._rows[last]
-                self.running[slot] = self.running[last]
-            self.running.pop()
+            self.prefill.add(self.running[slot], self._cache.read(slot, length), max_bytes=self._spare_bytes)
+            self._vacate(slot)
+
+    def _vacate(self, slot: int) -> None:
+        """Free a slot; the last sequence moves into the hole."""
+        last = len(self.running) - 1
+        if slot != last:
+            self._cache.move(last, slot, int(self._rows["length"][last]))
+            self._rows[slot] = self._rows[last]
+            self.running[slot] = self.running[last]
+        self.running.pop()

@@ -14,13 +14,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from strop.base.memory import free_bytes
 from strop.engines.attention import AttentionForm
 from strop.rollout.native.kernel import decode_kernel
 
 GROW_TOKENS = 64
 """The cache grows along its time axis to multiples of this many tokens ..."""
 GROW_SHARE = 1.5
-"""... and at least by this factor, in tokens and in slots, so that copies stay rare."""
+"""... and where there is room at least by this factor, in tokens and in slots, so that copies stay rare."""
+FREE_SHARE = 0.5
+"""It grows into at most this share of the memory that is free then; the old table is held until it is copied."""
 
 
 class SlotCache:
@@ -32,31 +35,65 @@ class SlotCache:
         self._data: Tensor | None = None
 
     def write(self, slots: Sequence[int], key_values: Tensor) -> None:
-        """Put a prefix [2, L, Hkv, P, D] at the start of each slot. Slots are taken in order, from 0."""
+        """Put a prefix [2, L, Hkv, P, D] at the start of each slot. Slots are taken in order, from 0.
+
+        Raises:
+            MemoryError: there is no room for it.
+        """
         first, last = slots[0], slots[-1] + 1
         assert list(slots) == list(range(first, last)), "a group's slots are consecutive"
+        self.form_like(key_values)
+        if not self.reserve(key_values.shape[3], num_slots=last):
+            raise MemoryError(f"no memory for {last} sequences of {key_values.shape[3]} tokens")
+        assert self._data is not None, "its form is known"
+        self._data[:, :, first:last, :, : key_values.shape[3]] = key_values.unsqueeze(2)
+
+    def form_like(self, key_values: Tensor) -> None:
+        """Take the layers, heads and precision of keys and values [2, L, Hkv, P, D]."""
         if self._data is None:
             _, layers, heads, _, dim = key_values.shape
             self._data = key_values.new_zeros(2, layers, 0, heads, 0, dim)
-        self.reserve(key_values.shape[3], num_slots=last)
-        self._data[:, :, first:last, :, : key_values.shape[3]] = key_values.unsqueeze(2)
 
-    def reserve(self, num_tokens: int, *, num_slots: int) -> None:
-        """Make room for `num_tokens` tokens in each of the first `num_slots` slots."""
-        assert self._data is not None, "room follows the first write"
+    def reserve(self, num_tokens: int, *, num_slots: int) -> bool:
+        """Make room for `num_tokens` tokens in each of the first `num_slots` slots; False where memory is short.
+
+        What lies behind these tokens and slots may be lost.
+        """
+        assert self._data is not None, "its form is known first"
+        size = self._grown(num_tokens, num_slots)
+        if size is None:
+            return False
+        old = self._data
+        _, layers, slots, heads, tokens, dim = old.shape
+        if size != (slots, tokens):
+            slots, tokens = min(slots, size[0]), min(tokens, size[1])
+            # zeros, not empty: masked positions are multiplied by 0, and 0 * NaN is NaN.
+            self._data = old.new_zeros(2, layers, size[0], heads, size[1], dim)
+            self._data[:, :, :slots, :, :tokens] = old[:, :, :slots, :, :tokens]
+        return True
+
+    def fits(self, num_tokens: int, *, num_slots: int) -> bool:
+        """Whether there is room for so much. Before its form is known this is True."""
+        return self._data is None or self._grown(num_tokens, num_slots) is not None
+
+    def _grown(self, num_tokens: int, num_slots: int) -> tuple[int, int] | None:
+        """Slots and tokens of a table that holds so much, with spare room if it may be; None without room for any."""
+        assert self._data is not None, "its form is known first"
         slots, tokens = self._data.shape[2], self._data.shape[4]
         if num_slots <= slots and num_tokens <= tokens:
-            return
-        new_slots, new_tokens = slots, tokens
+            return slots, tokens
+        spare_slots, spare_tokens = slots, tokens
         if num_slots > slots:
-            new_slots = min(self.capacity, max(num_slots, int(GROW_SHARE * slots)))
+            spare_slots = min(self.capacity, max(num_slots, int(GROW_SHARE * slots)))
         if num_tokens > tokens:
-            new_tokens = -(-max(num_tokens, int(GROW_SHARE * tokens)) // GROW_TOKENS) * GROW_TOKENS
-        old = self._data
-        _, layers, _, heads, _, dim = old.shape
-        # zeros, not empty: masked positions are multiplied by 0, and 0 * NaN is NaN.
-        self._data = old.new_zeros(2, layers, new_slots, heads, new_tokens, dim)
-        self._data[:, :, :slots, :, :tokens] = old
+            spare_tokens = _rounded(max(num_tokens, int(GROW_SHARE * tokens)))
+        both, layers, _, heads, _, dim = self._data.shape
+        per_token = both * layers * heads * dim * self._data.element_size()
+        room = FREE_SHARE * free_bytes(self._data.device)
+        for size in ((spare_slots, spare_tokens), (num_slots, _rounded(num_tokens))):
+            if size[0] * size[1] * per_token <= room:
+                return size
+        return None
 
     def read(self, slot: int, length: int) -> Tensor:
         """View [2, L, Hkv, length, D] of the first tokens of a slot."""
@@ -69,8 +106,9 @@ class SlotCache:
         self._data[:, :, target, :, :length] = self._data[:, :, source, :, :length]
 
     def free(self) -> None:
-        """Give the memory back."""
-        self._data = None
+        """Give the memory back; the form stays known."""
+        if self._data is not None:
+            self._data = self._data[:, :, :0, :, :0].clone()
 
     @property
     def num_bytes(self) -> int:
@@ -139,3 +177,7 @@ class DecodeAttention:
             mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
             self._masks[sizes] = mask.masked_fill_(hidden, float("-inf"))[:, None, None]
         return self._masks[sizes]
+
+
+def _rounded(num_tokens: int) -> int:
+    return -(-num_tokens // GROW_TOKENS) * GROW_TOKENS

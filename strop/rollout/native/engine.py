@@ -168,6 +168,7 @@ class NativeEngine:
             "prefilled_tokens": float(self._batch.prefill.num_computed),
             "cached_tokens": float(self._batch.prefill.num_reused),
             "decoded_tokens": float(self._batch.num_decoded),
+            "preempted": float(self._batch.num_preempted),
             "cache_bytes": float(self._batch.cache_bytes),
         }
 

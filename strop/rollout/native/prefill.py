@@ -95,17 +95,18 @@ class Prefill:
         """Memory of what is kept for later requests."""
         return self._store.num_bytes
 
-    def __getitem__(self, request: Request) -> Given:
-        """What the request begins with, when it is computed."""
-        return self._done[request.given_key]
-
-    def __contains__(self, request: Request) -> bool:
-        return request.given_key in self._done
+    def get(self, request: Request) -> Given | None:
+        """What the request begins with; None while it is not computed."""
+        return self._done.get(request.given_key)
 
     def forget(self) -> None:
         """Drop everything computed."""
         self._done.clear()
         self._begun.clear()
+        self._store.clear()
+
+    def drop_kept(self) -> None:
+        """Drop what only later requests could use."""
         self._store.clear()
 
     def keep(self, wanted: Iterable[Request], *, max_bytes: int) -> None:
@@ -127,7 +128,7 @@ class Prefill:
         room = PREFILL_TOKENS
         pieces: list[_Piece] = []
         for request in requests:
-            if request in self:
+            if request.given_key in self._done:
                 continue
             start, prefix = self._found(request)
             size = len(request.given_ids) - start
