@@ -235,19 +235,36 @@ def test_a_turn_goes_on_from_the_keys_and_values_of_the_one_before(model: Causal
 
     async def body() -> None:
         engine = NativeEngine(model, max_running=4)
+        await engine.generate("0", PROMPTS[2], sampled(0, 9))
+        # No copy of a first turn is kept before a second one has come: it finds the prompt alone.
+        await engine.generate("0, goes on", prompt, sampled(1, 1))
+        assert (await engine.health())["cached_tokens"] == 8
+        await engine.flush_cache()
+        before = await engine.health()
         await engine.generate("1", PROMPTS[2], sampled(0, 9))
         second = await engine.generate("2", prompt, sampled(1, 6))
-        numbers = await engine.health()
+        after = await engine.health()
+        numbers = {name: after[name] - before[name] for name in after}
         assert numbers["cached_tokens"] == 8 + 8  # the last token of a turn was never an input
         assert numbers["prefilled_tokens"] == 8 + 1 + 4 + 1  # and the health check's own
         again = await engine.generate("3", prompt, sampled(1, 6))  # all but the token whose logits are wanted
-        numbers = await engine.health()
+        after = await engine.health()
+        numbers = {name: after[name] - before[name] for name in after}
         assert numbers["cached_tokens"] == 16 + len(prompt) - 1
         assert numbers["prefilled_tokens"] == 14 + 1 + 1
         assert again.token_ids == second.token_ids == wanted.token_ids
         assert second.log_probs == pytest.approx(wanted.log_probs, abs=1e-5)
 
     run(body())
+
+
+def test_answers_that_nothing_goes_on_from_are_not_copied(model: CausalLM) -> None:
+    engine = NativeEngine(model, max_running=4)
+    asks = [(PROMPTS[i % 4], sampled(i, 9)) for i in range(12)]
+    for _ in range(2):
+        run(generate_all(engine, asks))
+        per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, key heads, head size, bytes
+        assert engine._batch.prefill.num_bytes == per_token * sum(map(len, PROMPTS))
 
 
 @pytest.mark.parametrize("how", ["set_version", "flush_cache", "sleep"])

@@ -12,11 +12,13 @@ from torch import Tensor
 from strop.engines.attention import AttentionForm, PackedAttention, Segment
 from strop.engines.causal_lm import CausalLM
 from strop.engines.packing import joined_positions, next_position
-from strop.rollout.native.prefixes import Prefix, PrefixStore
+from strop.rollout.native.prefixes import Prefix, PrefixStore, beginnings
 from strop.rollout.native.request import Request
 
 PREFILL_TOKENS = 4096
 """Given tokens computed in one step, beside one token of every running sequence; a prompt with media is never cut."""
+ENDED = 4096
+"""Sequences that ended are remembered by a number each, so many of them, until one is continued for the first time."""
 
 
 class PrefillAttention:
@@ -85,6 +87,9 @@ class Prefill:
             Hashable, Tensor
         ] = {}  # keys and values of the first tokens of what is too long for a step
         self._store = PrefixStore()
+        # Hashes of the prompts of ended sequences, each with the first token behind it; the last one at the end.
+        self._ended: dict[int, None] = {}
+        self._goes_on = False  # a request has continued one that ended, so these are worth their copies
         self.num_computed = 0
         """Given tokens computed so far."""
         self.num_reused = 0
@@ -114,14 +119,28 @@ class Prefill:
         keys = {request.given_key for request in wanted}
         for key in self._done.keys() - keys:
             given = self._done.pop(key)
-            if isinstance(key, bytes):  # text alone
+            if not isinstance(key, bytes):  # with media
+                continue
+            found = self._store.find(given.token_ids)
+            if found is None or found[1] < len(given.token_ids):
                 self._store.add(Prefix(given.token_ids, given.key_values), max_bytes=max_bytes)
         self._begun = {key: begun for key, begun in self._begun.items() if key in keys}
 
     def add(self, request: Request, key_values: Tensor, *, max_bytes: int) -> None:
-        """Keep the keys and values [2, L, Hkv, P, D] of a request that ended, in memory of their own."""
-        if not request.media and key_values.shape[3] == len(request.computed_ids):
+        """Keep the keys and values [2, L, Hkv, P, D] of a request that ended, in memory of their own.
+
+        Until a request has continued an earlier one, only its beginning is remembered: where episodes have one turn,
+        nothing would ever use the copies.
+        """
+        if request.media or key_values.shape[3] != len(request.computed_ids) or not request.token_ids:
+            return
+        if self._goes_on:
             self._store.add(Prefix(request.computed_ids, key_values.clone()), max_bytes=max_bytes)
+            return
+        *_, beginning = beginnings((*request.prompt_ids, request.token_ids[0]))
+        self._ended[beginning] = None
+        if len(self._ended) > ENDED:
+            del self._ended[next(iter(self._ended))]
 
     def compute(self, requests: Iterable[Request]) -> None:
         """Go on with these requests in their order, of different beginnings, up to PREFILL_TOKENS tokens."""
@@ -147,7 +166,12 @@ class Prefill:
         begun = self._begun.pop(request.given_key, None)
         if begun is not None:
             return begun.shape[3], begun
-        found = None if request.media else self._store.find(request.given_ids)
+        if request.media:
+            return 0, None
+        if not self._goes_on and any(one in self._ended for one in beginnings(request.prompt_ids)):
+            self._goes_on = True
+            self._ended.clear()
+        found = self._store.find(request.given_ids)
         if found is None:
             return 0, None
         prefix, shared = found

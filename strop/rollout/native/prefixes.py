@@ -33,7 +33,7 @@ class PrefixStore:
     def find(self, token_ids: Sequence[int]) -> tuple[Prefix, int] | None:
         """The prefix that shares most tokens with the beginning of a sequence, and how many; None without any."""
         found = None
-        for beginning in _beginnings(token_ids):
+        for beginning in beginnings(token_ids):
             holder = self._holder.get(beginning)
             if holder is None:
                 break
@@ -63,17 +63,17 @@ class PrefixStore:
 
     def _use(self, prefix: Prefix) -> None:
         self._used[prefix] = self._used.pop(prefix)
-        self._holder.update(dict.fromkeys(_beginnings(prefix.token_ids), prefix))
+        self._holder.update(dict.fromkeys(beginnings(prefix.token_ids), prefix))
 
     def _drop(self, prefix: Prefix) -> None:
         del self._used[prefix]
         self.num_bytes -= prefix.key_values.nbytes
-        for beginning in _beginnings(prefix.token_ids):
+        for beginning in beginnings(prefix.token_ids):
             if self._holder.get(beginning) is prefix:
                 del self._holder[beginning]
 
 
-def _beginnings(token_ids: Sequence[int]) -> Iterator[int]:
+def beginnings(token_ids: Sequence[int]) -> Iterator[int]:
     """A hash of the first token, of the first two, and so on."""
     key: Hashable = 0
     for token in token_ids:
