@@ -5,19 +5,22 @@
 All sides in one run, each in a process of its own, one after another: random-weight models of about 5 and about 100
 million parameters, in float32 and bfloat16; prompts of 64 tokens, 8 samples each, forced lengths drawn from a
 log-normal distribution (mean about 62, at most 256) in the order of arrival. The large model gets fewer prompts, so
-that the slowest side ends within minutes (`requests` says how many).
+that the slowest side ends within minutes (`requests` says how many). A side gets `--limit-s` seconds: it leaves out
+tries that would not end in time (`tries` says how many there were), and when the first one does not, it is ended, and
+named in `failed`.
 
-`ratio_X` is the time of X over that of the native engine; null where X did not run (`failed` says why). `ceiling_share`
-is the time that the necessary work would take on this machine, as measured in the same run, over that of the native
-engine: every distinct prompt and every sampled token but the last one of a response through the weights at the speed of
-the best matrix product, and in one step per token of the longest response at least the weights through memory; then the
-keys and values that each token attends to, read once at the bandwidth of memory.
+`ratio_X` is the time of X over that of the native engine; null where one of them did not run (`failed` says why).
+`ceiling_share` is the time that the necessary work would take on this machine, as measured in the same run, over that
+of the native engine: every distinct prompt and every sampled token but the last one of a response through the weights
+at the speed of the best matrix product, and in one step per token of the longest response at least the weights through
+memory; then the keys and values that each token attends to, read once at the bandwidth of memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -62,7 +65,7 @@ def main() -> None:
     )
     parser.add_argument("--sides", default=",".join(SIDES), help="which ones, with commas")
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="which ones, with commas")
-    parser.add_argument("--limit-s", type=float, default=1800.0, help="of one side")
+    parser.add_argument("--limit-s", type=float, default=600.0, help="of one side")
     arguments = parser.parse_args()
     where = machine()
     result = {"name": "rollout", **_size("small", SIZE, arguments.requests, arguments)}
@@ -113,7 +116,7 @@ def _dtype(
             failed[side] = "vLLM is not installed"
             continue
         words = [python, str(Path(__file__).with_name("rollout_sides.py")), side, str(folder / "model")]
-        words += [str(folder / "workload.npz"), dtype, str(arguments.repeats)]
+        words += [str(folder / "workload.npz"), dtype, str(arguments.repeats), str(arguments.limit_s)]
         if not arguments.json:
             print(f"{dtype} {side} ...", file=sys.stderr, flush=True)
         try:
@@ -126,18 +129,24 @@ def _dtype(
         except subprocess.CalledProcessError as error:
             failed[side] = " ".join(error.stderr.strip().splitlines()[-1:])[:300]
     seconds = {side: facts["seconds"] for side, facts in ran.items()}
-    own = seconds["native"]
+    own = seconds.get("native", math.nan)
     ceiling = _ceiling(getattr(torch, dtype), size, lengths, weights)
     return {
         "dtype": dtype,
-        **{f"ratio_{side}": round(seconds[side] / own, 2) if side in seconds else None for side in SIDES[1:]},
-        "ceiling_share": round(ceiling["seconds"] / own, 3),
+        **{f"ratio_{side}": _share(seconds.get(side, math.nan) / own, 2) for side in SIDES[1:]},
+        "ceiling_share": _share(ceiling["seconds"] / own, 3),
         "ceiling": ceiling,
         "tokens_per_s": {side: round(int(lengths.sum()) / taken) for side, taken in seconds.items()},
         "peak_mib": {side: facts["peak_mib"] for side, facts in ran.items()},
+        "tries": {side: facts["tries"] for side, facts in ran.items()},
         "batch_of_generate": ran.get("generate", {}).get("batch"),
         "failed": failed,
     }
+
+
+def _share(value: float, digits: int) -> float | None:
+    """Rounded; None where a side is missing."""
+    return None if math.isnan(value) else round(value, digits)
 
 
 def _ceiling(dtype: torch.dtype, size: dict[str, int], lengths: np.ndarray, weights: int) -> dict[str, float]:
