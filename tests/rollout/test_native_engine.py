@@ -381,17 +381,17 @@ def test_an_error_in_a_step_reaches_every_waiter_and_the_engine_lives_on(
     model: CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = answers(model, [(PROMPTS[0], sampled(0, 6))])[0]
-    hidden = model.hidden
+    decode = DecodeBatch._decode
     calls = 0
 
-    def failing(*arguments: torch.Tensor) -> torch.Tensor:
+    def failing(batch: DecodeBatch) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        if calls == 3:  # the prompts, one decode step, then
+        if calls == 2:
             raise RuntimeError("out of memory, for example")
-        return hidden(*arguments)  # type: ignore[arg-type]
+        return decode(batch)
 
-    monkeypatch.setattr(model, "hidden", failing)
+    monkeypatch.setattr(DecodeBatch, "_decode", failing)
 
     async def body() -> None:
         engine = NativeEngine(model, max_running=2)
@@ -413,9 +413,8 @@ def test_memory_follows_the_sequences_and_sleep_gives_it_back(
     asks = [(tokens(30, i), sampled(i, 20)) for i in range(3)]
     first = run(generate_all(engine, asks))
     used = run(engine.health())["cache_bytes"]
-    # 3 slots of 256. The prompts of 30 tokens take 32; the 33rd grows them by a half to 48; the last of the 20
-    # tokens is no input, so the 49th grows them to 72.
-    assert used - engine._batch.prefill.num_bytes == per_token * 3 * 72
+    # 3 slots of 256 with a prompt of 30 tokens each; the last of 20 tokens is no input; in steps of 4.
+    assert used - engine._batch.prefill.num_bytes == per_token * 3 * 52
     run(engine.sleep())
     assert engine._batch.cache_bytes == 0
     assert token_ids(run(generate_all(engine, asks))) == token_ids(first)

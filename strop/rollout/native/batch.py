@@ -18,6 +18,7 @@ from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.cache import DecodeAttention, SlotCache
+from strop.rollout.native.fused import agrees, fused_step
 from strop.rollout.native.prefill import Given, Prefill
 from strop.rollout.native.request import Request
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
@@ -36,6 +37,8 @@ class DecodeBatch:
         self.running: list[Request] = []
         self._cache = SlotCache(max_running)
         self.prefill = Prefill(model)
+        self._fused = fused_step(model)
+        self._is_checked = False  # the joined step gives what the model's own forward pass gives
         self._rows = np.zeros(max_running, dtype=SEQUENCE)
         self._num_admitted = 0
         self._is_short = False  # of memory: nothing enters beside those that run, until one of them ends
@@ -67,6 +70,8 @@ class DecodeBatch:
         assert not self.running, "running sequences need the cache"
         self.prefill.forget()
         self._cache.free()
+        if self._fused is not None:
+            self._fused.free()
 
     @torch.inference_mode()
     def step(self, version: int) -> list[tuple[Request, StopReason]]:
@@ -96,6 +101,10 @@ class DecodeBatch:
             groups.setdefault(request.given_key, []).append(request)
         self.prefill.compute(group[0] for group in groups.values())
         first = len(self.running)
+        if first == 0:
+            self._cache.expect(
+                max(request.max_length for request in itertools.chain(*groups.values(), self.waiting))
+            )
         logits, left = [], []
         for group in groups.values():
             given = self.prefill.get(group[0])
@@ -199,13 +208,25 @@ class DecodeBatch:
         # Copies lie closely together, and stay what they are while the records go on.
         lengths = torch.from_numpy(rows["length"].copy()).to(model.device)
         ids = torch.from_numpy(rows["last"].copy()).to(model.device)
-        attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens)
-        positions = lengths
-        if model.media is not None:
-            positions = lengths + torch.from_numpy(rows["shift"].copy()).to(model.device)
-        hidden = model.hidden(ids[None], positions[None], attention)
+        shifts = torch.from_numpy(rows["shift"].copy()).to(model.device)
         rows["length"] += 1
-        return model.head.logits(hidden)
+        if self._fused is None:
+            return self._own(ids, lengths, shifts, num_tokens)
+        if self._is_checked:
+            return model.head.logits(self._fused.hidden(ids, lengths, self._cache, num_tokens=num_tokens))
+        expected = self._own(ids, lengths, shifts, num_tokens)
+        logits = model.head.logits(self._fused.hidden(ids, lengths, self._cache, num_tokens=num_tokens))
+        self._is_checked = True
+        if agrees(logits, expected, model.compute_dtype):
+            return logits
+        self._fused = None
+        return self._own(ids, lengths, shifts, num_tokens)  # what the other left in the cache is overwritten
+
+    def _own(self, ids: Tensor, lengths: Tensor, shifts: Tensor, num_tokens: int) -> Tensor:
+        """Logits [B, V] by the model's own forward pass."""
+        attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens)
+        hidden = self._model.hidden(ids[None], (lengths + shifts)[None], attention)
+        return self._model.head.logits(hidden)
 
     def _take(self, logits: Tensor, slots: range, version: int) -> list[tuple[Request, StopReason]]:
         """Sample one token for these slots, record it, and release the sequences that ended with it."""

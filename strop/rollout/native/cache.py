@@ -9,6 +9,8 @@ sequence ends, the last one moves into its slot: one copy per finished sequence,
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -33,6 +35,13 @@ class SlotCache:
         self.capacity = capacity
         """Most slots."""
         self._data: Tensor | None = None
+        self._expected = 0
+        self._used = (0, 0)  # most slots and tokens so far
+
+    def expect(self, num_tokens: int) -> None:
+        """A sequence may get so long: on a CPU there is room for as many from the beginning, where memory allows it,
+        since pages take memory, and time, when they are written to."""
+        self._expected = max(self._expected, num_tokens)
 
     def write(self, slots: Sequence[int], key_values: Tensor) -> None:
         """Put a prefix [2, L, Hkv, P, D] at the start of each slot. Slots are taken in order, from 0.
@@ -63,12 +72,12 @@ class SlotCache:
         size = self._grown(num_tokens, num_slots)
         if size is None:
             return False
+        self._used = (max(self._used[0], num_slots), max(self._used[1], _rounded(num_tokens)))
         old = self._data
         _, layers, slots, heads, tokens, dim = old.shape
         if size != (slots, tokens):
             slots, tokens = min(slots, size[0]), min(tokens, size[1])
-            # zeros, not empty: masked positions are multiplied by 0, and 0 * NaN is NaN.
-            self._data = old.new_zeros(2, layers, size[0], heads, size[1], dim)
+            self._data = _zeros((2, layers, size[0], heads, size[1], dim), old)
             self._data[:, :, :slots, :, :tokens] = old[:, :, :slots, :, :tokens]
         return True
 
@@ -87,11 +96,12 @@ class SlotCache:
             spare_slots = min(self.capacity, max(num_slots, int(GROW_SHARE * slots)))
         if num_tokens > tokens:
             spare_tokens = _rounded(max(num_tokens, int(GROW_SHARE * tokens)))
-        both, layers, _, heads, _, dim = self._data.shape
-        per_token = both * layers * heads * dim * self._data.element_size()
         room = FREE_SHARE * free_bytes(self._data.device)
-        for size in ((spare_slots, spare_tokens), (num_slots, _rounded(num_tokens))):
-            if size[0] * size[1] * per_token <= room:
+        sizes = [(spare_slots, spare_tokens), (num_slots, _rounded(num_tokens))]
+        if self._data.device.type == "cpu":
+            sizes.insert(0, (self.capacity, max(spare_tokens, self._expected)))
+        for size in sizes:
+            if size[0] * size[1] * self._token_bytes <= room:
                 return size
         return None
 
@@ -109,11 +119,21 @@ class SlotCache:
         """Give the memory back; the form stays known."""
         if self._data is not None:
             self._data = self._data[:, :, :0, :, :0].clone()
+            self._expected, self._used = 0, (0, 0)
 
     @property
     def num_bytes(self) -> int:
-        """Memory held."""
-        return 0 if self._data is None else self._data.numel() * self._data.element_size()
+        """Memory of the slots and tokens used so far."""
+        if self._data is None:
+            return 0
+        return min(self._data.numel() * self._data.element_size(), math.prod(self._used) * self._token_bytes)
+
+    @property
+    def _token_bytes(self) -> int:
+        """Memory of one token in all layers."""
+        assert self._data is not None, "its form is known"
+        both, layers, _, heads, _, dim = self._data.shape
+        return both * layers * heads * dim * self._data.element_size()
 
     def layer(self, layer: int, num_slots: int, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Views of the keys and values [B, Hkv, T, D] of one layer."""
@@ -177,6 +197,15 @@ class DecodeAttention:
             mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
             self._masks[sizes] = mask.masked_fill_(hidden, float("-inf"))[:, None, None]
         return self._masks[sizes]
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros, because masked positions are multiplied by 0, and 0 * NaN is NaN; on a CPU in pages not touched yet."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    num_bytes = math.prod(shape) * like.element_size()
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
 
 def _rounded(num_tokens: int) -> int:

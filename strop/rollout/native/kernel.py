@@ -31,9 +31,18 @@ class DecodeKernel:
     """The compiled function for one shape of heads."""
 
     def __init__(self, library: Path) -> None:
-        self._decode = ctypes.CDLL(str(library)).decode
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self._decode.argtypes = [pointer] * 7 + [number] * 2 + [pointer, ctypes.c_float, number, ctypes.c_int]
+        functions = ctypes.CDLL(str(library))
+        pointer, number, real, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
+        self._decode = functions.decode
+        self._decode.argtypes = [pointer] * 7 + [number] * 2 + [pointer, real, number, small]
+        self.decode_layer = functions.decode_layer
+        self.decode_layer.argtypes = [
+            *[pointer] * 3, real, *[pointer] * 6, number, number, pointer, real, number, small,
+        ]  # fmt: skip
+        self.add_norm, self.silu_mul = functions.add_norm, functions.silu_mul
+        self.add_norm.argtypes = [*[pointer] * 3, real, *[pointer] * 2, number, number, small]
+        self.silu_mul.argtypes = [pointer, pointer, number, number, small]
+        self.add_norm.restype = self.silu_mul.restype = None
 
     def attend(
         self,
@@ -84,11 +93,11 @@ def decode_kernel(query: Tensor, keys: Tensor) -> DecodeKernel | None:
     if torch.promote_types(query.dtype, torch.float32) != torch.float32:
         return None
     kv_heads, dim = keys.shape[1], keys.shape[3]
-    return _compiled(dim, kv_heads, query.shape[1] // kv_heads, keys.dtype == torch.bfloat16)
+    return compiled(dim, kv_heads, query.shape[1] // kv_heads, keys.dtype == torch.bfloat16)
 
 
 @cache
-def _compiled(dim: int, kv_heads: int, group: int, is_bfloat16: bool) -> DecodeKernel | None:
+def compiled(dim: int, kv_heads: int, group: int, is_bfloat16: bool) -> DecodeKernel | None:
     compiler = shutil.which("gcc")
     if compiler is None:
         return None

@@ -41,6 +41,11 @@ class Request:
         self.given_key = (tokens, *(one.key for one in self.media)) if self.media else tokens
 
     @property
+    def max_length(self) -> int:
+        """Tokens that it may have in the end."""
+        return len(self.prompt_ids) + self.sampling.max_tokens
+
+    @property
     def computed_ids(self) -> tuple[int, ...]:
         """Tokens whose keys and values are known while it runs, or when it ended: all but the last one sampled."""
         return (*self.prompt_ids, *self.token_ids[:-1])

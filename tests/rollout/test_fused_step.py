@@ -1,0 +1,128 @@
+"""The joined decode step beside the model's own forward pass: same numbers, the weights of now, and who has none."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from strop.engines.causal_lm import CausalLM
+from strop.engines.config import LoraConfig, ModelConfig
+from strop.engines.model import load_model
+from strop.rollout.native import fused
+from strop.rollout.native.batch import DecodeBatch
+from strop.rollout.native.cache import DecodeAttention, SlotCache
+from strop.rollout.native.fused import FusedStep, fused_step
+from strop.rollout.native.request import Request
+from strop.rollout.types import Sampling
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="the step is compiled by gcc")
+LENGTHS = [1, 13, 30, 2, 7]
+KINDS = ["llama", "mistral", "qwen2", "qwen3"]
+
+
+def load(folder: Path, dtype: str = "float32", **changes: object) -> CausalLM:
+    return load_model(ModelConfig(path=str(folder), dtype=dtype, **changes), device="cpu")  # type: ignore[arg-type]
+
+
+def step_of(model: CausalLM) -> FusedStep:
+    step = fused_step(model)
+    assert step is not None, "the model has a joined step"
+    return step
+
+
+def caches(model: CausalLM) -> tuple[SlotCache, SlotCache]:
+    """Two with the same random keys and values."""
+    text = model.config
+    dim = model.layers[0].self_attn.head_dim  # type: ignore[union-attr]
+    made = SlotCache(len(LENGTHS)), SlotCache(len(LENGTHS))
+    generator = torch.Generator().manual_seed(0)
+    for slot in range(len(LENGTHS)):
+        shape = (2, text.num_hidden_layers, text.num_key_value_heads, 40, dim)
+        given = torch.randn(shape, generator=generator).to(model.compute_dtype)
+        for one in made:
+            one.write([slot], given)
+    return made
+
+
+@torch.inference_mode()
+def both(model: CausalLM, step: FusedStep) -> tuple[Tensor, Tensor, SlotCache, SlotCache]:
+    """Logits of the step and of the model's own forward pass, and what each left in its cache."""
+    ours, own = caches(model)
+    ids, lengths = torch.tensor([3, 5, 8, 13, 21]), torch.tensor(LENGTHS)
+    hidden = step.hidden(ids, lengths, ours, num_tokens=max(LENGTHS) + 1)
+    attention = DecodeAttention(own, lengths, num_tokens=max(LENGTHS) + 1)
+    expected = model.head.logits(model.hidden(ids[None], lengths[None], attention))
+    return model.head.logits(hidden), expected, ours, own
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("bfloat16", 0.05)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_the_forward_pass_of_the_model(
+    tiny_folder: Callable[[str], Path], kind: str, dtype: str, tolerance: float
+) -> None:
+    model = load(tiny_folder(kind), dtype)
+    logits, expected, ours, own = both(model, step_of(model))
+    size = float(expected.abs().max())
+    assert float((logits - expected).abs().max()) < tolerance * size
+    for layer in range(model.config.num_hidden_layers):
+        for left, right in zip(ours.layer(layer, 5, 40), own.layer(layer, 5, 40), strict=True):
+            assert float((left - right).abs().max()) < tolerance * float(right.abs().max())
+
+
+def test_a_step_takes_the_weights_of_now(tiny_folder: Callable[[str], Path]) -> None:
+    model = load(tiny_folder("qwen3"))
+    step = step_of(model)
+    before, *_ = both(model, step)
+    with torch.no_grad():
+        for _, parameter in model.named_parameters():
+            parameter.mul_(1.1)
+    after, expected, *_ = both(model, step)
+    assert float((after - before).abs().max()) > 1e-2 * float(before.abs().max())
+    torch.testing.assert_close(after, expected, atol=1e-4, rtol=1e-4)
+    step.free()
+    again, *_ = both(model, step)
+    assert torch.equal(again, after)
+
+
+def test_models_of_another_form_go_through_their_own_forward_pass(tiny_folder: Callable[[str], Path]) -> None:
+    assert fused_step(load(tiny_folder("gemma3"))) is None
+    assert fused_step(load(tiny_folder("qwen3"), "float64")) is None
+    assert fused_step(load(tiny_folder("qwen3"), lora=LoraConfig(rank=2))) is None
+
+
+def played(model: CausalLM, *, max_tokens: int = 12) -> list[list[int]]:
+    batch = DecodeBatch(model, max_running=4)
+    requests = [Request(f"{i}", (1, 2, 3 + i), Sampling(key=i, max_tokens=max_tokens)) for i in range(4)]
+    batch.waiting.extend(requests)
+    while not batch.is_idle:
+        batch.step(0)
+    return [request.token_ids for request in requests]
+
+
+def test_a_step_that_differs_is_not_used(
+    tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(tiny_folder("qwen3"))
+    wanted = played(model)
+    assert not caplog.records
+    monkeypatch.setattr(fused, "_vector", lambda weight: torch.zeros(weight.shape))
+    assert played(model) == wanted
+    assert "decoding goes through the model's own forward pass, which is slower" in caplog.text
+
+
+def test_a_cache_on_a_cpu_has_its_room_at_once() -> None:
+    slots = SlotCache(64)
+    slots.expect(4096)
+    slots.write([0], torch.ones(2, 1, 1, 5, 8))
+    start = slots.layer(0, 1, 1)[0].data_ptr()
+    slots.reserve(4096, num_slots=64)
+    assert slots.layer(0, 64, 4096)[0].data_ptr() == start, "nothing was copied"
+    assert float(slots.layer(0, 64, 4096)[0].sum()) == 5 * 8, "what was not written is 0"
+    slots.reserve(5000, num_slots=64)
+    assert float(slots.layer(0, 64, 5000)[0].sum()) == 5 * 8, "it grows beyond what was expected"
+    assert slots.num_bytes == 2 * 64 * 5056 * 8 * 4
