@@ -67,7 +67,12 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
             "data.val_files is empty; name the files to evaluate on, for example data.val_files=[val.parquet]"
         )
     tokenizer = load_tokenizer(config.model)
-    setup = AgentSetup(config.agent, tokenizer, template_options=config.data.chat_template_kwargs)
+    setup = AgentSetup(
+        config.agent,
+        tokenizer,
+        template_options=config.data.chat_template_kwargs,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+    )
     prompts = load_val_prompts(config.data, tokenizer, setup)
     say(
         f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature {config.eval.temperature}"

@@ -55,6 +55,7 @@ class RolloutWorker(Worker):
         *,
         agent: AgentConfig | None = None,
         template_options: Mapping[str, Any] | None = None,
+        max_prompt_tokens: int | None = None,
         device: str,
         seed: int,
         version: int = 0,
@@ -73,6 +74,7 @@ class RolloutWorker(Worker):
             rollout, reward: how to generate and to score.
             agent: agents and tools; None for single turns.
             template_options: variables of the chat template.
+            max_prompt_tokens: of any prompt of the run.
             device: where the policy is, if it is the worker's own.
             seed: of the run; with a prompt's uid and the sample's number it fixes every random number.
             version: policy version that the weights hold.
@@ -121,7 +123,12 @@ class RolloutWorker(Worker):
             policy,
             self._tokenizer,
             self._pool,
-            setup=AgentSetup(agent or AgentConfig(), self._tokenizer, template_options=template_options),
+            setup=AgentSetup(
+                agent or AgentConfig(),
+                self._tokenizer,
+                template_options=template_options,
+                max_prompt_tokens=max_prompt_tokens,
+            ),
             timeout_s=rollout.timeout_s,
             seed=seed,
         )
