@@ -19,6 +19,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from strop.agents.answers import FunctionCall, MalformedCall
 from strop.agents.images import ImageEncoder
+from strop.agents.spans import SPANS, add_span
 from strop.agents.templates import MAX_CHARS_PER_TOKEN
 from strop.agents.user_code import contained
 from strop.border import described, encodable, read_json, storable, storable_text, usable
@@ -167,6 +168,19 @@ class ToolSession:
 
     async def _call(self, call: FunctionCall | MalformedCall) -> CallResult:
         start = time.perf_counter()
+        result = await self._carried_out(call, start)
+        add_span(
+            SPANS.get(),
+            "tool",
+            call.name,
+            time.perf_counter() - start,
+            arguments=call.arguments if isinstance(call, FunctionCall) else call.text,
+            result=result.as_read,
+            error=result.error,
+        )
+        return result
+
+    async def _carried_out(self, call: FunctionCall | MalformedCall, start: float) -> CallResult:
         name = call.name
         if isinstance(call, MalformedCall):
             return CallResult(name=name, error="malformed", text=call.problem)

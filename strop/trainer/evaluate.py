@@ -27,7 +27,7 @@ from strop.trainer.threads import set_threads
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
-from strop.workers.player import make_player
+from strop.workers.player import make_player, observers_of
 from strop.workers.reports import EpisodeReport, check_failed_episodes, report_of
 
 
@@ -121,6 +121,7 @@ async def _play(
         done += 1
         on_progress(done, total)
 
+    observers = observers_of(config.rollout, setup.tokenizer)
     async with RewardPool(config.reward, tokenizer=config.model.path) as pool:
         await probe_scorers(pool, prompts, say)
         model = load_model(config.model, device=config.resources.device)
@@ -133,6 +134,7 @@ async def _play(
             setup=setup,
             timeout_s=config.rollout.timeout_s,
             seed=config.trainer.seed,
+            observers=observers,
         )
         with contextlib.closing(player):
             on_progress(0, total)

@@ -39,7 +39,7 @@ from strop.trajectory import Prompt
 from strop.workers.episodes import Episode, episode_rows
 from strop.workers.generation import Place, make_generation, pull_weights
 from strop.workers.models import TrainedWorker
-from strop.workers.player import make_player
+from strop.workers.player import make_player, observers_of
 from strop.workers.reports import report_of, reward_parts, sample_row
 from strop.workers.tally import Tally
 
@@ -93,6 +93,7 @@ class RolloutWorker(Worker):
         self._samples = None if samples is None else SampleStore(samples)
         self._tokenizer = load_tokenizer(model)
         self._trained = None if share_with is None else self._engine_of(share_with)
+        observers = observers_of(rollout, self._tokenizer)
         self._runner = asyncio.Runner()
         place = Place(
             model=model,
@@ -131,6 +132,7 @@ class RolloutWorker(Worker):
             ),
             timeout_s=rollout.timeout_s,
             seed=seed,
+            observers=observers,
         )
 
     def _engine_of(self, role: str) -> TrainEngine:
