@@ -74,9 +74,11 @@ def play(
     return asyncio.run(play_episode(prompt, sample_index, model, sampling, seed=0, setup=setup))
 
 
-def setup_with(tokenizer: Any, tools: Sequence[Any], **settings: Any) -> AgentSetup:
+def setup_with(
+    tokenizer: Any, tools: Sequence[Any], *, max_prompt_tokens: int | None = None, **settings: Any
+) -> AgentSetup:
     """A setup with these tools, whatever file they come from."""
-    setup = AgentSetup(AgentConfig(), tokenizer)
+    setup = AgentSetup(AgentConfig(), tokenizer, max_prompt_tokens=max_prompt_tokens)
     setup.config = AgentConfig(files=("tools.py",), **settings)
     setup.kits = {name: kit if name == "tools" else type(kit)(setup) for name, kit in setup.kits.items()}
     kit = tool_kit(setup)

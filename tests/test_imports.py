@@ -30,7 +30,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"judges", "sft", "vision"},
+    {"judges", "sft", "tracing", "vision"},
     {"sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
@@ -39,7 +39,7 @@ RANKS = (
 )
 GUESTS = (
     "checks", "compat", "environments", "gateway", "interactions", "judges", "quickstart", "sandbox", "scorers", "sft",
-    "tools", "view", "vision",
+    "tools", "tracing", "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

@@ -52,6 +52,8 @@ class AgentContext:
     """Schemas of what the model can call, as the prompt shows them."""
     sampling: Sampling
     """How the run samples; its max_tokens is the budget of the whole response."""
+    max_prompt_tokens: int
+    """Tokens that a prompt of the run may have."""
     deadline: float
     """When the episode has to end, on the clock of the event loop, in seconds."""
     keep_deadline: Callable[[], None] = lambda: None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.agents.registry import play_agent
 from strop.agents.setup import AgentSetup
+from strop.agents.spans import SPANS, add_span
 from strop.agents.user_code import contained
 from strop.base.randomness import random_key
 from strop.border import storable_text, usable
@@ -121,6 +122,7 @@ class _Episode:
         self._num_open = 0
         self._was_full = False
         self.seconds, self.calls = 0.0, 0
+        self._spans = SPANS.get()
 
     async def generate(
         self,
@@ -158,7 +160,8 @@ class _Episode:
         ):  # agents see plain ids, which begin with the prompt's
             token_ids = MediaTokens(token_ids, self._prompt.media)
         start = time.perf_counter()
-        name = f"{self._prompt.uid}/{self._sample_index}#{self.calls}"
+        number = self.calls
+        name = f"{self._prompt.uid}/{self._sample_index}#{number}"
         self.calls += 1
         self._num_open += 1
         try:
@@ -166,7 +169,17 @@ class _Episode:
         finally:
             self._num_open -= 1
         self._used += len(output.token_ids)
-        self.seconds += time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.seconds += seconds
+        add_span(
+            self._spans,
+            "answer",
+            str(number),
+            seconds,
+            num_prompt_tokens=len(token_ids),
+            token_ids=output.token_ids,
+            stop_reason=output.stop_reason,
+        )
         return output
 
 

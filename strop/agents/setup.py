@@ -32,6 +32,7 @@ class AgentSetup:
         tokenizer: PreTrainedTokenizerBase,
         *,
         template_options: Mapping[str, Any] | None = None,
+        max_prompt_tokens: int | None = None,
     ) -> None:
         """Load everything that the configuration names.
 
@@ -39,6 +40,7 @@ class AgentSetup:
             config: which agents there are, and what they have.
             tokenizer: with the chat template.
             template_options: variables of the template.
+            max_prompt_tokens: of any prompt; None where nobody said.
 
         Raises:
             ValueError: the sentence says which file, name or format cannot be used.
@@ -48,6 +50,7 @@ class AgentSetup:
         self.images: ImageEncoder | None = None
         """Reads images that agents come by; None where the model takes text alone, or nothing is played yet."""
         self._options = dict(template_options or {})
+        self._max_prompt_tokens = max_prompt_tokens
         self._templates: dict[bool | None, ChatTemplate] = {}
         for name in config.files:
             load_user_file(name, setting="agent.files")
@@ -111,6 +114,7 @@ class AgentSetup:
             parser=parsers[0] if parsers else None,
             tool_schemas=tuple(schema for one in given.values() for schema in one.schemas),
             sampling=sampling,
+            max_prompt_tokens=self._max_prompt_tokens or len(prompt.token_ids),
             deadline=deadline,
             keep_deadline=keep_deadline,
             images=self.images,

@@ -38,11 +38,14 @@ PLACES = {
     "reward loader": "what scores in place of a function of the user's (`built-in scorer`, `manager`): a function from "
     "its setup to a strop.rewards.functions.RewardFunction",
     "key translation": "a library: a function from a key of it to our full keys and a sentence",
+    "class translation": "a library: a function from a dotted path of its classes to ours; any other path as it is",
     "agent": "name of an agent: the async function (prompt, trajectory, generate, context) that plays it",
     "self-scoring agent": "name of an agent that is given no tools and scores its episodes itself: as above",
     "form of agents": "what agents can be beside async functions: a function from such an object to the async function "
     "that plays it, or None for objects of another form",
     "agent kit": "what agents of this run find in their context, as an attribute of this name: a strop.agents.kits.Kit",
+    "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
+    "every episode (strop.workers.player.EpisodeObserver), or None",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
     "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
     "rows of a class": "a word for the form: a function (config, files, tokenizer, max_samples, seed) that gives the "

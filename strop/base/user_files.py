@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from strop.base.guests import all_joined
 from strop.base.trust import ask
 
 _LOADED: dict[Path, Any] = {}
@@ -58,11 +59,16 @@ def is_loaded(name: str) -> bool:
 
 
 def load_class(dotted: str, *, setting: str) -> type:
-    """The class of a dotted path such as package.module.Name.
+    """The class of a dotted path such as package.module.Name, or what stands for one of another library.
 
     Raises:
         ValueError: there is none.
     """
+    try:
+        for translate in all_joined("class translation").values():
+            dotted = translate(dotted)
+    except ValueError as error:
+        raise ValueError(f"{setting} names {error}") from None
     module_name, _, name = dotted.rpartition(".")
     if not module_name:
         raise ValueError(f"{setting} names the class {dotted!r}; write package.module.ClassName")

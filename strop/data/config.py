@@ -53,6 +53,10 @@ class DataConfig:
     from it, but nothing that this run uses or that was used within the last hour."""
     prompt_key: Column = "prompt"
     """Column with the prompt: a list of chat messages, or a string that becomes one user message."""
+    image_key: Column = "images"
+    """Column with the images of a prompt."""
+    video_key: Column = "videos"
+    """Column with its videos."""
     data_source_key: Column = "data_source"
     """Column that selects the scorer and groups the validation metrics."""
     ground_truth_key: Annotated[NonEmptyText, "null where the reward function needs none"] | None = (
@@ -92,7 +96,16 @@ class DataConfig:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Variables for the chat template, for example {enable_thinking: false}."""
 
+    @property
+    def media_columns(self) -> dict[str, str]:
+        """Kind of media -> column of a row."""
+        return {"image": self.image_key, "video": self.video_key}
+
     def __post_init__(self) -> None:
+        if self.image_key == self.video_key:
+            raise ValueError(
+                f"data.image_key and data.video_key are both {self.image_key!r}; give each kind a column of its own"
+            )
         if self.truncation != "error" and self.filter_overlong_prompts:
             raise ValueError(
                 f"data.truncation={self.truncation} cuts long prompts, but data.filter_overlong_prompts=true "

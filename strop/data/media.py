@@ -1,8 +1,8 @@
 """Images and videos of rows, as far as the core knows them: which rows have some, and what it asks of their reader.
 
-A row has media in the columns `images` and `videos`, or right in the parts of a message ({"type": "image", ...}). A
-guest reads them and counts them in tokens; to the core they are tokens of a prompt, one after another, and values that
-it does not look into (`strop.trajectory.Media`).
+A row has media in the columns `data.image_key` and `data.video_key`, or right in the parts of a message
+({"type": "image", ...}). A guest reads them and counts them in tokens; to the core they are tokens of a prompt, one
+after another, and values that it does not look into (`strop.trajectory.Media`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from strop.base.guests import needed
 from strop.trajectory import Media
 
 MEDIA_COLUMNS = {"image": "images", "video": "videos"}
-"""Kind of media -> column of a row."""
+"""Kind of media -> column of a row, where nobody names another one."""
 
 
 class MediaSource(Protocol):
@@ -49,7 +49,11 @@ class MediaReader(Protocol):
     """What joins at the place "media of rows"."""
 
     def take_media(
-        self, source: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], where: str
+        self,
+        source: Mapping[str, Any],
+        messages: Sequence[Mapping[str, Any]],
+        columns: Mapping[str, str],
+        where: str,
     ) -> tuple[tuple[dict[str, Any], ...], tuple[MediaSource, ...]]:
         """Messages as a chat template takes them, with parts {"type": "image"}, and the media in their order.
 
@@ -77,9 +81,13 @@ def media_reader(where: str) -> MediaReader:
     return reader
 
 
-def has_media(source: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a row has a column of media, or a message with a part that is one."""
-    if any(source.get(column) is not None for column in MEDIA_COLUMNS.values()):
+def has_media(
+    source: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, str] = MEDIA_COLUMNS,
+) -> bool:
+    """Whether a row has one of the columns of media, or a message with a part that is one."""
+    if any(source.get(column) is not None for column in columns.values()):
         return True
     return any(part.get("type") in MEDIA_COLUMNS for message in messages for part in content_parts(message))
 

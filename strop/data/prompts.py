@@ -12,9 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from strop.data.chat import Chat, require_chat_template
 from strop.data.config import DataConfig
 from strop.data.encoding import encode_prompts
-from strop.data.media import RowMedia, media_reader
+from strop.data.media import MEDIA_COLUMNS, RowMedia, media_reader
 from strop.data.rows import (
-    MEDIA_KEYS,
     missing_values,
     row_chat,
     row_data_source,
@@ -106,7 +105,8 @@ class PromptDataset:
         if row not in self._ids:
             raise KeyError(f"row {row} is not among the {len(self)} rows of the {self.split} prompts")
         config, source = self._config, self._source_rows[row]
-        named = {config.prompt_key, config.data_source_key, "extra_info", "agent_name", *MEDIA_KEYS}
+        named = {config.prompt_key, config.data_source_key, "extra_info", "agent_name", "audios"}
+        named |= set(config.media_columns.values())
         if config.ground_truth_key is not None and "." in config.ground_truth_key:
             named.add(
                 config.ground_truth_key.split(".")[0]
@@ -156,7 +156,14 @@ class PromptDataset:
         return f"{self.split} row {self._first_row + row}"
 
     def _check_columns(self) -> None:
-        """Report all columns that the mapping names and a row lacks, in one error."""
+        """Report all columns that the mapping names and a row lacks, in one error; a column of media that is named on
+        purpose, where no row has it."""
+        for kind, column in self._config.media_columns.items():
+            if column != MEDIA_COLUMNS[kind] and all(row.get(column) is None for row in self._source_rows):
+                raise ValueError(
+                    f"data.{kind}_key is {column!r}, but no {self.split} row has such a column; columns found: "
+                    f"{', '.join(self._source_rows[0])}"
+                )
         for row, source in enumerate(self._source_rows):
             missing = [f"{key!r} ({what})" for key, what in missing_values(source, self._config).items()]
             if missing:

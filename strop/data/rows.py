@@ -10,7 +10,6 @@ from strop.data.chat import Chat, to_chat, to_messages
 from strop.data.config import DataConfig
 from strop.data.media import has_media, media_reader, without_contents
 
-MEDIA_KEYS = ("images", "videos", "audios")
 _OTHER_ANSWER_KEYS = ("answer", "solution", "ground_truth", "target", "label")
 """Columns that well-known data sets use for the right answer; offered when the mapped one is missing."""
 
@@ -51,7 +50,7 @@ def row_ground_truth(source: Mapping[str, Any], config: DataConfig) -> Any:
 def row_messages(source: Mapping[str, Any], config: DataConfig, where: str) -> tuple[dict[str, Any], ...]:
     """The prompt as chat messages, as they stand in the row; pictures in their parts are only named."""
     messages = to_messages(source[config.prompt_key], role="user", where=where, key=config.prompt_key)
-    return without_contents(messages) if has_media(source, messages) else messages
+    return without_contents(messages) if has_media(source, messages, config.media_columns) else messages
 
 
 def row_extra_info(source: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -81,9 +80,9 @@ def row_chat(source: Mapping[str, Any], config: DataConfig, where: str) -> Chat:
         )
     row_extra_info(source, where)
     messages = to_messages(source[config.prompt_key], role="user", where=where, key=config.prompt_key)
-    if not has_media(source, messages):
+    if not has_media(source, messages, config.media_columns):
         return to_chat(source, messages, options=config.chat_template_kwargs, where=where)
-    placed, media = media_reader(where).take_media(source, messages, where)
+    placed, media = media_reader(where).take_media(source, messages, config.media_columns, where)
     chat = to_chat(source, placed, options=config.chat_template_kwargs, where=where)
     return dataclasses.replace(chat, media=media)
 

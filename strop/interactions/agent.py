@@ -138,19 +138,17 @@ async def interaction_agent(
         finally:
             await asyncio.shield(asyncio.ensure_future(user.finish()))
         rewards = await session.calc_rewards()
-    calls = session.results
     return conversation.finish(
         reason,
         extra={
             "turn_scores": list(user.scores),
-            "tool_rewards": [result.reward for result in calls],
+            "tool_rewards": [result.reward for result in session.results],
             "rollout_reward_scores": dict(rewards),
         },
         numbers={
             "turn_scores": float(sum(user.scores)),
             "interaction_failed": float(reason == "interaction_failed"),
-            "tool_call_counts": float(len(calls)),
-            "tool_errors": float(sum(bool(result.error) for result in calls)),
+            **session.numbers(),
         },
         timings={"tool_calls": session.seconds},
     )

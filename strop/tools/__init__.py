@@ -6,6 +6,7 @@ arguments.py   arguments of a call against the tool's schema
 functions.py   @function_tool: plain functions as tools
 loading.py     tools of a run, from YAML, files and the registry
 session.py     the tools of one episode: create, execute, rewards, release
+results.py     what became of their calls, and what is counted of them
 kit.py         tools of a run, chosen by rows and given to episodes; settings.py names them
 agent.py       the agent that calls them
 threads.py     functions that may hang, with a deadline
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     )
     from strop.tools.kit import tool_session
     from strop.tools.loading import load_all_tools
+    from strop.tools.results import CallResult
     from strop.tools.schemas import (
         OpenAIFunctionCallSchema,
         OpenAIFunctionParametersSchema,
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
         OpenAIFunctionToolCall,
         OpenAIFunctionToolSchema,
     )
-    from strop.tools.session import CallResult, ToolLimits, ToolSession
+    from strop.tools.session import ToolLimits, ToolSession
 
 __all__ = [
     "FUNCTION_TOOL_REGISTRY",
@@ -75,6 +77,7 @@ __getattr__, __dir__ = lazy_names(
         ".schemas": "OpenAIFunctionCallSchema OpenAIFunctionParametersSchema OpenAIFunctionParsedSchema "
         "OpenAIFunctionPropertySchema OpenAIFunctionSchema OpenAIFunctionToolCall "
         "OpenAIFunctionToolSchema",
-        ".session": "CallResult ToolLimits ToolSession",
+        ".results": "CallResult",
+        ".session": "ToolLimits ToolSession",
     },
 )

@@ -10,7 +10,8 @@ from strop.agents.context import AgentContext, Generate
 from strop.agents.conversation import Conversation
 from strop.agents.turns import Replies, take_turns
 from strop.tools.kit import tool_session
-from strop.tools.session import CallResult, ToolSession
+from strop.tools.results import CallResult
+from strop.tools.session import ToolSession
 from strop.trajectory import Prompt, Trajectory
 
 
@@ -35,7 +36,7 @@ async def tool_agent(
     return conversation.finish(
         reason,
         extra=_facts(session, rewards),
-        numbers=_numbers(session),
+        numbers=session.numbers(),
         timings={"tool_calls": session.seconds},
     )
 
@@ -56,14 +57,4 @@ def _facts(session: ToolSession, rewards: Mapping[str, float]) -> dict[str, Any]
         "turn_scores": [],
         "tool_rewards": [result.reward for result in session.results],
         "rollout_reward_scores": dict(rewards),
-    }
-
-
-def _numbers(session: ToolSession) -> dict[str, float]:
-    """For the metrics of the step."""
-    results = session.results
-    return {
-        "tool_call_counts": float(len(results)),
-        "tool_rewards": float(sum(result.reward for result in results)),
-        "tool_errors": float(sum(bool(result.error) for result in results)),
     }

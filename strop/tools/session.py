@@ -13,16 +13,18 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace, TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from strop.agents.answers import FunctionCall, MalformedCall
-from strop.agents.images import ImageEncoder, as_read
+from strop.agents.images import ImageEncoder
+from strop.agents.spans import SPANS, add_span
 from strop.agents.templates import MAX_CHARS_PER_TOKEN
 from strop.agents.user_code import contained
 from strop.border import described, encodable, read_json, storable, storable_text, usable
 from strop.tools.base import BaseTool, ToolResponse, ToolUnavailable
+from strop.tools.results import CallResult, call_numbers
 from strop.trajectory import Media
 
 logger = logging.getLogger(__name__)
@@ -47,43 +49,6 @@ class ToolLimits:
     """Where a longer one is cut: left keeps its end, right its beginning, middle both."""
     timeout_s: float
     """Wall-clock limit of each call of a tool's method."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallResult:
-    """What became of one call."""
-
-    name: str
-    text: str
-    """What the model is shown, beside images."""
-    images: tuple[Media, ...] = ()
-    """Images that the model is shown, before the text."""
-    reward: float = 0.0
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """What the tool told about the call."""
-    error: str = ""
-    """Kind of failure: malformed, unknown_tool, bad_arguments, failed, timeout, too_many, not_shown (images or
-    videos that the model cannot be shown); empty when it worked."""
-    seconds: float = 0.0
-    response: ToolResponse | None = None
-    """As the tool gave it, images included."""
-
-    @property
-    def as_read(self) -> str:
-        """The text with a word for each image."""
-        return as_read(self.text, len(self.images))
-
-    @property
-    def kept(self) -> dict[str, Any]:
-        """What the sample store keeps of the call beside its text."""
-        kept: dict[str, Any] = {"seconds": round(self.seconds, 3)}
-        if self.reward:
-            kept["reward"] = self.reward
-        if self.error:
-            kept["error"] = self.error
-        if self.facts:
-            kept["facts"] = storable(self.facts)
-        return kept
 
 
 class ToolSession:
@@ -138,6 +103,10 @@ class ToolSession:
     def seconds(self) -> float:
         """Time spent in calls."""
         return math.fsum(result.seconds for result in self.results)
+
+    def numbers(self) -> dict[str, float]:
+        """For the metrics of the step: `call_numbers` of every call so far."""
+        return call_numbers(self.results, self._tools, self._tokenizer)
 
     async def call_all(self, calls: Sequence[FunctionCall | MalformedCall]) -> list[CallResult]:
         """Carry out the calls of one answer at the same time; one result per call, in order.
@@ -199,6 +168,19 @@ class ToolSession:
 
     async def _call(self, call: FunctionCall | MalformedCall) -> CallResult:
         start = time.perf_counter()
+        result = await self._carried_out(call, start)
+        add_span(
+            SPANS.get(),
+            "tool",
+            call.name,
+            time.perf_counter() - start,
+            arguments=call.arguments if isinstance(call, FunctionCall) else call.text,
+            result=result.as_read,
+            error=result.error,
+        )
+        return result
+
+    async def _carried_out(self, call: FunctionCall | MalformedCall, start: float) -> CallResult:
         name = call.name
         if isinstance(call, MalformedCall):
             return CallResult(name=name, error="malformed", text=call.problem)

@@ -34,6 +34,7 @@ def code_named(config: Config) -> Iterator[Named]:
         yield Named(key="rollout.vllm.engine_args", value=value)
     yield from _of_data(config)
     yield from code_of_guests(config, "")
+    yield from code_of_guests(config.rollout, "rollout")
     yield from config.agent.code_named()
     yield from config.reward.code_named()
     if config.resources.address:

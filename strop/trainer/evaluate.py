@@ -27,7 +27,7 @@ from strop.trainer.threads import set_threads
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
-from strop.workers.player import make_player
+from strop.workers.player import make_player, observers_of
 from strop.workers.reports import EpisodeReport, check_failed_episodes, report_of
 
 
@@ -67,7 +67,12 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
             "data.val_files is empty; name the files to evaluate on, for example data.val_files=[val.parquet]"
         )
     tokenizer = load_tokenizer(config.model)
-    setup = AgentSetup(config.agent, tokenizer, template_options=config.data.chat_template_kwargs)
+    setup = AgentSetup(
+        config.agent,
+        tokenizer,
+        template_options=config.data.chat_template_kwargs,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+    )
     prompts = load_val_prompts(config.data, tokenizer, setup)
     say(
         f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature {config.eval.temperature}"
@@ -116,6 +121,7 @@ async def _play(
         done += 1
         on_progress(done, total)
 
+    observers = observers_of(config.rollout, setup.tokenizer)
     async with RewardPool(config.reward, tokenizer=config.model.path) as pool:
         await probe_scorers(pool, prompts, say)
         model = load_model(config.model, device=config.resources.device)
@@ -128,6 +134,7 @@ async def _play(
             setup=setup,
             timeout_s=config.rollout.timeout_s,
             seed=config.trainer.seed,
+            observers=observers,
         )
         with contextlib.closing(player):
             on_progress(0, total)

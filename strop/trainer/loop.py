@@ -51,6 +51,7 @@ from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers import metrics as measure
+from strop.workers.player import check_observers
 from strop.workers.reports import Decided, check_failed_episodes
 
 POSITION = Metric("training/{global_step,epoch}", "", "where the run is")
@@ -76,6 +77,7 @@ class Trainer:
         self._force = force
         self._stop = stop or StopRequest()
         check_trackers(config.trainer.trackers)
+        check_observers(config.rollout)
         check_models(config)
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0

@@ -310,6 +310,7 @@ def _specs(
         config.reward,
         agent=config.agent.with_absolute_paths(),
         template_options=config.data.chat_template_kwargs,
+        max_prompt_tokens=config.data.max_prompt_tokens,
         device=device,
         seed=config.trainer.seed,
         version=version,

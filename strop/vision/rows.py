@@ -22,14 +22,14 @@ _PLACEHOLDER = re.compile(r"<(image|video)>")
 
 
 def take_media(
-    source: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], where: str
+    source: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], columns: Mapping[str, str], where: str
 ) -> tuple[tuple[dict[str, Any], ...], tuple[MediaSource, ...]]:
     """Messages as a chat template takes them, with parts {"type": "image"}, and the media in their order.
 
     Raises:
         ValueError: the numbers of placeholders and media differ, or a medium has an unknown form.
     """
-    columns = {kind: _column(source.get(column), kind, where) for kind, column in MEDIA_COLUMNS.items()}
+    given_here = {kind: _column(source.get(name), kind, name, where) for kind, name in columns.items()}
     asked = dict.fromkeys(columns, 0)
     found: list[MediaSource] = []
     placed = []
@@ -41,7 +41,7 @@ def take_media(
                 given = part.get(kind, part.get("path"))
                 if given is None:
                     asked[kind] += 1
-                    given = next(columns[kind].rest, None)
+                    given = next(given_here[kind].rest, None)
                 if given is not None:
                     found.append(source_of(kind, given, where))
                 part = {"type": kind}
@@ -50,11 +50,11 @@ def take_media(
             p["type"] in MEDIA_COLUMNS for p in parts
         )
         placed.append(dict(message) if is_text or "content" not in message else {**message, "content": parts})
-    for kind, column in columns.items():
+    for kind, column in given_here.items():
         if asked[kind] != column.count:
             raise ValueError(
                 f"{where} has {asked[kind]} placeholders <{kind}> in its messages, but {column.count} {kind}s in "
-                f"column {MEDIA_COLUMNS[kind]!r}; they must be as many, in the same order"
+                f"column {columns[kind]!r}; they must be as many, in the same order"
             )
     return tuple(placed), tuple(found)
 
@@ -67,12 +67,12 @@ class _Column:
     count: int
 
 
-def _column(value: Any, kind: str, where: str) -> _Column:
+def _column(value: Any, kind: str, column: str, where: str) -> _Column:
     if value is None:
         value = []
     if not isinstance(value, list | tuple):
         raise ValueError(
-            f"{where}: column {MEDIA_COLUMNS[kind]!r} holds a {type(value).__name__}; it must be a list of {kind}s"
+            f"{where}: column {column!r} holds a {type(value).__name__}; it must be a list of {kind}s"
         )
     return _Column(rest=iter(value), count=len(value))
 

@@ -38,7 +38,8 @@ AGENT_NUMBER = Metric(
     "<number>/{mean,max,min}",
     "",
     "what agents count, over the samples that have it: `tool_call_counts`, `tool_rewards`, `tool_errors`, "
-    "`template_drift`, `env_steps`, ... ([agents.md](agents.md))",
+    "`template_drift`, `env_steps`, ..., and of each tool, over the samples that called it, "
+    "`tools/<name>/{calls,errors,seconds,result_tokens}` ([agents.md](agents.md))",
 )
 TIMING = Metric(
     "timing_s/{gen,reward_model,old_log_prob,correction,ref,values,adv,teacher,update_critic,update_actor,"

@@ -12,24 +12,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
+from strop.agents.spans import SPANS, Span, add_span
+from strop.base.guests import joined, targets
+from strop.base.sections import guest_sections
 from strop.border import described, encodable, storable_text, usable
 from strop.border.values import MAX_NUMBER
 from strop.engines.causal_lm import CausalLM
 from strop.rewards.outcome import Outcome
 from strop.rewards.pool import RewardPool
 from strop.rollout.client import GenerateClient, RolloutClient
+from strop.rollout.config import RolloutConfig
 from strop.rollout.types import RolloutEngine, Sampling
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode
 
 logger = logging.getLogger(__name__)
+
+
+class EpisodeObserver(Protocol):
+    """Hears of every episode, with what happened in it; it raises nothing and waits for nothing."""
+
+    def begin(self) -> None:
+        """Prompts are about to be played."""
+        ...
+
+    def ended(self, episode: Episode, spans: Sequence[Span], start_s: float, end_s: float) -> None:
+        """One episode has ended, between these seconds since the epoch."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is played; a second call does nothing."""
+        ...
 
 
 class Player:
@@ -43,6 +64,7 @@ class Player:
         *,
         seed: int,
         setup: AgentSetup | None = None,
+        observers: Sequence[EpisodeObserver] = (),
     ) -> None:
         """Start what the agents need, such as a sandbox.
 
@@ -52,10 +74,12 @@ class Player:
             scorers: they run while something is played, and stay the caller's to close; None: nothing is scored.
             seed: of the run.
             setup: agents; None for single turns.
+            observers: hear of every episode; the player closes them.
 
         Raises:
             ValueError: something of it cannot be started here.
         """
+        self._observers = tuple(observers)
         self._client, self._tokenizer, self._scorers, self._seed = client, tokenizer, scorers, seed
         self._setup = setup or AgentSetup(AgentConfig(), tokenizer)
         if scorers is not None and setup is not None:
@@ -100,6 +124,9 @@ class Player:
             RewardError: the scorers cannot go on.
         """
 
+        for observer in self._observers:
+            observer.begin()
+
         async def sample(prompt: Prompt, index: int) -> Episode:
             episode = await self.episode(prompt, index, sampling, keeps_failure=True)
             on_episode(episode)
@@ -130,6 +157,21 @@ class Player:
             EpisodeTimeout, RolloutTimeout, ValueError and whatever an agent raises: the episode failed.
             RewardError: the scorers cannot go on.
         """
+        if not self._observers:
+            return await self._played(prompt, sample_index, sampling, keeps_failure=keeps_failure)
+        start, spans = time.time(), list[Span]()
+        token = SPANS.set(spans)
+        try:
+            episode = await self._played(prompt, sample_index, sampling, keeps_failure=keeps_failure)
+        finally:
+            SPANS.reset(token)
+        for observer in self._observers:
+            observer.ended(episode, spans, start, time.time())
+        return episode
+
+    async def _played(
+        self, prompt: Prompt, sample_index: int, sampling: Sampling, *, keeps_failure: bool
+    ) -> Episode:
         try:
             sequences = await play_episode(
                 prompt, sample_index, self._client, sampling, seed=self._seed, setup=self._setup
@@ -152,7 +194,10 @@ class Player:
         if trajectory.reward_score is not None:
             outcome = _given(trajectory)
         elif trajectory.stop_reason != "aborted" and self._scorers is not None:
+            start = time.perf_counter()
             outcome = await self._scorers.score(prompt, trajectory, text)
+            seconds = time.perf_counter() - start
+            add_span(SPANS.get(), "reward", "", seconds, outcome=outcome.kind, score=outcome.score)
         return Episode(
             prompt=prompt,
             sample_index=sample_index,
@@ -165,6 +210,8 @@ class Player:
     def close(self) -> None:
         """End what was started; a second call does nothing."""
         self._setup.close()
+        for observer in self._observers:
+            observer.close()
 
 
 async def _together(
@@ -188,6 +235,7 @@ def make_player(
     setup: AgentSetup,
     timeout_s: float,
     seed: int,
+    observers: Sequence[EpisodeObserver] = (),
 ) -> Player:
     """The player of an engine in this process.
 
@@ -199,12 +247,32 @@ def make_player(
         setup: agents; how they read images is seen to.
         timeout_s: rollout.timeout_s.
         seed: of the run.
+        observers: hear of every episode.
 
     Raises:
         ValueError: something that the agents need cannot be started here.
     """
     setup.images = None if policy is None or policy.media is None else policy.media.image_encoder()
-    return Player(RolloutClient([engine], timeout_s=timeout_s), tokenizer, scorers, seed=seed, setup=setup)
+    client = RolloutClient([engine], timeout_s=timeout_s)
+    return Player(client, tokenizer, scorers, seed=seed, setup=setup, observers=observers)
+
+
+def check_observers(rollout: RolloutConfig) -> None:
+    """Refuse observers that cannot work here, before a model is loaded; ValueError as from `observers_of`."""
+    for observer in observers_of(rollout, None):
+        observer.close()
+
+
+def observers_of(rollout: RolloutConfig, tokenizer: Any) -> list[EpisodeObserver]:
+    """What guests have listen to episodes (strop.base.guests).
+
+    Raises:
+        ValueError: the sentence says what of their settings cannot be had here.
+    """
+    place = "episode observer"
+    sections = guest_sections(rollout, "rollout")
+    made = (joined(place, key)(sections[key], tokenizer) for key in targets(place))
+    return [observer for observer in made if observer is not None]
 
 
 def _given(trajectory: Trajectory) -> Outcome:

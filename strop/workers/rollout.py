@@ -39,7 +39,7 @@ from strop.trajectory import Prompt
 from strop.workers.episodes import Episode, episode_rows
 from strop.workers.generation import Place, make_generation, pull_weights
 from strop.workers.models import TrainedWorker
-from strop.workers.player import make_player
+from strop.workers.player import make_player, observers_of
 from strop.workers.reports import report_of, reward_parts, sample_row
 from strop.workers.tally import Tally
 
@@ -55,6 +55,7 @@ class RolloutWorker(Worker):
         *,
         agent: AgentConfig | None = None,
         template_options: Mapping[str, Any] | None = None,
+        max_prompt_tokens: int | None = None,
         device: str,
         seed: int,
         version: int = 0,
@@ -73,6 +74,7 @@ class RolloutWorker(Worker):
             rollout, reward: how to generate and to score.
             agent: agents and tools; None for single turns.
             template_options: variables of the chat template.
+            max_prompt_tokens: of any prompt of the run.
             device: where the policy is, if it is the worker's own.
             seed: of the run; with a prompt's uid and the sample's number it fixes every random number.
             version: policy version that the weights hold.
@@ -91,6 +93,7 @@ class RolloutWorker(Worker):
         self._samples = None if samples is None else SampleStore(samples)
         self._tokenizer = load_tokenizer(model)
         self._trained = None if share_with is None else self._engine_of(share_with)
+        observers = observers_of(rollout, self._tokenizer)
         self._runner = asyncio.Runner()
         place = Place(
             model=model,
@@ -121,9 +124,15 @@ class RolloutWorker(Worker):
             policy,
             self._tokenizer,
             self._pool,
-            setup=AgentSetup(agent or AgentConfig(), self._tokenizer, template_options=template_options),
+            setup=AgentSetup(
+                agent or AgentConfig(),
+                self._tokenizer,
+                template_options=template_options,
+                max_prompt_tokens=max_prompt_tokens,
+            ),
             timeout_s=rollout.timeout_s,
             seed=seed,
+            observers=observers,
         )
 
     def _engine_of(self, role: str) -> TrainEngine:

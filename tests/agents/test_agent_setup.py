@@ -309,3 +309,17 @@ def test_calls_over_the_limit_and_malformed_ones_are_answered() -> None:
     assert one.messages[0]["tool_calls"][0]["malformed"] == "{"
     assert one.messages[1]["content"].startswith("Invalid JSON in tool call: ")
     assert one.numbers["tool_errors"] == 1
+
+
+def test_calls_are_counted_by_the_name_of_the_tool() -> None:
+    one, _ = episode(call("1+2"), call('1", "x": "2'), call("1+2", name="made_up"), answer("3"))
+    assert one.numbers["tool_call_counts"] == 3
+    assert one.numbers["tool_errors"] == 2
+    counted = {name: value for name, value in one.numbers.items() if name.startswith("tools/")}
+    shown = [message["content"] for message in one.messages if message.get("name") == "calculator"]
+    assert 0 < counted.pop("tools/calculator/seconds") < 10
+    assert counted == {
+        "tools/calculator/calls": 2.0,
+        "tools/calculator/errors": 1.0,
+        "tools/calculator/result_tokens": sum(len(TOKENIZER(text)["input_ids"]) for text in shown),
+    }

@@ -12,7 +12,15 @@ import pytest
 from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with
 from template_family import family_tokenizer
 
-from strop.agents import AgentConfig, AgentLoopBase, AgentLoopOutput, AgentSetup, agents, register
+from strop.agents import (
+    AgentConfig,
+    AgentLoopBase,
+    AgentLoopOutput,
+    AgentSetup,
+    agents,
+    register,
+    simple_timer,
+)
 from strop.tools.calculator import CalculatorTool
 from strop.trajectory import Trajectory
 
@@ -33,14 +41,16 @@ def ids(text: str) -> list[int]:
     return list(TOKENIZER(text, add_special_tokens=False)["input_ids"])
 
 
-def run(*answers: str, max_tokens: int = 200, **columns: Any) -> tuple[tuple[Trajectory, ...], ScriptedModel]:
+def run(
+    *answers: str, max_tokens: int = 200, max_prompt_tokens: int | None = None, **columns: Any
+) -> tuple[tuple[Trajectory, ...], ScriptedModel]:
     """Plays the loop named "own"."""
     model = ScriptedModel([[*ids(text), END] for text in answers])
     prompt = prompt_of(TOKENIZER, agent_name="own", columns=columns, extra_info={"index": 7})
     played = play(
         prompt,
         model,
-        setup_with(TOKENIZER, [CalculatorTool()]),
+        setup_with(TOKENIZER, [CalculatorTool()], max_prompt_tokens=max_prompt_tokens),
         sampling=sampling_of(TOKENIZER, max_tokens=max_tokens),
     )
     return played, model
@@ -219,3 +229,69 @@ def test_loops_come_from_a_list_in_yaml(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_is_no_agent_cannot_be_registered() -> None:
     with pytest.raises(TypeError, match="agent 'x' is .*; register an async function"):
         register("x")(lambda prompt: None)
+
+
+class CallsTools(AgentLoopBase):
+    """A loop of mid-2025: its constructor, its `run`, ids from `generate`, and what it prepares once."""
+
+    num_prepared = 0
+
+    @classmethod
+    def init_class(cls, config: Any, tokenizer: Any) -> None:
+        cls.num_prepared += 1
+        turns = config.actor_rollout_ref.rollout.multi_turn
+        cls.limit = turns.max_assistant_turns
+        cls.system_ids = tokenizer.apply_chat_template([{"role": "system", "content": ""}], tokenize=True)
+
+    def __init__(self, config: Any, server_manager: Any, tokenizer: Any) -> None:
+        super().__init__(config, server_manager, tokenizer)
+        self.prompt_length = config.actor_rollout_ref.rollout.prompt_length
+        self.response_length = config.actor_rollout_ref.rollout.response_length
+
+    async def run(self, messages: list[dict[str, Any]], sampling_params: dict[str, Any]) -> AgentLoopOutput:
+        seconds: dict[str, float] = {}
+        token_ids = await self.loop.run_in_executor(
+            None,
+            lambda: self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True),
+        )
+        start, mask = len(token_ids), []
+        for turn in range(2):
+            with simple_timer("generate_sequences", seconds):
+                answer = await self.server_manager.generate(
+                    request_id="x", prompt_ids=token_ids, sampling_params=sampling_params
+                )
+            token_ids += answer
+            mask += [1] * len(answer)
+            if turn == 0:
+                given = self.tokenizer("\nAgain: ", add_special_tokens=False)["input_ids"]
+                token_ids += given
+                mask += [0] * len(given)
+        return AgentLoopOutput(
+            prompt_ids=token_ids[:start],
+            response_ids=token_ids[start:][: self.response_length],
+            response_mask=mask[: self.response_length],
+            num_turns=3,
+            metrics={**seconds, "tool_calls": float(self.prompt_length)},
+        )
+
+
+def test_a_loop_in_the_form_of_mid_2025_runs_as_it_is() -> None:
+    register("own")(CallsTools)
+    (one,), model = run("Yes.", "No.", max_prompt_tokens=77)
+    assert TOKENIZER.decode(one.response_ids) == "Yes.<|im_end|>\nAgain: No.<|im_end|>"
+    assert [token for token, sampled in zip(one.response_ids, one.sampled, strict=True) if sampled] == [
+        token for token, _, _ in model.said
+    ]
+    assert one.prompt_ids == prompt_of(TOKENIZER).token_ids
+    assert one.timings["tool_calls"] == 77.0, "what a prompt of the run may have, not what this one has"
+    assert CallsTools.num_prepared == 1
+    assert isinstance(CallsTools.system_ids, list)
+
+
+def test_loops_of_verl_that_are_built_in_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "loops.yaml"
+    file.write_text("- {name: own, _target_: verl.experimental.agent_loop.tool_agent_loop.ToolAgentLoop}")
+    with pytest.raises(
+        ValueError, match=r"entry 1 of .*ToolAgentLoop', a class of verl .* agent.default_agent=tool_agent"
+    ):
+        AgentSetup(AgentConfig(default_agent="own", loops=str(file)), TOKENIZER)

@@ -393,8 +393,6 @@ def test_interactions_take_the_place_of_the_tool_agent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "kind", "note"),
     [
-        ("data.image_key=images", "not needed", "the same name here"),
-        ("data.image_key=pictures", "refused", "give the column that name"),
         ("+data.mm_processor_kwargs.min_pixels=4", "refused", "preprocessor_config.json"),
         ("trainer.esi_redundant_time=0", "not needed", "off there too"),
         ("trainer.esi_redundant_time=60", "not there", "run.save_every bounds what is lost"),

@@ -237,10 +237,24 @@ def test_tools_come_from_yaml_and_functions(tmp_path: Path) -> None:
         load_all_tools(str(tmp_path / "tools.yaml"), str(tmp_path / "clash.py"))
 
 
+def test_classes_of_verl_stand_for_those_here(tmp_path: Path) -> None:
+    text = YAML.replace("strop.tools.gsm8k.Gsm8kTool", "verl.tools.gsm8k_tool.Gsm8kTool")
+    (tmp_path / "tools.yaml").write_text(text)
+    assert type(load_all_tools(str(tmp_path / "tools.yaml"))["check"]) is Gsm8kTool
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
         ("tools: 3", "the key `tools` with a list"),
+        (
+            "tools: [{class_name: verl.tools.own_tool.OwnTool}]",
+            "entry 1 of .*'verl.tools.own_tool.OwnTool', a class of verl that is not in strop: copy its file",
+        ),
+        (
+            "tools: [{class_name: verl.tools.sandbox_fusion_tools.SandboxFusionTool, config: {rate_limit: 4}}]",
+            "unknown key 'rate_limit'; limits of programs are set in reward.sandbox",
+        ),
         ("tools: [{config: {}}]", "entry 1 of .* has no class_name"),
         ("tools: [{class_name: a.B, confg: {}}]", "unknown key 'confg'"),
         ("tools: [{class_name: strop.tools.nothing.B}]", "which cannot be imported"),

@@ -99,6 +99,21 @@ def test_an_image_may_be_given_in_every_form_of_verl(
     assert prompt.token_ids.count(image_id) == 6
 
 
+def test_columns_of_media_may_have_other_names(tokenizer: PreTrainedTokenizerBase) -> None:
+    source = row(picture_of=[WIDE], images=["not read"])
+    prompt = prompt_of(tokenizer, source, image_key="picture_of")
+    assert text_of(tokenizer, prompt) == SHOWN
+    assert prompt.columns == {"answer": "x", "images": ["not read"]}
+    with pytest.raises(
+        ValueError, match=r"data\.image_key is 'pictures', but no train row has such a column"
+    ):
+        prompt_of(tokenizer, row("a", images=[WIDE]), image_key="pictures")
+    with pytest.raises(ValueError, match="but 1 images in column 'picture_of'"):
+        prompt_of(tokenizer, row("a", picture_of=[WIDE]), image_key="picture_of")
+    with pytest.raises(ValueError, match=r"data\.image_key and data\.video_key are both 'videos'"):
+        config(image_key="videos")
+
+
 def test_bytes_of_the_row_are_not_copied(tokenizer: PreTrainedTokenizerBase) -> None:
     contents = png(WIDE)
     prompt = prompt_of(tokenizer, row(images=[{"bytes": contents}]))

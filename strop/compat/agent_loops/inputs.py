@@ -24,12 +24,12 @@ def refuse(**given: Any) -> None:
             raise ValueError(f"agent loops cannot show {name} to the model; send text and images")
 
 
-def verl_config(prompt: Prompt, context: AgentContext) -> VerlConfig:
+def verl_config(context: AgentContext) -> VerlConfig:
     """The settings of a run that loops of verl read, under its names."""
     config, tools = context.config, section_of(context.config, ToolSettings)
     rollout = {
         "response_length": context.sampling.max_tokens,
-        "prompt_length": len(prompt.token_ids),
+        "prompt_length": context.max_prompt_tokens,
         "multi_turn": {
             "max_assistant_turns": config.max_assistant_turns,
             "max_user_turns": config.max_user_turns,
@@ -37,6 +37,7 @@ def verl_config(prompt: Prompt, context: AgentContext) -> VerlConfig:
             "max_tool_response_length": tools.max_tool_response_tokens,
             "tool_response_truncate_side": tools.tool_response_truncation,
             "format": tools.tool_format,
+            "tool_config_path": tools.tools or None,
         },
     }
     return VerlConfig({"agent": dataclasses.asdict(config), "actor_rollout_ref": {"rollout": rollout}})

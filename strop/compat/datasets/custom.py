@@ -41,8 +41,6 @@ def dataset_settings(config: DataConfig, seed: int | None) -> VerlConfig:
             "val_max_samples": config.max_val_prompts or -1,
             "reward_fn_key": config.data_source_key,
             "apply_chat_template_kwargs": dict(config.chat_template_kwargs),
-            "image_key": "images",
-            "video_key": "videos",
             "return_raw_chat": True,
             "return_full_prompt": False,
             "return_raw_input_ids": False,
