@@ -60,9 +60,8 @@ class SupervisedTrainer:
         self._sft = sft = section_of(config, SftConfig)
         check_trackers(config.trainer.trackers)
         check_ranks("sft", sft.engine, config.resources.ranks)
-        check_sequence_parallel(
-            read_shape(config.model), sft.engine.sequence_parallel, config.resources.ranks
-        )
+        ranks, size = config.resources.ranks, sft.engine.sequence_parallel
+        check_sequence_parallel(read_shape(config.model), size, ranks, section="sft.engine")
         self._tokenizer = load_tokenizer(config.model)
         if not sft.data.train_files:
             raise ValueError("sft.data.train_files is empty; name at least one .parquet or .jsonl file")

@@ -196,11 +196,20 @@ def check_models(config: Config) -> None:
     check_engine(config.model, config.rollout)
     if config.uses_teacher:
         check_teacher(config.model, config.teacher)
-    paths = {"critic": config.critic.path, "reference": config.reference.path, "teacher": config.teacher.path}
+    own = {
+        "critic": config.critic.path if config.uses_critic else "",
+        "reference": config.reference.path if config.uses_reference else "",
+        "teacher": config.teacher.path if config.uses_teacher else "",
+        "reward_model": config.reward_model.path,
+    }
+    for name, path in own.items():
+        if path:
+            _shape(config, name, path)
     for name, engine in config.used_engines.items():
         if engine.sequence_parallel > 1:
-            shape = read_shape(dataclasses.replace(config.model, path=paths.get(name) or config.model.path))
-            check_sequence_parallel(shape, engine.sequence_parallel, _num_ranks(config, name))
+            shape = _shape(config, name, own.get(name) or config.model.path)
+            ranks = _num_ranks(config, name)
+            check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
     path = config.critic.path or config.model.path
     if config.uses_critic and media_models(read_shape(dataclasses.replace(config.model, path=path))):
         raise ValueError(
@@ -208,6 +217,16 @@ def check_models(config: Config) -> None:
             f"estimator without a critic, such as algorithm.adv_estimator=grpo, or for prompts without images set "
             f"critic.path to a model of text with the same tokenizer"
         )
+
+
+def _shape(config: Config, name: str, path: str) -> Any:
+    """The configuration of the model that a role starts from; an error names the role's own path."""
+    try:
+        return read_shape(dataclasses.replace(config.model, path=path))
+    except ValueError as error:
+        if path == config.model.path:
+            raise
+        raise ValueError(f"{name}.path: {error}") from error
 
 
 def make_roles(
