@@ -104,6 +104,16 @@ _LATE_ERRORS = (
 loaded: a module that was never imported has raised nothing."""
 
 
+_FILE = "a file of settings is given with --config FILE; files and folders beside it are found from there"
+_OPTIONS_OF_HYDRA = {
+    **dict.fromkeys(("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd"), _FILE),
+    **dict.fromkeys(("--multirun", "-m"), "several runs are `strop sweep`"),
+    **dict.fromkeys(
+        ("--cfg", "-c", "--resolve", "--info", "-i"), "`strop config show` prints the settings of a run"
+    ),
+}
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are sentences like all others."""
 
@@ -111,7 +121,8 @@ class Parser(argparse.ArgumentParser):
         """Report a command line that cannot be read."""
         hint = ""
         if message.startswith("unrecognized arguments: -"):
-            hint = "; settings are given as key=value, without dashes"
+            option = message.split()[2].partition("=")[0]
+            hint = f"; {_OPTIONS_OF_HYDRA.get(option, 'settings are given as key=value, without dashes')}"
         raise UsageError(f"{message}{hint}; see `{self.prog} --help`")
 
 

@@ -197,3 +197,15 @@ def test_ranks_give_the_answers_of_one_process(project: Project, tmp_path: Path)
     ]
     assert records[0] == records[1]
     assert records[0]["num_answers"] == 12
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("--config-name=mine", "a file of settings is given with --config FILE"),
+        ("--multirun", "several runs are `strop sweep`"),
+        ("--trainer.seed=1", "settings are given as key=value, without dashes"),
+    ],
+)
+def test_an_option_of_hydra_is_answered_with_what_there_is(option: str, sentence: str) -> None:
+    assert sentence in cli("train", option).sentence
