@@ -1,8 +1,9 @@
 """`strop`: one program, one command per module.
 
 Exit codes: 0 done; 1 `strop diff` or `strop config diff` found a difference, `strop check` or `strop score
---check` found a fault, or strop itself is broken (with a traceback); 2 the input cannot be used, with one
-sentence about what and what to do; 130 interrupted; 143 and 129 asked to end by SIGTERM and by SIGHUP.
+--check` found a fault, a run of `strop sweep` failed, or strop itself is broken (with a traceback); 2 the input
+cannot be used, with one sentence about what and what to do; 130 interrupted; 143 and 129 asked to end by SIGTERM
+and by SIGHUP.
 """
 
 from __future__ import annotations

@@ -148,9 +148,8 @@ def unread_of_file(source: str, reads: Reads) -> list[str]:
     defaults = to_flat_dict(Config())
     given = load_layers(Config, source=source).values
     unread = [key for key, value in given.items() if not reads.covers(key) and value != defaults.get(key)]
-    read = {known.partition(".")[0] for known in reads.keys}
-    names = (key if "" in read or _section(key) in read else _section(key) for key in unread)
-    return sorted(dict.fromkeys(names))
+    read = {_section(key) for key in defaults if reads.covers(key)}
+    return sorted({key if _section(key) in read else _section(key) for key in unread})
 
 
 def _section(key: str) -> str:
