@@ -140,7 +140,7 @@ def test_each_command_with_settings_says_what_it_reads() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         }
         if called & {"load_settings", "add_run_arguments"}:
-            assert called & {"refuse_unread", "begin"}, name
+            assert called & {"refuse_unread", "refuse_unread_overrides", "begin"}, name
 
 
 def test_every_key_has_a_reader() -> None:
