@@ -34,12 +34,12 @@ RANKS = (
     {"sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
-    {"checks", "compat", "gateway", "quickstart", "view"},
+    {"checks", "compat", "gateway", "quickstart", "sweep", "view"},
     {"__main__"},
 )
 GUESTS = (
     "checks", "compat", "environments", "gateway", "interactions", "judges", "quickstart", "sandbox", "scorers", "sft",
-    "tools", "tracing", "view", "vision",
+    "sweep", "tools", "tracing", "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

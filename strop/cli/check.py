@@ -15,6 +15,7 @@ from strop.base.guests import joined, targets
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import add_trust_argument, load_settings
+from strop.cli.unread import refuse_unread
 
 EPILOG = """\
 examples:
@@ -111,6 +112,7 @@ def _check_run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         raise UsageError(f"--prompts is {args.prompts}; at least 1 must be tried")
     args.overrides = list(overrides)
     config = load_settings(args)
+    refuse_unread(args, "check")
     quiet_models()
     from strop.trainer.preflight import run_preflight
 

@@ -19,6 +19,7 @@ from strop.cli.unread import refuse_unread
 
 if TYPE_CHECKING:
     from strop.trainer.evaluate import Evaluation, Progress
+    from strop.trainer.sections import ResourcesConfig
     from strop.trainer.validation import Validation
 
 EPILOG = """\
@@ -27,9 +28,12 @@ examples:
   strop eval runs/arithmetic --step best --out answers.jsonl
   strop eval models/smollm2 --config examples/arithmetic/config.yaml data.max_val_prompts=100
   strop eval runs/arithmetic 'data.val_files=[other.parquet]' eval.temperature=1.0 eval.samples_per_prompt=8
+  strop eval runs/arithmetic resources.runtime=ray resources.ranks=4
 
 An answer passes when its `acc` (else its score) is above 0.5. The interval is
 Wilson's, at 95 %, with the answers to one prompt as a cluster.
+
+On several ranks each process has the whole model and a share of the prompts; the answers are those of one process.
 """
 NEEDS = ("model", "data.val_files", "data.dataset_class", "agent", "reward")
 """Settings whose code an evaluation runs."""
@@ -55,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
         say(line)
     config = load_settings(args, source=source.config, needs=NEEDS)
     refuse_unread(args, "eval")
+    if not args.config and not any(word.startswith("resources.") for word in args.overrides):
+        config = dataclasses.replace(config, resources=_in_one_process(config.resources))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
     quiet_models()
     from strop.trainer.evaluate import evaluate
@@ -71,6 +77,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         _show(evaluation)
     return 0
+
+
+def _in_one_process(resources: ResourcesConfig) -> ResourcesConfig:
+    """The ranks of a run are those of its training, perhaps of a cluster."""
+    return dataclasses.replace(resources, runtime="inline", ranks=1, nodes=1, apart={})
 
 
 LINE_EVERY_S = 10.0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
-from strop.cli.unread import KINDS_OF_GUESTS, Reads, refuse_unread
+from strop.cli.unread import KINDS_OF_GUESTS, READS, Reads, refuse_unread, refuse_unread_overrides
 from strop.run import RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def begin(args: argparse.Namespace, *, kind: str, reads: Reads | None = None) ->
     if args.resume is not None:
         _refuse_sources(args)
         _check_kind(args.resume, kind)
+        refuse_unread_overrides(args.overrides, kind, reads or READS[kind])
         admit = None if args.trust_code else admission(args.resume / CONFIG_FILE, args.overrides)
         return resume_run(args.resume, overrides=args.overrides, say=say, admit=admit)
     config = load_settings(args)

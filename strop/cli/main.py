@@ -1,8 +1,9 @@
 """`strop`: one program, one command per module.
 
 Exit codes: 0 done; 1 `strop diff` or `strop config diff` found a difference, `strop check` or `strop score
---check` found a fault, or strop itself is broken (with a traceback); 2 the input cannot be used, with one
-sentence about what and what to do; 130 interrupted; 143 and 129 asked to end by SIGTERM and by SIGHUP.
+--check` found a fault, a run of `strop sweep` failed, or strop itself is broken (with a traceback); 2 the input
+cannot be used, with one sentence about what and what to do; 130 interrupted; 143 and 129 asked to end by SIGTERM
+and by SIGHUP.
 """
 
 from __future__ import annotations
@@ -104,6 +105,16 @@ _LATE_ERRORS = (
 loaded: a module that was never imported has raised nothing."""
 
 
+_FILE = "a file of settings is given with --config FILE; files and folders beside it are found from there"
+_OPTIONS_OF_HYDRA = {
+    **dict.fromkeys(("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd"), _FILE),
+    **dict.fromkeys(("--multirun", "-m"), "several runs are `strop sweep`"),
+    **dict.fromkeys(
+        ("--cfg", "-c", "--resolve", "--info", "-i"), "`strop config show` prints the settings of a run"
+    ),
+}
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are sentences like all others."""
 
@@ -111,7 +122,8 @@ class Parser(argparse.ArgumentParser):
         """Report a command line that cannot be read."""
         hint = ""
         if message.startswith("unrecognized arguments: -"):
-            hint = "; settings are given as key=value, without dashes"
+            option = message.split()[2].partition("=")[0]
+            hint = f"; {_OPTIONS_OF_HYDRA.get(option, 'settings are given as key=value, without dashes')}"
         raise UsageError(f"{message}{hint}; see `{self.prog} --help`")
 
 

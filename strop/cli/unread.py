@@ -1,7 +1,7 @@
-"""Settings of the command line that a command has no use for.
+"""Settings that a command has no use for.
 
-A file of settings serves several commands, so what it says to others is left alone. What somebody types for one command
-is meant for it: where it would do nothing, it is refused.
+What somebody types for one command is meant for it: where it would do nothing, it is refused. A file of settings serves
+several commands, so what it says to others is left alone, and named once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from strop.base.guests import targets
-from strop.cli.output import UsageError
+from strop.cli.output import UsageError, say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,8 @@ class Reads:
     """Sections and keys below them that are not read after all."""
     instead: Mapping[str, str] = field(default_factory=dict)
     """What to set in place of some keys that are not read."""
+    is_one_process: bool = False
+    """It takes no more, whatever `resources` says."""
 
     def covers(self, key: str) -> bool:
         """The command reads this full key."""
@@ -34,6 +36,11 @@ class Reads:
 
 
 _ONE_PROCESS = ("resources.device", "resources.num_threads")
+_SEVERAL = (
+    "resources.runtime", "resources.ranks", "resources.nodes", "resources.address", "resources.cpus_per_rank",
+    "resources.call_timeout_s", "resources.start_timeout_s",
+)  # fmt: skip
+_OF_RANKS = (*_SEVERAL, "resources.apart", "resources.offload_idle")
 _ANSWERS = ("eval.temperature", "eval.top_p", "eval.top_k")
 _BUDGET = "actor.engine.max_tokens_per_device"
 """A configuration with long prompts or answers is refused without more of it."""
@@ -50,7 +57,9 @@ KINDS_OF_GUESTS = tuple(key for key in targets("section") if "." not in key)
 READS: Mapping[str, Reads] = {
     "train": Reads(keys=("",), but=KINDS_OF_GUESTS),
     "eval": Reads(
-        keys=(*_GENERATION, "data", "agent", "reward", "trainer.seed", "eval.samples_per_prompt"),
+        keys=(
+            *_GENERATION, *_SEVERAL, "data", "agent", "reward", "trainer.seed", "eval.samples_per_prompt",
+        ),
         but=(
             "model.path", "data.train_files", "data.streaming", "data.max_train_prompts", *_ORDER, *_AFTER_SCORING,
         ),
@@ -58,6 +67,7 @@ READS: Mapping[str, Reads] = {
             "rollout.temperature": "eval.temperature", "rollout.samples_per_prompt": "eval.samples_per_prompt",
             "rollout.top_p": "eval.top_p", "rollout.top_k": "eval.top_k", "data.train_files": "data.val_files",
             "data.max_train_prompts": "data.max_val_prompts", "model.path": "MODEL_OR_RUN",
+            "resources.apart": "resources.ranks",
         },
     ),
     "generate": Reads(
@@ -68,6 +78,13 @@ READS: Mapping[str, Reads] = {
             "rollout.samples_per_prompt": "--samples", "eval.samples_per_prompt": "--samples", "trainer.seed": "--seed",
             "model.path": "MODEL_OR_RUN",
         },
+        is_one_process=True,
+    ),
+    "check": Reads(
+        keys=("",),
+        but=(
+            "trainer.trackers", "trainer.critic_warmup", "trainer.preflight", "eval", "run", *KINDS_OF_GUESTS,
+        ),
     ),
     "score": Reads(
         keys=(
@@ -93,31 +110,59 @@ READS: Mapping[str, Reads] = {
         ),
     ),
 }  # fmt: skip
-"""By the name of the command; one of KINDS_OF_GUESTS says it itself."""
+"""By the name of the command; those of guests say it themselves."""
 
 
 def refuse_unread(args: argparse.Namespace, command: str, reads: Reads | None = None) -> None:
-    """Raise a UsageError for the first override that the command would ignore.
+    """Raise a UsageError for the first override that the command would ignore, and name what it ignores of the file.
 
     Args:
-        args: with `overrides` that are known to be valid.
+        args: with `overrides` that are known to be valid, and `config`: the file or preset of --config, or None.
         command: its name.
         reads: what it reads; None: as READS says.
     """
+    reads = reads or READS[command]
+    refuse_unread_overrides(args.overrides, command, reads)
+    if args.config:
+        unread = unread_of_file(args.config, reads)
+        if unread:
+            say(f"`strop {command}` does not read {', '.join(unread)} of {args.config}")
+
+
+def refuse_unread_overrides(overrides: Sequence[str], command: str, reads: Reads) -> None:
+    """Raise a UsageError for the first override that the command would ignore."""
     from strop.config.overrides import parse_override
 
-    reads = reads or READS[command]
-    for text in args.overrides:
+    for text in overrides:
         override = parse_override(text)
         for key in _leaves(override.key, override.value):
             if not reads.covers(key):
                 raise UsageError(f"{text!r} would do nothing: {_reason(key, command, reads)}")
 
 
+def unread_of_file(source: str, reads: Reads) -> list[str]:
+    """Sections and keys that a file or preset sets to other values than the defaults, and that are not read."""
+    from strop.config import load_layers, to_flat_dict
+    from strop.trainer.config import Config
+
+    defaults = to_flat_dict(Config())
+    given = load_layers(Config, source=source).values
+    unread = [key for key, value in given.items() if not reads.covers(key) and value != defaults.get(key)]
+    read = {_section(key) for key in defaults if reads.covers(key)}
+    return sorted({key if _section(key) in read else _section(key) for key in unread})
+
+
+def _section(key: str) -> str:
+    return key.partition(".")[0]
+
+
 def _reason(key: str, command: str, reads: Reads) -> str:
-    if key in reads.instead:
-        return f"`strop {command}` does not read {key}; set {reads.instead[key]}"
-    section = key.partition(".")[0]
+    for replaced, other in reads.instead.items():
+        if _is_below(key, replaced):
+            return f"`strop {command}` does not read {replaced}; set {other}"
+    section = _section(key)
+    if reads.is_one_process and any(_is_below(key, known) for known in _OF_RANKS):
+        return f"`strop {command}` is one process, so it does not read {key}; leave it out"
     known = [one for one in reads.keys if one and _is_below(one, section)]
     if not known or known == [section]:
         return f"`strop {command}` does not read {key}; leave it out, or put it into a file of settings"

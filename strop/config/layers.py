@@ -7,10 +7,11 @@ layer replaces; only an override below its key (`reward.kwargs.strict=true`) cha
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from strop.base.field_types import field_hints, is_section
+from strop.config.interpolation import Interpolation
 from strop.config.overrides import Override
 from strop.config.schema import Key, flat, join, locate, tree, unknown_key
 from strop.config.sources import Layer, preset_names
@@ -56,7 +57,7 @@ class Layers:
         """Lay a file's or preset's values over what is there."""
         if layer.preset:
             self._of_presets.add(layer.origin)
-        if layer.section:
+        if layer.section and layer.preset:
             self.presets[layer.section] = layer.preset
         if not layer.section or self.is_section(layer.section):
             cls = tree(self.root)[layer.section].hint if layer.section else self.root
@@ -79,11 +80,6 @@ class Layers:
                 self._change_entry(found, entry, override)
             elif override.kind == "reset":
                 self._forget(override.key)
-            elif override.kind == "add":
-                raise ValueError(
-                    f"{override.text}: + adds an entry to a free dict, and {override.key} is not inside one; "
-                    f"write it without +"
-                )
             else:
                 section, _, name = override.key.rpartition(".")
                 self._lay(found.owner, {name: override.value}, section, "")
@@ -91,13 +87,36 @@ class Layers:
             self.problems.append(str(error))
 
     def refuse_interpolations(self) -> None:
-        """Hydra's `${...}` would be taken for text; in a free dict it may be meant as such."""
+        """Of a text that may be somebody else's, `${...}` is not resolved; in a free dict it is meant as text."""
+        for key, value in self._interpolated():
+            self.problems.append(
+                f"{key} is {value!r}{self.origin(key)}, but ${{...}} is not resolved in the settings of a run folder: "
+                f"write the value itself"
+            )
+
+    def resolve(self) -> None:
+        """Put values in the place of `${...}`, and find keys that a file leaves open with `???`."""
+        for key, value in list(self._interpolated()):
+            try:
+                resolve = Interpolation(self.root, self.values)
+                self.values[key] = resolve.value(value, key)
+            except ValueError as error:
+                self.problems.append(f"{key} is {value!r}{self.origin(key)}: {error}")
+        for key, value in self.values.items():
+            if value == "???":
+                self.problems.append(
+                    f"{key} is ???{self.origin(key)}, so whoever uses the file must give it: {key}=VALUE"
+                )
+
+    def _interpolated(self) -> Iterator[tuple[str, Any]]:
         for key, value in self.values.items():
             texts = [] if tree(self.root)[key].is_free else value if isinstance(value, list) else [value]
             if any(isinstance(text, str) and "${" in text for text in texts):
-                self.problems.append(
-                    f"{key} is {value!r}{self.origin(key)}, but ${{...}} is not resolved: write the value itself"
-                )
+                yield key, value
+
+    def has(self, key: str) -> bool:
+        """True where a full key is one of the tree."""
+        return key in tree(self.root)
 
     def is_section(self, key: str) -> bool:
         """True where a full key leads to a section."""

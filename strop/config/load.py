@@ -8,9 +8,18 @@ from typing import Any, TypeVar
 
 from strop.config.build import build_config
 from strop.config.layers import Layers
-from strop.config.overrides import parse_override
+from strop.config.overrides import Override, parse_override
 from strop.config.renamed import with_current_keys
-from strop.config.sources import Layer, mapping_in, preset_layers, read_settings, source_layers
+from strop.config.sources import (
+    Layer,
+    mapping_in,
+    own_file,
+    own_layers,
+    preset_layers,
+    preset_names,
+    read_settings,
+    source_layers,
+)
 
 T = TypeVar("T")
 
@@ -40,35 +49,55 @@ def load_layers(
 
     Laid over each other, later ones winning: the defaults of the dataclasses; the presets that the file
     lists under `defaults:`; the file; presets named by overrides (`algorithm=dr_grpo` makes the section that
-    preset, and forgets what the file set in it); the other overrides, in their order. File paths in values
-    are relative to the current directory.
+    preset, and forgets what the file set in it; algorithm/NAME.yaml beside the source is chosen alike); the other
+    overrides, in their order. `${...}` is resolved at the end. File paths in values are relative to the current
+    directory.
 
     Args:
         root: the dataclass at the top.
         source: a YAML file, or the name of a preset. None: the defaults alone.
         text: content of that file, where it was read before.
-        overrides: in Hydra's grammar. `a.b=1` sets; `~a.b` goes back to the default; `+a.b.c=1` adds an entry
-            to a free dict a.b, where the + may be left out.
+        overrides: in Hydra's grammar. `a.b=1` sets, and so do `+a.b=1` and `++a.b=1`, since every key is there; in a
+            free dict a.b, `a.b.c=1` adds an entry; `~a.b` goes back to the default.
 
     Raises:
         ConfigError: the source cannot be read. Other problems are in the result.
     """
     layers = Layers(root, source_layers(source, text) if source is not None else ())
+    folder = Path(source).parent if source is not None and text is None and Path(source).is_file() else None
     others = []
     for word in overrides:
         try:
             override = parse_override(word)
-            names_preset = isinstance(override.value, str) and layers.is_section(override.key)
-            if names_preset and override.kind == "set":
-                layers.replace_section(override.key, preset_layers(override.key, override.value))
-            else:
+            if override.kind == "reset" or not _choose(layers, folder, override):
                 others.append(override)
         except ValueError as error:
             layers.problems.append(str(error))
     for override in others:
         layers.apply(override)
-    layers.refuse_interpolations()
+    if text is None:
+        layers.resolve()
+    else:
+        layers.refuse_interpolations()
     return layers
+
+
+def _choose(layers: Layers, folder: Path | None, override: Override) -> bool:
+    """Whether the override names a preset, or a file below the folder of the configuration; if so, it is laid."""
+    key, name = override.key, override.value
+    if not isinstance(name, str) or "=" not in override.text:
+        return False
+    is_section = layers.is_section(key)
+    file = own_file(folder, key, name) if is_section or not layers.has(key) else None
+    if file is not None and name in preset_names(key):
+        raise ValueError(f"{override.text} is both the file {file} and a preset: give the file another name")
+    if is_section:
+        laid = own_layers(file, key) if file is not None else preset_layers(key, name)
+        layers.replace_section(key, laid)
+    elif file is not None:
+        for layer in own_layers(file, key):
+            layers.add(layer)
+    return is_section or file is not None
 
 
 def read_config(root: type[T], path: str | Path, *, text: str | None = None) -> T:

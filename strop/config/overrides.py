@@ -60,8 +60,8 @@ def parse_override(text: str) -> Override:
         ) from error
     if parsed.is_sweep_override():
         raise ValueError(
-            f"the override {text!r} is a sweep over several runs, which strop does not do; "
-            f"for a list, write '{key}=[...]'"
+            f"the override {text!r} is a sweep over several runs: give it to `strop sweep`; for a list, write "
+            f"'{key}=[...]'"
         )
     if parsed.package is not None:
         raise ValueError(f"the override {text!r} names a package after @; write the full key instead")

@@ -8,6 +8,10 @@ A YAML file may begin with `defaults:`, a list of presets that it builds on:
     algorithm:
       clip_ratio: 0.1         # the file's own keys come on top
 
+The folder of the file is a place of presets too, as in Hydra: `- base` is base.yaml beside it, `- algorithm: mine` is
+algorithm/mine.yaml, with the keys of that section, or of the whole tree where its first line is
+`# @package _global_`. The own keys come where `_self_` stands in the list; without it, on top.
+
 A preset of a section holds the keys of that section, and may have two more entries:
 
     outside: {reward: {overlong_buffer: 4096}}    # keys of other sections that belong to it
@@ -18,6 +22,7 @@ A file path in a configuration is relative to the directory the command is start
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +35,9 @@ from strop.config.schema import join
 from strop.config.yaml_text import parse
 
 PRESETS = Path(__file__).parent / "presets"
+_SELF = ("", "_self_")
+"""Entry of `defaults` that stands for the file's own keys."""
+_PACKAGE = re.compile(r"\s*#\s*@package\s+(\S+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +71,7 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
 
     Args:
         source: the file, or the preset's name.
-        text: content of the file, where it was read before.
+        text: content of that file, where it was read before; files beside it are not looked for then.
 
     Raises:
         ConfigError: there is no such file or preset, or it cannot be read.
@@ -72,7 +80,7 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
     if text is not None:
         return _layers_of(mapping_in(text, str(source)), str(source))
     if path.exists() and not path.is_dir():
-        return _layers_of(read_mapping(path, str(source)), str(source))
+        return own_layers(path)
     if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
         return preset_layers("", source)
     what = "is a directory" if path.is_dir() else "does not exist"
@@ -80,6 +88,47 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
         f"the configuration file {source} {what}; give a YAML file, "
         f"or the name of a preset: {', '.join(preset_names()) or '(none)'}"
     )
+
+
+def own_layers(path: Path, section: str = "", *, above: tuple[str, ...] = ()) -> list[Layer]:
+    """The layers of a YAML file of the user's, lowest first.
+
+    Args:
+        path: of the file.
+        section: full key of the section that it is for; "" for the whole tree.
+        above: the files and presets whose defaults lead to it.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    label = str(path)
+    if label in above:
+        raise ConfigError(f"{' -> '.join((*above, label))}: the defaults of these files form a circle")
+    text = read_settings(path, label)
+    if found := _PACKAGE.match(text):
+        if found[1] not in ("_global_", "_group_"):
+            raise ConfigError(
+                f"{label} begins with `# @package {found[1]}`; here a file of a folder is for the section of the "
+                f"folder's name, or with `# @package _global_` for the whole configuration"
+            )
+        section = "" if found[1] == "_global_" else section
+    values = mapping_in(text, label, renames=not section)
+    return _layers_of(values, label, section=section, folder=path.parent, above=(*above, label))
+
+
+def own_file(folder: Path | None, group: str, name: str) -> Path | None:
+    """The file of a `defaults` entry, or of GROUP=NAME, below the folder of a configuration; None where there is none.
+
+    Args:
+        folder: of the configuration file.
+        group: with dots or slashes; "" for none.
+        name: with or without .yaml.
+    """
+    if folder is None or not name:
+        return None
+    path = folder.joinpath(*group.replace(".", "/").split("/"), name)
+    options = (path,) if path.suffix in (".yaml", ".yml") else (Path(f"{path}.yaml"), Path(f"{path}.yml"))
+    return next((one for one in options if one.is_file()), None)
 
 
 def preset_layers(section: str, name: str, *, above: tuple[str, ...] = ()) -> list[Layer]:
@@ -124,12 +173,39 @@ def _no_such_preset(section: str, name: str, known: list[str]) -> str:
 
 
 def _layers_of(
-    values: dict[str, Any], label: str, *, preset: str = "", above: tuple[str, ...] = ()
+    values: dict[str, Any],
+    label: str,
+    *,
+    section: str = "",
+    preset: str = "",
+    folder: Path | None = None,
+    above: tuple[str, ...] = (),
 ) -> list[Layer]:
+    """Those of the defaults, and its own values where `_self_` stands."""
+    if not section and "hydra" in values:
+        raise ConfigError(
+            f"{label} has a section hydra, which is about Hydra's own folders, logging and launchers: remove it; the "
+            f"run folder is --out, several runs are `strop sweep`"
+        )
+    entries = _defaults(values.pop("defaults", []), label)
+    own = Layer(section=section, values=values, origin=label, preset=preset)
     layers = []
-    for entry in _defaults(values.pop("defaults", []), label):
-        layers.extend(preset_layers(*entry, above=above))
-    return [*layers, Layer(section="", values=values, origin=label, preset=preset)]
+    for group, name in entries if _SELF in entries else [*entries, _SELF]:
+        if (group, name) == _SELF:
+            layers.append(own)
+            continue
+        file = own_file(folder, group, name)
+        full = join(section, group) if group else section
+        if file is None:
+            layers.extend(preset_layers(full, name, above=above))
+        elif name in preset_names(full):
+            raise ConfigError(
+                f"{label}: `{name}` under defaults is both the file {file} and a preset that comes with strop: give "
+                f"the file another name"
+            )
+        else:
+            layers.extend(own_layers(file, full, above=above))
+    return layers
 
 
 def read_mapping(path: Path, label: str) -> dict[str, Any]:
@@ -156,8 +232,9 @@ def read_settings(path: Path, label: str = "") -> str:
         raise ConfigError(f"{label} cannot be read: {error.strerror}") from error
 
 
-def mapping_in(text: str, label: str) -> dict[str, Any]:
-    """The mapping in a YAML text, under the names that its keys have now; `label` is what an error calls it.
+def mapping_in(text: str, label: str, *, renames: bool = True) -> dict[str, Any]:
+    """The mapping in a YAML text, under the names that its keys have now; `label` is what an error calls it, and
+    without `renames` the names are those of the text, as for one section.
 
     Raises:
         ConfigError: it is no YAML, holds something else, or gives a key by two names.
@@ -171,26 +248,35 @@ def mapping_in(text: str, label: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{label} holds {values!r:.60}, but a configuration is a mapping of keys to values")
     try:
-        return with_current_keys(values)
+        return with_current_keys(values) if renames else values
     except ValueError as error:
         raise ConfigError(f"{label}: {error}") from error
 
 
 def _defaults(entries: Any, label: str) -> list[tuple[str, str]]:
-    """The (section, name) pairs of a `defaults:` list."""
-    wanted = "a list of preset names such as `- quickstart` or `- algorithm: grpo`"
+    """The (group, name) pairs of a `defaults:` list; the group of a whole configuration is "", `_SELF` the own keys."""
+    wanted = "a list of names such as `- base` or `- algorithm: grpo`"
     if not isinstance(entries, list):
         raise ConfigError(f"{label}: defaults is {entries!r}, but it needs {wanted}")
     pairs = []
     for entry in entries:
-        if entry == "_self_":
-            raise ConfigError(f"{label}: take _self_ out of defaults; the file's own keys always come on top")
         if isinstance(entry, str):
             pairs.append(("", entry))
             continue
         match list(entry.items()) if isinstance(entry, dict) else []:
-            case [(str(section), str(name))]:
-                pairs.append((section.replace("/", "."), name))
+            case [(str(group), None)] if not _is_special(group):
+                continue  # as in Hydra: none of them
+            case [(str(group), str(name))] if not _is_special(group):
+                pairs.append((group.removeprefix("/").replace("/", "."), name))
+            case [(str(group), str() | None)]:
+                raise ConfigError(
+                    f"{label}: defaults has the entry {entry!r}, but override, optional and @package are not taken: "
+                    f"write `- GROUP: NAME`, and leave out what there may not be"
+                )
             case _:
                 raise ConfigError(f"{label}: defaults has the entry {entry!r}, but it needs {wanted}")
     return pairs
+
+
+def _is_special(group: str) -> bool:
+    return "@" in group or group.startswith(("override ", "optional "))

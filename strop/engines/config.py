@@ -104,8 +104,17 @@ class OptimizerConfig:
     """Share of all optimizer steps over which wsd decays; unused by the others."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up from 0."""
+    warmup_share: Share = 0.0
+    """The same as a share of all optimizer steps of the run, to the nearest whole step; in place of warmup_steps."""
     min_lr_ratio: Share = 0.0
     """Learning rate at the end of a decaying schedule, as a share of lr."""
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps and self.warmup_share:
+            raise ValueError(
+                f"optim.warmup_steps is {self.warmup_steps} and optim.warmup_share is {self.warmup_share:g}, which "
+                f"both say how long the warm-up is: set one of them to 0"
+            )
 
 
 @section("engine")

@@ -38,13 +38,14 @@ from strop.engines.packing import MicroBatch
 from strop.engines.parallel import exchanged
 
 
-def check_sequence_parallel(config: Any, sp_size: int, world_size: int) -> None:
+def check_sequence_parallel(config: Any, sp_size: int, world_size: int, *, section: str = "engine") -> None:
     """Refuse a model or a number of processes over which sequences cannot be divided.
 
     Args:
         config: the model's configuration as transformers reads it.
         sp_size: engine.sequence_parallel, ranks per sequence.
         world_size: ranks of the role.
+        section: what the sentence calls the settings, such as critic.engine.
 
     Raises:
         ValueError: the ranks do not divide into groups, the heads do not divide over the ranks, or positions
@@ -56,18 +57,18 @@ def check_sequence_parallel(config: Any, sp_size: int, world_size: int) -> None:
     heads = int(text.num_attention_heads)
     if world_size % sp_size:
         raise ValueError(
-            f"engine.sequence_parallel is {sp_size}, but {world_size} processes do not divide into groups of "
+            f"{section}.sequence_parallel is {sp_size}, but {world_size} processes do not divide into groups of "
             f"{sp_size}; use a multiple of {sp_size} processes, or sequence_parallel={_choices(world_size, heads)}"
         )
     if heads % sp_size:
         raise ValueError(
-            f"engine.sequence_parallel is {sp_size}, but the {heads} attention heads of the model do not divide "
+            f"{section}.sequence_parallel is {sp_size}, but the {heads} attention heads of the model do not divide "
             f"over {sp_size} ranks; use sequence_parallel={_choices(world_size, heads)}"
         )
     growing = _rope_types(text) & {"dynamic", "longrope"}
     if growing:
         raise ValueError(
-            f"engine.sequence_parallel is {sp_size}, but the model's rotary embedding of type {growing.pop()!r} "
+            f"{section}.sequence_parallel is {sp_size}, but the model's rotary embedding of type {growing.pop()!r} "
             f"depends on the longest sequence, of which a rank sees only a part; use sequence_parallel=1"
         )
 

@@ -40,6 +40,7 @@ READS = Reads(
     ),
     but=("model.path",),
     instead={"model.path": "MODEL_OR_RUN"},
+    is_one_process=True,
 )  # fmt: skip
 MAX_SESSIONS = 1000
 MAX_SESSION_TOKENS = 1_000_000

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from strop.base.sections import section_of
 from strop.cli.output import plain, print_json, print_plain, say
 from strop.cli.settings import add_config_arguments, load_settings
+from strop.cli.unread import Reads, refuse_unread
 from strop.rewards.config import RewardConfig
 from strop.sandbox.config import SandboxConfig
 
@@ -25,6 +26,7 @@ examples:
 Programs of the check try to reach the network, files and processes of this machine, to gain rights, and to use more
 than their limits. Training with a sandbox makes the same check by itself when it starts, and refuses to run without it.
 """
+READS = Reads(keys=("reward.sandbox",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> SandboxConfig:
+    refuse_unread(args, "sandbox check", READS)
     if args.config:
         return section_of(load_settings(args).reward, SandboxConfig)
     from strop.config import load_config

@@ -61,9 +61,8 @@ class SupervisedTrainer:
         check_trackers(config.trainer.trackers)
         check_ranks("sft", sft.engine, config.resources.ranks)
         check_language_model(config.model)
-        check_sequence_parallel(
-            read_shape(config.model), sft.engine.sequence_parallel, config.resources.ranks
-        )
+        ranks, size = config.resources.ranks, sft.engine.sequence_parallel
+        check_sequence_parallel(read_shape(config.model), size, ranks, section="sft.engine")
         self._tokenizer = load_tokenizer(config.model)
         if not sft.data.train_files:
             raise ValueError("sft.data.train_files is empty; name at least one .parquet or .jsonl file")

@@ -3,30 +3,38 @@
 The same configuration, prompts and seed give the answers that a validation during training gives.
 
 Concurrency: one asyncio loop; generation and scoring have the deadlines of rollout.timeout_s and
-reward.timeout_s.
+reward.timeout_s. With resources.runtime=ray each rank has a loop of its own, and the call of all has the deadline
+resources.call_timeout_s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from strop.agents.setup import AgentSetup
+from strop.base.device import device_name
+from strop.controller import Mesh, WorkerGroup, role
 from strop.engines.model import load_model, load_tokenizer
+from strop.protocol import DataProto
 from strop.rewards import RewardPool
 from strop.rollout.native.engine import NativeEngine
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
+from strop.trainer.roles import start_runtime
 from strop.trainer.scorers import probe_scorers
 from strop.trainer.setup import eval_sampling, load_val_prompts
 from strop.trainer.threads import set_threads
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
+from strop.workers.evaluation import EvaluationWorker
 from strop.workers.player import make_player, observers_of
 from strop.workers.reports import EpisodeReport, check_failed_episodes, report_of
 
@@ -77,7 +85,10 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
     say(
         f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature {config.eval.temperature}"
     )
-    episodes = asyncio.run(_play(config, setup, prompts, say=say, on_progress=on_progress))
+    if config.resources.runtime == "inline":
+        episodes = asyncio.run(_play(config, setup, prompts, say=say, on_progress=on_progress))
+    else:
+        episodes = _play_on_ranks(config, setup, prompts, say=say)
     reports = [report_of(episode) for episode in episodes]
     check_failed_episodes(reports)
     sources = dict.fromkeys(prompt.data_source for prompt in prompts)
@@ -144,3 +155,37 @@ async def _play(
                 sampling=eval_sampling(config, setup.tokenizer),
                 on_episode=count,
             )
+
+
+def _play_on_ranks(
+    config: Config, setup: AgentSetup, prompts: Sequence[Prompt], *, say: Say
+) -> list[Episode]:
+    """The same answers, from processes of their own that each have a share of the prompts."""
+
+    async def probe() -> None:
+        async with RewardPool(config.reward, tokenizer=config.model.path) as pool:
+            await probe_scorers(pool, prompts, say)
+
+    asyncio.run(probe())
+    ranks = min(config.resources.ranks, len(prompts))
+    resources = dataclasses.replace(
+        config.resources, ranks=ranks, nodes=math.gcd(ranks, config.resources.nodes), apart={}
+    )
+    say(f"{ranks} processes, each with the whole model and its share of the prompts")
+    with start_runtime(dataclasses.replace(config, resources=resources), log_dir=None) as runtime:
+        spec = role(
+            EvaluationWorker,
+            config.model,
+            config.rollout,
+            config.reward,
+            agent=config.agent.with_absolute_paths(),
+            template_options=config.data.chat_template_kwargs,
+            max_prompt_tokens=config.data.max_prompt_tokens,
+            device=device_name(config.resources.device),
+            seed=config.trainer.seed,
+        ).on(Mesh(dp=ranks))
+        workers: WorkerGroup[EvaluationWorker] = runtime.groups({"rollout": spec})["rollout"]
+        rows = DataProto.from_dict({}, non_tensors={"prompt": list(prompts)})
+        sampling = eval_sampling(config, setup.tokenizer)
+        played = workers.call.play(rows, config.eval.samples_per_prompt, sampling)
+        return list(played.non_tensor_batch["episode"])

@@ -201,11 +201,20 @@ def check_models(config: Config) -> None:
         check_reward_model(ModelConfig(path=config.reward_model.path))
     if config.uses_teacher:
         check_teacher(config.model, config.teacher)
-    paths = {"critic": config.critic.path, "reference": config.reference.path, "teacher": config.teacher.path}
+    own = {
+        "critic": config.critic.path if config.uses_critic else "",
+        "reference": config.reference.path if config.uses_reference else "",
+        "teacher": config.teacher.path if config.uses_teacher else "",
+        "reward_model": config.reward_model.path,
+    }
+    for name, path in own.items():
+        if path:
+            _shape(config, name, path)
     for name, engine in config.used_engines.items():
         if engine.sequence_parallel > 1:
-            shape = read_shape(dataclasses.replace(config.model, path=paths.get(name) or config.model.path))
-            check_sequence_parallel(shape, engine.sequence_parallel, _num_ranks(config, name))
+            shape = _shape(config, name, own.get(name) or config.model.path)
+            ranks = _num_ranks(config, name)
+            check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
     path = config.critic.path or config.model.path
     if config.uses_critic and media_models(read_shape(dataclasses.replace(config.model, path=path))):
         raise ValueError(
@@ -215,6 +224,16 @@ def check_models(config: Config) -> None:
         )
     if config.uses_critic:
         check_value_model(dataclasses.replace(config.model, path=path))
+
+
+def _shape(config: Config, name: str, path: str) -> Any:
+    """The configuration of the model that a role starts from; an error names the role's own path."""
+    try:
+        return read_shape(dataclasses.replace(config.model, path=path))
+    except ValueError as error:
+        if path == config.model.path:
+            raise
+        raise ValueError(f"{name}.path: {error}") from error
 
 
 def make_roles(

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
+import re
 from pathlib import Path
 
 import pytest
 from cli_calls import Project, cli
 
-from strop.cli.unread import READS
+import strop
+from strop.cli.main import COMMANDS
+from strop.cli.output import UsageError
+from strop.cli.unread import READS, refuse_unread_overrides
 from strop.config import to_flat_dict
+from strop.config.schema import tree
+from strop.gateway import command as gateway
+from strop.sandbox import command as sandbox
 from strop.sft import command as sft
 from strop.trainer.config import Config
 
@@ -22,12 +32,26 @@ from strop.trainer.config import Config
         ("sft", "algorithm=ppo", "of algorithm, `strop sft` reads algorithm.extensions alone"),
         ("train", "sft.num_epochs=2", "`strop train` does not read sft.num_epochs; leave it out, or put it"),
         ("eval", "resources.ranks=2", "resources.runtime=inline is one process"),
-        ("eval", "resources.runtime=ray", "reads resources.device, resources.num_threads alone"),
+        ("eval", "resources.offload_idle=true", "of resources, `strop eval` reads resources.device"),
+        ("eval", "resources={runtime: ray, apart: {rollout: 2}}", "resources.apart; set resources.ranks"),
+        ("check", "run.save_every=3", "`strop check` does not read run.save_every"),
+        ("check", "sft.num_epochs=3", "`strop check` does not read sft.num_epochs"),
+        (
+            "serve",
+            "resources.runtime=ray",
+            "`strop serve` is one process, so it does not read resources.runtime",
+        ),
+        (
+            "sandbox check",
+            "reward.num_workers=2",
+            "of reward, `strop sandbox check` reads reward.sandbox alone",
+        ),
+        ("serve", "eval.temperature=1", "`strop serve` does not read eval.temperature"),
         ("eval", "rollout.temperature=0.5", "does not read rollout.temperature; set eval.temperature"),
         ("eval", "data.max_train_prompts=5", "set data.max_val_prompts"),
         ("eval", "trainer.max_steps=5", "of trainer, `strop eval` reads trainer.seed alone"),
         ("generate", "resources.apart={rollout: 2}", "resources.runtime=inline is one process"),
-        ("generate", "resources.call_timeout_s=5", "reads resources.device, resources.num_threads alone"),
+        ("generate", "resources.call_timeout_s=5", "`strop generate` is one process, so it does not read"),
         ("generate", "rollout.top_p=0.5", "set --top-p"),
         ("generate", "reward.num_workers=2", "`strop generate` does not read reward.num_workers"),
         ("generate", "model.path=other", "does not read model.path; set MODEL_OR_RUN"),
@@ -45,7 +69,7 @@ def test_a_setting_that_would_do_nothing_is_refused(
 ) -> None:
     run = ["--out", tmp_path / "run"]
     where = {"sft": run, "train": run, "score": ["builtin", project.data("train")]}
-    where |= {name: [project.model] for name in ("eval", "generate")}
+    where |= {name: [project.model] for name in ("eval", "generate", "serve")}
     result = cli(*command.split(), *where.get(command, []), "--config", project.config, setting)
     assert sentence in result.sentence
     assert not (tmp_path / "run").exists()
@@ -69,9 +93,71 @@ def test_what_an_answer_depends_on_is_read(project: Project, setting: str) -> No
         assert "data.prompt_key is ''" in result.sentence
 
 
+def test_what_a_file_says_to_other_commands_is_left_alone_and_named_once(
+    project: Project, tmp_path: Path
+) -> None:
+    result = cli("generate", project.model, "--config", project.config, "data.prompt_key=''")
+    assert "data.prompt_key is ''" in result.sentence  # the first thing wrong is no setting of others
+    file = tmp_path / "own.yaml"
+    file.write_text(project.config.read_text().replace("run: {save_every: 1}", "actor: {optim: {lr: 0.01}}"))
+    questions = tmp_path / "questions.txt"
+    questions.write_text("1+1=\n")
+    settings = ["rollout.timeout_s=50", "data.max_response_tokens=2"]
+    result = cli("generate", project.model, "--config", file, "--prompts", questions, *settings)
+    assert result.code == 0
+    (line,) = [line for line in result.err.splitlines() if "does not read" in line]
+    of_data = "data.max_prompt_tokens, data.prompts_per_step, data.train_files, data.val_files"
+    assert line == (
+        f"`strop generate` does not read actor.optim.lr, {of_data}, model.path, reward, rollout.samples_per_prompt, "
+        f"sft, trainer of {file}"
+    )
+
+
+def test_a_continued_run_refuses_what_its_command_does_not_read(project: Project, tmp_path: Path) -> None:
+    run = tmp_path / "sft"
+    assert cli("sft", "--config", project.config, "--out", run, "sft.max_steps=1").code == 0
+    result = cli("sft", "--resume", run, "reward.num_workers=2")
+    assert "`strop sft` does not read reward.num_workers; leave it out" in result.sentence
+
+
+def test_each_command_uses_or_refuses_each_key() -> None:
+    told = {**READS, "sft": sft.READS, "serve": gateway.READS, "sandbox check": sandbox.READS}
+    for command, reads in told.items():
+        for key in to_flat_dict(Config()):
+            if reads.covers(key):
+                refuse_unread_overrides([f"{key}=1"], command, reads)
+            else:
+                with pytest.raises(UsageError, match=rf"would do nothing: .*`strop {command}`"):
+                    refuse_unread_overrides([f"{key}=1"], command, reads)
+
+
+def test_each_command_with_settings_says_what_it_reads() -> None:
+    for name, command in COMMANDS.items():
+        tree = ast.parse(Path(importlib.import_module(command.module).__file__ or "").read_text())
+        called = {
+            node.func.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        if called & {"load_settings", "add_run_arguments"}:
+            assert called & {"refuse_unread", "refuse_unread_overrides", "begin"}, name
+
+
+def test_every_key_has_a_reader() -> None:
+    texts = {path: path.read_text() for path in Path(strop.__file__).parent.rglob("*.py")}
+    for key in tree(Config).values():
+        name, home = key.key.rpartition(".")[2], Path(inspect.getfile(key.owner))
+        used = any(
+            re.search(rf'{"(?<!self)" if path == home else ""}\.{name}\b|\["{name}"\]', text)
+            for path, text in texts.items()
+            if name in text
+        )
+        assert used, f"no module reads {key.key}"
+
+
 def test_what_commands_are_said_to_read_are_keys() -> None:
     known = to_flat_dict(Config())
-    told = (*READS.values(), sft.READS)
+    told = (*READS.values(), sft.READS, gateway.READS, sandbox.READS)
     named = [key for reads in told for key in (*reads.keys, *reads.but, *reads.instead) if key]
     assert [key for key in named if not any(one == key or one.startswith(f"{key}.") for one in known)] == []
 
@@ -95,3 +181,31 @@ def test_the_tracker_of_the_documentation_takes_the_metrics(project: Project, tm
     lines = (tmp_path / "run" / "lines.txt").read_text().splitlines()
     assert lines[0] == "0 None"
     assert any(float(line.removeprefix("1 ")) > 0 for line in lines if line.startswith("1 0."))
+
+
+@pytest.mark.slow
+def test_ranks_give_the_answers_of_one_process(project: Project, tmp_path: Path) -> None:
+    asked = ["--config", project.config, "eval.temperature=1.0", "eval.samples_per_prompt=3", "--json"]
+    one = cli("eval", project.model, *asked, "--out", tmp_path / "one.jsonl")
+    ranks = ["resources.runtime=ray", "resources.ranks=3", "resources.cpus_per_rank=0.5"]
+    three = cli("eval", project.model, *asked, *ranks, "--out", tmp_path / "three.jsonl")
+    assert (one.code, three.code) == (0, 0), three.err
+    assert "3 processes, each with the whole model" in three.err
+    assert (tmp_path / "three.jsonl").read_text() == (tmp_path / "one.jsonl").read_text()
+    records = [
+        {name: value for name, value in one.record.items() if name != "seconds"} for one in (one, three)
+    ]
+    assert records[0] == records[1]
+    assert records[0]["num_answers"] == 12
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("--config-name=mine", "a file of settings is given with --config FILE"),
+        ("--multirun", "several runs are `strop sweep`"),
+        ("--trainer.seed=1", "settings are given as key=value, without dashes"),
+    ],
+)
+def test_an_option_of_hydra_is_answered_with_what_there_is(option: str, sentence: str) -> None:
+    assert sentence in cli("train", option).sentence

@@ -59,6 +59,7 @@ def status(migration: Migration, key: str) -> tuple[str, str]:
         ),
         ("learning_rate=2e-6, max_steps=100, warmup_ratio=0.1, lr_scheduler_type='cosine'", 1,
          {"actor.optim.lr": 2e-6, "actor.optim.warmup_steps": 10, "actor.optim.schedule": "cosine"}),
+        ("warmup_ratio=0.1", 1, {"actor.optim.warmup_share": 0.1}),
         ("", 1, {"actor.optim.schedule": "linear", "actor.optim.weight_decay": 0.0, "trainer.num_epochs": 3,
                  "data.max_response_tokens": 256, "algorithm.clip_ratio_c": float("inf"), "eval.every": 0}),
         ("loss_type='dr_grpo', max_completion_length=300, scale_rewards='none'", 1,

@@ -68,6 +68,7 @@ def status(migration: Migration, key: str) -> tuple[str, str]:
             [f"{A}.optim.lr_warmup_steps_ratio=0.1", "trainer.total_training_steps=50"],
             {"actor.optim.warmup_steps": 20, "trainer.max_steps": 50},
         ),
+        ([f"{A}.optim.lr_warmup_steps_ratio=0.1"], {"actor.optim.warmup_share": 0.1}),
         (["algorithm.adv_estimator=grpo", "algorithm.norm_adv_by_std_in_grpo=False"],
          {"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std": False}),
         (

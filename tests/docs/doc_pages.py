@@ -127,7 +127,9 @@ class Session:
             if "not run" in block.notes or ("slow" in block.notes and not self.is_patient):
                 has_run = False
             elif "file" in block.notes:
-                (self.folder / block.notes["file"]).write_text(block.text, encoding="utf-8")
+                file = self.folder / block.notes["file"]
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(block.text, encoding="utf-8")
             elif block.language == "bash":
                 self._run(block)
                 has_run, count = True, count + 1

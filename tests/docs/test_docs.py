@@ -166,7 +166,8 @@ def test_named_presets_exist(path: Path) -> None:
 def test_shown_configurations_load(path: Path, tmp_path: Path) -> None:
     shown = [one for one in blocks(path) if one.language == "yaml" and "not run" not in one.notes]
     for number, block in enumerate(shown):
-        file = tmp_path / f"{number}.yaml"
+        file = tmp_path / block.notes.get("file", f"{number}.yaml")  # one may build on another
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(block.text)
         assert load_config(Config, source=file).arithmetic()
 

@@ -29,6 +29,23 @@ def test_schedules_in_closed_form() -> None:
     assert learning_rate(OptimizerConfig(lr=2.0, schedule="linear", min_lr_ratio=0.25), 9, 5) == 0.5
 
 
+def test_a_warm_up_may_be_a_share_of_all_steps() -> None:
+    def rates(schedule: str, share: float, total: int) -> list[float]:
+        config = OptimizerConfig(lr=2.0, schedule=schedule, warmup_share=share)  # type: ignore[arg-type]
+        return [learning_rate(config, step, total) for step in range(total)]
+
+    assert rates("constant", 0.4, 10) == [0.5, 1.0, 1.5, 2.0, *[2.0] * 6]
+    assert rates("linear", 0.4, 5) == pytest.approx([1.0, 2.0, 2.0, 1.0, 0.0])
+    assert rates("wsd", 0.5, 4) == pytest.approx([1.0, 2.0, 2.0, 0.0])
+    assert rates("constant", 0.1, 4) == [2.0] * 4  # 0.4 of a step is none
+    with pytest.raises(ValueError, match="optim.warmup_share is set, which needs to know the number"):
+        learning_rate(OptimizerConfig(warmup_share=0.1), 0, None)
+    with pytest.raises(
+        ValueError, match=r"optim.warmup_steps is 3 and optim.warmup_share is 0\.1, which both say"
+    ):
+        OptimizerConfig(warmup_steps=3, warmup_share=0.1)
+
+
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd"])
 def test_a_decaying_schedule_needs_the_number_of_steps(schedule: str) -> None:
     with pytest.raises(ValueError, match=f"optim.schedule is {schedule}, which needs to know the number"):

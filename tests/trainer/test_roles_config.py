@@ -115,12 +115,28 @@ def test_heads_that_ranks_cannot_share_are_refused_before_any_process_starts(
 ) -> None:
     settings = ["algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=true", "resources.runtime=ray"]
     divided = project.config(*settings, "resources.ranks=8", f"{role}.engine.sequence_parallel=8")
-    with pytest.raises(ValueError, match="the 2 attention heads of the model do not divide over 8 ranks"):
+    with pytest.raises(ValueError, match=rf"^{role}.engine.sequence_parallel is 8, but the 2 attention"):
         check_models(divided)
     check_models(project.config(*settings, "resources.ranks=8", f"{role}.engine.sequence_parallel=2"))
     check_models(
         project.config("resources.runtime=ray", "resources.ranks=8", "critic.engine.sequence_parallel=8")
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (["reference.path=nosuch", "algorithm.use_kl_loss=true"], "reference.path"),
+        (["reward_model.path=nosuch"], "reward_model.path"),
+        (["critic.path=nosuch", "algorithm.adv_estimator=gae"], "critic.path"),
+        (["model.path=nosuch", "algorithm.adv_estimator=gae"], "model.path"),
+    ],
+)
+def test_a_model_that_is_not_there_is_named_before_any_other_is_loaded(
+    project: Project, settings: list[str], key: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^{key}.*'nosuch' is not a folder"):
+        check_models(project.config(*settings))
 
 
 def test_a_run_is_continued_on_other_resources_only(project: Project, tmp_path: Path) -> None:

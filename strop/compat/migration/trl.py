@@ -175,7 +175,7 @@ def warmup_share(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     if not value:
         return skip("no warm-up there, none here")
     if not isinstance(total, int) or total < 1:
-        return refuse(f"the number of steps is known only with the data: set {ours}")
+        return many({f"{ours.removesuffix('steps')}share": value})
     return many({ours: math.ceil(round(value * total, 6))})
 
 

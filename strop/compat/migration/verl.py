@@ -14,6 +14,7 @@ from strop.compat.migration.outcomes import (
     UnreadableError,
     integer,
     many,
+    number,
     refuse,
     skip,
 )
@@ -185,7 +186,7 @@ def warmup_share(key: str, value: Any, facts: Facts, *, ours: str, role: str) ->
         return skip("no warm-up there, none here")
     total = facts.get("trainer.total_training_steps")
     if not isinstance(total, int):
-        return refuse(f"the number of steps is known only with the data: set {ours}.warmup_steps")
+        return many({f"{ours}.warmup_share": number(value)})
     steps = int(float(value) * total) * _updates(facts, role)
     return many({f"{ours}.warmup_steps": steps}, f"{value} of {total} steps")
 
