@@ -166,7 +166,7 @@ def test_a_judge_that_misbehaves_is_an_outcome_within_its_deadline(attack: str) 
     assert len(outcome.error) < 400
     assert len(asked) == 1
     for thread in threading.enumerate():
-        if thread.name.startswith("reward-judge"):
+        if thread.name.startswith("calls-judge"):
             thread.join(20)
             assert not thread.is_alive(), "nothing waits for it any more"
 
