@@ -9,25 +9,22 @@ reward.timeout_s.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from strop.agents.setup import AgentSetup
-from strop.engines.model import load_model, load_tokenizer
+from strop.engines.model import load_tokenizer
 from strop.rewards import RewardPool
-from strop.rollout.native.engine import NativeEngine
+from strop.trainer.alone import as_spoken, player, sampling_spoken, speaking
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
 from strop.trainer.scorers import probe_scorers
-from strop.trainer.setup import eval_sampling, load_val_prompts
-from strop.trainer.threads import set_threads
+from strop.trainer.setup import eval_sampling, load_val_prompts, refuse_media_of_engine
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
-from strop.workers.player import make_player
 from strop.workers.reports import EpisodeReport, check_failed_episodes, report_of
 
 
@@ -42,6 +39,8 @@ class Evaluation:
     """Each answer with its prompt, score and what the scorer said, in the order of the prompts."""
     seconds: float
     """Wall-clock time, loading included."""
+    usage: Mapping[str, int]
+    """What was asked of a server (rollout.engine=openai): requests, retries, input_tokens, output_tokens."""
 
 
 Progress = Callable[[int, int], None]
@@ -61,18 +60,23 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
         EpisodesFailed: too many answers failed before scoring.
     """
     start = time.perf_counter()
-    set_threads(config.resources, config.model)
     if not config.data.val_files:
         raise ValueError(
             "data.val_files is empty; name the files to evaluate on, for example data.val_files=[val.parquet]"
         )
-    tokenizer = load_tokenizer(config.model)
-    setup = AgentSetup(config.agent, tokenizer, template_options=config.data.chat_template_kwargs)
-    prompts = load_val_prompts(config.data, tokenizer, setup)
-    say(
-        f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature {config.eval.temperature}"
-    )
-    episodes = asyncio.run(_play(config, setup, prompts, say=say, on_progress=on_progress))
+    with speaking(config) as spoken:
+        tokenizer = load_tokenizer(spoken.model)
+        setup = AgentSetup(spoken.agent, tokenizer, template_options=spoken.data.chat_template_kwargs)
+        prompts = load_val_prompts(as_spoken(spoken.data, spoken), tokenizer, setup)
+        if any(prompt.media for prompt in prompts):
+            refuse_media_of_engine(spoken.rollout)
+        say(
+            f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature "
+            f"{config.eval.temperature}"
+        )
+        usage: dict[str, int] = {}
+        playing = _play(spoken, setup, prompts, say=say, on_progress=on_progress, on_usage=usage.update)
+        episodes = asyncio.run(playing)
     reports = [report_of(episode) for episode in episodes]
     check_failed_episodes(reports)
     sources = dict.fromkeys(prompt.data_source for prompt in prompts)
@@ -84,6 +88,7 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
         },
         answers=tuple(map(_answer, episodes, reports)),
         seconds=time.perf_counter() - start,
+        usage=usage,
     )
 
 
@@ -106,7 +111,13 @@ def _answer(episode: Episode, report: EpisodeReport) -> dict[str, Any]:
 
 
 async def _play(
-    config: Config, setup: AgentSetup, prompts: Sequence[Prompt], *, say: Say, on_progress: Progress
+    config: Config,
+    setup: AgentSetup,
+    prompts: Sequence[Prompt],
+    *,
+    say: Say,
+    on_progress: Progress,
+    on_usage: Callable[[Mapping[str, int]], None],
 ) -> list[Episode]:
     total = len(prompts) * config.eval.samples_per_prompt
     done = 0
@@ -118,22 +129,14 @@ async def _play(
 
     async with RewardPool(config.reward, tokenizer=config.model.path) as pool:
         await probe_scorers(pool, prompts, say)
-        model = load_model(config.model, device=config.resources.device)
-        engine = NativeEngine(model, max_running=config.rollout.max_running)
-        player = make_player(
-            engine,
-            model,
-            setup.tokenizer,
-            pool,
-            setup=setup,
-            timeout_s=config.rollout.timeout_s,
-            seed=config.trainer.seed,
-        )
-        with contextlib.closing(player):
+        limit = config.data.max_response_tokens
+        async with player(
+            config, setup, pool, max_tokens=limit, seed=config.trainer.seed, on_usage=on_usage
+        ) as playing:
             on_progress(0, total)
-            return await player.play(
+            return await playing.play(
                 prompts,
                 samples_per_prompt=config.eval.samples_per_prompt,
-                sampling=eval_sampling(config, setup.tokenizer),
+                sampling=sampling_spoken(eval_sampling(config, setup.tokenizer), config),
                 on_episode=count,
             )

@@ -107,10 +107,7 @@ def _check_media(config: Config, *, has_media: bool) -> None:
     """Refuse what images do not go with, before a model is loaded."""
     if not has_media:
         return
-    if config.rollout.engine != "native":
-        raise ValueError(
-            f"prompts have images, which rollout.engine={config.rollout.engine} is not given: use rollout.engine=native"
-        )
+    refuse_media_of_engine(config.rollout)
     if config.uses_critic:
         raise ValueError(
             f"prompts have images, which a critic does not take: algorithm.adv_estimator="
@@ -126,6 +123,14 @@ def _check_media(config: Config, *, has_media: bool) -> None:
                 f"{role}.engine.sequence_parallel is {engine.sequence_parallel}, but prompts have images, and it "
                 f"divides sequences over ranks, which images cannot be: use {role}.engine.sequence_parallel=1"
             )
+
+
+def refuse_media_of_engine(rollout: RolloutConfig) -> None:
+    """Refuse images for an engine that is given none; raises a ValueError."""
+    if rollout.engine != "native":
+        raise ValueError(
+            f"prompts have images, which rollout.engine={rollout.engine} is not given: use rollout.engine=native"
+        )
 
 
 def load_val_prompts(data: DataConfig, tokenizer: Any, setup: AgentSetup) -> list[Prompt]:

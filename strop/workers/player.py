@@ -11,6 +11,7 @@ is recorded as failed with its reason, and the trainer ends the run when there a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -43,6 +44,7 @@ class Player:
         *,
         seed: int,
         setup: AgentSetup | None = None,
+        max_episodes: int | None = None,
     ) -> None:
         """Start what the agents need, such as a sandbox.
 
@@ -52,12 +54,15 @@ class Player:
             scorers: they run while something is played, and stay the caller's to close; None: nothing is scored.
             seed: of the run.
             setup: agents; None for single turns.
+            max_episodes: that play at the same time, so that no time of an episode is spent waiting for its turn; None:
+                all do.
 
         Raises:
             ValueError: something of it cannot be started here.
         """
         self._client, self._tokenizer, self._scorers, self._seed = client, tokenizer, scorers, seed
         self._setup = setup or AgentSetup(AgentConfig(), tokenizer)
+        self._places = contextlib.nullcontext() if max_episodes is None else asyncio.Semaphore(max_episodes)
         if scorers is not None and setup is not None:
             setup.start(scorers.config)
 
@@ -131,9 +136,10 @@ class Player:
             RewardError: the scorers cannot go on.
         """
         try:
-            sequences = await play_episode(
-                prompt, sample_index, self._client, sampling, seed=self._seed, setup=self._setup
-            )
+            async with self._places:
+                sequences = await play_episode(
+                    prompt, sample_index, self._client, sampling, seed=self._seed, setup=self._setup
+                )
         except Exception as error:
             if not keeps_failure:
                 raise
