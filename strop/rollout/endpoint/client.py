@@ -48,7 +48,7 @@ class Endpoint:
             timeout_s=timeout_s,
             timeout_key="rollout.timeout_s",
         )
-        self._cause = ""
+        self._cause = ""  # why nothing is asked any more
         self._has_answered = False
         self.usage: Counter[str] = Counter()
         """requests, retries, input_tokens and output_tokens so far."""
@@ -75,23 +75,29 @@ class Endpoint:
         """
         if media_of(prompt_ids):
             raise ValueError(f"request {request_id} has images, which rollout.engine=openai does not send")
-        if self._cause:
-            raise EndpointFailed(self._cause)
         request = self._request(prompt_ids, sampling) | self._config.extra_body
         sent = {name: value for name, value in request.items() if value is not None}
         body = json.dumps(encodable_value(sent)).encode()
         try:
-            called = await self._caller.run(self._caller.ask(body, read=self._read))
+            called = await self._caller.run(self._ask(body))
         except CallRefused as refused:
             self._count(refused.usage)
             if refused.kind == "error":
                 raise ValueError(str(refused)) from refused
-            if not self._has_answered:
-                self._cause = str(refused)
             raise EndpointFailed(str(refused)) from refused
-        self._has_answered = True
         self._count(called.usage)
         return self._output(called, sampling)
+
+    async def _ask(self, body: bytes) -> Called:
+        """In the caller's loop: who waits for a place there hears of a failure before it is asked for."""
+        try:
+            called = await self._caller.ask(body, read=self._read, refusal=lambda: self._cause)
+        except CallRefused as refused:
+            if refused.kind != "error" and not self._has_answered and not self._cause:
+                self._cause = f"is not asked any more, because it never answered: {refused}"
+            raise
+        self._has_answered = True
+        return called
 
     def _count(self, usage: Mapping[str, float]) -> None:
         self.usage.update({name: int(usage.get(name, 0)) for name in ("requests", "retries")})
