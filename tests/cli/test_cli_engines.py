@@ -94,6 +94,28 @@ def test_generate_asks_a_server(tmp_path: Path) -> None:
     assert {one["max_tokens"] for one in service.requests} == {5}
 
 
+def test_a_check_of_a_run_is_answered_by_a_server(sums: list[str], tmp_path: Path) -> None:
+    def play(handler: Handler, body: dict[str, Any], number: int) -> None:
+        first, _, second, *_ = body["messages"][-1]["content"].split()
+        right = str(int(first) + int(second))
+        handler.send(completion(right if body["seed"] % 2 else "no"))
+
+    files = [one.replace("val_files", "train_files") for one in sums]
+    (tmp_path / "run.yaml").write_text("trainer: {max_steps: 1}\n")
+    with serve(play) as service:
+        result = cli(
+            "check",
+            *openai(service.url, "rollout.samples_per_prompt=8"),
+            *files,
+            "--config",
+            tmp_path / "run.yaml",
+        )
+    assert result.code == 0, result.err
+    assert "data and rewards work with m; 24 samples" in result.out
+    assert "prompts: 3 prompts, 24 samples" in result.out
+    assert len(service.requests) == 24
+
+
 def test_a_server_that_refuses_ends_eval_with_its_words(sums: list[str]) -> None:
     with serve(lambda handler, body, number: handler.send({"error": "who are you?"}, 401)) as service:
         sentence = cli("eval", *openai(service.url), *sums).sentence
