@@ -15,7 +15,7 @@ from strop.agents.user_code import contained
 from strop.base.randomness import random_key
 from strop.border import storable_text, usable
 from strop.rollout.client import GenerateClient
-from strop.rollout.types import Sampling, TokenOutput
+from strop.rollout.types import OnToken, Sampling, TokenOutput
 from strop.trajectory import MediaTokens, Prompt, Trajectory, media_of
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ class _Episode:
         *,
         stop_token_ids: Sequence[int] = (),
         max_tokens: int | None = None,
+        on_token: OnToken | None = None,
     ) -> TokenOutput:
         """As `Generate`. Without room for a token the answer is empty, with stop reason `length`.
 
@@ -162,7 +163,8 @@ class _Episode:
         self.calls += 1
         self._num_open += 1
         try:
-            output = await self._client.generate(name, token_ids, options)
+            told = {} if on_token is None else {"on_token": on_token}
+            output = await self._client.generate(name, token_ids, options, **told)
         finally:
             self._num_open -= 1
         self._used += len(output.token_ids)

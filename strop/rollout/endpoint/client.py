@@ -14,7 +14,7 @@ from strop.border import encodable_value, storable_text
 from strop.net.calls import Called, Caller, CallRefused
 from strop.rollout.endpoint.config import OpenAIConfig
 from strop.rollout.endpoint.speech import Speech
-from strop.rollout.types import Sampling, StopReason, TokenOutput
+from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 from strop.trajectory import media_of
 
 _MAX_COUNT = 10**9
@@ -66,8 +66,15 @@ class Endpoint:
         """End what is under way."""
         await self._caller.close()
 
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
-        """The answer of the server. Its log-probs are 0 where the server tells none.
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        on_token: OnToken | None = None,
+    ) -> TokenOutput:
+        """The answer of the server; `on_token` hears of it when it is whole. Log-probs are 0 where none are told.
 
         Raises:
             EndpointFailed: no attempt succeeded; where none ever did, later requests are not sent.
@@ -86,7 +93,13 @@ class Endpoint:
                 raise ValueError(str(refused)) from refused
             raise EndpointFailed(str(refused)) from refused
         self._count(called.usage)
-        return self._output(called, sampling)
+        output = self._output(called, sampling)
+        if on_token is not None:
+            for token, log_prob, version in zip(
+                output.token_ids, output.log_probs, output.versions, strict=True
+            ):
+                on_token(token, log_prob, version)
+        return output
 
     async def _ask(self, body: bytes) -> Called:
         """In the caller's loop: who waits for a place there hears of a failure before it is asked for."""
