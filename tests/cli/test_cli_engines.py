@@ -171,6 +171,7 @@ def test_an_engine_in_a_process_of_its_own_gives_the_answers_of_the_native_one(
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(900)
 def test_vllm_gives_the_answers_of_the_native_engine(tmp_path: Path, sums: list[str]) -> None:
     from strop.data.tiny import make_tiny_model
 
