@@ -154,9 +154,13 @@ class _Episode:
         if stop_token_ids:
             stops = {*self._sampling.stop_token_ids, *stop_token_ids}
             options = dataclasses.replace(options, stop_token_ids=tuple(sorted(stops)))
-        if self._prompt.media and not media_of(
-            token_ids
-        ):  # agents see plain ids, which begin with the prompt's
+        prompt_ids = self._prompt.token_ids
+        if (
+            self._prompt.media
+            and not media_of(token_ids)
+            and tuple(token_ids[: len(prompt_ids)]) == prompt_ids
+        ):
+            # agents see plain ids, which begin with the prompt's
             token_ids = MediaTokens(token_ids, self._prompt.media)
         start = time.perf_counter()
         name = f"{self._prompt.uid}/{self._sample_index}#{self.calls}"

@@ -129,7 +129,9 @@ def any_session(config: Config, made: Generation) -> AnySession:
         timeout_s=config.rollout.timeout_s,
     )
     template = ChatTemplate(tokenizer, config.data.chat_template_kwargs)
-    return AnySession(ChatModel(Path(config.model.path).name, tokenizer, template, stops), sampler)
+    media = None if made.policy is None else made.policy.media
+    images = None if media is None else media.image_encoder()
+    return AnySession(ChatModel(Path(config.model.path).name, tokenizer, template, stops, images), sampler)
 
 
 class AnySession:
