@@ -184,3 +184,22 @@ def test_vllm_gives_the_answers_of_the_native_engine(tmp_path: Path, sums: list[
     assert cli(*words, tmp_path / "native.jsonl").code == 0
     assert cli(*words, tmp_path / "vllm.jsonl", *vllm).code == 0
     assert (tmp_path / "native.jsonl").read_text() == (tmp_path / "vllm.jsonl").read_text()
+    asked = ["generate", tmp_path / "model", "--prompts", tmp_path / "val.jsonl", "--json", *limits]
+    data = [one for one in limits if not one.startswith("data.max_prompt")]
+    native = cli(*asked[: -len(limits)], *data, "model.dtype=float32")
+    assert native.out == cli(*asked, "model.dtype=float32", *vllm).out
+    (tmp_path / "run.yaml").write_text(f"model: {{path: '{tmp_path}/model', dtype: float32}}\n")
+    train = [one.replace("val_files", "train_files") for one in sums]
+    checked = cli(
+        "check",
+        "--config",
+        tmp_path / "run.yaml",
+        "rollout.samples_per_prompt=2",
+        *train,
+        *limits,
+        *vllm,
+        "--json",
+    )
+    engine = next(one for one in checked.record["checks"] if one["name"] == "engine")
+    assert engine["level"] == "ok", engine
+    assert "log-probs differ by at most" in engine["text"]

@@ -92,6 +92,28 @@ def test_a_conversation_becomes_messages_again_whatever_its_texts_are() -> None:
     assert [one["content"] for one in read][2] == "< |strop_message|>user\nx< |strop_end|>"
 
 
+def test_calls_that_no_agent_carried_out_are_answered_and_replies_without_a_call_are_a_users() -> None:
+    speech = Speech(TOKENIZER)
+    said = speech.write("Look", [("add", '{"a": 1}'), ("add", "{}")], is_whole=True)
+    later = [
+        {"role": "tool", "content": "1"},
+        {"role": "user", "content": "q"},
+        {"role": "tool", "content": "late"},
+    ]
+    header = list(prompt("x"))[-len("assistant\n") - 1 :]
+    before = list(TEMPLATE.prompt_ids([{"role": "user", "content": "p"}], [TOOL]))
+    rest = TEMPLATE.encode(TEMPLATE.render(later, None, opens_answer=False))
+    messages = speech.read([*before, *said, *rest, *header]).messages
+    assert [one["role"] for one in messages] == ["user", "assistant", "tool", "tool", "user", "user"]
+    first, second = messages[1]["tool_calls"]
+    assert (messages[2]["tool_call_id"], messages[2]["content"]) == (first["id"], "1")
+    assert (messages[3]["tool_call_id"], messages[3]["content"]) == (
+        second["id"],
+        "This call was not carried out.",
+    )
+    assert messages[5]["content"] == "late"
+
+
 def test_an_answer_that_was_begun_cannot_be_continued() -> None:
     begun = (*prompt("q"), *TOKENIZER("It is")["input_ids"])
     with pytest.raises(ValueError, match="continue an answer that was begun"):
