@@ -24,12 +24,12 @@ from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_tokenizer
 from strop.engines.packing import make_rows
 from strop.gateway.errors import ApiError
-from strop.gateway.messages import read_messages
+from strop.gateway.messages import Message, read_messages
 from strop.gateway.session import ChatModel, Session
 from strop.gateway.settings import OpenAIAgentConfig
 from strop.rollout.native.engine import NativeEngine
-from strop.rollout.types import Sampling
-from strop.trajectory import media_of
+from strop.rollout.types import Sampling, TokenOutput
+from strop.trajectory import MediaTokens, media_of
 from strop.vision.pixels import load_media_processor
 from strop.vision.placing import ToolImages
 from strop.workers.episodes import Episode
@@ -120,6 +120,19 @@ def test_images_stand_where_the_message_has_them(folder: Path) -> None:
         "an end, the letter b, and a start are between them"
     )
     assert list(ids[: len(before)]) == before
+
+
+def test_another_image_of_the_same_size_begins_another_sequence(folder: Path) -> None:
+    session = session_of(folder)
+    output = TokenOutput(token_ids=(20,), log_probs=(-0.5,), versions=(0,), stop_reason="stop")
+    for image in (WIDE, picture(24, 17, GREEN)):
+        ids = session.chat_ids(read_messages([{"role": "user", "content": [url(image)]}]), ())
+        session.record(ids, output, message=Message("assistant", "a"))
+    later = session.chat_ids(read_messages([{"role": "user", "content": [url(picture(24, 17, BLUE))]}]), ())
+    session.record(MediaTokens((*later, 20), media_of(later)), output, message=Message("assistant", "b"))
+    assert [one.media[0].parts for one in session.sequences()] == [
+        (png(WIDE),), (png(picture(24, 17, GREEN)),), (png(picture(24, 17, BLUE)),),
+    ]  # fmt: skip
 
 
 def test_images_that_cannot_be_shown_are_refused(folder: Path) -> None:
