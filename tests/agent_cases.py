@@ -12,7 +12,7 @@ from strop.agents.episodes import play_episode
 from strop.agents.images import ImageEncoder
 from strop.agents.setup import AgentSetup
 from strop.base.sections import section_of
-from strop.rollout.types import Sampling, StopReason, TokenOutput
+from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 from strop.tools.base import BaseTool
 from strop.tools.kit import ToolKit
 from strop.tools.session import ToolLimits, ToolSession
@@ -29,7 +29,14 @@ class ScriptedModel:
     said: list[tuple[int, float, int]] = field(default_factory=list)
     """(token, log-prob, version) in the order in which they were sampled."""
 
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        on_token: OnToken | None = None,
+    ) -> TokenOutput:
         number = len(self.requests)
         self.requests.append((tuple(prompt_ids), sampling))
         answer = self.answers[min(number, len(self.answers) - 1)]
@@ -39,6 +46,9 @@ class ScriptedModel:
             ids, reason = ids[: sampling.max_tokens], "length"
         made = [(token, -0.001 * (len(self.said) + i + 1), number) for i, token in enumerate(ids)]
         self.said += made
+        for one in made if on_token is not None else ():
+            assert on_token is not None
+            on_token(*one)
         return TokenOutput(
             token_ids=tuple(ids),
             log_probs=tuple(log_prob for _, log_prob, _ in made),

@@ -125,12 +125,12 @@ async def gateway(
 
 
 def served(
-    engine: Any, work: Callable[[Open], T], *, tokenizer: Any = None, **options: Any
+    engine: Any, work: Callable[[Open], T], *, tokenizer: Any = None, seconds: float = 60, **options: Any
 ) -> tuple[T, dict[str, Session]]:
     """What a blocking function returns that calls a gateway over this engine, and the sessions it made."""
 
     async def whole() -> tuple[T, dict[str, Session]]:
-        async with asyncio.timeout(60), gateway(engine, tokenizer or TOKENIZER, **options) as opened:
+        async with asyncio.timeout(seconds), gateway(engine, tokenizer or TOKENIZER, **options) as opened:
             return await asyncio.to_thread(work, opened), opened.sessions
 
     return asyncio.run(whole())

@@ -10,7 +10,7 @@ from strop.agents.answers import AnswerParser
 from strop.agents.config import AgentConfig
 from strop.agents.images import ImageEncoder, ImageSource
 from strop.agents.templates import ChatTemplate
-from strop.rollout.types import Sampling, TokenOutput
+from strop.rollout.types import OnToken, Sampling, TokenOutput
 from strop.trajectory import Media
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class Generate(Protocol):
         *,
         stop_token_ids: Sequence[int] = (),
         max_tokens: int | None = None,
+        on_token: OnToken | None = None,
     ) -> TokenOutput:
         """What the model says.
 
@@ -34,6 +35,7 @@ class Generate(Protocol):
             token_ids: everything so far.
             stop_token_ids: tokens that end the answer, besides those of the run.
             max_tokens: most tokens to generate, below what the episode has left.
+            on_token: hears of each token as it is sampled.
         """
         ...
 

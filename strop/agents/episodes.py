@@ -16,7 +16,7 @@ from strop.agents.user_code import contained
 from strop.base.randomness import random_key
 from strop.border import storable_text, usable
 from strop.rollout.client import GenerateClient
-from strop.rollout.types import Sampling, TokenOutput
+from strop.rollout.types import OnToken, Sampling, TokenOutput
 from strop.trajectory import MediaTokens, Prompt, Trajectory, media_of
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ class _Episode:
         *,
         stop_token_ids: Sequence[int] = (),
         max_tokens: int | None = None,
+        on_token: OnToken | None = None,
     ) -> TokenOutput:
         """As `Generate`. Without room for a token the answer is empty, with stop reason `length`.
 
@@ -155,9 +156,13 @@ class _Episode:
         if stop_token_ids:
             stops = {*self._sampling.stop_token_ids, *stop_token_ids}
             options = dataclasses.replace(options, stop_token_ids=tuple(sorted(stops)))
-        if self._prompt.media and not media_of(
-            token_ids
-        ):  # agents see plain ids, which begin with the prompt's
+        prompt_ids = self._prompt.token_ids
+        if (
+            self._prompt.media
+            and not media_of(token_ids)
+            and tuple(token_ids[: len(prompt_ids)]) == prompt_ids
+        ):
+            # agents see plain ids, which begin with the prompt's
             token_ids = MediaTokens(token_ids, self._prompt.media)
         start = time.perf_counter()
         number = self.calls
@@ -165,7 +170,8 @@ class _Episode:
         self.calls += 1
         self._num_open += 1
         try:
-            output = await self._client.generate(name, token_ids, options)
+            told = {} if on_token is None else {"on_token": on_token}
+            output = await self._client.generate(name, token_ids, options, **told)
         finally:
             self._num_open -= 1
         self._used += len(output.token_ids)

@@ -7,52 +7,64 @@ engine at a time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 
 from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.data.chat import Chat, encode_all, render, require_chat_template
-from strop.engines.model import load_model, load_tokenizer
-from strop.rollout.native.engine import NativeEngine
+from strop.engines.causal_lm import max_positions
+from strop.engines.model import load_tokenizer, read_shape
 from strop.rollout.types import Sampling
+from strop.trainer.alone import is_remote, player, sampling_spoken, speaking
 from strop.trainer.config import Config
 from strop.trainer.setup import stop_token_ids
-from strop.trainer.threads import set_threads
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
-from strop.workers.player import make_player
 
 
 class Answerer:
-    """A loaded model with its tokenizer.
+    """A model that answers, while it is entered (`with`).
 
     Args:
-        config: model, resources and limits.
+        config: model, engine, resources and limits.
         sampling: options of every answer; keys, and stop tokens of the model folder, are filled in here.
         seed: of the random streams: an answer depends on it, the chat's index and the sample's index alone.
     """
 
     def __init__(self, config: Config, sampling: Sampling, *, seed: int) -> None:
-        set_threads(config.resources, config.model)
-        self._tokenizer = load_tokenizer(config.model)
-        require_chat_template(self._tokenizer)
-        stops = stop_token_ids(config.model, self._tokenizer, config.rollout.stop_token_ids)
-        self._sampling = dataclasses.replace(sampling, stop_token_ids=stops)
-        model = load_model(config.model, device=config.resources.device)
-        self._max_context = getattr(model.config, "max_position_embeddings", None)  # not every family has it
-        self._player = make_player(
-            NativeEngine(model, max_running=config.rollout.max_running),
-            model,
-            self._tokenizer,
-            None,
-            setup=AgentSetup(AgentConfig(), self._tokenizer),
-            timeout_s=config.rollout.timeout_s,
-            seed=seed,
-        )
-        self._max_running = config.rollout.max_running
+        self._config, self._sampling, self._seed = config, sampling, seed
+        self._open = contextlib.ExitStack()
 
-    async def answer_all(
+    def __enter__(self) -> Answerer:
+        """Load the model, or start its engine.
+
+        Raises:
+            ValueError: the model cannot be used.
+        """
+        with contextlib.ExitStack() as stack:
+            config = stack.enter_context(speaking(self._config))
+            self._tokenizer = load_tokenizer(config.model)
+            require_chat_template(self._tokenizer)
+            stops = stop_token_ids(config.model, self._tokenizer, config.rollout.stop_token_ids)
+            max_tokens = self._sampling.max_tokens
+            self._sampling = sampling_spoken(
+                dataclasses.replace(self._sampling, stop_token_ids=stops), config
+            )
+            self._max_context = None if is_remote(config) else max_positions(read_shape(config.model))
+            self._runner = stack.enter_context(asyncio.Runner())
+            setup = AgentSetup(AgentConfig(), self._tokenizer)
+            playing = player(config, setup, None, max_tokens=max_tokens, seed=self._seed)
+            self._player = self._runner.run(playing.__aenter__())
+            stack.callback(lambda: self._runner.run(playing.__aexit__(None, None, None)))
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def answer_all(
         self, chats: Sequence[Chat], *, samples: int = 1, on_done: Callable[[], None] = lambda: None
     ) -> list[Episode]:
         """Answers in the order of the chats, whose numbers are their rows; `on_done` is called as each one ends.
@@ -60,11 +72,17 @@ class Answerer:
         Raises:
             ValueError: a chat that the template refuses, or that is too long for the model.
             RolloutTimeout: an answer took longer than rollout.timeout_s.
+            EndpointFailed: the server gave no answer.
         """
+        return self._runner.run(self._answer_all(chats, samples, on_done))
+
+    async def _answer_all(
+        self, chats: Sequence[Chat], samples: int, on_done: Callable[[], None]
+    ) -> list[Episode]:
         texts = [render(self._tokenizer, chat, add_generation_prompt=True) for chat in chats]
         encoded = zip(chats, encode_all(self._tokenizer, texts), strict=True)
         prompts = [self._prompt(number, chat, ids) for number, (chat, ids) in enumerate(encoded)]
-        turns = asyncio.Semaphore(self._max_running)
+        turns = asyncio.Semaphore(self._config.rollout.max_running)
 
         async def one(prompt: Prompt, sample_index: int) -> Episode:
             async with turns:
@@ -72,10 +90,13 @@ class Answerer:
             on_done()
             return episode
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(one(prompt, sample)) for prompt in prompts for sample in range(samples)
-            ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(one(prompt, sample)) for prompt in prompts for sample in range(samples)
+                ]
+        except ExceptionGroup as errors:  # the first error ended the others
+            raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
     def _prompt(self, number: int, chat: Chat, ids: Sequence[int]) -> Prompt:

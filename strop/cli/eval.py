@@ -7,17 +7,18 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.cli.libraries import quiet_models
-from strop.cli.models import HELP, add_step_argument, find_model
+from strop.cli.models import HELP, add_step_argument, model_name, named_model, with_model
 from strop.cli.output import check_writable, plain, print_json, print_plain, say, write_json_lines
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 from strop.cli.unread import refuse_unread
 
 if TYPE_CHECKING:
+    from strop.trainer.config import Config
     from strop.trainer.evaluate import Evaluation, Progress
     from strop.trainer.sections import ResourcesConfig
     from strop.trainer.validation import Validation
@@ -27,6 +28,9 @@ examples:
   strop eval runs/arithmetic
   strop eval runs/arithmetic --step best --out answers.jsonl
   strop eval models/smollm2 --config examples/arithmetic/config.yaml data.max_val_prompts=100
+  strop eval runs/arithmetic rollout.engine=vllm
+  strop eval --config config.yaml rollout.engine=openai rollout.openai.base_url=https://api.openai.com/v1 \\
+      rollout.openai.model=MODEL rollout.openai.api_key_env=OPENAI_API_KEY
   strop eval runs/arithmetic 'data.val_files=[other.parquet]' eval.temperature=1.0 eval.samples_per_prompt=8
   strop eval runs/arithmetic resources.runtime=ray resources.ranks=4
 
@@ -35,14 +39,14 @@ Wilson's, at 95 %, with the answers to one prompt as a cluster.
 
 On several ranks each process has the whole model and a share of the prompts; the answers are those of one process.
 """
-NEEDS = ("model", "data.val_files", "data.dataset_class", "agent", "reward")
+NEEDS = ("model", "rollout", "data.val_files", "data.dataset_class", "agent", "reward")
 """Settings whose code an evaluation runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("model", metavar="MODEL_OR_RUN", help=HELP)
+    parser.add_argument("model", nargs="?", metavar="MODEL_OR_RUN", help=HELP)
     add_config_arguments(parser, source="the settings of the run")
     add_trust_argument(parser)
     add_step_argument(parser)
@@ -54,14 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    source = find_model(args.model, step=args.step)
-    for line in source.lines:
-        say(line)
-    config = load_settings(args, source=source.config, needs=NEEDS)
+    source = named_model(args)
+    config = load_settings(args, source=None if source is None else source.config, needs=NEEDS)
     refuse_unread(args, "eval")
     if not args.config and not any(word.startswith("resources.") for word in args.overrides):
         config = dataclasses.replace(config, resources=_in_one_process(config.resources))
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
+    config = with_model(config, source)
     quiet_models()
     from strop.trainer.evaluate import evaluate
 
@@ -73,9 +75,11 @@ def run(args: argparse.Namespace) -> int:
         write_json_lines(args.out, evaluation.answers)
         say(f"{len(evaluation.answers)} answers written to {args.out}")
     if args.json:
-        print_json({"model": str(source.folder), **_record(evaluation)})
+        print_json({"model": model_name(config), **_record(evaluation)})
     else:
         _show(evaluation)
+        if evaluation.usage:
+            say(_asked(config, evaluation.usage))
     return 0
 
 
@@ -130,7 +134,15 @@ def _record(evaluation: Evaluation) -> dict[str, object]:
         "seconds": round(evaluation.seconds, 2),
         "sources": {name: _numbers(validation) for name, validation in evaluation.by_source.items()},
         "metrics": evaluation.total.metrics,
+        **({"usage": dict(evaluation.usage)} if evaluation.usage else {}),
     }
+
+
+def _asked(config: Config, usage: Mapping[str, int]) -> str:
+    return (
+        f"{model_name(config)} at {config.rollout.openai.base_url}: {usage['requests']} requests, {usage['retries']} "
+        f"of them repeats; {usage['input_tokens']} tokens in, {usage['output_tokens']} out, as it counts them"
+    )
 
 
 def _numbers(validation: Validation) -> dict[str, object]:

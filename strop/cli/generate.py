@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 from strop.base.foreign_files import read_text
 from strop.cli.eval import progress_bar
 from strop.cli.libraries import quiet_models
-from strop.cli.models import HELP, add_step_argument, find_model
+from strop.cli.models import HELP, add_step_argument, named_model, with_model
 from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain, say, write_json_lines
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
-from strop.cli.unread import refuse_unread
+from strop.cli.unread import READS, reads_with_engine, refuse_unread
 
 if TYPE_CHECKING:
     from strop.cli.answering import Answerer
     from strop.data.chat import Chat
     from strop.trainer.config import Config
+    from strop.workers.episodes import Episode
     from strop.workers.reports import EpisodeReport
 
 EPILOG = """\
@@ -51,7 +50,7 @@ class _Question:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("model", metavar="MODEL_OR_RUN", help=HELP)
+    parser.add_argument("model", nargs="?", metavar="MODEL_OR_RUN", help=HELP)
     add_config_arguments(parser, source="the settings of the run")
     add_trust_argument(parser)
     add_step_argument(parser)
@@ -76,18 +75,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    source = find_model(args.model, step=args.step)
-    for line in source.lines:
-        say(line)
-    config = load_settings(args, source=source.config, needs=())
-    refuse_unread(args, "generate")
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
+    source = named_model(args)
+    config = load_settings(args, source=None if source is None else source.config, needs=("rollout",))
+    refuse_unread(args, "generate", reads_with_engine(READS["generate"], config.rollout.engine))
+    config = with_model(config, source)
     is_chat = args.prompts is None and sys.stdin.isatty()
     _check_arguments(args, config, is_chat=is_chat)
-    if is_chat:
-        return _chat(_answerer(args, config), config)
-    questions = _read_questions(args.prompts, config)
-    answerer = _answerer(args, config)
+    questions = [] if is_chat else _read_questions(args.prompts, config)
+    with _answerer(args, config) as answerer:
+        if is_chat:
+            return _chat(answerer, config)
+        answers = _answers(answerer, questions, args)
+    from strop.workers.reports import report_of
+
+    _report(questions, [(answer.text, report_of(answer)) for answer in answers], args)
+    return 0
+
+
+def _answers(answerer: Answerer, questions: Sequence[_Question], args: argparse.Namespace) -> list[Episode]:
     done, total = 0, len(questions) * args.samples
     with progress_bar("generate") as show:
 
@@ -96,13 +101,7 @@ def run(args: argparse.Namespace) -> int:
             done += 1
             show(done, total)
 
-        answers = asyncio.run(
-            answerer.answer_all([q.chat for q in questions], samples=args.samples, on_done=one_more)
-        )
-    from strop.workers.reports import report_of
-
-    _report(questions, [(answer.text, report_of(answer)) for answer in answers], args)
-    return 0
+        return answerer.answer_all([q.chat for q in questions], samples=args.samples, on_done=one_more)
 
 
 def _check_arguments(args: argparse.Namespace, config: Config, *, is_chat: bool) -> None:
@@ -228,28 +227,27 @@ def _chat(answerer: Answerer, config: Config) -> int:
 
     say(_COMMANDS)
     messages: list[dict[str, Any]] = []
-    with asyncio.Runner() as runner:
-        while True:
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            print_plain(file=sys.stderr)
+            return 0
+        if line == "/quit":
+            return 0
+        if line == "/new":
+            messages = []
+        elif line.startswith("/") and line[1:].isalpha():
+            say(_COMMANDS)
+        elif line:
+            turn = [*messages, {"role": "user", "content": line}]
+            chat = Chat(
+                messages=tuple(turn), where="the conversation", options=config.data.chat_template_kwargs
+            )
             try:
-                line = input("> ").strip()
-            except EOFError:
-                print_plain(file=sys.stderr)
-                return 0
-            if line == "/quit":
-                return 0
-            if line == "/new":
-                messages = []
-            elif line.startswith("/") and line[1:].isalpha():
-                say(_COMMANDS)
-            elif line:
-                turn = [*messages, {"role": "user", "content": line}]
-                chat = Chat(
-                    messages=tuple(turn), where="the conversation", options=config.data.chat_template_kwargs
-                )
-                try:
-                    (answer,) = runner.run(answerer.answer_all([chat]))
-                except ValueError as error:  # too long, or refused by the template: the chat goes on
-                    say(str(error))
-                    continue
-                print_plain(plain(answer.text))
-                messages = [*turn, {"role": "assistant", "content": answer.text}]
+                (answer,) = answerer.answer_all([chat])
+            except ValueError as error:  # too long, or refused by the template: the chat goes on
+                say(str(error))
+                continue
+            print_plain(plain(answer.text))
+            messages = [*turn, {"role": "assistant", "content": answer.text}]

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from strop.cli.output import UsageError, say
+from strop.cli.settings import is_setting
 from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, check_files, read_manifest
+
+if TYPE_CHECKING:
+    from strop.trainer.config import Config
 
 HELP = "a run folder (its last valid checkpoint), a checkpoint folder, or any Hugging Face model folder"
 _CONFIG_FILE = "config.yaml"
@@ -86,6 +92,47 @@ def run_in(folder: Path) -> Path:
         return folder
     say(f"the run in {folder}: {runs[0]}")
     return runs[0]
+
+
+def named_model(args: argparse.Namespace) -> ModelSource | None:
+    """The model of `args.model`; None where the command line names none, which `with_model` allows or refuses.
+
+    Raises:
+        ValueError, UsageError, RunError: as `find_model`.
+    """
+    if args.model is None or is_setting(args.model):
+        args.overrides = [*([] if args.model is None else [args.model]), *args.overrides]
+        return None
+    source = find_model(args.model, step=args.step)
+    for line in source.lines:
+        say(line)
+    return source
+
+
+def with_model(config: Config, source: ModelSource | None) -> Config:
+    """The configuration with the model that answers.
+
+    Raises:
+        UsageError: there must be one, and is none.
+    """
+    if source is not None:
+        return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
+    if config.rollout.engine != "openai":
+        raise UsageError(
+            f"name MODEL_OR_RUN (the model comes first, then key=value): {HELP}; only rollout.engine=openai goes "
+            f"without"
+        )
+    if config.rollout.openai.api == "completions":
+        raise UsageError(
+            "rollout.openai.api=completions sends token ids, so name MODEL_OR_RUN, whose tokenizer makes them; "
+            "rollout.openai.api=chat goes without"
+        )
+    return config
+
+
+def model_name(config: Config) -> str:
+    """What answers: a folder, or the name of a model on a server."""
+    return config.rollout.openai.model if config.rollout.engine == "openai" else config.model.path
 
 
 def find_model(text: str, *, step: int | str | None = None) -> ModelSource:

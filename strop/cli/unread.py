@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from strop.base.guests import targets
@@ -44,8 +44,10 @@ _OF_RANKS = (*_SEVERAL, "resources.apart", "resources.offload_idle")
 _ANSWERS = ("eval.temperature", "eval.top_p", "eval.top_k")
 _BUDGET = "actor.engine.max_tokens_per_device"
 """A configuration with long prompts or answers is refused without more of it."""
+ENGINES = ("rollout.engine", "rollout.vllm", "rollout.sglang", "rollout.openai")
+"""Which engine generates, and its settings."""
 _GENERATION = (
-    "model", "rollout.max_running", "rollout.stop_token_ids", "rollout.timeout_s", *_ONE_PROCESS, *_ANSWERS,
+    "model", *ENGINES, "rollout.max_running", "rollout.stop_token_ids", "rollout.timeout_s", *_ONE_PROCESS, *_ANSWERS,
     _BUDGET, "algorithm.extensions",
 )  # fmt: skip
 _ORDER = (
@@ -104,13 +106,20 @@ READS: Mapping[str, Reads] = {
     ),
     "data cache": Reads(keys=("data.cache_dir", "data.cache_max_bytes")),
     "doctor": Reads(
-        keys=("resources", "rollout.engine", "rollout.vllm", "rollout.sglang"),
+        keys=("resources", *ENGINES),
         but=(
             "resources.num_threads", "resources.call_timeout_s", "resources.start_timeout_s", "resources.offload_idle",
         ),
     ),
 }  # fmt: skip
 """By the name of the command; those of guests say it themselves."""
+
+
+def reads_with_engine(reads: Reads, engine: str) -> Reads:
+    """What a command without a limit of prompts reads: engines in other processes are started for a longest one."""
+    if engine not in ("vllm", "sglang"):
+        return reads
+    return replace(reads, keys=(*reads.keys, "data.max_prompt_tokens"))
 
 
 def refuse_unread(args: argparse.Namespace, command: str, reads: Reads | None = None) -> None:

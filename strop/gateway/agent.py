@@ -8,10 +8,12 @@ calls are refused, and the thread is told to end.
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from strop.agents.context import AgentContext, Generate
@@ -78,12 +80,41 @@ def _ended(sequences: tuple[Trajectory, ...], *, is_full: bool) -> tuple[Traject
 
 
 def row_of(prompt: Prompt) -> dict[str, Any]:
-    """What an agent is told of the row."""
+    """What an agent is told of the row; images stand in its messages as clients send them, with data: URLs."""
+    images = iter([_url(one.parts[0]) for one in prompt.media if one.kind == "image"])
     return {
         **prompt.columns,
-        "prompt": [dict(message) for message in prompt.messages],
+        "prompt": [
+            _with_images(message, images) if prompt.media else dict(message) for message in prompt.messages
+        ],
         "data_source": prompt.data_source,
         "ground_truth": prompt.ground_truth,
         "extra_info": dict(prompt.extra_info),
         "uid": prompt.uid,
     }
+
+
+def _with_images(message: Mapping[str, Any], urls: Iterator[str]) -> dict[str, Any]:
+    """A message with the next images in the places of `<image>` and of parts of type image."""
+    content = message.get("content")
+    parts: list[Any] = []
+    for part in [{"type": "text", "text": content}] if isinstance(content, str) else content or []:
+        if part.get("type") == "image":
+            parts.append({"type": "image_url", "image_url": {"url": next(urls)}})
+            continue
+        for number, text in enumerate(str(part.get("text", "")).split("<image>")):
+            if number:
+                parts.append({"type": "image_url", "image_url": {"url": next(urls)}})
+            parts += [{"type": "text", "text": text}] if text else []
+    has_images = any(part["type"] == "image_url" for part in parts)
+    return {**message, "content": parts} if has_images else dict(message)
+
+
+def _url(part: bytes | str) -> str:
+    """An encoded image, or the file of one, as a data: URL."""
+    data = part if isinstance(part, bytes) else Path(part).read_bytes()
+    kind = next((name for start, name in _IMAGE_KINDS.items() if data.startswith(start)), "png")
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+_IMAGE_KINDS = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}

@@ -69,7 +69,7 @@ async def answer(ask: Ask, session: Session, sampler: Sampler, on_text: OnText |
     else:
         prompt_ids = session.text_ids(ask.prompt) if isinstance(ask.prompt, str) else ask.prompt
     if ask.reads_calls:
-        extra = tuple(session.model.parser().stop_token_ids)
+        extra = (*ask.options.stop_token_ids, *session.model.parser().stop_token_ids)
         ask = dataclasses.replace(ask, options=dataclasses.replace(ask.options, stop_token_ids=extra))
     session.num_calls += 1
     work = [_choose(index, prompt_ids, ask, session, sampler, on_text) for index in range(ask.options.n)]

@@ -13,6 +13,7 @@ from strop.gateway.messages import Message, read_messages, read_tools
 
 MAX_CHOICES = 128
 _MAX_STOPS = 16
+_MAX_STOP_TOKENS = 256
 
 # Parameters that change nothing of the answer.
 _PASSED_OVER = frozenset({
@@ -32,7 +33,9 @@ _WHY = {
     "text": "answers are sampled freely, as they are trained",
     "parallel_tool_calls": "the model decides how many calls it writes",
 }
-_SAMPLING = frozenset({"model", "temperature", "top_p", "top_k", "seed", "stream", "return_token_ids"})
+_SAMPLING = frozenset(
+    {"model", "temperature", "top_p", "top_k", "seed", "stream", "return_token_ids", "stop_token_ids"}
+)
 _CHAT = _SAMPLING | {
     "messages", "max_tokens", "max_completion_tokens", "n", "stop", "logprobs", "tools", "tool_choice",
 }  # fmt: skip
@@ -55,7 +58,7 @@ class Options:
     stop: tuple[str, ...] = ()
     """Texts before which an answer ends."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end an answer with calls, beside those of the model."""
+    """Tokens that end an answer, beside those of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +152,7 @@ def _asked(given: Mapping[str, Any], limit: str) -> Ask:
         max_tokens=_whole(given, limit, 1),
         seed=_whole(given, "seed", None),
         stop=_stops(given.get("stop")),
+        stop_token_ids=_stop_tokens(given.get("stop_token_ids")),
     )
     return Ask(
         options=options,
@@ -193,6 +197,15 @@ def _number(
     if value is None or not least <= value <= most or (above and value == least):
         raise wrong(name, f"is {str(given[name])[:60]!r}; use a number from {least:g} to {most:g}")
     return value
+
+
+def _stop_tokens(value: Any) -> tuple[int, ...]:
+    ids = [] if value is None else value
+    if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
+        raise wrong("stop_token_ids", "must be a list of token ids")
+    if len(ids) > _MAX_STOP_TOKENS:
+        raise wrong("stop_token_ids", f"has {len(ids)} tokens; use at most {_MAX_STOP_TOKENS}")
+    return tuple(ids)
 
 
 def _stops(value: Any) -> tuple[str, ...]:

@@ -14,13 +14,13 @@ from strop.cli.libraries import quiet_models
 from strop.cli.models import HELP, add_step_argument, find_model
 from strop.cli.output import UsageError, print_json, print_plain, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
-from strop.cli.unread import Reads, refuse_unread
+from strop.cli.unread import ENGINES, Reads, reads_with_engine, refuse_unread
 
 if TYPE_CHECKING:
     from strop.gateway.samplers import Sampler
     from strop.gateway.session import ChatModel, Session
-    from strop.rollout.types import RolloutEngine
     from strop.trainer.config import Config
+    from strop.workers.generation import Generation
 
 SUMMARY = "a model behind OpenAI's API on this machine, every call recorded token by token"
 EPILOG = """\
@@ -34,7 +34,7 @@ ADDRESS/s/NAME/trajectories.
 """
 READS = Reads(
     keys=(
-        "model", "data.max_response_tokens", "data.chat_template_kwargs", "rollout.max_running",
+        "model", "data.max_response_tokens", "data.chat_template_kwargs", *ENGINES, "rollout.max_running",
         "rollout.stop_token_ids", "rollout.timeout_s", "resources.device", "resources.num_threads",
         "algorithm.extensions", "actor.engine.max_tokens_per_device",
     ),
@@ -68,65 +68,71 @@ def run(args: argparse.Namespace) -> int:
     source = find_model(args.model, step=args.step)
     for line in source.lines:
         say(line)
-    config = load_settings(args, source=source.config, needs=())
-    refuse_unread(args, "serve", READS)
+    config = load_settings(args, source=source.config, needs=("rollout",))
+    refuse_unread(args, "serve", reads_with_engine(READS, config.rollout.engine))
+    if config.rollout.engine == "openai":
+        raise UsageError(
+            "rollout.engine=openai is a server already: give its address to the agent; `strop serve` records tokens "
+            "that it samples itself, with native, vllm or sglang"
+        )
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
     quiet_models()
-    asyncio.run(_serve(config, str(source.folder), args))
+    asyncio.run(_serve(config, args))
     return 0
 
 
-async def _serve(config: Config, folder: str, args: argparse.Namespace) -> None:
+async def _serve(config: Config, args: argparse.Namespace) -> None:
     from strop.gateway.server import Gateway
+    from strop.trainer.alone import generation, speaking
 
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    sessions, engine = _load(config, folder)
-    gateway = Gateway(sessions)
-    try:
-        async with gateway.serving(args.host, args.port) as address:
-            if args.json:
-                print_json({"address": address, "base_url": f"{address}/v1", "api_key": gateway.token})
-            else:
-                print_plain(f"base_url  {address}/v1\napi_key   {gateway.token}")
-            say("Ctrl-C ends it")
-            await ended.wait()
-    finally:
-        await engine.close()
+    with speaking(config):
+        async with generation(config) as made:
+            gateway = Gateway(any_session(config, made))
+            async with gateway.serving(args.host, args.port) as address:
+                if args.json:
+                    print_json({"address": address, "base_url": f"{address}/v1", "api_key": gateway.token})
+                else:
+                    print_plain(f"base_url  {address}/v1\napi_key   {gateway.token}")
+                say("Ctrl-C ends it")
+                await ended.wait()
 
 
-def _load(config: Config, folder: str) -> tuple[AnySession, RolloutEngine]:
-    """The engine of a model, and sessions that it samples for.
+def any_session(config: Config, made: Generation) -> AnySession:
+    """Sessions that an engine samples for.
+
+    Args:
+        config: with the folder of the model in model.path.
+        made: the engine.
 
     Raises:
-        ValueError: the model cannot be used.
+        ValueError: the model has no chat template.
     """
     from strop.agents.templates import ChatTemplate
     from strop.data.chat import require_chat_template
-    from strop.engines.model import load_model, load_tokenizer
+    from strop.engines.model import load_tokenizer
     from strop.gateway.samplers import EngineSampler
     from strop.gateway.session import ChatModel
-    from strop.rollout.native.engine import NativeEngine
     from strop.rollout.types import Sampling
     from strop.trainer.setup import stop_token_ids
-    from strop.trainer.threads import set_threads
 
-    section = dataclasses.replace(config.model, path=folder)
-    set_threads(config.resources, section)
-    tokenizer = load_tokenizer(section)
+    tokenizer = load_tokenizer(config.model)
     require_chat_template(tokenizer)
-    policy = load_model(section, device=config.resources.device)
-    engine = NativeEngine(policy, max_running=config.rollout.max_running)
-    stops = stop_token_ids(section, tokenizer, config.rollout.stop_token_ids)
+    stops = stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids)
+    started_for = config.data.max_prompt_tokens + config.data.max_response_tokens
     sampler = EngineSampler(
-        engine=engine,
+        engine=made.engine,
         sampling=Sampling(key=0, max_tokens=config.data.max_response_tokens, stop_token_ids=stops),
-        max_positions=policy.max_positions,
+        max_positions=started_for if made.policy is None else made.policy.max_positions,
         timeout_s=config.rollout.timeout_s,
     )
     template = ChatTemplate(tokenizer, config.data.chat_template_kwargs)
-    return AnySession(ChatModel(Path(folder).name, tokenizer, template, stops), sampler), engine
+    media = None if made.policy is None else made.policy.media
+    images = None if media is None else media.image_encoder()
+    return AnySession(ChatModel(Path(config.model.path).name, tokenizer, template, stops, images), sampler)
 
 
 class AnySession:

@@ -74,7 +74,7 @@ class OpenAIKit(Kit):
         """The policy, as the episodes of one chat template share it."""
         if context.template not in self._models:
             stops = context.sampling.stop_token_ids
-            made = ChatModel(MODEL_NAME, context.tokenizer, context.template, stops)
+            made = ChatModel(MODEL_NAME, context.tokenizer, context.template, stops, context.images)
             self._models[context.template] = made
         return self._models[context.template]
 

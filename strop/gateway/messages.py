@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from strop.gateway.errors import wrong
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _TEXT_PARTS = ("text", "input_text", "output_text")
+_IMAGE_PARTS = ("image_url", "input_image")
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,19 @@ class Message:
     calls: tuple[Call, ...] = ()
     call_id: str = ""
     """Of a tool's message: the call that it answers."""
+    parts: tuple[str | bytes, ...] = ()
+    """Texts and encoded images in order, where there are images."""
+
+    @property
+    def images(self) -> tuple[bytes, ...]:
+        """Encoded images, in order."""
+        return tuple(part for part in self.parts if isinstance(part, bytes))
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for messages that say the same: clients strip texts, write JSON anew and give calls other ids."""
         calls = tuple((call.name, _canonical(call.arguments)) for call in self.calls)
-        return self.role, self.content.strip(), calls
+        return self.role, self.content.strip(), calls, *(hashlib.sha256(one).digest() for one in self.images)
 
 
 Trail = tuple[tuple[Any, ...], ...]
@@ -67,7 +77,9 @@ def read_messages(value: Any, *, param: str = "messages") -> tuple[Message, ...]
 def _read_message(value: Any, where: str) -> Message:
     if not isinstance(value, Mapping) or value.get("role") not in _ROLES:
         raise wrong(where, f"must be an object with a role of {', '.join(_ROLES)}")
-    role, content = _ROLES[str(value["role"])], text_of(value.get("content"), f"{where}.content")
+    role = _ROLES[str(value["role"])]
+    parts = _parts_of(value.get("content"), f"{where}.content", takes_images=role == "user")
+    content = "".join(part for part in parts if isinstance(part, str))
     calls = value.get("tool_calls") or []
     if not isinstance(calls, list) or (calls and role != "assistant"):
         raise wrong(f"{where}.tool_calls", "must be a list, in a message of the assistant")
@@ -75,7 +87,8 @@ def _read_message(value: Any, where: str) -> Message:
     if role == "tool" and not (isinstance(call_id, str) and call_id):
         raise wrong(f"{where}.tool_call_id", "a tool's message names the call that it answers")
     read = tuple(_read_call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(calls))
-    return Message(role, content, read, call_id if role == "tool" else "")
+    has_images = any(isinstance(part, bytes) for part in parts)
+    return Message(role, content, read, call_id if role == "tool" else "", tuple(parts) if has_images else ())
 
 
 def text_of(content: Any, where: str) -> str:
@@ -84,20 +97,43 @@ def text_of(content: Any, where: str) -> str:
     Raises:
         ApiError: a part is no text.
     """
+    return "".join(str(part) for part in _parts_of(content, where, takes_images=False))
+
+
+def _parts_of(content: Any, where: str, *, takes_images: bool) -> list[str | bytes]:
+    """Texts and images of a content; raises as `text_of`."""
     if content is None:
-        return ""
+        return []
     if isinstance(content, str):
-        return content
+        return [content]
     if not isinstance(content, list):
         raise wrong(where, "must be a string or a list of parts")
-    texts = []
+    parts: list[str | bytes] = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in _IMAGE_PARTS and takes_images:
+            parts.append(_image_of(part.get("image_url"), f"{where}[{number}]"))
+            continue
         text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, Mapping) else None
         if kind not in (*_TEXT_PARTS, "refusal") or not isinstance(text, str):
-            raise wrong(f"{where}[{number}]", f"is a part of type {kind!r}; this server takes text")
-        texts.append(text)
-    return "".join(texts)
+            taken = "text and images" if takes_images else "text"
+            raise wrong(f"{where}[{number}]", f"is a part of type {kind!r}; this server takes {taken} here")
+        parts.append(text)
+    return parts
+
+
+def _image_of(value: Any, where: str) -> bytes:
+    """The encoded image of a data: URL."""
+    url = value.get("url") if isinstance(value, Mapping) else value
+    head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
+    if not (head.startswith("data:") and head.endswith(";base64") and comma):
+        raise wrong(
+            where, "must have an image_url that begins with data:image/...;base64, (nothing is fetched)"
+        )
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError:
+        raise wrong(where, "has an image_url that is no base64") from None
 
 
 def _read_call(value: Any, where: str) -> Call:
@@ -168,6 +204,8 @@ def _shaped(
 ) -> dict[str, Any]:
     """A message that is no tool's; the ids and names of its calls, as the template writes them, become known."""
     content: str | None = template.as_plain_text(message.content)
+    if message.parts:
+        return {"role": message.role, "content": [_part(part, template) for part in message.parts]}
     if not message.calls:
         return {"role": message.role, "content": content}
     names = [template.as_plain_text(call.name) for call in message.calls]
@@ -183,6 +221,13 @@ def _shaped(
         for call, written, name in zip(message.calls, ids, names, strict=True)
     ]
     return {"role": message.role, "content": content or template.profile.no_content, "tool_calls": functions}
+
+
+def _part(part: str | bytes, template: ChatTemplate) -> dict[str, str]:
+    """A part in the form of the template; pixels are put in its place later."""
+    return (
+        {"type": "text", "text": template.as_plain_text(part)} if isinstance(part, str) else {"type": "image"}
+    )
 
 
 def _object(text: str) -> Any:

@@ -117,8 +117,18 @@ class EpisodeSampler:
                 "the episode has no tokens left (data.max_response_tokens)",
                 code="context_length_exceeded",
             )
+        num_heard, has_ended = 0, False
+
+        def on_token(token: int, log_prob: float, version: int) -> None:
+            nonlocal num_heard, has_ended
+            num_heard += 1
+            has_ended = has_ended or hear(token)
+
         output = await self._generate(
-            prompt_ids, stop_token_ids=options.stop_token_ids, max_tokens=options.max_tokens
+            prompt_ids,
+            stop_token_ids=options.stop_token_ids,
+            max_tokens=options.max_tokens,
+            on_token=on_token,
         )
         if output.stop_reason == "aborted":
             raise ApiError(503, "generation was aborted")
@@ -130,9 +140,6 @@ class EpisodeSampler:
                 f"{self._sampling.max_tokens}; raise it", code="context_length_exceeded",
             )  # fmt: skip
         self._has_sampled = True
-        for token in output.token_ids:
-            if hear(token):
-                break
         return output
 
     def _say_what_is_passed_over(self, options: Options) -> None:

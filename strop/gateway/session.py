@@ -16,26 +16,36 @@ from typing import Any
 
 from strop.agents.answers import AnswerParser
 from strop.agents.conversation import CONTINUED
+from strop.agents.images import ImageEncoder
 from strop.agents.templates import ChatTemplate, Reply
 from strop.chat_template import TemplateRefused
-from strop.gateway.errors import ApiError
+from strop.gateway.errors import ApiError, wrong
 from strop.gateway.messages import Message, Trail, as_template, trail_of
 from strop.rollout.types import TokenOutput
 from strop.tools.formats import parser_for_template
-from strop.trajectory import Trajectory
+from strop.trajectory import Media, MediaTokens, Trajectory, media_of
 
 Tools = Sequence[Mapping[str, Any]]
 MAX_RESPONSES = 1000
+MAX_IMAGES = 256
+"""Read images that a session remembers beside those of the call."""
 
 
 class ChatModel:
     """What the gateway knows of a model: its name, its tokens, its chat template."""
 
     def __init__(
-        self, name: str, tokenizer: Any, template: ChatTemplate, stop_token_ids: Sequence[int]
+        self,
+        name: str,
+        tokenizer: Any,
+        template: ChatTemplate,
+        stop_token_ids: Sequence[int],
+        images: ImageEncoder | None = None,
     ) -> None:
         self.name, self.tokenizer, self.template = name, tokenizer, template
         self.stop_token_ids = tuple(stop_token_ids)
+        self.images = images
+        """Puts images into token ids; None where the model takes text alone."""
         self._parser: AnswerParser | None = None
 
     def parser(self) -> AnswerParser:
@@ -96,6 +106,7 @@ class Session:
         self._written_ids: dict[str, str] = {}
         self._replies: dict[tuple[Any, ...], Reply] = {}
         self._ended_at_length = False
+        self._media: dict[bytes, Media] = {}
 
     # ------------------------------------------------------------------ prompts
 
@@ -105,15 +116,33 @@ class Session:
         Raises:
             ApiError: the chat template refuses it.
         """
+        if self.model.images is None and any(message.images for message in messages):
+            raise wrong("messages", "have images, and the model takes text alone")
         found = [
             (number, answer)
             for number, message in enumerate(messages)
             if message.role == "assistant" and (answer := self._find(message, messages[:number])) is not None
         ]
         try:
-            return self._joined(messages, found, tools)
+            return self._with_images(self._joined(messages, found, tools), messages)
         except TemplateRefused as error:
             raise ApiError(400, f"messages: {error}", param="messages", code="invalid_value") from error
+
+    def _with_images(self, token_ids: tuple[int, ...], messages: Sequence[Message]) -> tuple[int, ...]:
+        """The ids with those of the images in their places; they were never among the sampled ones."""
+        images = [image for message in messages for image in message.images]
+        encoder = self.model.images
+        if not images or encoder is None:
+            return token_ids
+        try:
+            for image in images:
+                if image not in self._media:
+                    if len(self._media) >= MAX_IMAGES:
+                        self._media = {one: self._media[one] for one in images if one in self._media}
+                    self._media[image] = encoder.read(image)
+            return encoder.expand(token_ids, [self._media[image] for image in images])
+        except ValueError as error:
+            raise wrong("messages", str(error)) from error
 
     def text_ids(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt that is text; what the session has of its beginning keeps its tokens."""
@@ -215,20 +244,22 @@ class Session:
         self._ended_at_length = output.stop_reason == "length"
         if not output.token_ids:
             return
-        prompt = tuple(prompt_ids)
+        prompt, media = tuple(prompt_ids), media_of(prompt_ids)
         place, length = None, 0
         for number, known in enumerate(self._sequences):
             ids = known.token_ids
-            if len(ids) > length and prompt[: len(ids)] == ids:
+            is_begun = len(ids) > length and prompt[: len(ids)] == ids
+            if is_begun and known.media == media[: len(known.media)]:
                 place, length = number, len(ids)
         if place is None:
             place = len(self._sequences)
-            empty = Trajectory(uid=self._uid, sample_index=self._sample_index, prompt_ids=prompt)
+            empty = Trajectory(uid=self._uid, sample_index=self._sample_index, prompt_ids=prompt, media=media)
             self._sequences.append(empty)
             self._logs.append([])
             self._texts.append("")
             length = len(prompt)
-        grown = self._sequences[place].with_given(prompt[length:])
+        added = [dataclasses.replace(one, start=one.start - length) for one in media if one.start >= length]
+        grown = self._sequences[place].with_given(MediaTokens(prompt[length:], added))
         start = len(grown.response_ids)
         self._sequences[place] = grown.with_sampled(output.token_ids, output.log_probs, output.versions)
         self._texts[place] = text

@@ -45,8 +45,9 @@ class Agreement:
 class Probe:
     """What was tried."""
 
-    tokens: TokenFacts
-    """Prompts, template and vocabulary."""
+    tokens: TokenFacts | None
+    """Prompts, template and vocabulary; None where somebody else's model answered, so that prompts, rewards and agents
+    are tried alone."""
     reports: Sequence[EpisodeReport]
     """Every sample, those of a prompt with one uid."""
     rewards: Mapping[str, tuple[float, ...]]
@@ -68,6 +69,8 @@ class Probe:
 
 def examine(probe: Probe) -> list[Check]:
     """Every check, in the order in which a sample comes about."""
+    if probe.tokens is None:
+        return [_samples(probe), _cuts(probe), _scores(probe), *_rewards(probe)]
     return [
         *examine_tokens(probe.tokens),
         _samples(probe),
@@ -120,6 +123,11 @@ def _lengths(probe: Probe) -> Check:
         return Check(name="length", text=text)
     advice = "most answers do not end: raise data.max_response_tokens, or warm the model up with `strop sft`"
     return Check(name="length", text=text, level="warn", advice=advice)
+
+
+def _cuts(probe: Probe) -> Check:
+    """Of answers whose tokens nobody here can count."""
+    return Check(name="length", text=f"{100 * _cut_share(probe):.0f} % of the answers were cut")
 
 
 def _scores(probe: Probe) -> Check:

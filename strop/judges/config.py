@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
-from urllib.parse import urlsplit
 
 import regex  # type: ignore[import-untyped]
 
 from strop.base.field_types import (
     FiniteFloat,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
 )
 from strop.base.sections import section
+from strop.net.calls import CallLimits, check_address
 
 DEFAULT_RUBRIC = "Is the answer correct and complete?"
 DEFAULT_TEMPLATE = """\
@@ -41,29 +40,16 @@ PLACES = ("question", "answer", "reference", "rubric", "tag", "lowest", "highest
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallsConfig:
-    """How a service is called: time limits, rates, repeats and what is remembered."""
+class CallsConfig(CallLimits):
+    """How a service that scores is called: time limits, rates, repeats and what is remembered."""
 
     ADDRESS: ClassVar[str]
     """Full key of the setting with its address; where that is empty, there is no service."""
 
     weight: FiniteFloat = 1.0
     """Of this score in the sum, where there are others."""
-    api_key_env: str = ""
-    """Environment variable with the key of the service, sent as a bearer token. Empty: no key."""
     timeout_s: PositiveFloat = 60.0
     """Wall-clock limit of one request, in seconds."""
-    retries: Annotated[NonNegativeInt, "0 is none"] = 4
-    """Repeats of a request that met a rate limit (429), a broken server (408, 5xx), a cut connection, an answer that is
-    no JSON, or no answer in time. Other refusals are final."""
-    backoff_s: NonNegativeFloat = 1.0
-    """Wait before the first repeat, in seconds; doubled before each further one, up to a minute. Half of it is left to
-    chance, and a server's Retry-After (up to a minute) is respected."""
-    max_concurrent: PositiveInt = 16
-    """Requests under way at the same time, of the whole run: each rollout worker has an equal share of them."""
-    requests_per_s: PositiveFloat | None = None
-    """Requests that may start per second, of the whole run; null: no limit. Each rollout worker has an equal share; a
-    second's worth of it, at least one request, may start at once."""
     cache_dir: str = ""
     """Folder that keeps answers by request, so that an equal request is asked once: by several runs, too, and after a
     crash. Empty: nothing is kept."""
@@ -123,19 +109,7 @@ class CallsConfig:
                 )
 
     def _check_address(self) -> None:
-        parts = urlsplit(self.address)
-        try:
-            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # a port that is no number up to 65535
-            is_address = False
-        if not is_address:
-            raise ValueError(
-                f"{self.ADDRESS} is {self.address!r}; give an address such as http://127.0.0.1:8000/v1"
-            )
-        if parts.username or parts.password:
-            raise ValueError(
-                f"{self.ADDRESS} holds a password, which would be written to the run folder: use api_key_env"
-            )
+        check_address(self.ADDRESS, self.address)
 
 
 @section("reward.judge")

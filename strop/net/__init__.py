@@ -6,5 +6,6 @@ rendezvous  where the processes of a torch.distributed group find each other, be
 notes       what each listening socket of a process is for, written down for `strop doctor RUN --sockets`
 interfaces  network interfaces by address, and the libraries that listen on one
 exchange    one POST with a deadline
+calls       requests to a service: its key, limits and repeats
 listing     all sockets of some processes that listen, from the system's own tables
 """

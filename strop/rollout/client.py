@@ -45,8 +45,15 @@ Restart = Callable[[int], Awaitable[RolloutEngine]]
 class GenerateClient(Protocol):
     """The one thing an agent needs of the rollout side; a test passes a scripted one."""
 
-    async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Sampling) -> TokenOutput:
-        """Continue `prompt_ids`."""
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        on_token: OnToken | None = None,
+    ) -> TokenOutput:
+        """Continue `prompt_ids`; `on_token` hears of each token."""
         ...
 
 

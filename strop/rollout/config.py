@@ -9,19 +9,23 @@ from annotated_types import Gt
 
 from strop.base.field_types import NonNegativeInt, PositiveInt, PositiveShare
 from strop.base.sections import section
+from strop.rollout.endpoint.config import OpenAIConfig
 from strop.rollout.sglang.config import SglangConfig
 from strop.rollout.vllm.config import VllmConfig
 
 
 @section("rollout")
 class RolloutConfig:
-    engine: Literal["native", "vllm", "sglang"] = "native"
-    """What generates: native, in the process of the policy and with its own weights; or vllm or sglang, in processes of
-    their own (docs/rollout.md)."""
+    engine: Literal["native", "vllm", "sglang", "openai"] = "native"
+    """What generates: native, in the process of the policy and with its own weights; vllm or sglang, in processes of
+    their own; or openai, a server somewhere that answers for `strop eval`, `generate` and `check` and cannot be trained
+    (docs/rollout.md)."""
     vllm: VllmConfig = field(default_factory=VllmConfig)
     """Settings of rollout.engine=vllm."""
     sglang: SglangConfig = field(default_factory=SglangConfig)
     """Settings of rollout.engine=sglang."""
+    openai: OpenAIConfig = field(default_factory=OpenAIConfig)
+    """Settings of rollout.engine=openai."""
     samples_per_prompt: PositiveInt = 8
     """Trajectories per prompt. Group-relative advantages need at least 2."""
     temperature: Annotated[
@@ -45,9 +49,12 @@ class RolloutConfig:
         for name, given, default in (
             ("vllm", self.vllm, VllmConfig()),
             ("sglang", self.sglang, SglangConfig()),
+            ("openai", self.openai, OpenAIConfig()),
         ):
             if self.engine != name and given != default:
                 raise ValueError(
                     f"a setting of rollout.{name} is given, but rollout.engine={self.engine} does not read it: set "
                     f"rollout.engine={name}, or remove it"
                 )
+        if self.engine == "openai":
+            self.openai.check()

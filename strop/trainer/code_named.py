@@ -32,6 +32,11 @@ def code_named(config: Config) -> Iterator[Named]:
     if config.rollout.vllm.engine_args:
         value = f"{sorted(config.rollout.vllm.engine_args)} (arguments of vLLM, which may name code)"
         yield Named(key="rollout.vllm.engine_args", value=value)
+    if config.rollout.openai.base_url:
+        asked = config.rollout.openai
+        secret = f" and your {asked.api_key_env}" if asked.api_key_env else ""
+        value = f"{asked.base_url} (gets the prompts{secret})"
+        yield Named(key="rollout.openai.base_url", value=value)
     yield from _of_data(config)
     yield from code_of_guests(config, "")
     yield from code_of_guests(config.rollout, "rollout")

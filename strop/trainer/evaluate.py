@@ -10,7 +10,6 @@ resources.call_timeout_s.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import math
 import time
@@ -21,21 +20,19 @@ from typing import Any
 from strop.agents.setup import AgentSetup
 from strop.base.device import device_name
 from strop.controller import Mesh, WorkerGroup, role
-from strop.engines.model import load_model, load_tokenizer
+from strop.engines.model import load_tokenizer
 from strop.protocol import DataProto
 from strop.rewards import RewardPool
-from strop.rollout.native.engine import NativeEngine
+from strop.trainer.alone import as_spoken, player, sampling_spoken, speaking
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
 from strop.trainer.roles import start_runtime
 from strop.trainer.scorers import probe_scorers
-from strop.trainer.setup import eval_sampling, load_val_prompts
-from strop.trainer.threads import set_threads
+from strop.trainer.setup import eval_sampling, load_val_prompts, refuse_media_of_engine
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.evaluation import EvaluationWorker
-from strop.workers.player import make_player, observers_of
 from strop.workers.reports import EpisodeReport, check_failed_episodes, report_of
 
 
@@ -50,6 +47,8 @@ class Evaluation:
     """Each answer with its prompt, score and what the scorer said, in the order of the prompts."""
     seconds: float
     """Wall-clock time, loading included."""
+    usage: Mapping[str, int]
+    """What was asked of a server (rollout.engine=openai): requests, retries, input_tokens, output_tokens."""
 
 
 Progress = Callable[[int, int], None]
@@ -69,26 +68,37 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
         EpisodesFailed: too many answers failed before scoring.
     """
     start = time.perf_counter()
-    set_threads(config.resources, config.model)
     if not config.data.val_files:
         raise ValueError(
             "data.val_files is empty; name the files to evaluate on, for example data.val_files=[val.parquet]"
         )
-    tokenizer = load_tokenizer(config.model)
-    setup = AgentSetup(
-        config.agent,
-        tokenizer,
-        template_options=config.data.chat_template_kwargs,
-        max_prompt_tokens=config.data.max_prompt_tokens,
-    )
-    prompts = load_val_prompts(config.data, tokenizer, setup)
-    say(
-        f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature {config.eval.temperature}"
-    )
-    if config.resources.runtime == "inline":
-        episodes = asyncio.run(_play(config, setup, prompts, say=say, on_progress=on_progress))
-    else:
-        episodes = _play_on_ranks(config, setup, prompts, say=say)
+    on_ranks = config.resources.runtime != "inline"
+    if on_ranks and config.rollout.engine != "native":
+        raise ValueError(
+            f"an evaluation on several ranks generates with the native engine, but rollout.engine is "
+            f"{config.rollout.engine}: use rollout.engine=native, or resources.runtime=inline"
+        )
+    with speaking(config) as spoken:
+        tokenizer = load_tokenizer(spoken.model)
+        setup = AgentSetup(
+            spoken.agent,
+            tokenizer,
+            template_options=spoken.data.chat_template_kwargs,
+            max_prompt_tokens=spoken.data.max_prompt_tokens,
+        )
+        prompts = load_val_prompts(as_spoken(spoken.data, spoken), tokenizer, setup)
+        if any(prompt.media for prompt in prompts):
+            refuse_media_of_engine(spoken.rollout)
+        say(
+            f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature "
+            f"{config.eval.temperature}"
+        )
+        usage: dict[str, int] = {}
+        if on_ranks:
+            episodes = _play_on_ranks(config, setup, prompts, say=say)
+        else:
+            playing = _play(spoken, setup, prompts, say=say, on_progress=on_progress, on_usage=usage.update)
+            episodes = asyncio.run(playing)
     reports = [report_of(episode) for episode in episodes]
     check_failed_episodes(reports)
     sources = dict.fromkeys(prompt.data_source for prompt in prompts)
@@ -100,6 +110,7 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
         },
         answers=tuple(map(_answer, episodes, reports)),
         seconds=time.perf_counter() - start,
+        usage=usage,
     )
 
 
@@ -122,7 +133,13 @@ def _answer(episode: Episode, report: EpisodeReport) -> dict[str, Any]:
 
 
 async def _play(
-    config: Config, setup: AgentSetup, prompts: Sequence[Prompt], *, say: Say, on_progress: Progress
+    config: Config,
+    setup: AgentSetup,
+    prompts: Sequence[Prompt],
+    *,
+    say: Say,
+    on_progress: Progress,
+    on_usage: Callable[[Mapping[str, int]], None],
 ) -> list[Episode]:
     total = len(prompts) * config.eval.samples_per_prompt
     done = 0
@@ -132,27 +149,17 @@ async def _play(
         done += 1
         on_progress(done, total)
 
-    observers = observers_of(config.rollout, setup.tokenizer)
     async with RewardPool(config.reward, tokenizer=config.model.path) as pool:
         await probe_scorers(pool, prompts, say)
-        model = load_model(config.model, device=config.resources.device)
-        engine = NativeEngine(model, max_running=config.rollout.max_running)
-        player = make_player(
-            engine,
-            model,
-            setup.tokenizer,
-            pool,
-            setup=setup,
-            timeout_s=config.rollout.timeout_s,
-            seed=config.trainer.seed,
-            observers=observers,
-        )
-        with contextlib.closing(player):
+        limit = config.data.max_response_tokens
+        async with player(
+            config, setup, pool, max_tokens=limit, seed=config.trainer.seed, on_usage=on_usage
+        ) as playing:
             on_progress(0, total)
-            return await player.play(
+            return await playing.play(
                 prompts,
                 samples_per_prompt=config.eval.samples_per_prompt,
-                sampling=eval_sampling(config, setup.tokenizer),
+                sampling=sampling_spoken(eval_sampling(config, setup.tokenizer), config),
                 on_episode=count,
             )
 

@@ -6,6 +6,7 @@ samples is written, and random numbers belong to the samples, not to the order i
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 import time
@@ -16,11 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strop.agents.setup import AgentSetup
 from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.base.device import device_name
 from strop.data.streaming import draw
 from strop.health import Agreement, Check, Probe, TokenFacts, can_teach, examine, examine_tokens
 from strop.protocol import columns
+from strop.rewards import RewardPool
+from strop.trainer.alone import as_spoken, is_remote, player, sampling_spoken, speaking
 from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
 from strop.trainer.phases import Stages
@@ -30,7 +34,8 @@ from strop.trainer.setup import TrainingData, load_training_data, training_sampl
 from strop.trainer.threads import set_threads
 from strop.trainer.token_facts import token_facts
 from strop.trajectory import Prompt
-from strop.workers.reports import EpisodeReport
+from strop.workers.episodes import Episode
+from strop.workers.reports import EpisodeReport, report_of
 from strop.workers.summary import answer_scores
 
 ROUND_SAMPLES, ROUND_PROMPTS, MAX_ROUNDS = 48, 4, 4
@@ -56,6 +61,8 @@ class Preflight:
     num_samples: int
     seconds: float
     """Wall-clock time, without the loading of models."""
+    answered_by: str = ""
+    """Somebody else's model, where that was tried; empty for the policy."""
 
     @property
     def obstacles(self) -> list[Check]:
@@ -70,7 +77,11 @@ class Preflight:
             lines.append(f"{marks[check.level]} {check.name}: {check.text}")
             if check.advice:
                 lines.append(f"     {check.advice}")
-        verdict = "this run would not learn" if self.obstacles else "ready to train"
+        verdict = (
+            "ready to train" if self.answered_by == "" else f"data and rewards work with {self.answered_by}"
+        )
+        if self.obstacles:
+            verdict = "this run would not learn"
         return [*lines, f"{verdict}; {self.num_samples} samples in {self.seconds:.1f} s"]
 
     def refusal(self) -> str:
@@ -92,6 +103,8 @@ def run_preflight(config: Config, *, num_prompts: int) -> Preflight:
     Raises:
         ValueError, FileNotFoundError: the sentence says what cannot be used.
     """
+    if is_remote(config):
+        return _asked(config, num_prompts=num_prompts)
     set_threads(config.resources, config.model)
     data = load_training_data(config)
     check_models(config)
@@ -100,6 +113,54 @@ def run_preflight(config: Config, *, num_prompts: int) -> Preflight:
             config, runtime, num_steps=data.num_steps, checkpoint=None, version=0, samples=None
         )
         return try_out(config, data, roles, prompts_per_round=num_prompts, max_rounds=1)
+
+
+def _asked(config: Config, *, num_prompts: int) -> Preflight:
+    """The first prompts of a run, answered by somebody else's model: do data, agents and rewards work?"""
+    with speaking(config) as spoken:
+        data = load_training_data(spoken, data=as_spoken(spoken.data, spoken))
+        start = time.perf_counter()
+        prompts = first_prompts(data, num_prompts)
+        sampling = sampling_spoken(training_sampling(spoken, data.tokenizer), spoken)
+        options = spoken.data.chat_template_kwargs
+        setup = AgentSetup(spoken.agent, data.tokenizer, template_options=options)
+
+        async def play() -> list[Episode]:
+            limit = spoken.data.max_response_tokens
+            async with (
+                RewardPool(spoken.reward, tokenizer=spoken.model.path) as pool,
+                player(spoken, setup, pool, max_tokens=limit, seed=spoken.trainer.seed) as playing,
+            ):
+                return await playing.play(
+                    prompts, samples_per_prompt=spoken.rollout.samples_per_prompt, sampling=sampling
+                )
+
+        episodes = asyncio.run(play())
+    reports = [report_of(episode) for episode in episodes]
+    rewards = {one.id: (one.score,) for one in reports if one.score is not None}
+    probe = Probe(
+        tokens=None,
+        reports=reports,
+        rewards=rewards,
+        max_response_tokens=config.data.max_response_tokens,
+        max_failed_share=config.reward.max_failed_share,
+        is_group_relative=adv_estimator_declaration(config.algorithm.adv_estimator).is_group_relative,
+        lr=config.actor.optim.lr,
+        agreement=None,
+    )
+    stride = max(1, len(episodes) // SHOWN)
+    shown = list(zip(episodes, reports, strict=True))[::stride][:SHOWN]
+    return Preflight(
+        checks=examine(probe),
+        samples=[
+            _shown_sample(report, episode.prompt.ground_truth, episode.text, report.score)
+            for episode, report in shown
+        ],
+        num_prompts=len(prompts),
+        num_samples=len(reports),
+        seconds=time.perf_counter() - start,
+        answered_by=config.rollout.openai.model,
+    )
 
 
 def try_out(
@@ -230,18 +291,28 @@ class _Trial:
         return [self._sample(report, truths[report.uid]) for report in self.reports[::stride][:SHOWN]]
 
     def _sample(self, report: EpisodeReport, ground_truth: object) -> dict[str, Any]:
-        response, outcome = self._responses.get(report.id), report.outcome
-        return {
-            "id": report.id,
-            "response": None
+        response = self._responses.get(report.id)
+        text = (
+            None
             if response is None
-            else self._tokenizer.decode(response.tolist(), skip_special_tokens=True),
-            "ground_truth": ground_truth,
-            "pred": None if outcome is None else outcome.parts.get("pred"),
-            "score": report.score,
-            "reward": self._rewards.get(report.id, (None,))[0],
-            "error": report.failure or ("" if outcome is None else outcome.error),
-        }
+            else str(self._tokenizer.decode(response.tolist(), skip_special_tokens=True))
+        )
+        return _shown_sample(report, ground_truth, text, self._rewards.get(report.id, (None,))[0])
+
+
+def _shown_sample(
+    report: EpisodeReport, ground_truth: object, response: str | None, reward: float | None
+) -> dict[str, Any]:
+    outcome = report.outcome
+    return {
+        "id": report.id,
+        "response": response,
+        "ground_truth": ground_truth,
+        "pred": None if outcome is None else outcome.parts.get("pred"),
+        "score": report.score,
+        "reward": reward,
+        "error": report.failure or ("" if outcome is None else outcome.error),
+    }
 
 
 def _is_float32(config: Config) -> bool:

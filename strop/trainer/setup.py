@@ -53,17 +53,21 @@ class TrainingData:
         return lines
 
 
-def load_training_data(config: Config) -> TrainingData:
+def load_training_data(config: Config, *, data: DataConfig | None = None) -> TrainingData:
     """Tokenizer, prompts and order of a run.
+
+    Args:
+        config: of the run.
+        data: with other limits, in tokens of somebody else's model; not given: those of the run.
 
     Raises:
         ValueError, FileNotFoundError: the sentence says what is wrong with model folder, files or columns, or which
             settings do not go with images.
     """
+    data = data or config.data
     tokenizer = load_tokenizer(config.model)
-    if not config.data.train_files:
+    if not data.train_files:
         raise ValueError("data.train_files is empty; name at least one .parquet or .jsonl file")
-    data = config.data
     weights, chosen, num_epochs = data.source_weights, None, config.num_epochs
     setup = AgentSetup(config.agent, tokenizer, template_options=data.chat_template_kwargs)
     rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
@@ -77,12 +81,12 @@ def load_training_data(config: Config) -> TrainingData:
             chosen, num_epochs = weighted_epochs(train.data_sources, weights, num_epochs, config.trainer.seed)
     sampler = PromptSampler(
         train.row_numbers,
-        config.data.prompts_per_step,
+        data.prompts_per_step,
         config.trainer.seed,
-        config.data.sampler,
+        data.sampler,
         num_epochs=num_epochs,
         chosen=chosen,
-        reorder_every=config.data.reorder_every,
+        reorder_every=data.reorder_every,
         instance=sampler_object(data.sampler, train.row_numbers, data),
     )
     limits = [limit for limit in (sampler.num_steps, config.trainer.max_steps) if limit is not None]
@@ -107,10 +111,7 @@ def _check_media(config: Config, *, has_media: bool) -> None:
     """Refuse what images do not go with, before a model is loaded."""
     if not has_media:
         return
-    if config.rollout.engine != "native":
-        raise ValueError(
-            f"prompts have images, which rollout.engine={config.rollout.engine} is not given: use rollout.engine=native"
-        )
+    refuse_media_of_engine(config.rollout)
     if config.uses_critic:
         raise ValueError(
             f"prompts have images, which a critic does not take: algorithm.adv_estimator="
@@ -126,6 +127,14 @@ def _check_media(config: Config, *, has_media: bool) -> None:
                 f"{role}.engine.sequence_parallel is {engine.sequence_parallel}, but prompts have images, and it "
                 f"divides sequences over ranks, which images cannot be: use {role}.engine.sequence_parallel=1"
             )
+
+
+def refuse_media_of_engine(rollout: RolloutConfig) -> None:
+    """Refuse images for an engine that is given none; raises a ValueError."""
+    if rollout.engine != "native":
+        raise ValueError(
+            f"prompts have images, which rollout.engine={rollout.engine} is not given: use rollout.engine=native"
+        )
 
 
 def load_val_prompts(data: DataConfig, tokenizer: Any, setup: AgentSetup) -> list[Prompt]:

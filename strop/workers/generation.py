@@ -5,6 +5,7 @@ The only place that knows the engines by name.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -19,12 +20,16 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.lora import has_adapter, merged_tensors
 from strop.engines.model import load_model, read_shape, weights_of_folder
+from strop.engines.packing import make_rows
+from strop.engines.parallel import alone
+from strop.engines.tokens import run_tokens
 from strop.engines.training import TrainEngine
 from strop.engines.weights import WeightsMetadata, parameter_stream, weights_metadata
 from strop.rollout.config import RolloutConfig
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.sglang.engine import SglangSettings, start_sglang
 from strop.rollout.sglang.process import sglang_python
+from strop.rollout.sync.probe import Probe, probe_tokens
 from strop.rollout.sync.target import ModuleTarget, WeightTarget
 from strop.rollout.types import RolloutEngine
 from strop.rollout.vllm.engine import Settings, start_vllm
@@ -72,6 +77,44 @@ async def make_generation(place: Place) -> Generation:
     return await _MAKERS[place.rollout.engine](place)
 
 
+async def load_generation(place: Place) -> Generation:
+    """The engine that `rollout.engine` names, with the weights of the model folder: it generates without a trainer.
+
+    An engine in another process gets them as it does in a run, and must give what the model in this process gives.
+
+    Raises:
+        ValueError: it cannot be used here.
+        SyncCorrupted: it does not compute with these weights.
+    """
+    if place.rollout.engine == "native":
+        policy = load_model(place.model, device=place.device)
+        engine = NativeEngine(policy, max_running=place.rollout.max_running, version=place.version)
+        return Generation(engine=engine, policy=policy, target=None)
+    model = await asyncio.to_thread(load_model, place.model, device="cpu")
+    made = await make_generation(place)
+    try:
+        assert made.target is not None, "an engine in another process has weights of its own"
+        await asyncio.to_thread(_fill, made.target, model)
+        await made.engine.set_version(place.version)
+        if made.scores is not None:
+            probe = probe_of(model)
+            found = await made.scores(probe.token_ids)
+            probe.check(found, version=place.version, dtype=made.dtype)
+    except BaseException:
+        await made.engine.close()
+        raise
+    return made
+
+
+def probe_of(model: CausalLM) -> Probe:
+    """What a whole model in this process says of a few tokens."""
+    ids = probe_tokens(model.config.get_text_config().vocab_size)
+    rows = make_rows([torch.tensor(ids[:1])], [torch.tensor(ids[1:])])
+    with torch.no_grad():
+        log_probs, _ = run_tokens(model, rows, lambda one: one.log_probs(temperature=1.0), alone("cpu"))
+    return Probe(token_ids=ids, log_probs=tuple(log_probs.tolist()))
+
+
 def check_engine(model: ModelConfig, rollout: RolloutConfig) -> None:
     """Refuse an engine that cannot generate with this model, before any process starts.
 
@@ -80,6 +123,11 @@ def check_engine(model: ModelConfig, rollout: RolloutConfig) -> None:
     """
     if rollout.engine == "native":
         return
+    if rollout.engine == "openai":
+        raise ValueError(
+            f"rollout.engine=openai asks {rollout.openai.model} at {rollout.openai.base_url}, whose weights nobody "
+            f"here can train: it serves `strop eval`, `strop generate` and `strop check`; use native, vllm or sglang"
+        )
     if rollout.engine == "vllm":
         vllm_python(rollout.vllm.python)
     else:
@@ -97,8 +145,11 @@ def pull_weights(trained: TrainEngine, target: WeightTarget) -> None:
 
     All ranks of a sharded policy call this.
     """
-    model = trained.model
     trained.onload()
+    _fill(target, trained.model)
+
+
+def _fill(target: WeightTarget, model: CausalLM) -> None:
     weights = merged_tensors(model) if has_adapter(model) else None
     for bucket in parameter_stream(model.module, weights=weights):
         target.load([(weight.name, tensor) for weight, tensor in bucket.tensors()])

@@ -11,6 +11,7 @@ is recorded as failed with its reason, and the trainer ends the run when there a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -65,6 +66,7 @@ class Player:
         seed: int,
         setup: AgentSetup | None = None,
         observers: Sequence[EpisodeObserver] = (),
+        max_episodes: int | None = None,
     ) -> None:
         """Start what the agents need, such as a sandbox.
 
@@ -75,6 +77,8 @@ class Player:
             seed: of the run.
             setup: agents; None for single turns.
             observers: hear of every episode; the player closes them.
+            max_episodes: that play at the same time, so that no time of an episode is spent waiting for its turn; None:
+                all do.
 
         Raises:
             ValueError: something of it cannot be started here.
@@ -82,6 +86,7 @@ class Player:
         self._observers = tuple(observers)
         self._client, self._tokenizer, self._scorers, self._seed = client, tokenizer, scorers, seed
         self._setup = setup or AgentSetup(AgentConfig(), tokenizer)
+        self._places = contextlib.nullcontext() if max_episodes is None else asyncio.Semaphore(max_episodes)
         if scorers is not None and setup is not None:
             setup.start(scorers.config)
 
@@ -173,9 +178,10 @@ class Player:
         self, prompt: Prompt, sample_index: int, sampling: Sampling, *, keeps_failure: bool
     ) -> Episode:
         try:
-            sequences = await play_episode(
-                prompt, sample_index, self._client, sampling, seed=self._seed, setup=self._setup
-            )
+            async with self._places:
+                sequences = await play_episode(
+                    prompt, sample_index, self._client, sampling, seed=self._seed, setup=self._setup
+                )
         except Exception as error:
             if not keeps_failure:
                 raise

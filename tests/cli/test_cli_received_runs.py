@@ -350,6 +350,7 @@ def test_every_setting_that_holds_text_is_known_to_run_or_to_be_read_only() -> N
 
 def test_what_runs_is_told() -> None:
     judge = ["reward.judge.base_url=http://j", "reward.judge.model=m"]
+    server = ["rollout.engine=openai", "rollout.openai.base_url=http://e", "rollout.openai.model=m"]
     beside = {
         "reward.judge.base_url": judge,
         "reward.judge.api_key_env": judge,
@@ -359,6 +360,8 @@ def test_what_runs_is_told() -> None:
         "resources.address": ["resources.runtime=ray"],
         "rollout.vllm.python": ["rollout.engine=vllm"],
         "rollout.sglang.python": ["rollout.engine=sglang"],
+        "rollout.openai.base_url": server,
+        "rollout.openai.api_key_env": server,
     }
     for doc in describe(Config):
         if doc.key in CODE:
@@ -380,9 +383,11 @@ CODE = {
     "reward.sandbox.python", "reward.sandbox.read_only_paths", "reward.judge.base_url", "reward.judge.api_key_env",
     "reward.server.url", "reward.server.api_key_env", "resources.address", "agent.openai.path", "rollout.vllm.python",
     "rollout.sglang.python",
+    "rollout.openai.base_url", "rollout.openai.api_key_env",
 }  # fmt: skip
 """Text that names what is run, started or contacted."""
 PLAIN = {
+    "rollout.openai.model",
     "model.path", "model.lora.target_modules", "model.lora.path", "data.dataset_class.name", "data.prompt_key",
     "data.data_source_key", "data.ground_truth_key", "data.default_data_source", "data.sampler",
     "sft.data.messages_key", "sft.data.prompt_key", "sft.data.completion_key", "agent.default_agent",

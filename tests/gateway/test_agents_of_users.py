@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 import time
@@ -17,6 +18,7 @@ from strop.agents.episodes import EpisodeTimeout
 from strop.agents.setup import AgentSetup
 from strop.data.tiny import make_tiny_tokenizer
 from strop.gateway.settings import OpenAIAgentConfig
+from strop.rollout.types import TokenOutput
 from strop.trajectory import Trajectory
 
 pytestmark = pytest.mark.timeout(60)
@@ -66,6 +68,14 @@ def no_number(base_url, api_key, row):
 
 def silent(base_url, api_key, row):
     return None
+
+def streams(base_url, api_key, row):
+    client = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+    heard = ""
+    for chunk in client.chat.completions.create(model="any", messages=row["prompt"], stream=True):
+        heard += chunk.choices[0].delta.content or ""
+        open(__file__ + ".heard", "a").close()
+    return {"reward": 1.0, "parts": {"heard": heard}}
 """
 
 
@@ -105,6 +115,29 @@ def test_an_async_function_posts_its_reward_and_samples_as_the_run_says(agent_fi
     (trajectory,), model = episode(agent_file, "posts", "3<|im_end|>")
     assert trajectory.reward_score == 2.0
     assert model.requests[0][1].temperature == 1.0
+
+
+def test_a_stream_comes_as_it_is_sampled(agent_file: Path) -> None:
+    class Waiting(ScriptedModel):
+        """Says the end of an answer once its beginning was heard."""
+
+        async def generate(self, *given: Any, on_token: Any = None) -> TokenOutput:
+            output = await super().generate(*given)
+            first, *rest = zip(output.token_ids, output.log_probs, output.versions, strict=True)
+            on_token(*first)
+            async with asyncio.timeout(10):
+                while not agent_file.with_name("agent.py.heard").exists():
+                    await asyncio.sleep(0.005)
+            for one in rest:
+                on_token(*one)
+            return output
+
+    model = Waiting([TOKENIZER("It is 3.<|im_end|>", add_special_tokens=False)["input_ids"]])
+    config = AgentConfig(default_agent="openai_agent", openai=OpenAIAgentConfig(path=f"{agent_file}:streams"))
+    prompt = prompt_of(TOKENIZER, agent_name="openai_agent")
+    (trajectory,) = play(prompt, model, AgentSetup(config, TOKENIZER), sampling=sampling_of(TOKENIZER))
+    assert trajectory.extra["reward_parts"] == {"heard": "It is 3."}
+    assert trajectory.response_ids == tuple(model.answers[0])  # type: ignore[arg-type]
 
 
 def test_a_function_that_crashes_is_a_failed_episode_with_its_reason(agent_file: Path) -> None:

@@ -18,9 +18,10 @@ from strop.base.randomness import random_key
 from strop.config import load_config
 from strop.gateway import command
 from strop.gateway.server import Gateway
-from strop.rollout.types import Sampling
+from strop.rollout.types import RolloutEngine, Sampling
 from strop.trainer.config import Config
 from strop.trajectory import Trajectory
+from strop.workers.generation import Place, load_generation
 
 QUESTION: Any = {"role": "user", "content": "1 + 2"}
 
@@ -29,9 +30,18 @@ def config_of(model: Path) -> Config:
     return load_config(Config, overrides=[f"model.path={model}", "data.max_response_tokens=8"])
 
 
+def loaded(config: Config) -> tuple[command.AnySession, RolloutEngine]:
+    place = Place(
+        model=config.model, rollout=config.rollout, device="cpu", version=0, trained=None, max_tokens=0,
+        logs=None, rank=0,
+    )  # fmt: skip
+    made = asyncio.run(load_generation(place))
+    return command.any_session(config, made), made.engine
+
+
 @pytest.mark.timeout(60)
 def test_tokens_and_log_probs_are_those_of_the_engine(tiny_model: Path) -> None:
-    sessions, engine = command._load(config_of(tiny_model), str(tiny_model))
+    sessions, engine = loaded(config_of(tiny_model))
 
     def work(address: str, token: str) -> Any:
         client = openai.OpenAI(base_url=f"{address}/s/one/v1", api_key=token, max_retries=0)
@@ -67,7 +77,7 @@ def test_tokens_and_log_probs_are_those_of_the_engine(tiny_model: Path) -> None:
 @pytest.mark.timeout(60)
 def test_a_stop_text_ends_a_request_of_the_engine(tiny_model: Path) -> None:
     config = load_config(Config, overrides=[f"model.path={tiny_model}", "data.max_response_tokens=40"])
-    sessions, engine = command._load(config, str(tiny_model))
+    sessions, engine = loaded(config)
 
     def work(address: str, token: str, **options: Any) -> str:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key=token, max_retries=0)
@@ -88,7 +98,7 @@ def test_a_stop_text_ends_a_request_of_the_engine(tiny_model: Path) -> None:
 
 
 def test_a_prompt_too_long_for_the_model_is_refused(tiny_model: Path) -> None:
-    sessions, _ = command._load(config_of(tiny_model), str(tiny_model))
+    sessions, _ = loaded(config_of(tiny_model))
 
     async def whole() -> None:
         gateway = Gateway(sessions)
@@ -103,7 +113,7 @@ def test_a_prompt_too_long_for_the_model_is_refused(tiny_model: Path) -> None:
 
 def test_only_so_many_sessions_are_kept(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "MAX_SESSIONS", 2)
-    sessions, _ = command._load(config_of(tiny_model), str(tiny_model))
+    sessions, _ = loaded(config_of(tiny_model))
     first, _ = sessions.find("a")
     sessions.find("b")
     assert sessions.find("a")[0] is first

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
+from hostile_http import Line, hostile
 from judge_cases import completion
 from reward_cases import score_all
 
@@ -21,84 +20,6 @@ from strop.rewards.config import OnFailureConfig
 pytestmark = pytest.mark.timeout(60)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 GOOD = json.dumps(completion('{"score": 1}')).encode()
-
-
-class Line:
-    """One connection, from the server's side."""
-
-    def __init__(self, connection: socket.socket, is_over: threading.Event) -> None:
-        self._connection, self._is_over = connection, is_over
-
-    def send(self, data: bytes) -> None:
-        self._connection.sendall(data)
-
-    def drip(self, data: bytes) -> None:
-        """One byte now and then, for as long as somebody listens."""
-        for byte in data:
-            if self._is_over.wait(0.02):
-                return
-            self.send(bytes([byte]))
-
-    def endless(self, data: bytes) -> None:
-        while not self._is_over.is_set():
-            self.send(data)
-
-
-def _some(connection: socket.socket) -> bytes:
-    data = connection.recv(1 << 16)
-    if not data:
-        raise OSError("whoever it was has left")
-    return data
-
-
-def _request(connection: socket.socket) -> bytes:
-    """A whole request: what is left unread would cut the answer off."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += _some(connection)
-    head, _, body = data.partition(b"\r\n\r\n")
-    (length,) = (
-        int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")
-    )
-    while len(body) < length:
-        body += _some(connection)
-    return body
-
-
-@contextmanager
-def hostile(answer: Callable[[Line], None], *, reads: bool = True) -> Iterator[tuple[str, list[bytes]]]:
-    """A server that reads a request and then does as it likes; its address, and what it was sent."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    is_over, asked, threads = threading.Event(), [], []
-
-    def serve_one(connection: socket.socket) -> None:
-        with connection:
-            try:
-                if reads:
-                    asked.append(_request(connection))
-                answer(Line(connection, is_over))
-            except OSError:
-                return
-
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threads.append(threading.Thread(target=serve_one, args=(connection,), daemon=True))
-            threads[-1].start()
-
-    acceptor = threading.Thread(target=accept)
-    acceptor.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        is_over.set()
-        for thread in [acceptor, *threads]:
-            thread.join(5)
 
 
 def _chunks(line: Line) -> None:
@@ -166,7 +87,7 @@ def test_a_judge_that_misbehaves_is_an_outcome_within_its_deadline(attack: str) 
     assert len(outcome.error) < 400
     assert len(asked) == 1
     for thread in threading.enumerate():
-        if thread.name.startswith("reward-judge"):
+        if thread.name.startswith("calls-judge"):
             thread.join(20)
             assert not thread.is_alive(), "nothing waits for it any more"
 
