@@ -65,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from strop.engines.export import export_role
+    from strop.trainer.models import locate, read_models
 
+    config = locate(config, say=say, known=read_models(folder)).config
     model = config.model
     if args.role == "critic":
         model = dataclasses.replace(model, path=config.critic.path or model.path, lora=config.critic.lora)

@@ -9,10 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strop.cli.output import UsageError, say
+from strop.hub.models import Fetch, fetch_model
+from strop.hub.places import place_of
 from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, check_files, read_manifest
 
-HELP = "a run folder (its last valid checkpoint), a checkpoint folder, or any Hugging Face model folder"
+HELP = (
+    "a run folder (its last valid checkpoint), a checkpoint folder, any Hugging Face model folder, or where a model is "
+    "fetched from: ORG/NAME[@REVISION] of the Hugging Face hub, modelscope:ORG/NAME, a URL"
+)
 _CONFIG_FILE = "config.yaml"
 
 
@@ -88,19 +93,22 @@ def run_in(folder: Path) -> Path:
     return runs[0]
 
 
-def find_model(text: str, *, step: int | str | None = None) -> ModelSource:
+def find_model(text: str, *, step: int | str | None = None, weights: bool = True) -> ModelSource:
     """The model that a word of the command line stands for.
 
     Args:
         text: the word.
         step: of a run, which checkpoint: its step, or best; None takes the last valid one.
+        weights: fetch weights too, where it is fetched.
 
     Raises:
-        ValueError: it is no model, or `step` is given for something else than a run.
+        ValueError: it is no model, it cannot be fetched, or `step` is given for something else than a run.
         UsageError: it is a folder of several runs.
         RunError: the run has no such checkpoint, or the checkpoint is damaged.
     """
     path = Path(text).expanduser()
+    if not path.is_dir() and _is_elsewhere(text):
+        return _of_hub(text, step, weights=weights)
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         if "=" in text:
@@ -120,6 +128,31 @@ def find_model(text: str, *, step: int | str | None = None) -> ModelSource:
     checkpoint = path.resolve().parent
     config = _run_config(checkpoint) if (checkpoint / MANIFEST).is_file() else None
     return ModelSource(folder=path, config=config)
+
+
+def _is_elsewhere(text: str) -> bool:
+    """A word that is no folder names a model of a hub or a URL; key=value does not."""
+    if "=" in text and "://" not in text:
+        return False
+    try:
+        return not place_of(text, "MODEL").is_here
+    except ValueError:
+        if text.startswith(("hub:", "hf:", "modelscope:", "http")) or (
+            Path(text).parent.is_dir() and "/" in text
+        ):
+            raise
+        return False
+
+
+def _of_hub(text: str, step: int | str | None, *, weights: bool) -> ModelSource:
+    if step is not None:
+        raise ValueError(f"--step {step} chooses a checkpoint of a run, and {text} is none: leave it out")
+    fetched = fetch_model(text, Fetch(say=say, weights=weights), key="MODEL")
+    return ModelSource(
+        folder=Path(fetched.folder),
+        config=None,
+        lines=(f"model: {fetched.place}, revision {fetched.revision}",),
+    )
 
 
 def _of_run(path: Path, step: int | str | None) -> ModelSource:

@@ -63,7 +63,13 @@ class LoraConfig:
 @section("model")
 class ModelConfig:
     path: str = ""
-    """Hugging Face model folder: config.json, weights as safetensors, tokenizer with a chat template."""
+    """Model folder with config.json, weights as safetensors, and a tokenizer with a chat template; or where it is
+    fetched from: ORG/NAME of the Hugging Face hub, modelscope:ORG/NAME, or a URL such as s3://bucket/folder. The other
+    `path` settings of models take the same."""
+    revision: str = ""
+    """Branch, tag or commit of a model of a hub; empty: its main branch, as it is when the run starts."""
+    local_files_only: bool = False
+    """Contact no hub and no store: use the copies that are in the cache, as HF_HUB_OFFLINE=1 does."""
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Compute precision; master weights stay in float32 (float64 for float64). auto: bfloat16 on an
     accelerator, float32 on a CPU, where bfloat16 is often slower."""

@@ -30,6 +30,7 @@ from strop.engines.model_folder import check_settings, check_weights, model_json
 from strop.engines.parallel import Parallel
 from strop.engines.probe import check_packed
 from strop.engines.weights import WeightsMetadata, weights_metadata
+from strop.hub.models import fetch_copy
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
@@ -314,7 +315,7 @@ def read_shape(config: ModelConfig) -> Any:
     if not config.path:
         raise ValueError("model.path is not set; give a Hugging Face model folder: model.path=FOLDER")
     folder = Path(config.path)
-    if not folder.is_dir():
+    if not folder.is_dir() and not fetch_copy(folder):
         raise ValueError(
             f"model.path {config.path!r} is not a folder; give a Hugging Face model folder on this machine"
             f"{_how_to_fetch(config.path)}"

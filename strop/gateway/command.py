@@ -38,8 +38,11 @@ READS = Reads(
         "rollout.stop_token_ids", "rollout.timeout_s", "resources.device", "resources.num_threads",
         "algorithm.extensions", "actor.engine.max_tokens_per_device",
     ),
-    but=("model.path",),
-    instead={"model.path": "MODEL_OR_RUN"},
+    but=("model.path", "model.revision", "model.local_files_only"),
+    instead={
+        "model.path": "MODEL_OR_RUN", "model.revision": "MODEL_OR_RUN to ORG/NAME@REVISION",
+        "model.local_files_only": "HF_HUB_OFFLINE=1",
+    },
 )  # fmt: skip
 MAX_SESSIONS = 1000
 MAX_SESSION_TOKENS = 1_000_000
