@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.cli.libraries import quiet_models
-from strop.cli.models import HELP, add_step_argument, find_model
+from strop.cli.models import HELP, add_step_argument, find_model, with_model
 from strop.cli.output import check_writable, plain, print_json, print_plain, say, write_json_lines
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 from strop.cli.unread import refuse_unread
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         say(line)
     config = load_settings(args, source=source.config, needs=NEEDS)
     refuse_unread(args, "eval")
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
+    config = with_model(config, source, args)
     quiet_models()
     from strop.trainer.evaluate import evaluate
 

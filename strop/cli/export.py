@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     from strop.engines.export import export_role
     from strop.trainer.models import locate, read_models
 
-    config = locate(config, say=say, known=read_models(folder)).config
+    if config.model.lora.enabled or config.critic.lora.enabled:  # the weights under the adapter
+        config = locate(config, say=say, known=read_models(folder)).config
     model = config.model
     if args.role == "critic":
         model = dataclasses.replace(model, path=config.critic.path or model.path, lora=config.critic.lora)

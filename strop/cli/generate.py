@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from strop.base.foreign_files import read_text
 from strop.cli.eval import progress_bar
 from strop.cli.libraries import quiet_models
-from strop.cli.models import HELP, add_step_argument, find_model
+from strop.cli.models import HELP, add_step_argument, find_model, with_model
 from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain, say, write_json_lines
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 from strop.cli.unread import refuse_unread
@@ -81,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         say(line)
     config = load_settings(args, source=source.config, needs=())
     refuse_unread(args, "generate")
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
+    config = with_model(config, source, args)
     is_chat = args.prompts is None and sys.stdin.isatty()
     _check_arguments(args, config, is_chat=is_chat)
     if is_chat:

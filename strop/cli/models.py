@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from strop.cli.output import UsageError, say
 from strop.hub.models import Fetch, fetch_model
 from strop.hub.places import place_of
 from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, check_files, read_manifest
+
+if TYPE_CHECKING:
+    from strop.trainer.config import Config
 
 HELP = (
     "a run folder (its last valid checkpoint), a checkpoint folder, any Hugging Face model folder, or where a model is "
@@ -128,6 +133,32 @@ def find_model(text: str, *, step: int | str | None = None, weights: bool = True
     checkpoint = path.resolve().parent
     config = _run_config(checkpoint) if (checkpoint / MANIFEST).is_file() else None
     return ModelSource(folder=path, config=config)
+
+
+def with_model(config: Config, source: ModelSource, args: argparse.Namespace) -> Config:
+    """The settings with this model, whose own tokenizer, template and config.json a run has already written.
+
+    Args:
+        config: settings of the command.
+        source: what `find_model` found.
+        args: with `config` and `overrides`, whose word counts.
+    """
+    from strop.engines.config import ModelConfig
+    from strop.trainer.models import POLICY, locate
+
+    model = dataclasses.replace(config.model, path=str(source.folder), revision="")
+    if source.config is not None and not args.config:
+        plain = ModelConfig()
+        given = [word.lstrip("+~") for word in args.overrides]
+        model = dataclasses.replace(
+            model,
+            **{
+                name: getattr(plain, name)
+                for name in ("tokenizer_path", "chat_template", "override_config")
+                if not any(word.startswith(f"model.{name}") for word in given)
+            },
+        )
+    return locate(dataclasses.replace(config, model=model), say=say, keys=POLICY).config
 
 
 def _is_elsewhere(text: str) -> bool:

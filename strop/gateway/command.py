@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.cli.libraries import quiet_models
-from strop.cli.models import HELP, add_step_argument, find_model
+from strop.cli.models import HELP, add_step_argument, find_model, with_model
 from strop.cli.output import UsageError, print_json, print_plain, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 from strop.cli.unread import Reads, refuse_unread
@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         say(line)
     config = load_settings(args, source=source.config, needs=())
     refuse_unread(args, "serve", READS)
+    config = with_model(config, source, args)
     quiet_models()
     asyncio.run(_serve(config, str(source.folder), args))
     return 0

@@ -67,7 +67,7 @@ def lacking(folder: Path, *, weights: bool = True) -> str:
     """The first file that a folder would need and does not have; empty where it is whole."""
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     if ADAPTER not in names:
-        if "config.json" not in names:
+        if weights and "config.json" not in names:
             return "config.json"
         if not any(name.startswith(_TOKENIZERS) or name.endswith(".tiktoken") for name in names):
             return "the tokenizer"
@@ -85,7 +85,8 @@ def hashes(folder: Path) -> dict[str, dict[str, int | str]]:
     found: dict[str, dict[str, int | str]] = {}
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     index = read_json(folder / INDEX) if INDEX in names else None
-    for name in sorted({*wanted_settings(names, code=True), *wanted_weights(names, index)}):
+    weights = wanted_weights(names, index) if any(name.endswith(".safetensors") for name in names) else []
+    for name in sorted({*wanted_settings(names, code=True), *weights}):
         with (folder / name).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         found[name] = {"bytes": (folder / name).stat().st_size, "sha256": digest}

@@ -218,7 +218,7 @@ class _Fetching:
         before = self._remote.cached(listing.revision)
         there = {path.relative_to(before).as_posix() for path in before.rglob("*")} if before else set()
         names = wanted_settings(listing.sizes, code=self._how.code)
-        if "config.json" not in names and "adapter_config.json" not in names:
+        if self._how.weights and "config.json" not in names and "adapter_config.json" not in names:
             raise Refused(
                 f"it has no config.json (it has {', '.join(sorted(listing.sizes)[:8]) or 'no files'})"
             )

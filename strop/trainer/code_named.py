@@ -23,6 +23,8 @@ def code_named(config: Config) -> Iterator[Named]:
         yield Named(key=key, value=f"{text} (fetched)")
     if config.model.trust_remote_code:
         yield Named(key="model.trust_remote_code", value=f"true (the code in {config.model.path})")
+    if config.model.external_lib:
+        yield Named(key="model.external_lib", value=f"{config.model.external_lib} (imported)")
     if config.rollout.vllm.python:
         python = config.rollout.vllm.python
         yield Named(key="rollout.vllm.python", value=f"{python} (started)", path=python)

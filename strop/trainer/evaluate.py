@@ -116,7 +116,7 @@ async def _play(
         done += 1
         on_progress(done, total)
 
-    async with RewardPool(config.reward, tokenizer=config.model.path) as pool:
+    async with RewardPool(config.reward, tokenizer=config.model.tokenizer_folder) as pool:
         await probe_scorers(pool, prompts, say)
         model = load_model(config.model, device=config.resources.device)
         engine = NativeEngine(model, max_running=config.rollout.max_running)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from strop.base.foreign_files import read_json
+from strop.engines.model_options import template_text
 from strop.hub.files import hashes
 from strop.hub.models import Fetch, fetch_model
 from strop.hub.places import place_of
@@ -24,9 +25,11 @@ MODELS_FILE = "models.json"
 
 Say = Callable[[str], None]
 
+POLICY = ("model.path", "model.tokenizer_path")
+"""Those that a command without training reads."""
 _PATHS = (
     "model.path", "model.lora.path", "reference.path", "teacher.path", "critic.path", "critic.lora.path",
-    "reward_model.path",
+    "reward_model.path", "model.tokenizer_path",
 )  # fmt: skip
 """Settings that name a model."""
 
@@ -42,7 +45,12 @@ class Located:
 
 
 def locate(
-    config: Config, *, say: Say, known: Mapping[str, Mapping[str, Any]] | None = None, weights: bool = True
+    config: Config,
+    *,
+    say: Say,
+    known: Mapping[str, Mapping[str, Any]] | None = None,
+    weights: bool = True,
+    keys: Collection[str] = _PATHS,
 ) -> Located:
     """Fetch the models that lie elsewhere, before anything is loaded.
 
@@ -51,6 +59,7 @@ def locate(
         say: hears how far it is.
         known: what an earlier part of the run resolved, whose revisions are taken.
         weights: fetch weights; without, settings and tokenizers alone.
+        keys: of the models that are looked at.
 
     Raises:
         ValueError: a model cannot be had; the sentence says which, why, and what to do.
@@ -62,16 +71,21 @@ def locate(
     found: dict[str, Mapping[str, Any]] = {}
     tree: Config = config
     for key, text in named_models(config):
+        if key not in keys:
+            continue
         revision = config.model.revision if key == "model.path" else ""
         if known is not None and key in known:
             text, revision = _pinned(text, str(known[key].get("revision", "")), key)
-        fetched = fetch_model(text, how, key=key, revision=revision)
+        some = dataclasses.replace(how, weights=False) if key == "model.tokenizer_path" else how
+        fetched = fetch_model(text, some, key=key, revision=revision)
         tree = _replaced(tree, key, fetched.folder)
         if not fetched.place.is_here:
             found[key] = {
                 "source": str(fetched.place), "kind": fetched.place.kind, "revision": fetched.revision,
                 "folder": fetched.folder,
             }  # fmt: skip
+    if config.model.chat_template:  # other machines may not have the file
+        tree = _replaced(tree, "model.chat_template", template_text(config.model.chat_template))
     return Located(config=tree, models=found)
 
 
