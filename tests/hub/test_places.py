@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import fsspec
@@ -66,3 +67,11 @@ def test_a_model_at_a_url_is_fetched_once_for_each_state(
         fetch_model("memory://bucket/none", Fetch())
     with pytest.raises(ValueError, match="is a URL and has none"):
         fetch_model("memory://bucket/none", Fetch(), revision="main")
+
+
+def test_a_client_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "modelscope_hub", None)
+    with pytest.raises(
+        ValueError, match=r"modelscope:a/b' cannot be fetched: .*pip install 'strop\[modelscope\]'"
+    ):
+        fetch_model("modelscope:a/b", Fetch())
