@@ -168,9 +168,7 @@ def _is_elsewhere(text: str) -> bool:
     try:
         return not place_of(text, "MODEL").is_here
     except ValueError:
-        if text.startswith(("hub:", "hf:", "modelscope:", "http")) or (
-            Path(text).parent.is_dir() and "/" in text
-        ):
+        if text.startswith(("hub:", "hf:", "modelscope:", "http")):
             raise
         return False
 
