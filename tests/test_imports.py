@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "strop"
 RANKS = (
     {"border"},
     {"base"},
-    {"trajectory", "net", "chat_template"},
+    {"trajectory", "net", "chat_template", "hub"},
     {"protocol"},
     {"config"},
     {"algorithms"},

@@ -71,10 +71,12 @@ def _model_folder(args: argparse.Namespace, config: Config) -> str:
     if args.model:
         from strop.cli.models import find_model
 
-        return str(find_model(args.model).folder)
+        return str(find_model(args.model, weights=False).folder)
     if not config.model.path:
         raise UsageError("lengths are counted in tokens of a model: name it with --model MODEL")
-    return config.model.path
+    from strop.trainer.models import POLICY, locate
+
+    return locate(config, say=say, weights=False, keys=POLICY).config.model.path
 
 
 def _agent_problems(split: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_unread(args, "eval")
     if not args.config and not any(word.startswith("resources.") for word in args.overrides):
         config = dataclasses.replace(config, resources=_in_one_process(config.resources))
-    config = with_model(config, source)
+    config = with_model(config, source, args)
     quiet_models()
     from strop.trainer.evaluate import evaluate
 

@@ -65,7 +65,10 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from strop.engines.export import export_role
+    from strop.trainer.models import locate, read_models
 
+    if config.model.lora.enabled or config.critic.lora.enabled:  # the weights under the adapter
+        config = locate(config, say=say, known=read_models(folder)).config
     model = config.model
     if args.role == "critic":
         model = dataclasses.replace(model, path=config.critic.path or model.path, lora=config.critic.lora)

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     source = named_model(args)
     config = load_settings(args, source=None if source is None else source.config, needs=("rollout",))
     refuse_unread(args, "generate", reads_with_engine(READS["generate"], config.rollout.engine))
-    config = with_model(config, source)
+    config = with_model(config, source, args)
     is_chat = args.prompts is None and sys.stdin.isatty()
     _check_arguments(args, config, is_chat=is_chat)
     questions = [] if is_chat else _read_questions(args.prompts, config)

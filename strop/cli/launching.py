@@ -56,7 +56,7 @@ def begin(args: argparse.Namespace, *, kind: str, reads: Reads | None = None) ->
     config = load_settings(args)
     refuse_unread(args, kind, reads)
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    start = start_run(folder, config, command=args.command_line)
+    start = start_run(folder, config, command=args.command_line, say=say)
     say(f"run folder: {folder}")
     for line in deviations(config, source=args.config, overrides=args.overrides):
         say(line)
@@ -100,7 +100,7 @@ def _check_kind(folder: Path, kind: str) -> None:
 
 
 def _is_unbegun(run: RunFolder) -> bool:
-    return all(event["kind"] in ("created", "threads", "preflight") for event in run.events.read())
+    return all(event["kind"] in ("created", "model", "threads", "preflight") for event in run.events.read())
 
 
 def _remove(run: RunFolder) -> None:

@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING
 
 from strop.cli.output import UsageError, say
 from strop.cli.settings import is_setting
+from strop.hub.models import Fetch, fetch_model
+from strop.hub.places import place_of
 from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, check_files, read_manifest
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
 
-HELP = "a run folder (its last valid checkpoint), a checkpoint folder, or any Hugging Face model folder"
+HELP = (
+    "a run folder (its last valid checkpoint), a checkpoint folder, any Hugging Face model folder, or where a model is "
+    "fetched from: ORG/NAME[@REVISION] of the Hugging Face hub, modelscope:ORG/NAME, a URL"
+)
 _CONFIG_FILE = "config.yaml"
 
 
@@ -109,45 +114,27 @@ def named_model(args: argparse.Namespace) -> ModelSource | None:
     return source
 
 
-def with_model(config: Config, source: ModelSource | None) -> Config:
-    """The configuration with the model that answers.
-
-    Raises:
-        UsageError: there must be one, and is none.
-    """
-    if source is not None:
-        return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
-    if config.rollout.engine != "openai":
-        raise UsageError(
-            f"name MODEL_OR_RUN (the model comes first, then key=value): {HELP}; only rollout.engine=openai goes "
-            f"without"
-        )
-    if config.rollout.openai.api == "completions":
-        raise UsageError(
-            "rollout.openai.api=completions sends token ids, so name MODEL_OR_RUN, whose tokenizer makes them; "
-            "rollout.openai.api=chat goes without"
-        )
-    return config
-
-
 def model_name(config: Config) -> str:
     """What answers: a folder, or the name of a model on a server."""
     return config.rollout.openai.model if config.rollout.engine == "openai" else config.model.path
 
 
-def find_model(text: str, *, step: int | str | None = None) -> ModelSource:
+def find_model(text: str, *, step: int | str | None = None, weights: bool = True) -> ModelSource:
     """The model that a word of the command line stands for.
 
     Args:
         text: the word.
         step: of a run, which checkpoint: its step, or best; None takes the last valid one.
+        weights: fetch weights too, where it is fetched.
 
     Raises:
-        ValueError: it is no model, or `step` is given for something else than a run.
+        ValueError: it is no model, it cannot be fetched, or `step` is given for something else than a run.
         UsageError: it is a folder of several runs.
         RunError: the run has no such checkpoint, or the checkpoint is damaged.
     """
     path = Path(text).expanduser()
+    if not path.is_dir() and _is_elsewhere(text):
+        return _of_hub(text, step, weights=weights)
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         if "=" in text:
@@ -167,6 +154,75 @@ def find_model(text: str, *, step: int | str | None = None) -> ModelSource:
     checkpoint = path.resolve().parent
     config = _run_config(checkpoint) if (checkpoint / MANIFEST).is_file() else None
     return ModelSource(folder=path, config=config)
+
+
+def with_model(config: Config, source: ModelSource | None, args: argparse.Namespace) -> Config:
+    """The settings with the model that answers, whose tokenizer, template and config.json a run has already written.
+
+    Args:
+        config: settings of the command.
+        source: what `named_model` found.
+        args: with `config` and `overrides`, whose word counts.
+
+    Raises:
+        UsageError: there must be a model, and is none.
+    """
+    if source is None:
+        _check_goes_without(config)
+        return config
+    from strop.engines.config import ModelConfig
+    from strop.trainer.models import POLICY, locate
+
+    model = dataclasses.replace(config.model, path=str(source.folder), revision="")
+    if source.config is not None and not args.config:
+        plain = ModelConfig()
+        given = [word.lstrip("+~") for word in args.overrides]
+        model = dataclasses.replace(
+            model,
+            **{
+                name: getattr(plain, name)
+                for name in ("tokenizer_path", "chat_template", "override_config")
+                if not any(word.startswith(f"model.{name}") for word in given)
+            },
+        )
+    return locate(dataclasses.replace(config, model=model), say=say, keys=POLICY).config
+
+
+def _check_goes_without(config: Config) -> None:
+    """Refuse to answer without a model folder where one is needed."""
+    if config.rollout.engine != "openai":
+        raise UsageError(
+            f"name MODEL_OR_RUN (the model comes first, then key=value): {HELP}; only rollout.engine=openai goes "
+            f"without"
+        )
+    if config.rollout.openai.api == "completions":
+        raise UsageError(
+            "rollout.openai.api=completions sends token ids, so name MODEL_OR_RUN, whose tokenizer makes them; "
+            "rollout.openai.api=chat goes without"
+        )
+
+
+def _is_elsewhere(text: str) -> bool:
+    """A word that is no folder names a model of a hub or a URL; key=value does not."""
+    if "=" in text and "://" not in text:
+        return False
+    try:
+        return not place_of(text, "MODEL").is_here
+    except ValueError:
+        if text.startswith(("hub:", "hf:", "modelscope:", "http")):
+            raise
+        return False
+
+
+def _of_hub(text: str, step: int | str | None, *, weights: bool) -> ModelSource:
+    if step is not None:
+        raise ValueError(f"--step {step} chooses a checkpoint of a run, and {text} is none: leave it out")
+    fetched = fetch_model(text, Fetch(say=say, weights=weights), key="MODEL")
+    return ModelSource(
+        folder=Path(fetched.folder),
+        config=None,
+        lines=(f"model: {fetched.place}, revision {fetched.revision}",),
+    )
 
 
 def _of_run(path: Path, step: int | str | None) -> ModelSource:

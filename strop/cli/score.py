@@ -70,10 +70,13 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--{name} is {value}; use at least {1 if name == 'limit' else 0}")
     config = _settings(args)
     samples = _samples(args, config)
+    from strop.trainer.models import POLICY, locate
     from strop.trainer.replay import replay
 
+    if config.reward.manager:  # it is given the tokenizer
+        config = locate(config, say=say, weights=False, keys=POLICY).config
     say(f"scoring {len(samples)} samples")
-    done = replay(samples, config.reward, tokenizer=config.model.path)
+    done = replay(samples, config.reward, tokenizer=config.model.tokenizer_folder)
     if args.json:
         print_json({"reward": args.reward, "samples": str(args.samples), **_record(done)})
     else:

@@ -35,6 +35,7 @@ class Reads:
         )
 
 
+_WHICH_MODEL = ("model.path", "model.revision", "model.local_files_only")
 _ONE_PROCESS = ("resources.device", "resources.num_threads")
 _SEVERAL = (
     "resources.runtime", "resources.ranks", "resources.nodes", "resources.address", "resources.cpus_per_rank",
@@ -63,22 +64,24 @@ READS: Mapping[str, Reads] = {
             *_GENERATION, *_SEVERAL, "data", "agent", "reward", "trainer.seed", "eval.samples_per_prompt",
         ),
         but=(
-            "model.path", "data.train_files", "data.streaming", "data.max_train_prompts", *_ORDER, *_AFTER_SCORING,
+            *_WHICH_MODEL, "data.train_files", "data.streaming", "data.max_train_prompts", *_ORDER, *_AFTER_SCORING,
         ),
         instead={
             "rollout.temperature": "eval.temperature", "rollout.samples_per_prompt": "eval.samples_per_prompt",
             "rollout.top_p": "eval.top_p", "rollout.top_k": "eval.top_k", "data.train_files": "data.val_files",
             "data.max_train_prompts": "data.max_val_prompts", "model.path": "MODEL_OR_RUN",
             "resources.apart": "resources.ranks",
+            "model.revision": "MODEL_OR_RUN to ORG/NAME@REVISION", "model.local_files_only": "HF_HUB_OFFLINE=1",
         },
     ),
     "generate": Reads(
         keys=(*_GENERATION, "data.prompt_key", "data.max_response_tokens", "data.chat_template_kwargs"),
-        but=("model.path",),
+        but=_WHICH_MODEL,
         instead={
             "rollout.temperature": "--temperature", "rollout.top_p": "--top-p", "rollout.top_k": "--top-k",
             "rollout.samples_per_prompt": "--samples", "eval.samples_per_prompt": "--samples", "trainer.seed": "--seed",
-            "model.path": "MODEL_OR_RUN",
+            "model.path": "MODEL_OR_RUN", "model.revision": "MODEL_OR_RUN to ORG/NAME@REVISION",
+            "model.local_files_only": "HF_HUB_OFFLINE=1",
         },
         is_one_process=True,
     ),

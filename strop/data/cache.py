@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from strop.hub.waiting import size_of
+
 KINDS = ("files", "prompts", "rows")
 """Folders of the cache, one for each kind of entry."""
 GRACE_S = 3600.0
@@ -98,16 +100,3 @@ def remove(removed: Iterable[Entry]) -> None:
         else:
             with suppress(OSError):
                 entry.path.unlink()
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder, also while another thread or process writes there."""
-    if not path.is_dir():
-        return path.stat().st_size
-    total = 0
-    for file in path.rglob("*"):
-        try:
-            total += file.stat().st_size if file.is_file() else 0
-        except FileNotFoundError:
-            continue
-    return total

@@ -14,7 +14,8 @@ import pyarrow.parquet
 from strop.base.foreign_files import check_regular, parse_json, read_text
 from strop.border import encodable_value
 from strop.data.folders import folder_files, some_of, split_entry
-from strop.data.sources import HUB_PREFIX, fetch, is_url, open_hub
+from strop.data.sources import HUB_PREFIX, fetch, open_hub
+from strop.hub.places import is_url
 
 MAX_FILE_BYTES = 2**36
 """Of a file of JSON that is held in memory: more than machines have."""

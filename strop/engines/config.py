@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
 
@@ -64,7 +64,22 @@ class LoraConfig:
 @section("model")
 class ModelConfig:
     path: str = ""
-    """Hugging Face model folder: config.json, weights as safetensors, tokenizer with a chat template."""
+    """Model folder with config.json, weights as safetensors, and a tokenizer with a chat template; or where it is
+    fetched from: ORG/NAME of the Hugging Face hub, modelscope:ORG/NAME, or a URL such as s3://bucket/folder. The other
+    `path` settings of models take the same."""
+    revision: str = ""
+    """Branch, tag or commit of a model of a hub; empty: its main branch, as it is when the run starts."""
+    local_files_only: bool = False
+    """Contact no hub and no store: use the copies that are in the cache, as HF_HUB_OFFLINE=1 does."""
+    override_config: dict[str, Any] = field(default_factory=dict)
+    """Settings of config.json that are changed before the model is made, for example {rope_theta: 1000000.0}; for the
+    policy, and for a reference and a critic. Generation by vLLM and SGLang does not know them and is refused."""
+    tokenizer_path: str = ""
+    """Where the tokenizer and its chat template are, if not in `path`; a folder, or a name as there."""
+    chat_template: str = ""
+    """Jinja template in place of the tokenizer's: the text itself, or a file. Saved with the checkpoints."""
+    external_lib: str = ""
+    """Python module that is imported before the model is made, in every process; it may register model classes."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """Compute precision; master weights stay in float32 (float64 for float64). auto: bfloat16 on an
     accelerator, float32 on a CPU, where bfloat16 is often slower. float16 needs an accelerator; losses are scaled."""
@@ -78,6 +93,11 @@ class ModelConfig:
     """Run norms, SwiGLU and rotary embeddings through liger-kernel; CUDA only (install strop[liger])."""
     freeze_vision_tower: bool = False
     """Train the language part of a vision-language model alone; the part that reads images stays as it is."""
+
+    @property
+    def tokenizer_folder(self) -> str:
+        """Where the tokenizer is."""
+        return self.tokenizer_path or self.path
 
 
 @section("optim")

@@ -28,9 +28,11 @@ from strop.engines.liger import use_liger_kernels
 from strop.engines.lora import add_lora, check_targets
 from strop.engines.media import MediaInputs, language_model_class, media_inputs, media_models
 from strop.engines.model_folder import check_settings, check_weights, model_json, reading, runs_own_code
+from strop.engines.model_options import import_external, overridden, template_text
 from strop.engines.parallel import Parallel
 from strop.engines.probe import check_packed
 from strop.engines.weights import WeightsMetadata, weights_metadata
+from strop.hub.models import fetch_copy
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
@@ -39,29 +41,39 @@ def load_tokenizer(config: ModelConfig) -> Any:
     Raises:
         ValueError: the folder does not exist or holds no tokenizer.
     """
-    read_shape(config)
-    names = sorted(p.name for p in Path(config.path).iterdir())
+    shape, source = read_shape(config), config.tokenizer_folder
+    key = "model.tokenizer_path" if config.tokenizer_path else "model.path"
+    if not Path(source).is_dir():
+        raise ValueError(f"{key} {source!r} is not a folder; give one with a tokenizer")
+    names = sorted(p.name for p in Path(source).iterdir())
     # Without these files transformers makes a tokenizer with an empty vocabulary, and says nothing.
     if not any(
         name.startswith(("token", "vocab")) or name.endswith((".model", ".tiktoken")) for name in names
     ):
         raise ValueError(
-            f"model.path {config.path!r} has no tokenizer files (found: {', '.join(names[:8])}); save the tokenizer "
+            f"{key} {source!r} has no tokenizer files (found: {', '.join(names[:8])}); save the tokenizer "
             f"into the folder: tokenizer.save_pretrained(FOLDER)"
         )
-    complaint = f"model.path {config.path!r} has no usable tokenizer"
+    complaint = f"{key} {source!r} has no usable tokenizer"
     trust = runs_own_code(config)
-    with reading(config.path, complaint):
-        tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=trust)
+    with reading(source, complaint):
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
         tokenizer.decode(
             tokenizer("probe", add_special_tokens=False)["input_ids"]
         )  # also settings are used here
-    of_processor = Path(config.path) / "chat_template.json"
+    if config.tokenizer_path and len(tokenizer) > (size := shape.get_text_config().vocab_size):
+        raise ValueError(
+            f"{key} {source!r} has {len(tokenizer)} tokens, and the model in {config.path!r} knows {size}: give a "
+            f"tokenizer that it was trained with"
+        )
+    of_processor = Path(source) / "chat_template.json"
     if not tokenizer.chat_template and of_processor.is_file():  # some models for images keep it there alone
         template = model_json(of_processor, complaint).get("chat_template")
         if not isinstance(template, str):
             raise ValueError(f"{complaint}: {of_processor.name} has no text under chat_template")
         tokenizer.chat_template = template
+    if config.chat_template:
+        tokenizer.chat_template = template_text(config.chat_template)
     return tokenizer
 
 
@@ -280,6 +292,11 @@ def _read_module(
         else "causal language model"
     )
     source, trust = config.path, runs_own_code(config)
+    if config.override_config:  # else transformers reads the file itself
+        shape = read_shape(config)
+        for name, value in options.items():
+            setattr(shape, name, value)
+        options = {"config": shape}
     with reading(source, f"model folder {source!r} holds no loadable {kind}"):
         check_weights(source)
         loaded: Any = auto_class.from_pretrained(
@@ -359,7 +376,7 @@ def read_shape(config: ModelConfig) -> Any:
     if not config.path:
         raise ValueError("model.path is not set; give a Hugging Face model folder: model.path=FOLDER")
     folder = Path(config.path)
-    if not folder.is_dir():
+    if not folder.is_dir() and not fetch_copy(folder):
         raise ValueError(
             f"model.path {config.path!r} is not a folder; give a Hugging Face model folder on this machine"
             f"{_how_to_fetch(config.path)}"
@@ -386,13 +403,20 @@ def read_settings(folder: Path, config: ModelConfig, complaint: str) -> Any:
         ValueError: there is none that can be used.
     """
     trust = runs_own_code(config)
+    import_external(config)
     given = model_json(folder / "config.json", complaint)
     check_settings(given, complaint)
     if not trust and given.get("auto_map"):
         # Some also work without; transformers says for which it needs the code, and asks at the keyboard.
         complaint += " (it names code of its own, which is run only with model.trust_remote_code=true)"
     with reading(folder, complaint):
-        return AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+        shape = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
+    if not config.override_config:
+        return shape
+    merged = overridden(given, shape.to_dict(), config.override_config)
+    check_settings(merged, "model.override_config")
+    with reading(folder, "model.override_config does not fit this model"):
+        return type(shape).from_dict(merged)
 
 
 def _compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:

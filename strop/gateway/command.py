@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import signal
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.cli.libraries import quiet_models
-from strop.cli.models import HELP, add_step_argument, find_model
+from strop.cli.models import HELP, add_step_argument, find_model, with_model
 from strop.cli.output import UsageError, print_json, print_plain, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 from strop.cli.unread import ENGINES, Reads, reads_with_engine, refuse_unread
@@ -38,8 +37,11 @@ READS = Reads(
         "rollout.stop_token_ids", "rollout.timeout_s", "resources.device", "resources.num_threads",
         "algorithm.extensions", "actor.engine.max_tokens_per_device",
     ),
-    but=("model.path",),
-    instead={"model.path": "MODEL_OR_RUN"},
+    but=("model.path", "model.revision", "model.local_files_only"),
+    instead={
+        "model.path": "MODEL_OR_RUN", "model.revision": "MODEL_OR_RUN to ORG/NAME@REVISION",
+        "model.local_files_only": "HF_HUB_OFFLINE=1",
+    },
     is_one_process=True,
 )  # fmt: skip
 MAX_SESSIONS = 1000
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             "rollout.engine=openai is a server already: give its address to the agent; `strop serve` records tokens "
             "that it samples itself, with native, vllm or sglang"
         )
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(source.folder)))
+    config = with_model(config, source, args)
     quiet_models()
     asyncio.run(_serve(config, args))
     return 0

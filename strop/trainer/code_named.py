@@ -9,6 +9,7 @@ from strop.base.sections import code_of_guests
 from strop.base.trust import Named
 from strop.data.sources import fetched
 from strop.trainer.config import Config
+from strop.trainer.models import models_elsewhere
 
 
 def code_named(config: Config) -> Iterator[Named]:
@@ -18,8 +19,12 @@ def code_named(config: Config) -> Iterator[Named]:
     """
     for path in config.algorithm.extensions:
         yield Named(key="algorithm.extensions", value=path, path=path)
+    for key, text in models_elsewhere(config):
+        yield Named(key=key, value=f"{text} (fetched)")
     if config.model.trust_remote_code:
         yield Named(key="model.trust_remote_code", value=f"true (the code in {config.model.path})")
+    if config.model.external_lib:
+        yield Named(key="model.external_lib", value=f"{config.model.external_lib} (imported)")
     if config.rollout.vllm.python:
         python = config.rollout.vllm.python
         yield Named(key="rollout.vllm.python", value=f"{python} (started)", path=python)

@@ -134,6 +134,11 @@ class Config:
                 )
 
     def _check_roles(self) -> None:
+        if self.model.override_config and self.rollout.engine != "native":
+            raise ValueError(
+                f"model.override_config is set, but rollout.engine={self.rollout.engine} reads config.json itself and "
+                f"would generate with another model: use rollout.engine=native, or change the folder's config.json"
+            )
         if self.reference.path and not self.uses_reference:
             raise ValueError(
                 f"reference.path is {self.reference.path!r}, but nothing uses a reference model: set "

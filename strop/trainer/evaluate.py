@@ -149,7 +149,7 @@ async def _play(
         done += 1
         on_progress(done, total)
 
-    async with RewardPool(config.reward, tokenizer=config.model.path) as pool:
+    async with RewardPool(config.reward, tokenizer=config.model.tokenizer_folder) as pool:
         await probe_scorers(pool, prompts, say)
         limit = config.data.max_response_tokens
         async with player(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from strop.base import trust
 from strop.config import read_settings, to_dict, to_flat_dict
@@ -16,6 +17,7 @@ from strop.run.durable import replace_text
 from strop.trainer.config import Config
 from strop.trainer.continuing import roll_back, settings_to_continue
 from strop.trainer.loading import read, with_extensions
+from strop.trainer.models import check_models_same, locate, models_elsewhere, read_models, write_models
 
 logger = logging.getLogger(__name__)
 
@@ -37,18 +39,21 @@ class Start:
     """True when there is nothing left to do."""
 
 
-def start_run(folder: Path, config: Config, *, command: Sequence[str]) -> Start:
-    """A fresh run folder with its resolved configuration.
+def start_run(folder: Path, config: Config, *, command: Sequence[str], say: Say = logger.info) -> Start:
+    """A fresh run folder with its resolved configuration, once the models that it names are on this machine.
 
     Raises:
+        ValueError: a model cannot be fetched.
         ConfigError: a file of algorithm.extensions cannot be imported, or what it registers does not fit the settings.
         RunError: the folder cannot be written, or is taken.
     """
     config = with_extensions(config)
+    located = locate(config, say=say)
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
         text = dump(to_dict(config))
         replace_text(run.path / CONFIG_FILE, text)
+        write_models(run.path, located.models)
         if not trust.record(text):
             logger.warning(
                 "there is no private folder where strop could note that this run is yours (XDG_STATE_HOME), so "
@@ -59,7 +64,9 @@ def start_run(folder: Path, config: Config, *, command: Sequence[str]) -> Start:
         raise RunError(
             f"cannot write {run.path / CONFIG_FILE}: {error.strerror}; choose another --out"
         ) from error
-    return Start(run=run, config=config, checkpoint=None, is_finished=False)
+    for line in _of_models(run, located.models):
+        say(line)
+    return Start(run=run, config=located.config, checkpoint=None, is_finished=False)
 
 
 def resume_run(
@@ -96,6 +103,10 @@ def resume_run(
         checkpoint, lines = None, [f"{run.path} is finished; nothing to resume"]
         if not is_finished:
             _check_inputs(run.path, config, text)
+            known = read_models(run.path)
+            located = locate(config, say=say, known=known)
+            check_models_same(known, located)
+            config = located.config
             checkpoint, lines = roll_back(run, settings=changed)
     except BaseException:
         run.close()
@@ -105,6 +116,13 @@ def resume_run(
     for key, value in changed.items():
         say(f"continues with {key}={json.dumps(value)}")
     return Start(run=run, config=config, checkpoint=checkpoint, is_finished=is_finished)
+
+
+def _of_models(run: RunFolder, models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each model that was fetched, which the log of the run keeps too."""
+    for key, model in models.items():
+        run.events.append("model", 0, key=key, source=model["source"], revision=model["revision"])
+        yield f"{key}: {model['source']}, revision {model['revision']}"
 
 
 def _check_inputs(folder: Path, config: Config, text: str) -> None:
@@ -118,7 +136,9 @@ def _check_inputs(folder: Path, config: Config, text: str) -> None:
         RunError: something is not.
     """
     homes = [Path(home) for home in sorted(trust.made_in(text))]
+    elsewhere = dict(models_elsewhere(config))
     named = [("model.path", config.model.path), ("reward.path", config.reward.path)]
+    named = [(key, path) for key, path in named if key not in elsewhere]
     for key, files in to_flat_dict(config).items():
         if key.endswith((".train_files", ".val_files")):
             named += [(key, file) for file in files]
@@ -158,7 +178,7 @@ def start_or_resume(folder: Path, config: Config, *, command: Sequence[str], say
     if not is_run(folder) or not (folder / CONFIG_FILE).is_file():
         if is_run(folder):  # it died between its first two files; nothing is lost with them
             (folder / "run.json").unlink()
-        return start_run(folder, config, command=command)
+        return start_run(folder, config, command=command, say=say)
 
     def refuse_others(text: str) -> None:
         with trust.door():  # to compare settings runs nothing of what they name

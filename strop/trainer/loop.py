@@ -141,7 +141,7 @@ class Trainer:
 
         async def probe() -> None:
             async with RewardPool(
-                self.config.reward, tokenizer=self.config.model.path, logs=self._run.path / "logs"
+                self.config.reward, tokenizer=self.config.model.tokenizer_folder, logs=self._run.path / "logs"
             ) as pool:
                 pool.tell_spent(self._costs.totals)
                 try:

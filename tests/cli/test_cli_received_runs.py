@@ -362,10 +362,18 @@ def test_what_runs_is_told() -> None:
         "rollout.sglang.python": ["rollout.engine=sglang"],
         "rollout.openai.base_url": server,
         "rollout.openai.api_key_env": server,
+        "reference.path": ["algorithm.use_kl_loss=true"],
+        "teacher.path": ["algorithm.distillation.kind=reverse_kl"],
+        "critic.path": ["algorithm.adv_estimator=gae"],
+        "critic.lora.path": ["algorithm.adv_estimator=gae", "critic.lora.rank=1"],
+        "model.lora.path": ["model.lora.rank=1"],
     }
+    models = {"reference", "teacher", "critic", "reward_model", "model"}
     for doc in describe(Config):
         if doc.key in CODE:
             value = "http://mark" if doc.key.endswith(("url", "train_files", "val_files")) else "/mark"
+            if doc.key.split(".")[0] in models and doc.key.endswith("path"):
+                value = "hub:the/mark"
             value = "/mark.py:play" if doc.key == "agent.openai.path" else value
             shown = f"['{value}']" if doc.type.startswith("list") else f"'{value}'"
             config = load_config(Config, overrides=[*beside.get(doc.key, []), f"{doc.key}={shown}"])
@@ -382,21 +390,21 @@ CODE = {
     "agent.function_tools", "agent.interactions", "agent.environment.name", "reward.path", "reward.sandbox.url",
     "reward.sandbox.python", "reward.sandbox.read_only_paths", "reward.judge.base_url", "reward.judge.api_key_env",
     "reward.server.url", "reward.server.api_key_env", "resources.address", "agent.openai.path", "rollout.vllm.python",
-    "rollout.sglang.python",
-    "rollout.openai.base_url", "rollout.openai.api_key_env",
+    "rollout.sglang.python", "rollout.openai.base_url", "rollout.openai.api_key_env",
+    "model.path", "model.lora.path", "reference.path", "teacher.path", "critic.path",
+    "critic.lora.path", "reward_model.path", "model.tokenizer_path", "model.external_lib",
 }  # fmt: skip
 """Text that names what is run, started or contacted."""
 PLAIN = {
     "rollout.openai.model",
-    "model.path", "model.lora.target_modules", "model.lora.path", "data.dataset_class.name", "data.prompt_key",
+    "model.revision", "model.chat_template", "model.lora.target_modules", "data.dataset_class.name", "data.prompt_key",
     "data.data_source_key", "data.ground_truth_key", "data.default_data_source", "data.sampler",
     "sft.data.messages_key", "sft.data.prompt_key", "sft.data.completion_key", "agent.default_agent",
     "agent.tool_format", "reward.name", "reward.manager", "reward.judge.cache_dir", "reward.judge.model",
     "reward.judge.rubric", "reward.judge.template", "reward.judge.score_field", "reward.judge.pattern",
     "reward.server.cache_dir", "reward.server.model", "reward.server.tokenizer", "algorithm.adv_estimator",
     "algorithm.reward_keys", "algorithm.policy_loss", "algorithm.filter_groups.filter", "algorithm.reward_shaping",
-    "reference.path", "teacher.path", "critic.path", "critic.lora.target_modules", "critic.lora.path",
-    "reward_model.path", "reward_model.chat_template", "trainer.trackers", "resources.device",
+    "critic.lora.target_modules", "reward_model.chat_template", "trainer.trackers", "resources.device",
 }  # fmt: skip
 """Text that is read, shown or looked up among what was loaded before."""
 

@@ -286,6 +286,7 @@ def bad_settings(folder: Path) -> Iterator[str]:
         ["data.max_prompt_tokens=8"],
         ["data.max_prompt_tokens=8", "data.filter_overlong_prompts=false"],
         ["model.path=nowhere"],
+        ["model.path=memory://nowhere"],
         ["model.path=base-model"],
         ["model.path=looping-model"],
         ["rollout.temperatur=1"],

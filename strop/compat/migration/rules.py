@@ -167,12 +167,10 @@ CONVERSIONS: dict[str, Callable[[Any, Facts], Any]] = {
 
 
 def model_path(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
-    """A model folder; a hub id is translated, with the word that it must be downloaded."""
+    """A model folder, or the name of a model on a hub: the same words here."""
     if not isinstance(value, str) or not value:
         return skip("not set")
-    is_local = value.startswith(("/", ".", "~"))
-    note = "" if is_local else "strop reads a folder: if this is the name of a model on a hub, download it"
-    return many({ours: value}, note)
+    return many({ours: value}, "")
 
 
 def tracker_names(value: Any, known: Mapping[str, str]) -> tuple[list[str], list[str]]:

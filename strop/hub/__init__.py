@@ -1,0 +1,10 @@
+"""What lies elsewhere and is read from a folder here: models of hubs, and what URLs name.
+
+places      what a model's name stands for: a folder, a model of a hub, a URL
+files       which files of a model are fetched, and which of them a folder lacks
+models      the one function that makes a folder of a name
+face        models of the Hugging Face hub, through its own client and cache
+scope       models of ModelScope, through its own client and cache
+stores      what a URL names, through fsspec
+waiting     waits that end when nothing arrives
+"""

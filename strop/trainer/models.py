@@ -1,0 +1,172 @@
+"""The models that a configuration names, in folders of this machine, and what a run remembers of those it fetched.
+
+`models.json` in the run folder says for each key where its model came from: the revision that was resolved, and size
+and SHA-256 of every file. A run that goes on uses exactly these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from strop.base.foreign_files import read_json
+from strop.engines.model_options import template_text
+from strop.hub.files import hashes
+from strop.hub.models import Fetch, fetch_model
+from strop.hub.places import place_of
+from strop.run import RunError
+from strop.run.durable import replace_text
+from strop.trainer.config import Config
+
+MODELS_FILE = "models.json"
+
+Say = Callable[[str], None]
+
+POLICY = ("model.path", "model.tokenizer_path")
+"""Those that a command without training reads."""
+_PATHS = (
+    "model.path", "model.lora.path", "reference.path", "teacher.path", "critic.path", "critic.lora.path",
+    "reward_model.path", "model.tokenizer_path",
+)  # fmt: skip
+"""Settings that name a model."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Located:
+    """A configuration whose models are folders."""
+
+    config: Config
+    """To be run with; the one that the user wrote is what is saved."""
+    models: Mapping[str, Mapping[str, Any]]
+    """Of each key whose model was fetched: source, kind, revision, folder."""
+
+
+def locate(
+    config: Config,
+    *,
+    say: Say,
+    known: Mapping[str, Mapping[str, Any]] | None = None,
+    weights: bool = True,
+    keys: Collection[str] = _PATHS,
+) -> Located:
+    """Fetch the models that lie elsewhere, before anything is loaded.
+
+    Args:
+        config: as the user wrote it.
+        say: hears how far it is.
+        known: what an earlier part of the run resolved, whose revisions are taken.
+        weights: fetch weights; without, settings and tokenizers alone.
+        keys: of the models that are looked at.
+
+    Raises:
+        ValueError: a model cannot be had; the sentence says which, why, and what to do.
+        UntrustedCode: received settings name it.
+    """
+    how = Fetch(
+        say=say, code=config.model.trust_remote_code, weights=weights, offline=config.model.local_files_only
+    )
+    found: dict[str, Mapping[str, Any]] = {}
+    tree: Config = config
+    for key, text in named_models(config):
+        if key not in keys:
+            continue
+        revision = config.model.revision if key == "model.path" else ""
+        if known is not None and key in known:
+            text, revision = _pinned(text, str(known[key].get("revision", "")), key)
+        some = dataclasses.replace(how, weights=False) if key == "model.tokenizer_path" else how
+        fetched = fetch_model(text, some, key=key, revision=revision)
+        tree = _replaced(tree, key, fetched.folder)
+        if not fetched.place.is_here:
+            found[key] = {
+                "source": str(fetched.place), "kind": fetched.place.kind, "revision": fetched.revision,
+                "folder": fetched.folder,
+            }  # fmt: skip
+    if config.model.chat_template:  # other machines may not have the file
+        tree = _replaced(tree, "model.chat_template", template_text(config.model.chat_template))
+    return Located(config=tree, models=found)
+
+
+def named_models(config: Config) -> Iterator[tuple[str, str]]:
+    """(full key, name) of every setting that names a model."""
+    for key in _PATHS:
+        value: Any = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        if value:
+            yield key, value
+
+
+def models_elsewhere(config: Config) -> Iterator[tuple[str, str]]:
+    """Those of `named_models` that would be fetched."""
+    for key, text in named_models(config):
+        try:
+            place = place_of(text, key)
+        except ValueError:  # said when the model is looked for
+            continue
+        if not place.is_here:
+            yield key, text
+
+
+def write_models(run: Path, models: Mapping[str, Mapping[str, Any]]) -> None:
+    """Record what was fetched, with the hash of every file; nothing without fetched models.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if models:
+        records = {key: {**model, "files": hashes(Path(model["folder"]))} for key, model in models.items()}
+        replace_text(run / MODELS_FILE, json.dumps(records, indent=2) + "\n")
+
+
+def read_models(run: Path) -> dict[str, dict[str, Any]]:
+    """What `write_models` recorded; empty where all models are folders.
+
+    Raises:
+        RunError: the file cannot be used.
+    """
+    path = run / MODELS_FILE
+    if not path.is_file():
+        return {}
+    try:
+        found = read_json(path)
+        return {str(key): dict(model) for key, model in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{path} cannot be read, so it is not known which revision of its model the run uses ({error}): restore it"
+        ) from error
+
+
+def check_models_same(known: Mapping[str, Mapping[str, Any]], located: Located) -> None:
+    """Compare every file of the fetched models with what the run recorded.
+
+    Raises:
+        RunError: one differs; the sentence names it.
+    """
+    for key, model in located.models.items():
+        recorded = known.get(key, {}).get("files", {})
+        files = hashes(Path(model["folder"]))
+        changed = sorted(name for name in {*recorded, *files} if recorded.get(name) != files.get(name))
+        if changed:
+            raise RunError(
+                f"{key}: {changed[0]} of {model['source']} in {model['folder']} is not the file that this run began "
+                f"with: remove that folder, so that it is fetched again, or put the file back"
+            )
+
+
+def _pinned(text: str, revision: str, key: str) -> tuple[str, str]:
+    """The name without its revision, and the one that was resolved."""
+    place = place_of(text, key)
+    if place.is_here or not revision:
+        return text, ""
+    return str(dataclasses.replace(place, revision="")), revision
+
+
+def _replaced(config: Any, key: str, value: str) -> Any:
+    """The same settings with another value of this full key."""
+    head, _, rest = key.partition(".")
+    return dataclasses.replace(
+        config, **{head: _replaced(getattr(config, head), rest, value) if rest else value}
+    )

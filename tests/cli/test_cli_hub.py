@@ -1,0 +1,94 @@
+"""Commands on a model of the hub: fetched, recorded, offline, resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub.constants as constants
+import pytest
+from cli_calls import Project, cli, interrupted_after
+from hub_cases import StandIn, asked_here, serving
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    with asked_here(tmp_path / "cache", monkeypatch) as stand_in:
+        yield stand_in
+
+
+def test_a_run_names_the_revision_that_it_began_with_and_goes_on_with_it(
+    project: Project, hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = hub.add_folder("tiny/model", project.model, **{"model.bin": b"pickle"})
+    run = tmp_path / "run"
+    words = ["--config", project.config, "model.path=tiny/model", "trainer.max_steps=2", "run.save_every=1"]
+    with interrupted_after(step=1):
+        begun = cli("train", *words, "--out", run)
+    assert begun.code == 130, begun.err
+    assert f"model.path: tiny/model, revision {commit}" in begun.err
+    model = json.loads((run / "models.json").read_text())["model.path"]
+    assert (model["source"], model["revision"]) == ("tiny/model", commit)
+    weights = (project.model / "model.safetensors").read_bytes()
+    assert model["files"]["model.safetensors"]["sha256"] == hashlib.sha256(weights).hexdigest()
+    assert "model.bin" not in hub.bodies()
+    assert "path: tiny/model\n" in (run / "config.yaml").read_text()
+
+    hub.add_folder(
+        "tiny/model", project.model, **{"config.json": b"{}"}
+    )  # main has moved, and cannot be used
+    damaged = Path(model["folder"]) / "config.json"
+    kept = damaged.read_text()
+    damaged.unlink()
+    damaged.write_text(kept + " ")
+    assert "config.json of tiny/model" in cli("train", "--resume", run).sentence
+    damaged.write_text(kept)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    done = cli("train", "--resume", run, "--json")
+    assert done.code == 0, done.err
+    assert done.record["steps"] == 2
+
+
+def test_commands_on_a_model_take_a_name_of_the_hub(project: Project, hub: StandIn, tmp_path: Path) -> None:
+    commit = hub.add_folder("tiny/model", project.model)
+    found = cli(
+        "eval", f"tiny/model@{commit}", "--config", project.config, "data.max_val_prompts=1", "--json"
+    )
+    assert found.code == 0, found.err
+    assert f"model: tiny/model@{commit}, revision {commit}" in found.err
+    assert (
+        "MODEL 'tiny/modle' cannot be fetched: there is no such model" in cli("eval", "tiny/modle").sentence
+    )
+    refused = cli("eval", "tiny/model", "--config", project.config, "model.revision=main")
+    assert "set MODEL_OR_RUN to ORG/NAME@REVISION" in refused.sentence
+    run = tmp_path / "run"
+    wrong = cli("train", "--config", project.config, "model.path=tiny/modle", "--out", run)
+    assert "model.path 'tiny/modle' cannot be fetched" in wrong.sentence
+    assert "the nearest is tiny/model" in wrong.sentence
+    assert not run.exists()
+
+
+@pytest.mark.slow
+def test_the_real_client_is_told_by_its_own_variables(project: Project, tmp_path: Path) -> None:
+    with serving() as hub:
+        commit = hub.add_folder("tiny/model", project.model)
+        settings = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home")}
+        runs = [(tmp_path / "online", {}), (tmp_path / "offline", {"HF_HUB_OFFLINE": "1"})]
+        for run, more in runs:
+            asked = len(hub.asked)
+            done = subprocess.run(
+                [sys.executable, "-m", "strop", "train", "--config", str(project.config), "model.path=tiny/model",
+                 "trainer.max_steps=1", "--out", str(run)],
+                env={**os.environ, **settings, **more}, capture_output=True, text=True, timeout=200, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert json.loads((run / "models.json").read_text())["model.path"]["revision"] == commit
+            assert (len(hub.asked) > asked) == (not more)
+    assert (
+        tmp_path / "home" / "hub" / "models--tiny--model" / "snapshots" / commit / "config.json"
+    ).is_file()

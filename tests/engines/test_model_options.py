@@ -1,0 +1,102 @@
+"""Settings, tokenizer, template and modules of the user's own, beside a model folder that stays as it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from strop.base import trust
+from strop.engines.config import ModelConfig
+from strop.engines.model import load_model, load_tokenizer, load_value_model, read_shape
+
+
+def with_options(folder: Path, **options: Any) -> ModelConfig:
+    return ModelConfig(path=str(folder), dtype="float32", **options)
+
+
+@pytest.mark.parametrize("load", [load_model, load_value_model])
+def test_override_config_is_the_same_as_another_config_json(
+    tiny_model: Path, tmp_path: Path, load: Any
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "rms_norm_eps": 0.5}))
+    written = load(with_options(folder), device="cpu").module
+    override = load(with_options(tiny_model, override_config={"rms_norm_eps": 0.5}), device="cpu").module
+    plain = load(with_options(tiny_model), device="cpu").module
+    assert override.config.rms_norm_eps == 0.5
+    norms = [module.model.norm.variance_epsilon for module in (written, override, plain)]
+    assert norms == [0.5, 0.5, settings["rms_norm_eps"]]
+    override.save_pretrained(tmp_path / "saved")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert again.config.rms_norm_eps == 0.5
+    assert torch.equal(again.model.norm.weight, override.model.norm.weight)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ({"rms_norm_epss": 0.5}, "no such setting; the nearest is rms_norm_eps"),
+        ({"rms_norm_eps": "big"}, "is 'big', but in this model it is"),
+        ({"use_cache": 1}, "is 1, but in this model it is True"),
+        ({"attn_implementation": "eager"}, "attention on packed tokens themselves"),
+        ({"model_type": "llama"}, "another kind of model"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
+    ],
+)
+def test_settings_that_the_model_does_not_have_are_refused(
+    tiny_model: Path, override: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        read_shape(with_options(tiny_model, override_config=override))
+
+
+def test_sizes_that_do_not_fit_the_weights_are_refused(tiny_model: Path) -> None:
+    with pytest.raises(ValueError, match="holds no loadable causal language model"):
+        load_model(with_options(tiny_model, override_config={"intermediate_size": 96}), device="cpu")
+
+
+def test_the_tokenizer_and_template_may_come_from_elsewhere(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny_model / name, folder)
+    with pytest.raises(ValueError, match="has no tokenizer files"):
+        load_tokenizer(with_options(folder))
+    tokenizer = load_tokenizer(with_options(folder, tokenizer_path=str(tiny_model)))
+    assert tokenizer.get_vocab() == load_tokenizer(with_options(tiny_model)).get_vocab()
+    (tmp_path / "own.jinja").write_text("A{{ messages[0].content }}")
+    for chosen in ("A{{ messages[0].content }}", str(tmp_path / "own.jinja")):
+        own = load_tokenizer(with_options(tiny_model, chat_template=chosen))
+        assert own.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "Ax"
+    with pytest.raises(ValueError, match=r"'none\.jinja', which is no file"):
+        load_tokenizer(with_options(tiny_model, chat_template="none.jinja"))
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "vocab_size": 3}))
+    with pytest.raises(ValueError, match=r"has \d+ tokens, and the model in .* knows 3"):
+        load_tokenizer(with_options(folder, tokenizer_path=str(tiny_model)))
+
+
+def test_a_module_is_imported_before_the_model_and_with_leave_alone(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "external_model_lib.py").write_text("SEEN = True\n")
+    (tmp_path / "external_broken_lib.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with trust.door():
+        trust.close("runs/received")
+        with pytest.raises(trust.UntrustedCode, match="external_model_lib"):
+            read_shape(with_options(tiny_model, external_lib="external_model_lib"))
+    assert "external_model_lib" not in sys.modules
+    read_shape(with_options(tiny_model, external_lib="external_model_lib"))
+    assert sys.modules.pop("external_model_lib").SEEN
+    with pytest.raises(ValueError, match=r"external_broken_lib' cannot be imported \(ZeroDivisionError"):
+        read_shape(with_options(tiny_model, external_lib="external_broken_lib"))
