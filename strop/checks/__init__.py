@@ -5,6 +5,8 @@ A guest: it uses the core and is never used by it (guest.toml says where it join
     functions/               the rules that policy losses and advantage estimators keep: `strop check`
     environments.py          an environment and scripted players: `strop env check`
     environments_of_run.py   the same of the environments that a run will play, before its first step
+    rewards.py               a reward without a model: `strop reward check`; reward_probes.py: answers to try
+    rewards_of_run.py        its saved certificate, in the log of a run that trains with it
     data_command.py          `strop data check`; data_files.py: rows, lengths, repeats
 
 Nothing is imported here: a command imports what it needs.

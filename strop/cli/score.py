@@ -85,6 +85,24 @@ def run(args: argparse.Namespace) -> int:
     return 1 if args.check and failed else 0
 
 
+def reward_settings(given: str) -> list[str]:
+    """The overrides that make FILE.py, FILE.py:NAME or `builtin` all that scores.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    path, _, name = ("", "", "") if given == "builtin" else given.partition(":")
+    if path and not path.endswith(".py"):
+        raise UsageError(f"REWARD is {given!r}; give FILE.py, FILE.py:NAME, FILE.yaml, builtin or same")
+    chosen = [
+        f"reward.path='{path}'",
+        f"reward.name={name or 'compute_score'}",
+        "reward.functions=[]",
+        "reward.manager=''",
+    ]
+    return [*chosen, *(f"{key}={{}}" for key in targets("reward service"))]
+
+
 def _settings(args: argparse.Namespace) -> Config:
     """The configuration with the reward that was asked for."""
     is_run = args.samples.is_dir()
@@ -99,16 +117,7 @@ def _settings(args: argparse.Namespace) -> Config:
             raise UsageError(f"REWARD is the configuration {given}; leave --config out")
         args.config = given
     elif given != "same":
-        path, _, name = ("", "", "") if given == "builtin" else given.partition(":")
-        if path and not path.endswith(".py"):
-            raise UsageError(f"REWARD is {given!r}; give FILE.py, FILE.py:NAME, FILE.yaml, builtin or same")
-        chosen = [
-            f"reward.path='{path}'",
-            f"reward.name={name or 'compute_score'}",
-            "reward.functions=[]",
-            "reward.manager=''",
-        ]
-        args.overrides = [*chosen, *(f"{key}={{}}" for key in targets("reward service")), *args.overrides]
+        args.overrides = [*reward_settings(given), *args.overrides]
     source = args.samples / "config.yaml" if is_run and (args.samples / "config.yaml").is_file() else None
     config = load_settings(args, source=source, needs=NEEDS)
     refuse_unread(args, "score")

@@ -160,20 +160,25 @@ def _of_file(row: Mapping[str, Any], number: int, data: DataConfig) -> SavedSamp
             f"row {number} has no answer as text: name the column {', '.join(RESPONSES[:-1])} or {RESPONSES[-1]}; "
             f"columns found: {', '.join(row)}"
         )
-    truth = row_ground_truth(row, data)
-    score = _first(row, SCORES)
-    name = str(_first(row, ("id", "uid")) or f"row {number}")
-    prompt = Prompt(
-        uid=name, row=number, token_ids=(0,), messages=_as_messages(_first(row, PROMPTS)),
-        data_source=row_data_source(row, data), ground_truth=_first(row, TRUTHS) if truth is None else truth,
-        extra_info=row_extra_info(row, f"row {number}"), columns=_columns(row, data),
-    )  # fmt: skip
+    prompt = prompt_of_row(row, number, data)
+    score, name = _first(row, SCORES), prompt.uid
     is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
     step = row.get("step")
     bare = Trajectory(uid=name, sample_index=0, prompt_ids=prompt.token_ids)
     return SavedSample(
         id=name, prompt=prompt, response=response, trajectory=bare, score=float(score) if is_number else None,
         is_scored=is_number, step=step if isinstance(step, int) else None,
+    )  # fmt: skip
+
+
+def prompt_of_row(row: Mapping[str, Any], number: int, data: DataConfig) -> Prompt:
+    """A row of a file as a reward is told of it, without tokens; columns as in `samples_of_file`."""
+    truth = row_ground_truth(row, data)
+    return Prompt(
+        uid=str(_first(row, ("id", "uid")) or f"row {number}"), row=number, token_ids=(0,),
+        messages=_as_messages(_first(row, PROMPTS)), data_source=row_data_source(row, data),
+        ground_truth=_first(row, TRUTHS) if truth is None else truth,
+        extra_info=row_extra_info(row, f"row {number}"), columns=_columns(row, data),
     )  # fmt: skip
 
 
