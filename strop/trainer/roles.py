@@ -194,13 +194,6 @@ def check_models(config: Config) -> None:
             `check_teacher` and `check_sequence_parallel`; or a critic that would have to see images.
     """
     check_language_model(config.model)
-    check_engine(config.model, config.rollout)
-    if config.uses_reference and config.reference.path:
-        check_language_model(dataclasses.replace(config.model, path=config.reference.path))
-    if config.uses_reward_model:
-        check_reward_model(ModelConfig(path=config.reward_model.path))
-    if config.uses_teacher:
-        check_teacher(config.model, config.teacher)
     own = {
         "critic": config.critic.path if config.uses_critic else "",
         "reference": config.reference.path if config.uses_reference else "",
@@ -210,6 +203,13 @@ def check_models(config: Config) -> None:
     for name, path in own.items():
         if path:
             _shape(config, name, path)
+    check_engine(config.model, config.rollout)
+    if config.uses_reference and config.reference.path:
+        check_language_model(dataclasses.replace(config.model, path=config.reference.path))
+    if config.uses_reward_model:
+        check_reward_model(ModelConfig(path=config.reward_model.path))
+    if config.uses_teacher:
+        check_teacher(config.model, config.teacher)
     for name, engine in config.used_engines.items():
         if engine.sequence_parallel > 1:
             shape = _shape(config, name, own.get(name) or config.model.path)

@@ -361,6 +361,7 @@ def test_what_runs_is_told() -> None:
         "rollout.vllm.python": ["rollout.engine=vllm"],
         "rollout.sglang.python": ["rollout.engine=sglang"],
         "rollout.openai.base_url": server,
+        "rollout.trace.endpoint": ["rollout.trace.backend=otlp"],
         "rollout.openai.api_key_env": server,
         "reference.path": ["algorithm.use_kl_loss=true"],
         "teacher.path": ["algorithm.distillation.kind=reverse_kl"],
@@ -371,7 +372,7 @@ def test_what_runs_is_told() -> None:
     models = {"reference", "teacher", "critic", "reward_model", "model"}
     for doc in describe(Config):
         if doc.key in CODE:
-            value = "http://mark" if doc.key.endswith(("url", "train_files", "val_files")) else "/mark"
+            value = "http://mark" if doc.key.endswith(("url", "endpoint", "train_files", "val_files")) else "/mark"
             if doc.key.split(".")[0] in models and doc.key.endswith("path"):
                 value = "hub:the/mark"
             value = "/mark.py:play" if doc.key == "agent.openai.path" else value
@@ -391,12 +392,12 @@ CODE = {
     "reward.sandbox.python", "reward.sandbox.read_only_paths", "reward.judge.base_url", "reward.judge.api_key_env",
     "reward.server.url", "reward.server.api_key_env", "resources.address", "agent.openai.path", "rollout.vllm.python",
     "rollout.sglang.python", "rollout.openai.base_url", "rollout.openai.api_key_env",
-    "model.path", "model.lora.path", "reference.path", "teacher.path", "critic.path",
+    "rollout.trace.endpoint", "model.path", "model.lora.path", "reference.path", "teacher.path", "critic.path",
     "critic.lora.path", "reward_model.path", "model.tokenizer_path", "model.external_lib",
 }  # fmt: skip
 """Text that names what is run, started or contacted."""
 PLAIN = {
-    "rollout.openai.model",
+    "rollout.openai.model", "rollout.trace.experiment", "data.image_key", "data.video_key",
     "model.revision", "model.chat_template", "model.lora.target_modules", "data.dataset_class.name", "data.prompt_key",
     "data.data_source_key", "data.ground_truth_key", "data.default_data_source", "data.sampler",
     "sft.data.messages_key", "sft.data.prompt_key", "sft.data.completion_key", "agent.default_agent",
