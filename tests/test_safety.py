@@ -225,6 +225,8 @@ def test_ordinary_code_is_not_reported(source: str) -> None:
 
 WALL_CLOCK = {
     "run/events.py": "records say when",
+    "agents/spans.py": "spans say when",
+    "workers/player.py": "spans say when",
     "trainer/tensorboard.py": "records say when",
     "environments/verifiers_classic_env.py": "a field of an answer",
     "gateway/chat.py": "a field of an answer",

@@ -26,7 +26,7 @@ _KIB_PER_MIB = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class RewardFinding:
     """One thing that is wrong, at the first row where it was seen."""
 
     level: Literal["doubtful", "broken"]
@@ -56,7 +56,7 @@ class Certificate:
     """Of one call, wall-clock seconds."""
     peak_memory_mib: float
     """Largest resident size of a process that scored, Python and its packages included."""
-    findings: tuple[Finding, ...]
+    findings: tuple[RewardFinding, ...]
 
     @property
     def verdict(self) -> Verdict:
@@ -69,7 +69,7 @@ class Certificate:
         return {"verdict": self.verdict, **asdict(self)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Tried:
     probe: Probe
     first: Outcome
@@ -101,7 +101,10 @@ def inspect_reward(
     probes = [*first, *second]
     outcomes = [*known, *_scored(second, prompts, reward, tokenizer)]
     again = _scored(probes[::-1], prompts, reward, tokenizer)[::-1]
-    tried = [_Tried(*three) for three in zip(probes, outcomes, again, strict=True)]
+    tried = [
+        _Tried(probe=probe, first=first, again=second)
+        for probe, first, second in zip(probes, outcomes, again, strict=True)
+    ]
     scores = [one.score for one in outcomes if one.score is not None]
     seconds = [one.seconds for one in outcomes]
     right = [score for row in range(len(prompts)) if (score := _best(row, tried)) is not None]
@@ -146,7 +149,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _findings(tried: Sequence[_Tried], num_rows: int) -> Iterator[Finding]:
+def _findings(tried: Sequence[_Tried], num_rows: int) -> Iterator[RewardFinding]:
     yield from _of_calls(tried)
     best = {row: _best(row, tried) for row in range(num_rows)}
     junk = [t for t in tried if t.probe.kind == "junk" and t.first.score is not None]
@@ -155,7 +158,7 @@ def _findings(tried: Sequence[_Tried], num_rows: int) -> Iterator[Finding]:
     }
     unknown = [row for row in best if not any(t.probe.row == row and t.probe.kind == "right" for t in tried)]
     if unknown:
-        yield Finding(
+        yield RewardFinding(
             level="doubtful", rule="ground truth", row=unknown[0], answer="",
             sentence=f"{len(unknown)} of {num_rows} rows have no ground truth as text or number, so no right answer "
             f"could be tried: name its column with data.ground_truth_key, or look at saved answers with `strop score`",
@@ -164,7 +167,7 @@ def _findings(tried: Sequence[_Tried], num_rows: int) -> Iterator[Finding]:
     if low:
         known = num_rows - len(unknown)
         right = next(t for t in tried if t.probe.row == low[0] and t.probe.kind == "right")
-        yield Finding(
+        yield RewardFinding(
             level="broken" if 2 * len(low) > known else "doubtful", rule="right answers", row=low[0],
             answer=right.probe.text[:_SHOWN_CHARS],
             sentence=f"in {len(low)} of {known} rows no form of the right answer scores above empty and senseless ones "
@@ -187,7 +190,7 @@ _REMEDIES = {
 
 def _of_exploits(
     tried: Sequence[_Tried], best: dict[int, float], floor: dict[int, float]
-) -> Iterator[Finding]:
+) -> Iterator[RewardFinding]:
     """Wrong answers that score like right ones, and right ones that score more for being repeated."""
     seen: dict[str, list[_Tried]] = {}
     for one in tried:
@@ -207,7 +210,7 @@ def _of_exploits(
         one, of_kind = won[0], len(best)
         is_broken = name in ("another row's answer", "a wrong answer repeated") and 2 * len(won) > of_kind
         remedy = _REMEDIES.get(name, "compare with the whole ground truth, not with a part of it")
-        yield Finding(
+        yield RewardFinding(
             level="broken" if is_broken else "doubtful", rule=name, row=one.probe.row,
             answer=one.probe.text[:_SHOWN_CHARS],
             sentence=f"{name} scores {one.first.score:g} where the right answer scores {best[one.probe.row]:g}, in "
@@ -215,15 +218,15 @@ def _of_exploits(
         )  # fmt: skip
 
 
-def _of_calls(tried: Sequence[_Tried]) -> Iterator[Finding]:
+def _of_calls(tried: Sequence[_Tried]) -> Iterator[RewardFinding]:
     """What the calls themselves show: failures, other scores the second time, sizes, time."""
 
     def found(
         level: Literal["doubtful", "broken"], rule: str, of: Sequence[_Tried], sentence: str
-    ) -> Iterator[Finding]:
+    ) -> Iterator[RewardFinding]:
         if of:
             one = of[0].probe
-            yield Finding(
+            yield RewardFinding(
                 level=level, rule=rule, row=one.row, answer=one.text[:_SHOWN_CHARS], sentence=sentence
             )
 

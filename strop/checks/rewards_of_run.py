@@ -31,11 +31,10 @@ def save_certificate(reward: Path, name: str, certificate: dict[str, Any]) -> Pa
 
 
 def note_certificate(config: Config, data: TrainingData, run: RunFolder, say: Say) -> None:
-    """A record for each function of the run, and a line where a saved verdict is not ok or is out of date."""
+    """A record for each function of the run that was checked, and a line where its verdict is not ok or out of date."""
     for path, name in _files(config.reward):
         kept = _read(certificate_path(path, name))
         if kept is None:
-            run.events.append(EVENT, 0, fsync=True, reward=f"{path}:{name}", verdict="unchecked")
             continue
         is_current = kept.get("sha256") == sha256_of_file(path)
         verdict = kept.get("verdict") if is_current else "unchecked"

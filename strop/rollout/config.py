@@ -58,3 +58,16 @@ class RolloutConfig:
                 )
         if self.engine == "openai":
             self.openai.check()
+
+
+def check_trainable(rollout: RolloutConfig) -> None:
+    """Refuse an engine whose weights cannot be trained.
+
+    Raises:
+        ValueError: the model is somebody else's.
+    """
+    if rollout.engine == "openai":
+        raise ValueError(
+            f"rollout.engine=openai asks {rollout.openai.model} at {rollout.openai.base_url}, whose weights nobody "
+            f"here can train: it serves `strop eval`, `strop generate` and `strop check`; use native, vllm or sglang"
+        )

@@ -12,6 +12,7 @@ from typing import Any
 from strop.base import trust
 from strop.config import read_settings, to_dict, to_flat_dict
 from strop.config.yaml_text import dump
+from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 from strop.run.durable import replace_text
 from strop.trainer.config import Config
@@ -48,6 +49,7 @@ def start_run(folder: Path, config: Config, *, command: Sequence[str], say: Say 
         RunError: the folder cannot be written, or is taken.
     """
     config = with_extensions(config)
+    check_trainable(config.rollout)
     located = locate(config, say=say)
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:

@@ -207,8 +207,10 @@ class MediaProcessor:
         """Fewest and most pixels of a picture, under the processor's names."""
         if kind == "video" and self._video_size is not None:
             return self._video_size
-        size, frames = self._processor.size, self.frames_per_patch if self._counts_frames else 1
-        return {name: size[name] / frames for name in ("shortest_edge", "longest_edge")}
+        names, size = ("shortest_edge", "longest_edge"), self._processor.size
+        if not self._counts_frames:
+            return {name: size[name] for name in names}
+        return {name: size[name] / self.frames_per_patch for name in names}
 
 
 def media_token_ids(model_config: Any) -> dict[str, int]:

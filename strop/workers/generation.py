@@ -25,7 +25,7 @@ from strop.engines.parallel import alone
 from strop.engines.tokens import run_tokens
 from strop.engines.training import TrainEngine
 from strop.engines.weights import WeightsMetadata, parameter_stream, weights_metadata
-from strop.rollout.config import RolloutConfig
+from strop.rollout.config import RolloutConfig, check_trainable
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.sglang.engine import SglangSettings, start_sglang
 from strop.rollout.sglang.process import sglang_python
@@ -123,11 +123,7 @@ def check_engine(model: ModelConfig, rollout: RolloutConfig) -> None:
     """
     if rollout.engine == "native":
         return
-    if rollout.engine == "openai":
-        raise ValueError(
-            f"rollout.engine=openai asks {rollout.openai.model} at {rollout.openai.base_url}, whose weights nobody "
-            f"here can train: it serves `strop eval`, `strop generate` and `strop check`; use native, vllm or sglang"
-        )
+    check_trainable(rollout)
     if rollout.engine == "vllm":
         vllm_python(rollout.vllm.python)
     else:

@@ -16,7 +16,7 @@ from border import hostile
 from border.hostile import ESCAPES, LONE, MAKERS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from judges.judge_cases import completion, serve
+from judge_cases import completion, serve
 from reward_cases import make_prompt, score_all, write_reward
 from transformers import AutoTokenizer
 

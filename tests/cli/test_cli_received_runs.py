@@ -372,7 +372,11 @@ def test_what_runs_is_told() -> None:
     models = {"reference", "teacher", "critic", "reward_model", "model"}
     for doc in describe(Config):
         if doc.key in CODE:
-            value = "http://mark" if doc.key.endswith(("url", "endpoint", "train_files", "val_files")) else "/mark"
+            value = (
+                "http://mark"
+                if doc.key.endswith(("url", "endpoint", "train_files", "val_files"))
+                else "/mark"
+            )
             if doc.key.split(".")[0] in models and doc.key.endswith("path"):
                 value = "hub:the/mark"
             value = "/mark.py:play" if doc.key == "agent.openai.path" else value

@@ -110,8 +110,9 @@ def test_a_run_records_the_saved_verdict_while_it_is_true(tmp_path: Path) -> Non
 
     assert note("compute_score") == "ok"
     assert events[-1]["certificate"]["right_mean"] == 1.0
-    assert note("contained") == "unchecked"
-    assert said == []
+    num_events = len(events)
+    note("contained")
+    assert (len(events), said) == (num_events, []), "it was never checked"
     file.write_text(REWARD + "\n# another\n")
     assert note("compute_score") == "unchecked"
     assert "has changed since" in said[0]

@@ -31,7 +31,7 @@ from strop.trainer.loading import load
 
 folder, heavy = Path(sys.argv[1]), set(json.loads(sys.argv[2]))
 for name, overrides in (("a", []), ("b", ["trainer.seed=2"])):
-    config = load(overrides=["model.path=nowhere", "data.train_files=[rows.jsonl]", *overrides])
+    config = load(overrides=["model.path=.", "data.train_files=[rows.jsonl]", *overrides])
     start_run(folder / name, config, command=["strop", "train"]).run.close()
 (folder / "script.sh").write_text("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo")
 found = {}
