@@ -114,7 +114,6 @@ async def player(
     Raises:
         ValueError: no engine, model or key for it.
     """
-    observers = observers_of(config.rollout, setup.tokenizer)
     if not is_remote(config):
         async with generation(config) as made:
             played = make_player(
@@ -123,9 +122,8 @@ async def player(
                 setup.tokenizer,
                 scorers,
                 setup=setup,
-                timeout_s=config.rollout.timeout_s,
+                rollout=config.rollout,
                 seed=seed,
-                observers=observers,
             )
             with contextlib.closing(played):
                 yield played
@@ -141,7 +139,7 @@ async def player(
             scorers,
             seed=seed,
             setup=setup,
-            observers=observers,
+            observers=observers_of(config.rollout, setup.tokenizer),
             max_episodes=endpoint.max_episodes,
         )
         with contextlib.closing(remote):

@@ -21,7 +21,7 @@ from strop.rollout.config import RolloutConfig
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt
-from strop.workers.player import make_player, observers_of
+from strop.workers.player import make_player
 
 
 class EvaluationWorker(Worker):
@@ -77,9 +77,8 @@ class EvaluationWorker(Worker):
                 self._setup.tokenizer,
                 self._pool,
                 setup=self._setup,
-                timeout_s=self._rollout.timeout_s,
+                rollout=self._rollout,
                 seed=self._seed,
-                observers=observers_of(self._rollout, self._setup.tokenizer),
             )
             try:
                 return await player.play(prompts, samples_per_prompt=samples_per_prompt, sampling=sampling)

@@ -239,9 +239,8 @@ def make_player(
     scorers: RewardPool | None,
     *,
     setup: AgentSetup,
-    timeout_s: float,
+    rollout: RolloutConfig,
     seed: int,
-    observers: Sequence[EpisodeObserver] = (),
 ) -> Player:
     """The player of an engine in this process.
 
@@ -251,15 +250,14 @@ def make_player(
         tokenizer: of the model.
         scorers: as for Player.
         setup: agents; how they read images is seen to.
-        timeout_s: rollout.timeout_s.
+        rollout: limits of a request, and what hears of episodes.
         seed: of the run.
-        observers: hear of every episode.
 
     Raises:
-        ValueError: something that the agents need cannot be started here.
+        ValueError: something that agents or observers need cannot be had here.
     """
     setup.images = None if policy is None or policy.media is None else policy.media.image_encoder()
-    client = RolloutClient([engine], timeout_s=timeout_s)
+    client, observers = RolloutClient([engine], timeout_s=rollout.timeout_s), observers_of(rollout, tokenizer)
     return Player(client, tokenizer, scorers, seed=seed, setup=setup, observers=observers)
 
 

@@ -23,6 +23,7 @@ from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.controller import Dispatch, Worker, register
 from strop.data.media import shown_text
+from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.engines.training import TrainEngine
@@ -33,13 +34,13 @@ from strop.rollout.sync.engine import VerifiedEngine
 from strop.rollout.sync.probe import Probe
 from strop.rollout.sync.receiver import WeightReceiver
 from strop.rollout.sync.types import Endpoint, SyncReport
-from strop.rollout.types import Sampling
+from strop.rollout.types import RolloutEngine, Sampling
 from strop.run import SampleStore
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode, episode_rows
-from strop.workers.generation import Place, make_generation, pull_weights
+from strop.workers.generation import Generation, Place, make_generation, pull_weights
 from strop.workers.models import TrainedWorker
-from strop.workers.player import make_player, observers_of
+from strop.workers.player import make_player
 from strop.workers.reports import report_of, reward_parts, sample_row
 from strop.workers.tally import Tally
 
@@ -93,7 +94,6 @@ class RolloutWorker(Worker):
         self._samples = None if samples is None else SampleStore(samples)
         self._tokenizer = load_tokenizer(model)
         self._trained = None if share_with is None else self._engine_of(share_with)
-        observers = observers_of(rollout, self._tokenizer)
         self._runner = asyncio.Runner()
         place = Place(
             model=model,
@@ -105,14 +105,7 @@ class RolloutWorker(Worker):
             logs=logs,
             rank=self.rank,
         )
-        made = self._runner.run(make_generation(place))
-        self._engine, self._target, policy = made.engine, made.target, made.policy
-        self._scores, self._dtype = made.scores, made.dtype
-        self._receiver: WeightReceiver | None = None
-        if made.target is not None and self._trained is None:
-            where = "cpu" if policy is None else policy.device.type
-            self._receiver = WeightReceiver(made.target, device=where)
-            self._engine = VerifiedEngine(made.engine, self._receiver)
+        policy = self._take(self._runner.run(make_generation(place)))
         self._takes_media = policy is not None and policy.media is not None
         self._pool = RewardPool(
             reward, tokenizer=model.path, rank=self.rank, count=self.world_size, logs=logs
@@ -130,10 +123,21 @@ class RolloutWorker(Worker):
                 template_options=template_options,
                 max_prompt_tokens=max_prompt_tokens,
             ),
-            timeout_s=rollout.timeout_s,
+            rollout=rollout,
             seed=seed,
-            observers=observers,
         )
+
+    def _take(self, made: Generation) -> CausalLM | None:
+        """Use this engine; where its weights come from other processes, they are received and verified here."""
+        self._engine: RolloutEngine = made.engine
+        self._target = made.target
+        self._scores, self._dtype = made.scores, made.dtype
+        self._receiver: WeightReceiver | None = None
+        if made.target is not None and self._trained is None:
+            where = "cpu" if made.policy is None else made.policy.device.type
+            self._receiver = WeightReceiver(made.target, device=where)
+            self._engine = VerifiedEngine(made.engine, self._receiver)
+        return made.policy
 
     def _engine_of(self, role: str) -> TrainEngine:
         trained = self.colocated[role]

@@ -27,6 +27,7 @@ from strop.gateway.errors import ApiError
 from strop.gateway.messages import Message, read_messages
 from strop.gateway.session import ChatModel, Session
 from strop.gateway.settings import OpenAIAgentConfig
+from strop.rollout.config import RolloutConfig
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trajectory import MediaTokens, media_of
@@ -86,7 +87,9 @@ def test_log_probs_of_an_episode_with_images_are_those_of_the_trainer(folder: Pa
 
     async def whole() -> Episode:
         engine = NativeEngine(model, max_running=4)
-        player = make_player(engine, model, tokenizer, None, setup=setup, timeout_s=60, seed=0)
+        player = make_player(
+            engine, model, tokenizer, None, setup=setup, rollout=RolloutConfig(timeout_s=60), seed=0
+        )
         try:
             return await player.episode(prompt, 0, sampling)
         finally:

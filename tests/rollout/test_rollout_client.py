@@ -72,7 +72,7 @@ def test_waiting_for_a_turn_does_not_count() -> None:
         await asyncio.gather(*(client.generate(f"{n}", [1], SAMPLING) for n in range(12)))
         assert balanced(client) == (12, 0, 0)
 
-    run(body())
+    run(body(), stepped=True)
 
 
 def test_a_wait_ends_when_the_engine_begins_nothing() -> None:
@@ -90,10 +90,11 @@ def test_a_pause_is_no_wait_in_vain(tiny: Callable[..., CausalLM]) -> None:
     engine = NativeEngine(tiny("qwen3", dtype="float32"), max_running=1)
 
     async def body() -> None:
-        client = RolloutClient([engine], timeout_s=0.1)
+        client = RolloutClient([engine], timeout_s=0.4)
+        await engine.generate("first", tokens(4, 0), SAMPLING)  # compiles, reserves and so on
         await engine.pause()
         task = asyncio.create_task(client.generate("a", tokens(4, 0), SAMPLING))
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.8)
         assert not task.done()
         await engine.resume()
         assert len((await task).token_ids) == 7
