@@ -25,6 +25,7 @@ PLACES = {
     "section": "full key of a section of the configuration: its dataclass, with code_named() (strop.base.sections)",
     "settings": "full key of a section and a word for them: a dataclass whose fields are among those of the section",
     "changeable settings": "what they are about: full keys of settings that a run may be continued with anew",
+    "steering settings": "the same, of those that change what it does from there on; `how long …` end it",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args); one that makes runs "
     "has a section at the root, by its name (strop.cli.launching)",
     "data command": "word after `strop data`: its strop.cli.data.Action",

@@ -10,14 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.cli.models import choose_checkpoint, run_in
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
 from strop.cli.unread import KINDS_OF_GUESTS, READS, Reads, refuse_unread, refuse_unread_overrides
 from strop.run import RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
+    from strop.trainer.beginning import Beginning
+    from strop.trainer.config import Config
     from strop.trainer.launch import Start
 
+_UNBEGUN = ("created", "model", "started_from", "threads", "preflight")
+"""Events of a run that has done nothing yet."""
 MODEL_LINK = "model"
 """Link in the folder of a finished run to the model of its last checkpoint."""
 
@@ -34,6 +39,16 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
         metavar="DIR",
         type=Path,
         help="continue the run in DIR with its own settings; some may be given anew",
+    )
+    parser.add_argument(
+        "--from",
+        dest="origin",
+        metavar="RUN[@STEP|@best]",
+        help="begin a run with the weights of this one's last checkpoint (of STEP, of the best validation), and with "
+        "its settings where --config names no others",
+    )
+    parser.add_argument(
+        "--with-optimizer", action="store_true", help="with --from: take over the optimizer's state too"
     )
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
@@ -53,12 +68,12 @@ def begin(args: argparse.Namespace, *, kind: str, reads: Reads | None = None) ->
         refuse_unread_overrides(args.overrides, kind, reads or READS[kind])
         admit = None if args.trust_code else admission(args.resume / CONFIG_FILE, args.overrides)
         return resume_run(args.resume, overrides=args.overrides, say=say, admit=admit)
-    config = load_settings(args)
+    config, beginning = _settings(args, kind)
     refuse_unread(args, kind, reads)
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    start = start_run(folder, config, command=args.command_line, say=say)
+    start = start_run(folder, config, command=args.command_line, say=say, beginning=beginning)
     say(f"run folder: {folder}")
-    for line in deviations(config, source=args.config, overrides=args.overrides):
+    for line in deviations(start.config, source=args.config, overrides=args.overrides):
         say(line)
     return start
 
@@ -81,8 +96,51 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
         _link_model(run)
 
 
+def _settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | None]:
+    """What a run begins with, and the run whose weights it takes."""
+    if args.origin is None:
+        if args.with_optimizer:
+            raise UsageError("--with-optimizer belongs to --from RUN; leave it out, or name the run")
+        return load_settings(args), None
+    from strop.trainer.beginning import Beginning
+
+    folder, step = _run_and_step(args.origin)
+    _check_kind(folder, kind, needs_same=args.config is None)
+    given = [word.lstrip("+~").split("=", 1)[0] for word in args.overrides]
+    if "model.path" in given:
+        raise UsageError("--from and model.path both say what the run begins with: leave one of them out")
+    with RunFolder.open(folder, read_only=True) as run:
+        checkpoint, lines = choose_checkpoint(run, step)
+        info = dict(run.info)
+    for line in lines:
+        say(line)
+    if checkpoint is None:
+        raise RunError(f"{folder} has no valid checkpoint to begin with; continue it until it saves one")
+    config = load_settings(args, source=folder / "config.yaml")
+    beginning = Beginning(
+        run=folder,
+        info=info,
+        checkpoint=checkpoint,
+        settings=config if args.config is None else None,
+        given=given,
+        with_optimizer=args.with_optimizer,
+    )
+    return config, beginning
+
+
+def _run_and_step(text: str) -> tuple[Path, int | str | None]:
+    """RUN[@STEP|@best]; a folder whose name has an @ in it is one."""
+    folder, at, step = text.rpartition("@")
+    if not at or Path(text).is_dir():
+        return run_in(Path(text).expanduser()), None
+    if step != "best" and not step.isdecimal():
+        raise UsageError(f"--from {text}: {step!r} is no step; give RUN@NUMBER, RUN@best, or RUN alone")
+    return run_in(Path(folder).expanduser()), step if step == "best" else int(step)
+
+
 def _refuse_sources(args: argparse.Namespace) -> None:
     given = [f"--{name}" for name in ("config", "out") if getattr(args, name) is not None]
+    given += ["--from"] * (args.origin is not None) + ["--with-optimizer"] * args.with_optimizer
     if given:
         raise UsageError(
             f"--resume continues a run with its own settings, so {' '.join(given)} has no place "
@@ -90,8 +148,8 @@ def _refuse_sources(args: argparse.Namespace) -> None:
         )
 
 
-def _check_kind(folder: Path, kind: str) -> None:
-    if not is_run(folder):
+def _check_kind(folder: Path, kind: str, *, needs_same: bool = True) -> None:
+    if not is_run(folder) or not needs_same:
         return  # opening it says what is wrong
     with RunFolder.open(folder, read_only=True) as run:
         made_by = run.info["command"][1:2]
@@ -100,7 +158,7 @@ def _check_kind(folder: Path, kind: str) -> None:
 
 
 def _is_unbegun(run: RunFolder) -> bool:
-    return all(event["kind"] in ("created", "model", "threads", "preflight") for event in run.events.read())
+    return all(event["kind"] in _UNBEGUN for event in run.events.read())
 
 
 def _remove(run: RunFolder) -> None:

@@ -2,8 +2,9 @@
 
 Exit codes: 0 done; 1 `strop diff` or `strop config diff` found a difference, `strop check` or `strop score
 --check` found a fault, a run of `strop sweep` failed, or strop itself is broken (with a traceback); 2 the input
-cannot be used, with one sentence about what and what to do; 130 interrupted; 143 and 129 asked to end by SIGTERM
-and by SIGHUP.
+cannot be used, with one sentence about what and what to do; 75 a scheduler's warning (SIGUSR1) or a machine that is
+taken away ended the run, which is saved and wants to be started again; 130 interrupted; 143 and 129 asked to end by
+SIGTERM and by SIGHUP.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from strop.cli.standard_error import unfailing
 BROKEN, USER_ERROR = 1, 2
 SIGNALLED = 128
 """Added to the number of the signal that ended a command."""
+TRY_AGAIN = os.EX_TEMPFAIL
+"""75: what schedulers know as `start it again`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +177,7 @@ def _signalled(error: KeyboardInterrupt, *, debug: bool) -> int:
         print_plain(f"after {signal.Signals(number).name}: {_sentence(failed)}", file=sys.stderr)
     how = "\ninterrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
     print_plain(f"{how}{f'; {error}' if str(error) else ''}", file=sys.stderr)
-    return SIGNALLED + number
+    return TRY_AGAIN if number == signal.SIGUSR1 else SIGNALLED + number
 
 
 def command_parser(name: str) -> tuple[Parser, ModuleType]:

@@ -78,6 +78,21 @@ def load_role(folder: Path, engine: TrainEngine) -> None:
         ) from error
 
 
+def load_optimizer(folder: Path, engine: TrainEngine) -> None:
+    """The optimizer's state of a role, for a new run: its moments, but its schedule from the beginning.
+
+    Args:
+        folder: of the role in a checkpoint of the other run.
+        engine: as for `load_role`; its weights stay.
+
+    Raises:
+        ValueError: as `load_role`.
+    """
+    moments, numbers = engine.optimizer.state()
+    load_sharded(folder, {OPTIMIZER + name: tensor for name, tensor in moments.items()}, leave=[MODEL])
+    engine.optimizer.load_state(moments, numbers)
+
+
 def load_weights(folder: Path, model: CausalLM) -> None:
     """The weights of a role alone, without its optimizer, into a model on any number of ranks.
 

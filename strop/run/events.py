@@ -22,7 +22,8 @@ from strop.run.records import is_record
 Event = dict[str, Any]
 
 RESUMED = "resumed"
-"""Kind of the record that makes readers drop all earlier records of later steps."""
+"""Kind of the record that makes readers drop all earlier records of later steps, and that the run was finished."""
+FINISHED = "finished"
 
 
 class EventLog:
@@ -70,7 +71,7 @@ class EventLog:
         kept: list[Event] = []
         for record in self._parse()[0]:
             if record["kind"] == RESUMED:
-                kept = [earlier for earlier in kept if earlier["step"] <= record["step"]]
+                kept = [one for one in kept if one["step"] <= record["step"] and one["kind"] != FINISHED]
             kept.append(record)
         return [record for record in kept if kind is None or record["kind"] == kind]
 

@@ -134,19 +134,22 @@ class RunFolder:
             lock.release()
             raise
 
-    def rollback(self, step: int, *, settings: Mapping[str, Any] | None = None) -> None:
+    def rollback(
+        self, step: int, *, settings: Mapping[str, Any] | None = None, before: Mapping[str, Any] | None = None
+    ) -> None:
         """Continue from `step`: what was recorded, sampled and saved for later steps no longer counts.
 
         Args:
             step: of a checkpoint; 0 for the beginning.
             settings: in which the run goes on with other values, for the record.
+            before: the values of those so far.
 
         Raises:
             CheckpointError: later checkpoints are valid and the one of `step` is not.
         """
         self.checkpoints.discard_after(step)
         self.samples.discard_after(step)
-        self.events.rollback(step, **_environment(), settings=dict(settings or {}))
+        self.events.rollback(step, **_environment(), settings=dict(settings or {}), before=dict(before or {}))
         self.ledger.reload()
         self.fingerprints.reload()
 

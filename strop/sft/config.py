@@ -68,4 +68,6 @@ class SftConfig:
 
 
 CHANGEABLE = ("sft.engine.",)
-"""Settings that a run may be continued with anew."""
+"""Settings that a run may be continued with anew and stays the same."""
+LENGTH, LEARNING = ("sft.num_epochs", "sft.max_steps"), ("sft.optim.",)
+"""Those that steer it."""

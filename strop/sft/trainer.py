@@ -24,8 +24,10 @@ from strop.sft.config import SftConfig, SftDataConfig
 from strop.sft.conversations import SftDataset, SftExample
 from strop.sft.result import SftResult, sft_result_of
 from strop.sft.worker import LOSS, SupervisedWorker
+from strop.trainer.beginning import optimizer_of
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.config import Config, check_ranks
+from strop.trainer.ending import MachineEnd
 from strop.trainer.launch import Say
 from strop.trainer.phases import Phases
 from strop.trainer.roles import role_mesh, start_runtime
@@ -54,6 +56,8 @@ class SupervisedTrainer:
     ) -> None:
         self._config, self._run, self._say = config, run, say
         self._stop = stop or StopRequest()
+        self._stop.grace_s = config.run.grace_s
+        self._machine = MachineEnd(config.run)
         self._start_step = checkpoint.step if checkpoint is not None else 0
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         say(threads.line())
@@ -80,6 +84,7 @@ class SupervisedTrainer:
         if checkpoint is not None:
             restore_position(run, checkpoint, self._sampler)
         self._checkpoint = None if checkpoint is None else checkpoint.path
+        self._optimizer = optimizer_of(run, checkpoint)
 
     def _load(self, data: SftDataConfig, files: Sequence[str], split: str) -> SftDataset:
         dataset = SftDataset(
@@ -118,6 +123,7 @@ class SupervisedTrainer:
         if is_last or is_due(step, self._config.run.save_every):
             self._checkpointer.save(step, None, facts={}, is_last=is_last)
         self._checkpointer.poll()
+        self._stop.look_at(self._machine, self._say)
         self._checkpointer.save_before_the_end(self._stop, step, facts={})
 
     def _start_worker(self, stack: ExitStack) -> None:
@@ -131,6 +137,7 @@ class SupervisedTrainer:
             device=device_name(config.resources.device),
             num_updates=self._num_steps,
             checkpoint=self._checkpoint,
+            optimizer=self._optimizer,
         ).on(role_mesh(config, "actor", sft.engine))
         self._worker: WorkerGroup[SupervisedWorker] = runtime.groups({"actor": spec})["actor"]
         self._checkpointer = Checkpointer(

@@ -35,12 +35,13 @@ class SupervisedWorker(TrainedWorker):
         device: str,
         num_updates: int,
         checkpoint: Path | None = None,
+        optimizer: Path | None = None,
     ) -> None:
         super().__init__()
         parallel = self.join(engine, device=device)
         policy = load_model(model, parallel=parallel)
         trained = TrainEngine(policy, engine, optim, total_steps=num_updates, parallel=parallel)
-        self._hold(trained, role="actor", checkpoint=checkpoint)
+        self._hold(trained, role="actor", checkpoint=checkpoint, optimizer=optimizer)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update(self, data: DataProto, totals: BatchTotals) -> Update:

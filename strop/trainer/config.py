@@ -112,6 +112,7 @@ class Config:
         self._check_roles()
         self._check_ranks()
         self._check_services()
+        self._check_ending()
 
     def _complete_algorithm(self) -> None:
         """Defaults of the algorithm that follow from other sections; here alone, so that config.yaml records them."""
@@ -207,6 +208,18 @@ class Config:
         workers = self.resources.apart.get("rollout", self.resources.ranks)
         for service in self.reward.services.values():
             service.share(0, workers)
+
+    def _check_ending(self) -> None:
+        """What ends a run by its validations needs some."""
+        for key, value in (
+            ("target_pass_rate", self.trainer.target_pass_rate), ("patience", self.trainer.patience)
+        ):  # fmt: skip
+            if value is not None and not (self.data.val_files and self.eval.every):
+                lacking = "eval.every is 0" if self.data.val_files else "data.val_files is empty"
+                raise ValueError(
+                    f"trainer.{key} is {value}, but {lacking}, so no validation can end the run: set it, or remove "
+                    f"trainer.{key}"
+                )
 
     def _check_reward_parts(self) -> None:
         if self.needs("reward_parts") and not self.algorithm.reward_keys:

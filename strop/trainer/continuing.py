@@ -1,14 +1,22 @@
 """How a run is continued: from which checkpoint, and with which settings anew (the one place that says so).
 
 A run that is continued with its own settings makes the samples and weights that it would have made without the break.
-Settings of these sections and keys say where it happens, how long it waits, what it may cost, how work is cut into
-pieces and what is saved: with another value it is still the same run, up to the last bits of floating point. Some are
-limits that a run ends at: it has never passed one, so a higher limit changes nothing of what was done.
+NEUTRAL settings say where it happens, how long it waits, what it may cost, how work is cut into pieces and what is
+saved: with another value it is still the same run, up to the last bits of floating point. Some are limits that a run
+ends at: it has never passed one, so a higher limit changes nothing of what was done.
+
+STEERING settings are a person's to change while it runs: how long it trains, its learning rate, how it is
+validated. What was done stays as it is, and the log says from which step on they hold.
+
+`config.yaml` of the run is written anew with all of them but those of the machine, which hold for one continuation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +28,7 @@ from strop.trainer.loading import load, read
 
 _ENGINES = "actor reference teacher critic reward_model"
 
-CHANGEABLE: Mapping[str, tuple[str, ...]] = {
+NEUTRAL: Mapping[str, tuple[str, ...]] = {
     "where it runs": ("resources.",),
     "what is saved and shown": ("run.", "trainer.trackers", "trainer.preflight"),
     "how work is cut into pieces": (
@@ -51,9 +59,67 @@ CHANGEABLE: Mapping[str, tuple[str, ...]] = {
 }
 """Keys, and sections (with a dot at the end), by what they are about."""
 
+STEERING: Mapping[str, tuple[str, ...]] = {
+    "how long it trains": (
+        "trainer.max_steps",
+        "trainer.num_epochs",
+        "trainer.max_hours",
+        "trainer.target_pass_rate",
+        "trainer.patience",
+    ),
+    "how it learns": ("actor.optim.", "critic.optim."),
+    "how it is validated": ("eval.",),
+    **all_joined("steering settings"),
+}
+"""The same, of those that steer it. What is about `how long` ends it."""
 
-def settings_to_continue(file: Path, overrides: Sequence[str], *, text: str) -> tuple[Config, dict[str, Any]]:
-    """The settings of a run with overrides on top, and what they change: full key to value.
+OF_THE_MACHINE = "resources."
+"""What holds for one continuation alone."""
+
+_OPTIMIZER = ".optim.name"
+
+_REASONS: Mapping[str, str] = {
+    "model.": "its weights and tokens are those of the model that it began with",
+    "data.": "which prompts it has seen, and which come next, is counted in its own data",
+    "trainer.seed": "which prompts come next, and every sample, follow from the seed",
+    "rollout.": "its samples would be drawn in another way from one step to the next",
+    "agent.": "its samples would be played in another way from one step to the next",
+    "reward.": "rewards of one run must be comparable",
+    "reward_model.": "rewards of one run must be comparable",
+    "algorithm.": "its loss would be another one from one step to the next",
+    "sft.": "what it has seen, and what comes next, is counted in its own data",
+}
+"""Why other settings cannot be given anew, by the beginning of their keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continuation:
+    """How a run goes on."""
+
+    config: Config
+    """Its settings, with those given anew."""
+    own: Config
+    """Those of `config` that hold from here on; the others (OF_THE_MACHINE) hold for this continuation."""
+    before: Mapping[str, Any]
+    """What was changed, as it was: full key to value."""
+    after: Mapping[str, Any]
+    """What was changed, as it is now."""
+
+    @property
+    def is_longer(self) -> bool:
+        """Something of what ends a run was changed, so one that is finished goes on."""
+        ends = {about: keys for about, keys in STEERING.items() if about.startswith("how long")}
+        return any(is_among(key, ends) for key in self.after)
+
+    def lines(self, step: int) -> Iterator[str]:
+        """What the person who resumes at this step should know of the changes."""
+        for key, value in self.after.items():
+            held = "for this continuation" if key.startswith(OF_THE_MACHINE) else f"from step {step + 1} on"
+            yield f"{key}={json.dumps(value)} {held}; it was {json.dumps(self.before[key])}"
+
+
+def settings_to_continue(file: Path, overrides: Sequence[str], *, text: str) -> Continuation:
+    """The settings of a run with overrides on top.
 
     Args:
         file: config.yaml of the run, for messages.
@@ -65,25 +131,31 @@ def settings_to_continue(file: Path, overrides: Sequence[str], *, text: str) -> 
     """
     before = read(file, text=text)
     if not overrides:
-        return before, {}
-    own = to_flat_dict(before)
+        return Continuation(config=before, own=before, before={}, after={})
+    was = to_flat_dict(before)
     config = load(file, text=text, overrides=overrides)
-    changed = {key: value for key, value in to_flat_dict(config).items() if own[key] != value}
-    refused = {key: value for key, value in changed.items() if not is_changeable(key)}
-    if refused:
-        key, value = next(iter(refused.items()))
-        raise ConfigError(
-            f"{key} is {own[key]!r} in this run, and {value!r} would make it another one, which --resume cannot: "
-            f"leave it out, or start a run of its own with --out. May be given anew: {changeable_keys()}"
-        )
-    return config, changed
+    after = {key: value for key, value in to_flat_dict(config).items() if was[key] != value}
+    for key, value in after.items():
+        if not is_changeable(key):
+            raise ConfigError(
+                f"{key} is {was[key]!r} in this run, and {value!r} would make it another one, which --resume cannot: "
+                f"{_reason(key)}. Leave it out, or begin a run with the weights of this one: --from "
+                f"{file.parent} {key}=… --out DIR. May be given anew: {changeable_keys()}"
+            )
+    own = dataclasses.replace(config, resources=before.resources)
+    return Continuation(config=config, own=own, before={key: was[key] for key in after}, after=after)
 
 
 def is_changeable(key: str) -> bool:
     """Whether a run may be continued with another value of this full key."""
+    return is_among(key, {**NEUTRAL, **STEERING}) and not key.endswith(_OPTIMIZER)
+
+
+def is_among(key: str, listed: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a list of keys and sections (with a dot at the end) has this full key."""
     return any(
         key == known or (known.endswith(".") and key.startswith(known))
-        for keys in CHANGEABLE.values()
+        for keys in listed.values()
         for known in keys
     )
 
@@ -92,20 +164,51 @@ def changeable_keys() -> str:
     """All of them in one line; a section ends with an ellipsis."""
     return "; ".join(
         f"{about}: {', '.join(f'{key}…' if key.endswith('.') else key for key in keys)}"
-        for about, keys in CHANGEABLE.items()
+        for about, keys in {**STEERING, **NEUTRAL}.items()
     )
 
 
-def roll_back(run: RunFolder, *, settings: Mapping[str, Any]) -> tuple[Checkpoint | None, list[str]]:
-    """The last valid checkpoint of a run that is not finished, to which the run is rolled back, and what the person who
+def _reason(key: str) -> str:
+    if key.endswith(_OPTIMIZER):
+        return "its checkpoints hold the state of another optimizer"
+    found = [reason for start, reason in _REASONS.items() if key.startswith(start)]
+    return found[0] if found else "what was done so far was done with that value"
+
+
+def check_reach(continuation: Continuation, step: int, *, folder: Path) -> None:
+    """Refuse to continue where settings given anew end the run before what it has done.
+
+    Args:
+        continuation: with these settings.
+        step: of the checkpoint that it would continue from.
+        folder: of the run, for the message.
+
+    Raises:
+        ConfigError: the sentence says which.
+    """
+    for key, value in continuation.after.items():
+        was = continuation.before[key]
+        is_below = (key.endswith(".max_steps") and value is not None and value < step) or (
+            key.endswith(".num_epochs") and value < was
+        )
+        if is_below:
+            raise ConfigError(
+                f"{key}={value} ends before step {step}, which {folder} has done: give a larger number (it was "
+                f"{was}), or begin a run from an earlier checkpoint, with --from {folder}@STEP --out DIR"
+            )
+
+
+def roll_back(run: RunFolder, continuation: Continuation) -> tuple[Checkpoint | None, list[str]]:
+    """The last valid checkpoint of a run, to which the run is rolled back, and what the person who
     resumes should know. None: from the beginning, because no checkpoint was written yet.
 
     Args:
         run: to continue.
-        settings: in which it goes on with other values, for the record.
+        continuation: with which settings.
 
     Raises:
         RunError: checkpoints exist, but none is valid.
+        ConfigError: the settings end the run before what it has done.
     """
     checkpoint, lines = run.checkpoints.latest_valid()
     if checkpoint is None and run.events.read("checkpoint"):
@@ -114,8 +217,9 @@ def roll_back(run: RunFolder, *, settings: Mapping[str, Any]) -> tuple[Checkpoin
             f"again in another folder with --out"
         )
     step = 0 if checkpoint is None else checkpoint.step
+    check_reach(continuation, step, folder=run.path)
     before = run.ledger.counts()
-    run.rollback(step, settings=settings)
+    run.rollback(step, settings=continuation.after, before=continuation.before)
     after = run.ledger.counts()
     repeated = before["issued"] - after["issued"]
     lines.append(

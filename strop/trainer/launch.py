@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,25 @@ from strop.config.yaml_text import dump
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 from strop.run.durable import replace_text
+from strop.trainer.beginning import Beginning
 from strop.trainer.config import Config
-from strop.trainer.continuing import roll_back, settings_to_continue
+from strop.trainer.continuing import Continuation, roll_back, settings_to_continue
 from strop.trainer.loading import read, with_extensions
-from strop.trainer.models import check_models_same, locate, models_elsewhere, read_models, write_models
+from strop.trainer.models import (
+    MODEL_PATHS,
+    check_models_same,
+    locate,
+    models_elsewhere,
+    read_models,
+    write_models,
+)
 
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
+_FINISHED = (
+    "{run} is finished; nothing to resume (a higher trainer.max_steps or trainer.num_epochs makes it longer)"
+)
 
 Say = Callable[[str], None]
 """Takes one line for the person who watches."""
@@ -40,8 +50,22 @@ class Start:
     """True when there is nothing left to do."""
 
 
-def start_run(folder: Path, config: Config, *, command: Sequence[str], say: Say = logger.info) -> Start:
+def start_run(
+    folder: Path,
+    config: Config,
+    *,
+    command: Sequence[str],
+    say: Say = logger.info,
+    beginning: Beginning | None = None,
+) -> Start:
     """A fresh run folder with its resolved configuration, once the models that it names are on this machine.
+
+    Args:
+        folder: absent or empty.
+        config: settings.
+        command: the command line.
+        say: takes lines for the person who watches.
+        beginning: another run, with whose weights it begins.
 
     Raises:
         ValueError: a model cannot be fetched.
@@ -50,12 +74,18 @@ def start_run(folder: Path, config: Config, *, command: Sequence[str], say: Say 
     """
     config = with_extensions(config)
     check_trainable(config.rollout)
-    located = locate(config, say=say)
+    keys: Collection[str] = MODEL_PATHS
+    if beginning is not None:
+        config = beginning.configured(config, folder)
+        keys = [key for key in MODEL_PATHS if key not in beginning.taken_keys(config)]
+    located = locate(config, say=say, keys=keys)
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
         text = dump(to_dict(config))
         replace_text(run.path / CONFIG_FILE, text)
         write_models(run.path, located.models)
+        for line in () if beginning is None else beginning.take_over(run, config):
+            say(line)
         if not trust.record(text):
             logger.warning(
                 "there is no private folder where strop could note that this run is yours (XDG_STATE_HOME), so "
@@ -82,7 +112,7 @@ def resume_run(
 
     Args:
         folder: of the run.
-        overrides: settings that leave it the same run (`strop.trainer.continuing`). They hold for this continuation.
+        overrides: settings that may be given anew (`strop.trainer.continuing`).
         say: takes lines for the person who watches.
         admit: raises for a content of config.yaml that may not be used. The file is read once, since others may write
             in the folder.
@@ -98,26 +128,37 @@ def resume_run(
     text = read_settings(path)
     if admit is not None:
         admit(text)
-    config, changed = settings_to_continue(path, overrides, text=text)
+    continuation = settings_to_continue(path, overrides, text=text)
+    config = continuation.config
     run = RunFolder.open(folder, settings=config.run)
     try:
-        is_finished = bool(run.events.read("finished"))
-        checkpoint, lines = None, [f"{run.path} is finished; nothing to resume"]
+        is_finished = bool(run.events.read("finished")) and not continuation.is_longer
+        checkpoint, lines = None, [_FINISHED.format(run=run.path)]
         if not is_finished:
             _check_inputs(run.path, config, text)
             known = read_models(run.path)
             located = locate(config, say=say, known=known)
             check_models_same(known, located)
             config = located.config
-            checkpoint, lines = roll_back(run, settings=changed)
+            checkpoint, lines = roll_back(run, continuation)
+            lines += continuation.lines(0 if checkpoint is None else checkpoint.step)
+            _keep_settings(run, continuation, text)
     except BaseException:
         run.close()
         raise
     for line in lines:
         say(line)
-    for key, value in changed.items():
-        say(f"continues with {key}={json.dumps(value)}")
     return Start(run=run, config=config, checkpoint=checkpoint, is_finished=is_finished)
+
+
+def _keep_settings(run: RunFolder, continuation: Continuation, before: str) -> None:
+    """Write the settings that hold from here on; they are the user's own where those before were."""
+    text = dump(to_dict(continuation.own))
+    if not continuation.after or text == before:
+        return
+    replace_text(run.path / CONFIG_FILE, text)
+    if trust.made_in(before):
+        trust.record(text)
 
 
 def _of_models(run: RunFolder, models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

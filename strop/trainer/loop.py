@@ -26,10 +26,12 @@ from strop.engines.model import describe_precision
 from strop.health import HealthMonitor
 from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
+from strop.trainer.beginning import optimizer_of
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
 from strop.trainer.costs import CostTracker
+from strop.trainer.ending import Ending, MachineEnd, is_best
 from strop.trainer.groups import row_results, sampler_batch
 from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
@@ -76,6 +78,8 @@ class Trainer:
         self._say = say
         self._force = force
         self._stop = stop or StopRequest()
+        self._stop.grace_s = config.run.grace_s
+        self._machine = MachineEnd(config.run)
         check_trackers(config.trainer.trackers)
         check_observers(config.rollout)
         check_models(config)
@@ -111,13 +115,21 @@ class Trainer:
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
                 self._monitor.observe(metrics)
-            for step in range(self._start_step + 1, self.data.num_steps + 1):
+            step, self._ending = (
+                self._start_step,
+                Ending(self.config.trainer, self._run, num_steps=self.data.num_steps),
+            )
+            while step < self.data.num_steps and not self._ending.reason:
+                step += 1
                 with self._stop.step():
                     self._run_step(step, trackers)
+                    self._stop.look_at(self._machine, self._say)
                     self._checkpointer.save_before_the_end(self._stop, step, facts=self._facts())
             self._checkpointer.finish()
+        if step < self.data.num_steps:
+            self._say(f"the run ends after step {step}: {self._ending.reason}")
         seconds = time.perf_counter() - start
-        self._run.events.append("finished", self.data.num_steps, fsync=True, seconds=seconds)
+        self._run.events.append("finished", step, fsync=True, seconds=seconds, reason=self._ending.reason)
         return result_of(self._run)
 
     # ------------------------------------------------------------------ the algorithm
@@ -200,6 +212,7 @@ class Trainer:
             self.runtime,
             num_steps=self.data.num_steps,
             checkpoint=checkpoint,
+            optimizer=optimizer_of(self._run, self._checkpoint),
             version=self._start_step,
             samples=self._run.samples.folder if config.run.save_samples else None,
             logs=self._run.path / "logs",
@@ -243,12 +256,15 @@ class Trainer:
             self.data.sampler.record(step, row_results(record.reports, step=step), batch)
         metrics = self._metrics(record, phases)
         self._warn(record)
-        is_last = step == self.data.num_steps
-        score = None
+        is_last, is_new_best, score = self._ending.look(step), False, None
         if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
             with phases.phase("testing"):
                 validation = self._validate(step)
             score = validation.pass_rate
+            is_last = self._ending.look_at_validation(score) or is_last
+            is_new_best = self.config.run.keep_best > 0 < self.config.run.save_every and is_best(
+                self._run, score
+            )
             metrics |= validation.metrics
         metrics |= measure.timing_metrics(
             {**phases.seconds, "step": phases.total()},
@@ -260,7 +276,7 @@ class Trainer:
             self._say(f"step {step}: {found.message}")
         self._run.events.append("step", step, seconds=phases.total(), phases=phases.seconds)
         trackers.log(step, metrics)  # before the checkpoint: what it holds was logged
-        if is_last or is_due(step, self.config.run.save_every):
+        if is_last or is_new_best or is_due(step, self.config.run.save_every):
             with phases.phase("save_checkpoint"):
                 self._checkpointer.save(step, score, facts=self._facts(), is_last=is_last)
             trackers.log(step, {measure.TIMING.of("save_checkpoint"): phases.seconds["save_checkpoint"]})

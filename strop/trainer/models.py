@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 POLICY = ("model.path", "model.tokenizer_path")
 """Those that a command without training reads."""
-_PATHS = (
+MODEL_PATHS = (
     "model.path", "model.lora.path", "reference.path", "teacher.path", "critic.path", "critic.lora.path",
     "reward_model.path", "model.tokenizer_path",
 )  # fmt: skip
@@ -50,7 +50,7 @@ def locate(
     say: Say,
     known: Mapping[str, Mapping[str, Any]] | None = None,
     weights: bool = True,
-    keys: Collection[str] = _PATHS,
+    keys: Collection[str] = MODEL_PATHS,
 ) -> Located:
     """Fetch the models that lie elsewhere, before anything is loaded.
 
@@ -91,7 +91,7 @@ def locate(
 
 def named_models(config: Config) -> Iterator[tuple[str, str]]:
     """(full key, name) of every setting that names a model."""
-    for key in _PATHS:
+    for key in MODEL_PATHS:
         value: Any = config
         for part in key.split("."):
             value = getattr(value, part)

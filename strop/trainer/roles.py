@@ -244,6 +244,7 @@ def make_roles(
     checkpoint: Path | None,
     version: int,
     samples: Path | None,
+    optimizer: Path | None = None,
     logs: Path | None = None,
     costs: CostTracker | None = None,
 ) -> Roles:
@@ -256,11 +257,18 @@ def make_roles(
         checkpoint: folder to continue from.
         version: policy version that the weights hold: the steps done so far.
         samples: folder of the sample store, which rollout workers write to; None for no samples.
+        optimizer: folder with the optimizer's state that a new run takes over from another one.
         logs: folder for what reward functions print; None: it is not kept.
         costs: of the run; not given: a count that begins here and is kept nowhere.
     """
     specs = _specs(
-        config, num_steps=num_steps, checkpoint=checkpoint, version=version, samples=samples, logs=logs
+        config,
+        num_steps=num_steps,
+        checkpoint=checkpoint,
+        optimizer=optimizer,
+        version=version,
+        samples=samples,
+        logs=logs,
     )
     apart = config.resources.apart
     groups: dict[str, WorkerGroup[Any]] = runtime.groups(
@@ -288,6 +296,7 @@ def _specs(
     *,
     num_steps: int,
     checkpoint: Path | None,
+    optimizer: Path | None,
     version: int,
     samples: Path | None,
     logs: Path | None,
@@ -303,6 +312,7 @@ def _specs(
             device=device,
             num_updates=num_steps * config.updates_per_step,
             checkpoint=checkpoint,
+            optimizer=optimizer,
         )
     }
     if config.uses_critic:
@@ -314,6 +324,7 @@ def _specs(
             device=device,
             num_updates=num_steps * config.critic_updates_per_step,
             checkpoint=checkpoint,
+            optimizer=optimizer,
         )
     if config.uses_reference and config.model.lora.rank == 0:
         specs["reference"] = role(ReferenceWorker, config.model, config.reference, device=device)

@@ -1,8 +1,9 @@
-"""Signals that ask a run to end: SIGTERM (a scheduler, `kill`), SIGHUP (a terminal that closes) and SIGINT (Ctrl-C).
+"""What asks a run to end: SIGTERM (a scheduler, `kill`), SIGHUP (a terminal that closes), SIGINT (Ctrl-C), SIGUSR1 (a
+scheduler's warning, such as `sbatch --signal=B:USR1@300`), and a machine that is about to be taken away.
 
-The first one lets the step that runs come to its end, for a limited time, and a checkpoint is written there, so that
-nothing is lost; outside of a step, after a Ctrl-C, or when the time is over, the run ends at once and goes on from its
-last checkpoint. The second one ends the process as if nobody handled it.
+The first signal lets the step that runs come to its end, for a limited time, and a checkpoint is written there, so that
+nothing is lost; outside of a step, or when the time is over, the run ends at once and goes on from its last checkpoint.
+The second one ends the process as if nobody handled it.
 
 Concurrency: handlers run in the main thread, between two instructions of whatever it does. A timer's thread sends the
 signal once more when the time is over, so that a wait in the main thread ends too.
@@ -10,16 +11,21 @@ signal once more when the time is over, so that a wait in the main thread ends t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-NUMBERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-GRACE_S = 20.0
-"""How long the end of a step is waited for: schedulers kill what still runs after 30 s."""
+from strop.run import RunConfig
+from strop.trainer.ending import MachineEnd
+
+WARNING = signal.SIGUSR1
+"""Of a scheduler that will end the job, and wants to start it again."""
+NUMBERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, WARNING)
 
 
 class Terminated(KeyboardInterrupt):
@@ -37,6 +43,10 @@ class StopRequest:
     def __init__(self) -> None:
         self.number = 0
         """The signal that came; 0 for none."""
+        self.grace_s = RunConfig().grace_s
+        """How long the end of a step is waited for."""
+        self._why = ""
+        self._started = 0.0
         self._is_in_step = False
         self._is_late = False
         self._timer: threading.Timer | None = None
@@ -75,7 +85,7 @@ class StopRequest:
             Terminated: at the end, where a request has come meanwhile; or within, when its time is over.
         """
         self.check()  # what a handler raises is lost where Python runs a destructor
-        self._is_in_step = True
+        self._is_in_step, self._started = True, time.monotonic()
         try:
             yield
         finally:
@@ -85,7 +95,16 @@ class StopRequest:
     @property
     def reason(self) -> str:
         """`Terminated: SIGTERM`; for the records."""
-        return f"{Terminated.__name__}: {signal.Signals(self.number).name}"
+        return f"{Terminated.__name__}: {self._why or signal.Signals(self.number).name}"
+
+    def look_at(self, machine: MachineEnd, say: Callable[[str], None]) -> None:
+        """A request, as of a scheduler's warning, where no other step fits before the machine is taken away."""
+        if self.number:
+            return
+        self._why = machine.passed(time.monotonic() - self._started)
+        if self._why:
+            self.number = WARNING
+            say(f"the run is saved and ends: {self._why}")
 
     def settle(self) -> None:
         """The step itself is done: a request waits for the checkpoint now, however long that takes."""
@@ -106,11 +125,21 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.number = number
-        if not self._is_in_step or number == signal.SIGINT:
+        if not self._is_in_step:
             raise Terminated(number)
-        self._timer = threading.Timer(GRACE_S, self._insist, (threading.get_ident(), number))
+        self._tell(number)
+        self._timer = threading.Timer(self.grace_s, self._insist, (threading.get_ident(), number))
         self._timer.daemon = True
         self._timer.start()
+
+    def _tell(self, number: int) -> None:
+        """Say what is waited for; not through a stream, which the main thread may be in the middle of."""
+        text = (
+            f"\n{signal.Signals(number).name}: this step comes to its end and is saved first, which may take "
+            f"{self.grace_s:g} s; the same again ends the run at once\n"
+        )
+        with contextlib.suppress(OSError):  # a terminal that closed
+            os.write(2, text.encode())
 
     def _insist(self, main: int, number: int) -> None:
         self._is_late = True

@@ -60,6 +60,7 @@ class ActorWorker(TrainedWorker):
         device: str,
         num_updates: int | None,
         checkpoint: Path | None = None,
+        optimizer: Path | None = None,
     ) -> None:
         """Load the policy.
 
@@ -68,6 +69,7 @@ class ActorWorker(TrainedWorker):
             device: `auto` or a device name.
             num_updates: optimizer steps of the whole run, where a schedule needs to know.
             checkpoint: folder that `save_checkpoint` wrote, to continue from.
+            optimizer: folder of the same form, whose optimizer state a new run takes over.
         """
         super().__init__()
         load_extensions(algorithm.extensions)
@@ -76,7 +78,7 @@ class ActorWorker(TrainedWorker):
         parallel = self.join(actor.engine, device=device)
         policy = load_model(model, parallel=parallel)
         engine = TrainEngine(policy, actor.engine, actor.optim, total_steps=num_updates, parallel=parallel)
-        self._hold(engine, role="actor", checkpoint=checkpoint)
+        self._hold(engine, role="actor", checkpoint=checkpoint, optimizer=optimizer)
         self._sender: WeightSender | None = None
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)

@@ -52,6 +52,7 @@ class CriticWorker(TrainedWorker):
         device: str,
         num_updates: int | None,
         checkpoint: Path | None = None,
+        optimizer: Path | None = None,
     ) -> None:
         """Load the value model: a causal language model with a head of zeros, or a classifier with its own.
 
@@ -61,6 +62,7 @@ class CriticWorker(TrainedWorker):
             device: `auto` or a device name.
             num_updates: optimizer steps of the critic in the whole run, where a schedule needs to know.
             checkpoint: folder that `save_checkpoint` wrote, to continue from.
+            optimizer: folder of the same form, whose optimizer state a new run takes over.
         """
         super().__init__()
         self._clip_range = algorithm.cliprange_value
@@ -70,7 +72,7 @@ class CriticWorker(TrainedWorker):
         own = dataclasses.replace(model, path=critic.path or model.path, lora=critic.lora)
         values = load_value_model(own, parallel=parallel)
         engine = TrainEngine(values, critic.engine, critic.optim, total_steps=num_updates, parallel=parallel)
-        self._hold(engine, role="critic", checkpoint=checkpoint)
+        self._hold(engine, role="critic", checkpoint=checkpoint, optimizer=optimizer)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_values(self, data: DataProto) -> DataProto:

@@ -9,7 +9,7 @@ from strop.engines.checkpoint import PendingSave
 from strop.engines.config import EngineConfig
 from strop.engines.lora import has_adapter, save_merged
 from strop.engines.parallel import Parallel, join_ranks
-from strop.engines.role_checkpoint import load_role, save_role
+from strop.engines.role_checkpoint import load_optimizer, load_role, save_role
 from strop.engines.tokens import TokenFunction
 from strop.engines.training import Engine, TrainEngine
 from strop.protocol import DataProto
@@ -63,13 +63,18 @@ class TrainedWorker(ModelWorker):
 
     engine: TrainEngine
 
-    def _hold(self, engine: TrainEngine, *, role: str, checkpoint: Path | None) -> None:
-        """Take this engine as the role's, at the state of a checkpoint if there is one."""
+    def _hold(
+        self, engine: TrainEngine, *, role: str, checkpoint: Path | None, optimizer: Path | None
+    ) -> None:
+        """Take this engine as the role's, at the state of a checkpoint if there is one, or else with the optimizer's
+        state of another run."""
         self.engine = engine
         self._role = role
         self._pending: PendingSave | None = None
         if checkpoint is not None:
             load_role(checkpoint / role, engine)
+        elif optimizer is not None:
+            load_optimizer(optimizer / role, engine)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: Path, *, in_background: bool = False) -> None:

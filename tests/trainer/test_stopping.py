@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,6 @@ from strop.cli.output import Interrupted
 from strop.config import save_config
 from strop.run import RunFolder
 from strop.sft.trainer import SupervisedTrainer, fine_tune
-from strop.trainer import stopping
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.loop import Trainer, train
 from strop.trainer.phases import Stages
@@ -29,6 +29,14 @@ from strop.trainer.records import StepRecord
 from strop.trainer.stopping import StopRequest, Terminated
 
 DEADLINE_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def _hears_of_its_terminal() -> Iterator[None]:
+    """Also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def steps_saved(run: Path) -> list[str]:
@@ -75,7 +83,6 @@ def test_the_step_that_runs_is_finished_and_saved_and_the_run_goes_on_to_the_sam
 def test_a_step_that_takes_too_long_is_given_up(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "GRACE_S", 0.05)
     step = Trainer.step
 
     def asked(trainer: Trainer, number_of: int, stages: Stages) -> StepRecord:
@@ -85,7 +92,7 @@ def test_a_step_that_takes_too_long_is_given_up(
         return step(trainer, number_of, stages)
 
     monkeypatch.setattr(Trainer, "step", asked)
-    config = project.config("run.save_every=1")
+    config = project.config("run.save_every=1", "run.grace_s=0.05")
     started = time.monotonic()
     with (
         start_run(tmp_path / "run", config, command=["strop", "train"]).run as folder,
@@ -142,7 +149,7 @@ def test_an_error_after_the_request_is_its_consequence() -> None:
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1])
 def test_a_wait_that_gives_the_signal_another_class_ends_as_that_signal(number: int) -> None:
     """As the waits of Ray do, whose C++ code knows of KeyboardInterrupt alone."""
 
@@ -174,16 +181,22 @@ def test_a_request_that_was_lost_in_a_destructor_ends_the_run_before_its_next_st
     assert caught.value.__cause__ is None
 
 
-def test_a_ctrl_c_gives_the_step_up() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_a_ctrl_c_and_a_schedulers_warning_let_the_step_end_and_say_so(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = []
+
     def play(stop: StopRequest) -> None:
         with stop.listening(), stop.step():
-            signal.raise_signal(signal.SIGINT)
-            raise AssertionError("the handler raises")
+            signal.raise_signal(number)
+            done.append("the step")
 
     with pytest.raises(Terminated) as caught:
         play(StopRequest())
-    assert caught.value.number == signal.SIGINT
-    assert caught.value.__cause__ is None
+    assert done == ["the step"]
+    assert caught.value.number == number
+    assert f"{number.name}: this step comes to its end and is saved first" in capfd.readouterr().err
 
 
 RAY_WAITS = """
@@ -268,7 +281,7 @@ with stop.listening(), stop.step():
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
 def test_the_second_signal_ends_the_process_at_once(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SECOND.format(name=name)],
@@ -277,7 +290,8 @@ def test_the_second_signal_ends_the_process_at_once(name: str) -> None:
         timeout=DEADLINE_S,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (-getattr(signal, name), "still here\n", "")
+    assert (done.returncode, done.stdout) == (-getattr(signal, name), "still here\n")
+    assert "the same again ends the run at once" in done.stderr
 
 
 LISTENING = """
@@ -312,7 +326,7 @@ def check_sockets_of_a_reward(run: Path, controller: psutil.Process) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["inline", pytest.param("ray", marks=pytest.mark.dist)])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_for_the_whole_group_ends_a_real_run_in_order(
     runtime: str, number: signal.Signals, project: Project, tmp_path: Path
 ) -> None:
@@ -341,8 +355,9 @@ def test_a_signal_for_the_whole_group_ends_a_real_run_in_order(
         check_sockets_of_a_reward(run, psutil.Process(process.pid))
     os.killpg(process.pid, number)
     _, said = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 128 + number, said
-    assert said.splitlines()[-1] == f"ended by {number.name}; continue with `strop train --resume {run}`"
+    assert process.returncode == (75 if number == signal.SIGUSR1 else 128 + number), said
+    how = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+    assert said.splitlines()[-1] == f"{how}; continue with `strop train --resume {run}`"
     assert "***" not in said, "Ray's dump of C++ frames"
     ((step, reason),) = interrupted(run)
     assert reason == f"Terminated: {number.name}"

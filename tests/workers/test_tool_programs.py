@@ -36,7 +36,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     """Right when the program's output was repeated."""
     return float(solution_str.endswith(ground_truth))
 '''
-LIMITS = Limits(wall_s=1.5, cpu_s=1.5, memory_mib=96, max_processes=16, output_kib=16)
+LIMITS = Limits(wall_s=1.5, cpu_s=1.5, memory_mib=64, max_processes=16, output_kib=16)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,240 @@
+"""A run in the hands of a person: longer, with another learning rate, ended early, begun from another run."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tiny_runs import Done, Project, check_records, resume_in, train_in
+
+from strop.config import ConfigError
+from strop.run import RunConfig, RunFolder
+from strop.trainer import loop
+from strop.trainer.ending import Ending, MachineEnd, has_stalled
+from strop.trainer.launch import resume_run, start_run
+from strop.trainer.loading import read
+from strop.trainer.loop import train
+from strop.trainer.sections import TrainerConfig
+from strop.trainer.stopping import Terminated
+from strop.trainer.validation import Validation, summarize_validation
+from strop.workers.reports import EpisodeReport
+
+
+def events(run: Path, kind: str) -> list[dict[str, object]]:
+    with RunFolder.open(run, read_only=True) as folder:
+        return folder.events.read(kind)
+
+
+def saved(run: Path) -> list[int]:
+    with RunFolder.open(run, read_only=True) as folder:
+        return folder.checkpoints.steps()
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, *rates: float) -> None:
+    """Validations that pass so much, one after the other."""
+    following = iter(rates)
+
+    def summary(reports: Sequence[EpisodeReport]) -> Validation:
+        made = summarize_validation(reports)
+        return dataclasses.replace(made, num_passed=round(next(following) * made.num_answers))
+
+    monkeypatch.setattr(loop, "summarize_validation", summary)
+
+
+# ------------------------------------------------------------------ longer, and otherwise
+
+
+def test_a_finished_run_that_is_made_longer_is_the_longer_run(project: Project, tmp_path: Path) -> None:
+    whole = train_in(tmp_path / "whole", project.config("trainer.max_steps=5"))
+    run = train_in(tmp_path / "run", project.config("trainer.max_steps=3")).folder
+    longer = resume_in(run, "trainer.max_steps=5")
+    assert [record.step for record in longer.records] == [4, 5]
+    assert [one.chain for one in longer.chain] == [one.chain for one in whole.chain]
+    check_records(run, num_steps=5)
+    assert any("trainer.max_steps=5 from step 4 on; it was 3" in line for line in longer.said)
+    (resumed,) = events(run, "resumed")
+    assert (resumed["settings"], resumed["before"]) == ({"trainer.max_steps": 5}, {"trainer.max_steps": 3})
+    assert read(run / "config.yaml").trainer.max_steps == 5
+    (finished,) = events(run, "finished")
+    assert finished["step"] == 5
+    again = resume_run(run, say=lambda line: None)
+    again.run.close()
+    assert again.is_finished
+
+
+def test_another_learning_rate_holds_from_there_on_also_after_a_crash(
+    project: Project, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    settings = ["run.save_every=1", "trainer.max_steps=2"]
+    first = train_in(run, project.config(*settings))
+    second = resume_in(run, "trainer.max_steps=3", "actor.optim.lr=2e-3")
+    third = resume_in(run, "trainer.max_steps=4")
+    assert [step["actor/lr"] for step in first.steps] == [1e-3] * 2
+    assert [step["actor/lr"] for step in third.steps] == [1e-3] * 2 + [2e-3] * 2
+    assert second.records[0].step == 3
+    assert read(run / "config.yaml").actor.optim.lr == 2e-3
+
+
+def test_where_a_run_happens_is_for_one_continuation(on_policy: Done, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(on_policy.folder, run)
+    resume_in(run, "trainer.max_steps=4", "resources.call_timeout_s=99")
+    kept = read(run / "config.yaml")
+    assert kept.trainer.max_steps == 4
+    assert kept.resources.call_timeout_s == 3600
+    assert events(run, "resumed")[0]["settings"] == {"trainer.max_steps": 4, "resources.call_timeout_s": 99.0}
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("trainer.max_steps=2", r"trainer.max_steps=2 ends before step 3, which .* has done.*--from .*@STEP"),
+        ("trainer.num_epochs=1", r"trainer.num_epochs=1 ends before step 3.*it was 4"),
+        (
+            "trainer.seed=7",
+            r"trainer.seed is 0 in this run.*every sample, follow from the seed.*--from .*run",
+        ),
+        ("actor.optim.name=muon", r"hold the state of another optimizer"),
+        ("algorithm.kl_loss_coef=0.5", r"its loss would be another one"),
+    ],
+)
+def test_what_cannot_be_given_anew_leaves_the_run_as_it_was(
+    setting: str, sentence: str, on_policy: Done, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(on_policy.folder, run)
+    before = (run / "config.yaml").read_text(), (run / "events.jsonl").read_text()
+    with pytest.raises(ConfigError, match=sentence):
+        resume_run(run, overrides=[setting], say=lambda line: None)
+    assert before == ((run / "config.yaml").read_text(), (run / "events.jsonl").read_text())
+
+
+# ------------------------------------------------------------------ ended early
+
+
+@pytest.mark.parametrize(
+    ("rates", "patience", "expected"),
+    [
+        ([0.1], 1, False),
+        ([0.1, 0.1], 1, True),
+        ([0.1, 0.2], 1, False),
+        ([0.3, 0.2, 0.25], 2, True),
+        ([0.3, 0.2, 0.35], 2, False),
+        ([0.3, 0.35, 0.2], 2, False),
+        ([0.3, 0.35, 0.35, 0.2], 2, True),
+    ],
+)
+def test_patience_by_hand(rates: list[float], patience: int, expected: bool) -> None:
+    assert has_stalled(rates, patience) is expected
+
+
+def test_a_target_that_is_reached_ends_the_run_with_a_checkpoint(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(monkeypatch, 1, 0.25, 0.5)
+    run = tmp_path / "run"
+    done = train_in(run, project.config("trainer.target_pass_rate=0.5", "eval.every=1"))
+    (finished,) = events(run, "finished")
+    assert finished["step"] == done.result.steps == 2
+    assert finished["reason"] == "trainer.target_pass_rate=0.5 is reached: 50.0 %"
+    assert saved(run) == [2]
+    assert "the run ends after step 2: trainer.target_pass_rate=0.5 is reached: 50.0 %" in done.said
+    scripted(monkeypatch, 0.5)
+    longer = resume_in(run, "trainer.target_pass_rate=null")
+    assert [record.step for record in longer.records] == [3]
+
+
+def test_patience_ends_the_run_and_the_best_checkpoint_is_kept(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(monkeypatch, 0, 0.25, 0.75, 0.5, 0.5)
+    run = tmp_path / "run"
+    settings = [
+        "trainer.max_steps=6",
+        "trainer.patience=2",
+        "eval.every=1",
+        "run.save_every=5",
+        "run.keep_last=1",
+    ]
+    done = train_in(run, project.config(*settings))
+    (finished,) = events(run, "finished")
+    assert finished["step"] == 4
+    assert finished["reason"] == "trainer.patience=2: no validation since was better than 75.0 %"
+    assert done.result.best == (2, 0.75)
+    assert saved(run) == [2, 4], "step 1 was the best then, and is no longer kept"
+
+
+def test_a_crash_after_the_last_validation_does_not_train_on(on_policy: Done, tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", config={}, command=["strop"]) as run:
+        for step, rate in enumerate([0.5, 0.25, 0.25]):
+            run.events.append("validation", step, pass_rate=rate)
+        assert Ending(TrainerConfig(patience=2), run, num_steps=9).reason.startswith("trainer.patience=2")
+        assert Ending(TrainerConfig(patience=3), run, num_steps=9).reason == ""
+
+
+def test_the_hours_of_all_continuations_count(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", config={}, command=["strop"]) as run:
+        for step in (1, 2):
+            run.events.append("step", step, seconds=1800.0)
+        ending = Ending(TrainerConfig(max_hours=1), run, num_steps=9)
+        assert ending.look(3)
+        assert ending.reason == "trainer.max_hours=1: it has trained for 1 hours"
+        assert not Ending(TrainerConfig(max_hours=1.5), run, num_steps=9).look(3)
+        last = Ending(TrainerConfig(), run, num_steps=3)
+        assert not last.look(2)
+        assert last.look(3)
+
+
+@pytest.mark.parametrize("lacking", ["data.val_files=[]", "eval.every=0"])
+@pytest.mark.parametrize("key", ["target_pass_rate=1", "patience=1"])
+def test_what_ends_a_run_by_validations_needs_some(project: Project, lacking: str, key: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"trainer.{key.split('=')[0]} is 1.*{lacking.split('=')[0]} is (0|empty)"
+    ):
+        project.config("eval.every=1", f"trainer.{key}", lacking)
+
+
+# ------------------------------------------------------------------ a machine that is taken away
+
+
+def test_a_run_ends_before_its_machine_does_and_goes_on_elsewhere(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 60))
+    run, said = tmp_path / "run", []
+    config = project.config("run.save_before=3600")
+    with (
+        start_run(run, config, command=["strop", "train"]).run as folder,
+        pytest.raises(Terminated) as caught,
+    ):
+        train(config, folder, say=said.append)
+    assert caught.value.number == signal.SIGUSR1
+    assert saved(run) == [1]
+    (told,) = [line for line in said if "taken away" in line]
+    assert "besides run.save_before=3600" in told
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 7200))
+    assert [record.step for record in resume_in(run).records] == [2, 3]
+
+
+def test_a_step_must_fit_before_the_machine_ends() -> None:
+    at = {"STROP_MACHINE_ENDS_AT": str(time.time() + 100)}
+    machine = MachineEnd(RunConfig(save_before=30), at)
+    assert machine.passed(60) == ""  # 100 s are left, and 90 are needed
+    assert "another step may take 80 s" in machine.passed(80)
+    assert "another step may take 80 s" in machine.passed(1), "the longest one counts"
+    assert MachineEnd(RunConfig(), at).passed(1000) == "", "nobody asked"
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [({}, "nothing says when"), ({"SLURM_JOB_END_TIME": "noon"}, "SLURM_JOB_END_TIME is 'noon'")],
+)
+def test_when_the_machine_ends_must_be_known(environment: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        MachineEnd(RunConfig(save_before=30), environment)
