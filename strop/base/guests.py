@@ -36,6 +36,7 @@ PLACES = {
     "answers (strop.rewards.service)",
     "reward worker": "full key of a section below reward: a function that each process that scores calls as it starts, "
     "with the section as plain data",
+    "reward form": "a parameter that tells a calling convention: (function, as it was loaded, setup) -> the function",
     "reward loader": "what scores in place of a function of the user's (`built-in scorer`, `manager`): a function from "
     "its setup to a strop.rewards.functions.RewardFunction",
     "key translation": "a library: a function from a key of it to our full keys and a sentence",

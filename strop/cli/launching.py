@@ -17,6 +17,7 @@ from strop.cli.unread import KINDS_OF_GUESTS, READS, Reads, refuse_unread, refus
 from strop.run import RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
+    from strop.engines.config import ModelConfig
     from strop.trainer.beginning import Beginning
     from strop.trainer.config import Config
     from strop.trainer.launch import Start
@@ -122,10 +123,17 @@ def _settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | 
         info=info,
         checkpoint=checkpoint,
         settings=config if args.config is None else None,
+        export_critic=_export_critic,
         given=given,
         with_optimizer=args.with_optimizer,
     )
     return config, beginning
+
+
+def _export_critic(checkpoint: Path, out: Path, model: ModelConfig) -> None:
+    from strop.engines.export import CRITIC, export_role  # brings plain transformers
+
+    export_role(checkpoint, out, model, role=CRITIC)
 
 
 def _run_and_step(text: str) -> tuple[Path, int | str | None]:

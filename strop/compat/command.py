@@ -1,4 +1,4 @@
-"""`strop migrate`: the settings of a verl or TRL training as a configuration of strop, each of them accounted for.
+"""`strop migrate`: the settings of a verl, TRL or OpenRLHF training as a configuration of strop, each accounted for.
 
 Exit codes: 0 every setting is translated, not needed or refused, and the configuration loads; 2 a setting is unknown
 or could not be read, or the configuration does not load. Nothing is written then, unless --keep-going says so.
@@ -17,13 +17,14 @@ from strop.cli.output import UsageError, plain, print_json, print_plain, say, sh
 if TYPE_CHECKING:
     from strop.compat.migration import Migration, Row
 
-SUMMARY = "the settings of a verl or TRL training as a configuration of strop"
+SUMMARY = "the settings of a verl, TRL or OpenRLHF training as a configuration of strop"
 EPILOG = """\
 examples:
   strop migrate verl run_grpo.sh
   strop migrate verl run_grpo.sh --out grpo.yaml --set MODEL=models/qwen
   strop migrate verl base.yaml run_grpo.sh --out grpo.yaml
   strop migrate trl train_grpo.py --out grpo.yaml --processes 8
+  strop migrate openrlhf train_reinforce.sh --out reinforce.yaml
 
 Scripts are read, never run. The table lists every setting that was found: not there yet, where the run goes without
 it; translated, with our key and value; not needed, with the reason; refused, with the reason. `default` marks what
@@ -45,13 +46,14 @@ _WIDTH = 58
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("library", choices=("verl", "trl"), help="whose settings they are")
+    parser.add_argument("library", choices=("verl", "trl", "openrlhf"), help="whose settings they are")
     parser.add_argument(
         "files",
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="verl: launch script, or YAML file (.yaml), or several, later ones winning; trl: one Python script",
+        help="verl: launch script, or YAML file (.yaml), or several, later ones winning; trl: one Python script; "
+        "openrlhf: one launch script",
     )
     parser.add_argument(
         "-o", "--out", type=Path, metavar="OUT", help="write the configuration to this YAML file"
@@ -61,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="verl: value of a shell variable, whatever the script says",
+        help="verl, openrlhf: value of a shell variable, whatever the script says",
     )
     parser.add_argument(
         "--processes",
@@ -104,7 +106,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
     """The migration, and the command that takes its result."""
-    from strop.compat.migration import migrate_trl, migrate_verl, migrate_verl_sft, read_calls, read_verl
+    from strop.compat.migration import (
+        PROGRAMS,
+        migrate_openrlhf,
+        migrate_trl,
+        migrate_verl,
+        migrate_verl_sft,
+        read_calls,
+        read_openrlhf,
+        read_verl,
+    )
 
     if args.library == "trl":
         if len(args.files) > 1:
@@ -116,6 +127,11 @@ def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
             migrate_trl(script.found, script.kind, processes=args.processes),
             "sft" if script.kind == "SFT" else "train",
         )
+    if args.library == "openrlhf":
+        if len(args.files) > 1:
+            raise UsageError(f"an OpenRLHF training is one script; {len(args.files)} files were given")
+        flags = read_openrlhf(args.files[0], {**_surroundings(), **_variables(args.set)})
+        return migrate_openrlhf(flags), PROGRAMS[flags.program]
     source = read_verl(args.files, {**_surroundings(), **_variables(args.set)})
     if source.is_sft:
         return migrate_verl_sft(source.found), "sft"

@@ -242,9 +242,9 @@ def main(commands_fd: int, results_fd: int, life_fd: int) -> None:
         pipe.put(["failed", f"{error}{limit}"])
         pipe.flush()
         return
-    pipe.put(
-        ["ready", "trl" if any(function.style == "trl" for function in functions) else functions[0].style]
-    )
+    styles = [function.style for function in functions]
+    # What is sent for a manager has all that TRL's functions take, and that has all that others take.
+    pipe.put(["ready", next((style for style in ("manager", "trl") if style in styles), styles[0])])
     pipe.flush()
     try:
         is_exhausted = _serve(pipe, functions, setup)

@@ -1,10 +1,11 @@
 """Runs in the worker process: finds the reward function, calls it in its own convention, reads its answer.
 
-Three calling conventions are told apart by the names of the parameters:
+Calling conventions are told apart by the names of the parameters:
 
 * `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, any subset of them;
 * TRL's `f(prompts=, completions=, **columns) -> list[float | None]`, called with lists of one element;
-* the batch form `f(data_sources, solution_strs, ground_truths, extra_infos)`, also with one element.
+* the batch form `f(data_sources, solution_strs, ground_truths, extra_infos)`, also with one element;
+* forms of guests (`reward form`), each known by one of its parameters.
 
 Each may be `async def`.
 """
@@ -215,12 +216,20 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
         raise LoadError(
             f"{name!r} in reward file {path} is {_shown(function)}, not a function; set reward.name"
         )
-    return replace(
-        _with_convention(function, f"{name} in {Path(path).name}", path, kwargs),
+    form = next(
+        (form for form in targets("reward form") if form in inspect.signature(function).parameters), ""
+    )
+    label = f"{name} in {Path(path).name}"
+    made = replace(
+        _with_convention(function, label, path, kwargs, form),
         path=path,
         key=setup["key"],
         weight=setup["weight"],
     )
+    if form:
+        in_form: RewardFunction = joined("reward form", form)(function, made, setup)
+        return in_form
+    return made
 
 
 def load_module(path: str, source: str, number: int = 0) -> ModuleType:
@@ -249,7 +258,7 @@ def _is_of(module_name: str, value: Any) -> bool:
 
 
 def _with_convention(
-    function: Callable[..., Any], label: str, path: str, kwargs: Mapping[str, Any]
+    function: Callable[..., Any], label: str, path: str, kwargs: Mapping[str, Any], form: str
 ) -> RewardFunction:
     parameters = inspect.signature(function).parameters.values()
     by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
@@ -264,7 +273,7 @@ def _with_convention(
             f"{', '.join(sorted(by_name))}"
         )
     supplied = {f"{name}s" for name in _SINGLE} if style == "batch" else set(_SINGLE)
-    if style != "trl" and (missing := required - supplied - kwargs.keys()):
+    if style != "trl" and not form and (missing := required - supplied - kwargs.keys()):
         raise LoadError(
             f"{label} ({path}) asks for {', '.join(sorted(missing))}, which strop does not pass: set it "
             f"in reward.kwargs, or take data_source, solution_str, ground_truth and extra_info"

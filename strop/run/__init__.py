@@ -13,7 +13,7 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-from strop.run.checkpoints import CheckpointStore
+from strop.run.checkpoints import MODEL_FOLDER, CheckpointStore
 from strop.run.config import RunConfig
 from strop.run.errors import RunError
 from strop.run.events import EventLog
@@ -33,6 +33,7 @@ from strop.run.pending import PendingCheckpoint
 from strop.run.samples import SampleStore
 
 __all__ = [
+    "MODEL_FOLDER",
     "STAGES",
     "Checkpoint",
     "CheckpointError",

@@ -36,6 +36,8 @@ from strop.run.pending import PendingCheckpoint
 LATEST = "latest_checkpointed_iteration.txt"
 """Holds the step of the newest checkpoint, for people and scripts; `latest_valid` does not trust it."""
 
+MODEL_FOLDER = "model"
+"""Folder of a checkpoint with the policy as an ordinary Hugging Face model, where it has one."""
 _NAME = re.compile(r"(?P<state>\.saving-|\.replaced-)?global_step_(?P<step>\d{1,18})", re.ASCII)
 _SAVING, _REPLACED = ".saving-", ".replaced-"
 # How libraries written in Rust (safetensors), and errors that came from another process, name an errno.

@@ -13,14 +13,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from strop.engines.config import ModelConfig
-from strop.run import Checkpoint, RunError, RunFolder
-from strop.trainer.checkpointing import MODEL_FOLDER
+from strop.run import MODEL_FOLDER, Checkpoint, RunError, RunFolder
 from strop.trainer.config import Config
 
 START = "start"
@@ -40,6 +39,8 @@ class Beginning:
     """Verified."""
     settings: Config | None
     """Those of the other run, where the new one has them too; None where it has its own."""
+    export_critic: Callable[[Path, Path, ModelConfig], object]
+    """(checkpoint, folder, the model that it began from): writes the critic as a Hugging Face folder."""
     given: Collection[str] = ()
     """Full keys that the command line sets."""
     with_optimizer: bool = False
@@ -97,13 +98,11 @@ class Beginning:
         taken = ["the weights"]
         if self._takes_critic(config):
             assert self.settings is not None, "else the critic is not taken"
-            from strop.engines.export import export_role  # brings plain transformers
-
             own = self.settings.critic
             model = dataclasses.replace(
                 self.settings.model, path=own.path or self.settings.model.path, lora=own.lora
             )
-            export_role(self.checkpoint.path, start / CRITIC, model, role=CRITIC)
+            self.export_critic(self.checkpoint.path, start / CRITIC, model)
             taken.append("the critic")
         if self.with_optimizer:
             for role in _trained(config):

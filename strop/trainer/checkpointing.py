@@ -10,11 +10,9 @@ from typing import Any
 from strop.controller import WorkerGroup, as_list
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
-from strop.run import Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
+from strop.run import MODEL_FOLDER, Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
 from strop.trainer.stopping import StopRequest
 
-MODEL_FOLDER = "model"
-"""Folder of a checkpoint with the policy as an ordinary Hugging Face model."""
 SETTLE_S = 600.0
 """Longest wait for a checkpoint that is being sealed when a run fails."""
 

@@ -30,9 +30,7 @@ from strop.trainer.models import (
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
-_FINISHED = (
-    "{run} is finished; nothing to resume (a higher trainer.max_steps or trainer.num_epochs makes it longer)"
-)
+_FINISHED = "{run} is finished; nothing to resume (more steps or epochs make it longer)"
 
 Say = Callable[[str], None]
 """Takes one line for the person who watches."""

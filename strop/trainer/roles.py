@@ -296,10 +296,10 @@ def _specs(
     *,
     num_steps: int,
     checkpoint: Path | None,
-    optimizer: Path | None,
     version: int,
     samples: Path | None,
     logs: Path | None,
+    optimizer: Path | None = None,
 ) -> Mapping[str, RoleSpec[Any]]:
     """What to make, in the order in which roles of one process are made."""
     device = device_name(config.resources.device)

@@ -1,7 +1,8 @@
-"""A verl project and a TRL project move in: their scripts are migrated, and the result trains for a step."""
+"""Projects of verl, TRL and OpenRLHF move in: their scripts are migrated, and the result trains for a step."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -135,3 +136,67 @@ def test_a_trl_project_moves_in_and_trains_with_its_own_reward(tmp_path: Path, p
     assert result.record["refused"] == 0, result.out
     trained = cli("train", "--config", out, "--out", run, *MADE_SMALL, "data.max_prompt_tokens=32")
     assert trained.code == 0, trained.err
+
+
+OPENRLHF_SCRIPT = """\
+#!/bin/bash
+MODEL_PATH={folder}/model
+ARGS=(
+   --pretrain $MODEL_PATH
+   --remote_rm_url {here}/reward_func.py
+   --prompt_data {here}/train.jsonl
+   --input_key question --label_key answer --apply_chat_template
+   --prompt_max_len 32 --generate_max_len 4
+   --rollout_batch_size 2 --n_samples_per_prompt 2 --train_batch_size 4 --micro_train_batch_size 4
+   --advantage_estimator reinforce_baseline --init_kl_coef 1e-3 --use_kl_loss --kl_estimator k2
+   --actor_learning_rate 5e-6 --eps_clip_low_high 0.2 0.27 --num_episodes 1 --max_epochs 1
+   --actor_num_nodes 1 --actor_num_gpus_per_node 1 --ref_num_gpus_per_node 1 --vllm_num_engines 1
+   --colocate_all_models --vllm_enable_sleep --packing_samples --gradient_checkpointing --bf16 --zero_stage 3
+   --save_path {here}/ckpt --load_checkpoint --save_steps -1 --logging_steps 1
+)
+ray job submit --address="http://127.0.0.1:8265" -- python3 -m openrlhf.cli.train_ppo_ray ${{ARGS[@]}}
+"""
+
+OPENRLHF_REWARD = '''\
+import torch
+
+
+def reward_func(queries, prompts, labels, **kwargs):
+    """As it is written for OpenRLHF: whole sequences as text, tensors in return."""
+    rewards = []
+    for query, prompt, label in zip(queries, prompts, labels):
+        assert query.startswith(prompt) and prompt.startswith("<|user|>") and label.isdigit(), (query, prompt, label)
+        rewards.append(len(query[len(prompt):]) % 7 / 10)
+    rewards = torch.tensor(rewards, dtype=torch.float)
+    return {"rewards": rewards, "scores": rewards, "extra_logs": {"labels_seen": rewards * 0 + len(labels)}}
+'''
+
+
+def test_an_openrlhf_project_moves_in_and_trains_with_its_own_reward(
+    tmp_path: Path, project: Project
+) -> None:
+    (tmp_path / "reward_func.py").write_text(OPENRLHF_REWARD)
+    rows = [{"question": f"{n} + 2 = ?", "answer": str(n + 2)} for n in range(4)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    script, out, run = tmp_path / "train.sh", tmp_path / "reinforce.yaml", tmp_path / "run"
+    script.write_text(OPENRLHF_SCRIPT.format(folder=project.folder, here=tmp_path))
+    result = cli("migrate", "openrlhf", script, "-o", out, "--json")
+    assert result.code == 0, result.err
+    assert (result.record["refused"], result.record["unknown"], result.record["unresolved"]) == (0, 0, 0)
+    trained = cli(
+        "train",
+        "--config",
+        out,
+        "--out",
+        run,
+        *MADE_SMALL,
+        "model.dtype=float32",
+        "reward.max_memory_gib=null",
+    )
+    assert trained.code == 0, trained.err
+    with RunFolder.open(run, read_only=True) as folder:
+        samples = [row for step in (1, 2) for row in folder.samples.read(step)]
+    assert len(samples) == 8
+    assert all(0 <= row["score"] <= 0.6 for row in samples)
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert {line["reward/labels_seen/mean"] for line in metrics if "reward/labels_seen/mean" in line} == {1}

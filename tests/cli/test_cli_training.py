@@ -211,10 +211,7 @@ def test_resume_refuses_what_it_would_ignore(
     ).sentence  # fmt: skip
     other = cli("train", "--resume", trained, "trainer.seed=1").sentence
     assert "trainer.seed is 0 in this run, and 1 would make it another one" in other
-    assert (
-        "May be given anew: where it runs: resources.…; what is saved and shown: run.…, trainer.trackers"
-        in other
-    )
+    assert "where it runs: resources.…; what is saved and shown: run.…, trainer.trackers" in other
     assert "is a run of `strop sft`" in cli("train", "--resume", tuned).sentence
     assert "does not exist" in cli("train", "--resume", tmp_path / "none").sentence
 
@@ -235,11 +232,13 @@ def test_what_the_program_advises_to_set_is_accepted_on_resume(interrupted: Path
     words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     result = cli("train", "--resume", run, *words)
     assert result.code == 0, result.err
-    assert "continues with run.save_samples=false\n" in result.err
+    assert "run.save_samples=false from step 2 on; it was true\n" in result.err
     with RunFolder.open(run, read_only=True) as done:
         (resumed,) = done.events.read("resumed")
         assert (done.samples.steps(), resumed["settings"]) == ([1], settings)
-    assert read_config(Config, run / "config.yaml").run.save_samples, "they hold for this continuation"
+    kept = read_config(Config, run / "config.yaml")
+    assert not kept.run.save_samples, "it holds from here on"
+    assert kept.resources.call_timeout_s == 3600, "of the machine: for this continuation"
 
 
 def test_a_folder_in_use_is_refused(project: Project, trained: Path, tmp_path: Path) -> None:

@@ -246,6 +246,38 @@ TRL: dict[str, str] = {
 """Keyword arguments by configuration."""
 
 
+_OPENRLHF_BOTH = (
+    "save_path save_steps logging_steps eval_steps ckpt_path max_ckpt_num max_ckpt_mem load_checkpoint save_hf_ckpt "
+    "disable_ds_ckpt use_ds_universal_ckpt train_batch_size micro_train_batch_size max_norm gradient_checkpointing "
+    "seed local_rank zero_stage bf16 param_dtype zpg adam_offload flash_attn attn_implementation use_liger_kernel "
+    "grad_accum_dtype overlap_comm gradient_checkpointing_use_reentrant disable_fast_tokenizer deepcompile "
+    "disable_trace_cache ds_tensor_parallel_size max_epochs aux_loss_coef pretrain lr_warmup_ratio lr_scheduler l2 "
+    "adam_betas load_in_4bit lora_rank lora_alpha target_modules lora_dropout packing_samples ring_attn_size "
+    "ring_head_stride eval_dataset eval_split input_key input_template apply_chat_template max_samples max_len "
+    "use_wandb wandb_org wandb_group wandb_project wandb_run_name use_tensorboard use_ms"
+)
+OPENRLHF: dict[str, str] = {
+    "train": f"{_OPENRLHF_BOTH} "
+    "ref_num_nodes ref_num_gpus_per_node reward_num_nodes reward_num_gpus_per_node colocate_actor_ref actor_num_nodes "
+    "actor_num_gpus_per_node critic_num_nodes critic_num_gpus_per_node colocate_critic_reward colocate_all_models "
+    "vllm_num_engines vllm_tensor_parallel_size vllm_sync_backend vllm_sync_with_ray enable_prefix_caching "
+    "enforce_eager vllm_enable_sleep vllm_gpu_memory_utilization enable_vllm_is_correction vllm_is_truncated_threshold "
+    "vllm_is_correction_type async_train async_queue_size enable_ema ema_beta actor_init_on_gpu deepspeed_enable_sleep "
+    "fsdp2_enable_sleep use_dynamic_batch rollout_max_tokens_per_gpu train_max_tokens_per_gpu num_episodes "
+    "rollout_batch_size vllm_generate_batch_size rollout_tasks_per_gpu micro_rollout_batch_size prompt_max_len "
+    "generate_max_len ptx_coef eps_clip eps_clip_low_high dual_clip value_clip lambd gamma normalize_reward top_p "
+    "temperature full_determinism freezing_actor_steps n_samples_per_prompt save_value_network actor_learning_rate "
+    "critic_learning_rate kl_target kl_horizon init_kl_coef policy_loss_type kl_estimator entropy_loss_coef "
+    "reward_clip_range advantage_estimator use_kl_loss no_advantage_std_norm overlong_buffer_len "
+    "overlong_penalty_factor reward_pretrain remote_rm_url critic_pretrain value_head_prefix ref_reward_offload "
+    "agent_func_path prompt_data prompt_data_probs prompt_split eval_temperature eval_n_samples_per_prompt label_key "
+    "dynamic_filtering dynamic_filtering_reward_range perf",
+    "sft": f"{_OPENRLHF_BOTH} learning_rate pretrain_mode dataset dataset_probs train_split output_key "
+    "tokenizer_chat_template multiturn",
+}
+"""Flags of train_ppo_ray and train_sft, as their argument parsers list them."""
+
+
 def names(sections: dict[str, str]) -> Iterator[str]:
     """The full key of every name."""
     for section, text in sections.items():

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from known_keys import TRL, VERL, VERL_SFT, names
+from known_keys import OPENRLHF, TRL, VERL, VERL_SFT, names
 
 from strop.compat.migration.found import Found
+from strop.compat.migration.openrlhf import openrlhf_table
 from strop.compat.migration.outcomes import ACCOUNTED, Facts, UnreadableError
 from strop.compat.migration.rules import rule_of
 from strop.compat.migration.tables import Table, apply_table
@@ -23,6 +24,8 @@ TABLES: dict[str, Table] = {
     "verl": verl_table(),
     "verl-sft": verl_sft_table(),
     **{kind: trl_table(kind) for kind in KINDS},
+    "openrlhf": openrlhf_table(),
+    "openrlhf-sft": openrlhf_table("sft"),
 }
 KNOWN: dict[str, dict[str, str]] = {
     "verl": VERL,
@@ -31,6 +34,14 @@ KNOWN: dict[str, dict[str, str]] = {
 }
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"algorithm.adv_estimator": "grpo", f"{A}.use_kl_loss": True, "reward_model.enable": True},
+    {
+        "lora_rank": 8,
+        "eval_dataset": "a",
+        "kl_target": 6,
+        "use_dynamic_batch": True,
+        "dynamic_filtering": True,
+    },
+    {"advantage_estimator": "group_norm", "use_kl_loss": True, "output_key": "o", "label_key": "l"},
     {"algorithm.adv_estimator": "gae", "algorithm.use_pf_ppo": True, "reward.reward_model.enable": True},
     {
         f"{A}.policy_loss.loss_mode": "sapo",
@@ -61,9 +72,14 @@ def answers(table: Table, key: str) -> Iterator[tuple[Any, Any]]:
                 continue
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", KNOWN)
 def test_every_known_setting_has_a_row(name: str) -> None:
     assert [key for key in names(KNOWN[name]) if TABLES[name].find(key) is None] == []
+
+
+@pytest.mark.parametrize(("name", "command"), [("openrlhf", "train"), ("openrlhf-sft", "sft")])
+def test_every_known_flag_has_a_row(name: str, command: str) -> None:
+    assert [flag for flag in OPENRLHF[command].split() if TABLES[name].find(flag) is None] == []
 
 
 @pytest.mark.parametrize("name", TABLES)

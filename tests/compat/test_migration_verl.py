@@ -395,8 +395,8 @@ def test_interactions_take_the_place_of_the_tool_agent(tmp_path: Path) -> None:
     ("setting", "kind", "note"),
     [
         ("+data.mm_processor_kwargs.min_pixels=4", "refused", "preprocessor_config.json"),
-        ("trainer.esi_redundant_time=0", "not needed", "off there too"),
-        ("trainer.esi_redundant_time=60", "not there", "run.save_every bounds what is lost"),
+        ("trainer.esi_redundant_time=0", "not needed", "empty there too"),
+        ("trainer.esi_redundant_time=60", "translated", "the run is saved and ends"),
         (f"{A}.freeze_vision_tower=False", "not needed", "off there too"),
         (f"{R}.name=vllm", "not there", "then rollout.engine=vllm"),
         (f"{R}.tensor_model_parallel_size=2", "not there", "samples with the whole model on each rank"),

@@ -293,3 +293,37 @@ def test_worker_process_loads_no_heavy_package(tmp_path: Path) -> None:
             return {"score": 0.0, "found": ",".join(sorted(heavy & set(sys.modules)))}
     """
     assert score_one(tmp_path, source).parts == {"found": ""}
+
+
+QUERIES = """
+import torch
+
+def reward_func(queries, prompts, labels, **kwargs):
+    assert len(queries) == len(prompts) == len(labels) == 1
+    answer = queries[0][len(prompts[0]):]
+    rewards = torch.tensor([float(answer == labels[0]) + kwargs.get("bonus", 0)])
+    return {"rewards": rewards, "scores": rewards / 2, "extra_logs": {"length": torch.tensor(float(len(answer)))}}
+"""
+
+
+def test_a_function_of_queries_gets_whole_texts(tmp_path: Path) -> None:
+    outcome = score_one(tmp_path, QUERIES, name="reward_func", kwargs={"bonus": 0.25})
+    assert (outcome.score, outcome.error) == (1.25, "")
+    assert outcome.parts == {"scores": 0.625, "length": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        ("{'scores': [1.0]}", 'returned a dictionary without "rewards"'),
+        ("[1.0, 2.0]", "for one sample; it is one number per query"),
+        ("1.0", "for one sample; it is one number per query"),
+    ],
+)
+def test_a_function_of_queries_returns_one_reward_per_query(
+    tmp_path: Path, returned: str, sentence: str
+) -> None:
+    source = f"def reward_func(queries, prompts, labels):\n    return {returned}"
+    outcome = score_one(tmp_path, source, name="reward_func")
+    assert outcome.kind == "error"
+    assert sentence in outcome.error

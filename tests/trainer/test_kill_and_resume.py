@@ -325,7 +325,9 @@ def test_a_finished_run_has_nothing_to_resume(config: Config, uninterrupted: Don
     start = start_or_resume(uninterrupted.folder, config, command=["strop"], say=said.append)
     start.run.close()
     assert start.is_finished
-    assert said == [f"{uninterrupted.folder} is finished; nothing to resume"]
+    assert said == [
+        f"{uninterrupted.folder} is finished; nothing to resume (more steps or epochs make it longer)"
+    ]
 
 
 def test_a_run_that_died_between_its_first_two_files_begins_again(config: Config, tmp_path: Path) -> None:

@@ -145,5 +145,5 @@ def test_a_run_is_continued_on_other_resources_only(project: Project, tmp_path: 
     start.run.close()
     assert start.config.resources.call_timeout_s == 7
     assert start.config.actor == project.config().actor
-    with pytest.raises(ConfigError, match=r"actor.optim.lr is .* would make it another one"):
-        resume_run(tmp_path / "run", overrides=["actor.optim.lr=1"], say=lambda line: None)
+    with pytest.raises(ConfigError, match=r"trainer.seed is .* would make it another one"):
+        resume_run(tmp_path / "run", overrides=["trainer.seed=1"], say=lambda line: None)

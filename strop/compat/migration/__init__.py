@@ -5,8 +5,9 @@
     found.py                   one list of settings from either, or from YAML files
     outcomes.py, rules.py      what can become of a setting, and the rules that say it
     tables.py                  tables of rows, and how one is applied
-    verl.toml, verl_sft.toml, trl.toml           the rows
-    verl.py, verl_algorithm.py, trl.py           what follows from several settings
+    flags.py                   the flags of a launch script
+    verl.toml, verl_sft.toml, trl.toml, openrlhf*.toml     the rows
+    verl.py, verl_algorithm.py, trl.py, openrlhf.py        what follows from several settings
     names.py                   the same tables, for a key that somebody types from habit
 
 Whether the keys that the tables produce exist, and the values fit, is for the command to check.
@@ -14,19 +15,24 @@ Whether the keys that the tables produce exist, and the values fit, is for the c
 
 from __future__ import annotations
 
+from strop.compat.migration.flags import PROGRAMS, read_openrlhf
 from strop.compat.migration.found import Found, read_verl
+from strop.compat.migration.openrlhf import migrate_openrlhf
 from strop.compat.migration.python_calls import read_calls
 from strop.compat.migration.tables import Migration, Row
 from strop.compat.migration.trl import migrate_trl
 from strop.compat.migration.verl import migrate_verl, migrate_verl_sft
 
 __all__ = [
+    "PROGRAMS",
     "Found",
     "Migration",
     "Row",
+    "migrate_openrlhf",
     "migrate_trl",
     "migrate_verl",
     "migrate_verl_sft",
     "read_calls",
+    "read_openrlhf",
     "read_verl",
 ]

@@ -81,10 +81,12 @@ def _read(name: str) -> dict[str, Any]:
     """A file, with the templates and the keys in no section of the one that it names as `base`."""
     file = tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
     base = _read(file.pop("base")) if "base" in file else {}
+    of_base, own = base.get("root", {}), file.get("root", {})
+    sentences = {kind: {**of_base.get(kind, {}), **own.get(kind, {})} for kind in _BY_SENTENCE}
     return {
         "template": base.get("template", {}),
         **file,
-        "root": {**base.get("root", {}), **file.get("root", {})},
+        "root": {**of_base, **own, **{kind: rows for kind, rows in sentences.items() if rows}},
     }
 
 

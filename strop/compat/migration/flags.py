@@ -1,0 +1,134 @@
+"""Launch scripts with flags, `--name value ...`, as OpenRLHF's: the flags of the one command that starts a training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strop.compat.migration.found import Found
+from strop.compat.migration.shell import Command, Word, read_commands
+
+PROGRAMS: Mapping[str, str] = {
+    "train_ppo_ray": "train",
+    "train_ppo": "train",
+    "train_grpo": "train",
+    "train_grpo_ray": "train",
+    "train_sft": "sft",
+}
+"""OpenRLHF's programs that have a counterpart, and the command of strop that is one."""
+OTHERS = ("train_dpo", "train_kto", "train_rm", "train_prm", "train_kd", "train_opd", "train_es_ray")
+"""Those that have none."""
+_PROGRAM = re.compile(rf"(?:^|[./])({'|'.join((*PROGRAMS, *OTHERS))})(?:\.py)?$")
+_FLAG = re.compile(r"^--([A-Za-z][\w.-]*)(?:=(.*))?$", re.DOTALL)
+_HELD = re.compile(
+    r"read\s+(?:-r\s+)?-d\s*''\s+(?:-r\s+)?(\w+)\s*<<-?\s*['\"]?(\w+)['\"]?[ \t]*\n(.*?)\n[ \t]*\2[ \t]*$",
+    re.DOTALL | re.MULTILINE,
+)
+"""`read -r -d '' NAME <<EOF`: a command kept in a variable, which is the custom of its examples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """What a script starts, and with which flags."""
+
+    program: str
+    """Such as train_ppo_ray."""
+    found: tuple[Found, ...]
+
+
+def read_openrlhf(path: Path, variables: Mapping[str, str]) -> Flags:
+    """The flags of the one training that a script starts.
+
+    Args:
+        path: shell script, or a file with the command alone.
+        variables: values of shell variables, under those that the script assigns itself.
+
+    Raises:
+        ValueError: the script cannot be read, or starts no training of OpenRLHF, more than one, or one that strop has
+            no counterpart of.
+        OSError: the file cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    text = _HELD.sub(lambda held: f"{held[1]}='{held[3].replace(chr(39), '')}'", text)
+    starts = [
+        (command, position, program)
+        for command in read_commands(text, variables)
+        for position, program in [_program(command.words)]
+        if program
+    ]
+    if not starts:
+        raise ValueError(
+            f"{path} has no command that starts a training of OpenRLHF, such as `python3 -m "
+            f"openrlhf.cli.train_ppo_ray --pretrain MODEL ...`; give the script with that command"
+        )
+    if len({tuple(word.text for word in command.words[at:]) for command, at, _ in starts}) > 1:
+        lines = ", ".join(str(command.line) for command, _, _ in starts)
+        raise ValueError(
+            f"{path} starts {len(starts)} trainings, in lines {lines}: copy the one to migrate, with the variables it "
+            f"uses, into a file of its own"
+        )
+    command, position, program = starts[0]
+    if program in OTHERS:
+        raise ValueError(
+            f"{path} starts {program}, which strop has no counterpart of: it trains with rewards (train_ppo_ray) and "
+            f"on conversations (train_sft)"
+        )
+    found = tuple(_flags(command, position + 1, path.name))
+    return Flags(program=program, found=found)
+
+
+def _program(words: Sequence[Word]) -> tuple[int, str]:
+    """Position and name of the program that trains; no name in other commands."""
+    for position, word in enumerate(words):
+        program = _PROGRAM.search(word.text)
+        if program is not None:
+            return position, program[1]
+    return 0, ""
+
+
+def _flags(command: Command, start: int, name: str) -> Iterator[Found]:
+    words = [word for word in command.words[start:] if word.text != "\\"]
+    position = 0
+    while position < len(words):
+        word = words[position]
+        place = f"{name}, line {word.line}"
+        position += 1
+        flag = _FLAG.match(word.text)
+        if flag is None:
+            yield Found(key=word.text, value="", place=place, problem="is no flag, which begin with --")
+            continue
+        values = [] if flag[2] is None else [word]
+        texts = [] if flag[2] is None else [flag[2]]
+        while flag[2] is None and position < len(words) and not _FLAG.match(words[position].text):
+            values.append(words[position])
+            texts.append(words[position].text)
+            position += 1
+        read = [_value(text) for text in texts]
+        yield Found(
+            key=flag[1].replace("-", "_"),
+            value=True if not read else read[0] if len(read) == 1 else read,
+            place=place,
+            unresolved=tuple(part for value in values for part in value.unresolved),
+            way_out=_way_out(values),
+        )
+
+
+def _way_out(values: Sequence[Word]) -> str:
+    names = [name for value in values for name in value.variables]
+    return f"say --set {names[0]}=VALUE" if names else "write the value itself into the script"
+
+
+def _value(text: str) -> Any:
+    """A number where it is one; text otherwise, as argparse gets it."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,314 @@
+"""OpenRLHF: what follows from several of its flags. What becomes of each flag stands in openrlhf*.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from strop.compat.migration.flags import PROGRAMS, Flags
+from strop.compat.migration.outcomes import (
+    Facts,
+    Outcome,
+    UnreadableError,
+    integer,
+    lack,
+    many,
+    number,
+    refuse,
+    skip,
+)
+from strop.compat.migration.rules import model_path
+from strop.compat.migration.tables import Migration, Table, apply_table, read_table
+
+SOURCE = "openrlhf"
+"""data.default_data_source of its rows, which have none."""
+_KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
+
+
+@cache
+def openrlhf_table(command: str = "train") -> Table:
+    """The flags of the programs that become this command: train or sft."""
+    return read_table("openrlhf_sft" if command == "sft" else "openrlhf", FUNCTIONS)
+
+
+def migrate_openrlhf(flags: Flags) -> Migration:
+    """What becomes of every flag of a script."""
+    table = openrlhf_table(PROGRAMS[flags.program])
+    given = {one.key: one.value for one in flags.found if not one.unresolved}
+    write_out = list(table.written_out)
+    if uses_critic(Facts(given, table.defaults)) and "advantage_estimator" in table.rules:
+        write_out.append("critic_learning_rate")
+    if given.get("lora_rank") not in (None, 0):
+        write_out.append("lora_alpha")
+    if given.get("eval_dataset") and "eval_temperature" in table.rules:
+        write_out += ["eval_temperature", "eval_n_samples_per_prompt"]
+    if "use_dynamic_batch" not in given and "micro_train_batch_size" in table.defaults:
+        write_out.append("micro_train_batch_size")
+    return apply_table(flags.found, table, defaults=table.defaults, write_out=write_out)
+
+
+# Conditions.
+
+
+def uses_critic(facts: Facts) -> bool:
+    """A value model is loaded."""
+    return bool(facts.get("advantage_estimator") == "gae")
+
+
+# Rewards and data.
+
+
+def reward_models(key: str, value: Any, facts: Facts) -> Outcome:
+    """A reward model; with a function beside it, the function alone counts."""
+    if not value:
+        return skip("not set")
+    if facts.get("remote_rm_url") or facts.get("agent_func_path"):
+        return skip("the reward is that of --remote_rm_url or of the agent")
+    if "," in str(value):
+        return refuse("strop has one reward model: put the others into a reward function")
+    ours = {"reward_model.path": value, "reward.weight": 0.0}
+    return many(ours, "the reward is the model's alone; it is a classifier with one label")
+
+
+def remote_reward(key: str, value: Any, facts: Facts) -> Outcome:
+    """A Python file with reward_func(queries, prompts, labels), or the address of a server."""
+    text = str(value or "")
+    if not text:
+        return skip("not set")
+    if not text.endswith(".py"):
+        return refuse(
+            "a server that speaks OpenRLHF's protocol is not asked: write a function that asks it into a file, and set "
+            "reward.path; a server of strop's own form is reward.server"
+        )
+    return many({"reward.path": text, "reward.name": "reward_func"}, "the file works as it is")
+
+
+def dataset(key: str, value: Any, facts: Facts, *, ours: str, split: str) -> Outcome:
+    """A data set by its path or its name on the hub, or several between commas."""
+    if not value:
+        return skip("none there, none here")
+    names = [_source(name.strip(), str(facts.get(split) or "train")) for name in str(value).split(",")]
+    extra: dict[str, Any] = {} if ours.startswith("sft.") else {"data.default_data_source": SOURCE}
+    if ours == "data.train_files" and not facts.get("label_key"):
+        extra["data.ground_truth_key"] = None
+    return many({ours: names, **extra})
+
+
+def _source(name: str, split: str) -> str:
+    is_file = Path(name).suffix in (".json", ".jsonl", ".parquet")
+    if is_file or name.startswith(("/", ".", "~")) or name.count("/") != 1 or Path(name).exists():
+        return (
+            name if is_file else f"{name}@{split}" if (Path(name) / "dataset_dict.json").is_file() else name
+        )
+    return f"hub:{name}@{split}"
+
+
+def prompt_column(key: str, value: Any, facts: Facts) -> Outcome:
+    """The column with the prompt, text or messages."""
+    return many({"data.prompt_key": str(value)}, "text becomes one user message in both")
+
+
+def conversation(key: str, value: Any, facts: Facts) -> Outcome:
+    """The column with messages, or two columns."""
+    output = facts.get("output_key")
+    if output:
+        return many({"sft.data.prompt_key": str(value), "sft.data.completion_key": str(output)})
+    return many({"sft.data.messages_key": str(value)}, "messages, since there is no --output_key")
+
+
+# Batches.
+
+
+def samples_per_update(key: str, value: Any, facts: Facts) -> Outcome:
+    """Samples of an optimizer step, of the policy and of the critic."""
+    count = integer(value)
+    ours = {"actor.samples_per_update": count}
+    if uses_critic(facts):
+        ours["critic.samples_per_update"] = count
+    return many(ours, "samples in both")
+
+
+def _longest(facts: Facts) -> int:
+    return facts.whole("prompt_max_len") + facts.whole("generate_max_len")
+
+
+def micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
+    """A micro-batch of samples as the tokens it may have."""
+    if facts.get("use_dynamic_batch") is True:
+        return skip("--use_dynamic_batch bounds tokens instead")
+    tokens = integer(value) * _longest(facts)
+    roles = ["actor"] + ["critic"] * uses_critic(facts) + ["reference"] * bool(facts.get("init_kl_coef"))
+    note = f"{value} samples of at most {_longest(facts)} tokens; strop bounds tokens, not samples"
+    return many({f"{role}.engine.max_tokens_per_device": tokens for role in roles}, note)
+
+
+def sft_micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
+    """Conversations of a pass as tokens."""
+    tokens = integer(value) * facts.whole("max_len")
+    return many({"sft.engine.max_tokens_per_device": tokens}, "strop bounds tokens, not conversations")
+
+
+def ranks(key: str, value: Any, facts: Facts) -> Outcome:
+    """Devices of the actor, which the other roles share."""
+    count = integer(value) * facts.whole("actor_num_nodes")
+    if count == 1:
+        return many({"resources.ranks": 1})
+    note = f"{facts.get('actor_num_nodes')} nodes x {value} devices"
+    return many({"resources.ranks": count, "resources.runtime": "ray"}, note)
+
+
+# The algorithm and the optimizers.
+
+
+def both(key: str, value: Any, facts: Facts, *, ours: str, whole: bool = False) -> Outcome:
+    """A number of the policy, and of the critic where there is one."""
+    if isinstance(value, list):
+        read: Any = [number(one) for one in value]
+    else:
+        read = integer(value) if whole else number(value)
+    roles = ["actor", "critic"] if uses_critic(facts) else ["actor"]
+    return many({f"{role}.{ours}": read for role in roles})
+
+
+def schedule(key: str, value: Any, facts: Facts) -> Outcome:
+    """How the learning rate goes down."""
+    known: dict[str, dict[str, Any]] = {
+        "constant": {"schedule": "constant"},
+        "constant_with_warmup": {"schedule": "constant"},
+        "linear": {"schedule": "linear"},
+        "cosine": {"schedule": "cosine"},
+        "cosine_with_min_lr": {"schedule": "cosine", "min_lr_ratio": 0.1},
+        "warmup_stable_decay": {"schedule": "wsd"},
+    }
+    if str(value) not in known:
+        return refuse("use constant, linear, cosine, cosine_with_min_lr or warmup_stable_decay")
+    sections = ["sft.optim"]
+    if "advantage_estimator" in openrlhf_table().rules and facts.get("advantage_estimator"):
+        sections = ["actor.optim", "critic.optim"] if uses_critic(facts) else ["actor.optim"]
+    note = "min_lr is a tenth of the peak there" if value == "cosine_with_min_lr" else ""
+    return many({f"{at}.{name}": to for at in sections for name, to in known[str(value)].items()}, note)
+
+
+def plain_advantages(key: str, value: Any, facts: Facts) -> Outcome:
+    """Advantages that are not divided by their deviation."""
+    if value is not True:
+        return skip("off there too")
+    if facts.get("advantage_estimator") == "group_norm":
+        return many({"algorithm.norm_adv_by_std": False})
+    return refuse(
+        "it is chosen for group_norm alone: algorithm.norm_adv_by_std with algorithm.adv_estimator=grpo"
+    )
+
+
+def clip_range(key: str, value: Any, facts: Facts) -> Outcome:
+    """Two clip ranges in place of eps_clip."""
+    low, high = _two(value)
+    return many({"algorithm.clip_ratio_low": low, "algorithm.clip_ratio_high": high})
+
+
+def dual_clip(key: str, value: Any, facts: Facts) -> Outcome:
+    """The bound of the loss where the advantage is negative."""
+    if value in (None, "none"):
+        return many({"algorithm.clip_ratio_c": float("inf")}, "no dual clip there unless it is set")
+    return many({"algorithm.clip_ratio_c": number(value)})
+
+
+def kl(key: str, value: Any, facts: Facts) -> Outcome:
+    """The KL term: a loss of its own, or a penalty in the reward."""
+    coefficient = number(value)
+    if coefficient == 0:
+        return skip("no reference model there, none here")
+    kind = _KL.get(str(facts.get("kl_estimator")))
+    if kind is None:
+        return refuse("kl_estimator is k1, k2 or k3")
+    if facts.get("use_kl_loss") is True:
+        return many(
+            {
+                "algorithm.use_kl_loss": True,
+                "algorithm.kl_loss_coef": coefficient,
+                "algorithm.kl_loss_type": kind,
+            }
+        )
+    return many(
+        {
+            "algorithm.use_kl_in_reward": True,
+            "algorithm.kl_ctrl.kl_coef": coefficient,
+            "algorithm.kl_penalty": kind,
+        }
+    )
+
+
+def kl_target(key: str, value: Any, facts: Facts) -> Outcome:
+    """A coefficient that follows the KL that is seen."""
+    if value is None:
+        return skip("a fixed coefficient there too")
+    ours = {"algorithm.kl_ctrl.type": "adaptive", "algorithm.kl_ctrl.target_kl": number(value)}
+    return many({**ours, "algorithm.kl_ctrl.horizon": facts.whole("kl_horizon")})
+
+
+def band(key: str, value: Any, facts: Facts) -> Outcome:
+    """Which mean rewards of a group are trained."""
+    low, high = _two(value)
+    if facts.get("dynamic_filtering") is not True:
+        return skip("read with --dynamic_filtering alone")
+    if (low, high) == (0, 1):
+        return skip("groups of equal rewards are left out, which those of mean 0 and of mean 1 are")
+    return many({"algorithm.filter_groups.lowest_mean": low, "algorithm.filter_groups.highest_mean": high})
+
+
+def correction(key: str, value: Any, facts: Facts) -> Outcome:
+    """The correction of what vLLM samples."""
+    if value is not True:
+        return skip("off there too")
+    kind, bound = str(facts.get("vllm_is_correction_type")), facts.get("vllm_is_truncated_threshold")
+    low, high = _two(bound) if isinstance(bound, list) else (None, number(bound))
+    ours: dict[str, Any] = {"algorithm.correction.weights": "token", "algorithm.correction.upper": high}
+    if kind == "tis":
+        return many(ours)
+    if kind == "icepop":
+        lower = {} if low is None else {"algorithm.correction.lower": low}
+        return many({**ours, "algorithm.correction.mode": "mask", **lower})
+    return lack("of its kinds there are tis and icepop: algorithm.correction has others")
+
+
+def boards(value: Any, facts: Facts) -> Any:
+    """Where metrics go."""
+    return ["console", "jsonl", "tensorboard"] if value else skip("not set")
+
+
+def _two(value: Any) -> tuple[float, float]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise UnreadableError(f"{value!r} would have to be two numbers")
+    return number(value[0]), number(value[1])
+
+
+FUNCTIONS = {
+    function.__name__: function
+    for function in (
+        *(
+            uses_critic,
+            reward_models,
+            remote_reward,
+            dataset,
+            prompt_column,
+            conversation,
+            samples_per_update,
+        ),
+        *(
+            micro_batch,
+            sft_micro_batch,
+            ranks,
+            both,
+            schedule,
+            plain_advantages,
+            clip_range,
+            dual_clip,
+            kl,
+            kl_target,
+        ),
+        *(band, correction, boards, model_path),
+    )
+}
+"""What the rows of its tables name."""
