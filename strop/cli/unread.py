@@ -88,7 +88,8 @@ READS: Mapping[str, Reads] = {
     "check": Reads(
         keys=("",),
         but=(
-            "trainer.trackers", "trainer.critic_warmup", "trainer.preflight", "eval", "run", *KINDS_OF_GUESTS,
+            "trainer.trackers", "trainer.skip_rollout", "trainer.critic_warmup", "trainer.preflight", "eval", "run",
+            *KINDS_OF_GUESTS,
         ),
     ),
     "score": Reads(

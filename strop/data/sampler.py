@@ -42,6 +42,11 @@ def val_uid(row: int) -> str:
     return f"val-{row:06d}"
 
 
+def is_visit(uid: str) -> bool:
+    """The id is that of a training visit."""
+    return _VISIT_UID.fullmatch(uid) is not None
+
+
 def parse_visit_uid(uid: str) -> tuple[int, int]:
     """Epoch and row of a training visit; the inverse of `visit_uid`."""
     match = _VISIT_UID.fullmatch(uid)

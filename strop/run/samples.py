@@ -55,6 +55,8 @@ COLUMNS: dict[str, str] = {
     "messages": "json",
     "agent_facts": "json",
     "earlier_sequences": "json",
+    "turn_rewards": "json",
+    "stands_alone": "json",
     "dataset_row": "string",
 }
 """Type per column. "json" is any plain value, kept as JSON text; None is allowed where a row has no value."""

@@ -113,6 +113,7 @@ class Config:
         self._check_ranks()
         self._check_services()
         self._check_ending()
+        self._check_recording()
 
     def _complete_algorithm(self) -> None:
         """Defaults of the algorithm that follow from other sections; here alone, so that config.yaml records them."""
@@ -208,6 +209,14 @@ class Config:
         workers = self.resources.apart.get("rollout", self.resources.ranks)
         for service in self.reward.services.values():
             service.share(0, workers)
+
+    def _check_recording(self) -> None:
+        if self.trainer.skip_rollout and self.needs("reward_baselines"):
+            raise ValueError(
+                f"trainer.skip_rollout takes recorded samples, and algorithm.adv_estimator="
+                f"{self.algorithm.adv_estimator} compares them with greedy answers, which are not recorded: use "
+                f"another estimator, or remove it"
+            )
 
     def _check_ending(self) -> None:
         """What ends a run by its validations needs some."""

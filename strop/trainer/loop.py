@@ -37,6 +37,7 @@ from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
 from strop.trainer.phases import Phases, Stages
 from strop.trainer.preflight import RunRefused, try_out
+from strop.trainer.recorded import check_recording
 from strop.trainer.records import StepRecord
 from strop.trainer.reporting import episode_metrics, num_response_tokens, num_tokens
 from strop.trainer.results import TrainResult, result_of
@@ -87,6 +88,7 @@ class Trainer:
         self._start_step = checkpoint.step if checkpoint is not None else 0
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         self.data: TrainingData = load_training_data(config)
+        check_recording(config, self.data, first_step=self._start_step + 1)
         if checkpoint is not None:
             restore_position(run, checkpoint, self.data.sampler)
         precision = describe_precision(config.model, config.resources.device)
@@ -166,7 +168,8 @@ class Trainer:
     def _wants_preflight(self) -> bool:
         """False also when a start that came no further than this has done it."""
         verdicts = [event["verdict"] for event in self._run.events.read("preflight")]
-        return self.config.trainer.preflight and not {"ready", "forced"} & set(verdicts)
+        is_wanted = self.config.trainer.preflight and not self.config.trainer.skip_rollout
+        return is_wanted and not {"ready", "forced"} & set(verdicts)
 
     def _preflight(self) -> None:
         """A few dozen samples of the first step; a run that could not learn ends here.

@@ -30,6 +30,9 @@ class TrainerConfig:
     """End when so many validations in a row were no better than the best one before them."""
     critic_warmup: NonNegativeInt = 0
     """Steps at the start in which only the critic is trained; 0: the actor is trained from the first step."""
+    skip_rollout: str = ""
+    """Folder of a run whose samples are trained on in place of new ones, with their tokens, log-probs and rewards: to
+    debug the trainer, and to compare losses on equal data. Empty: samples are played."""
     trackers: tuple[str, ...] = ("console", "jsonl", "tensorboard")
     """Where metrics go."""
     preflight: bool = True

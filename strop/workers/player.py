@@ -26,6 +26,7 @@ from strop.base.guests import joined, targets
 from strop.base.sections import guest_sections
 from strop.border import described, encodable, storable_text, usable
 from strop.border.values import MAX_NUMBER
+from strop.data.sampler import is_visit
 from strop.engines.causal_lm import CausalLM
 from strop.rewards.outcome import Outcome
 from strop.rewards.pool import RewardPool
@@ -34,6 +35,7 @@ from strop.rollout.config import RolloutConfig
 from strop.rollout.types import RolloutEngine, Sampling
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode
+from strop.workers.recording import Recording
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class Player:
         setup: AgentSetup | None = None,
         observers: Sequence[EpisodeObserver] = (),
         max_episodes: int | None = None,
+        recording: Recording | None = None,
     ) -> None:
         """Start what the agents need, such as a sandbox.
 
@@ -79,6 +82,7 @@ class Player:
             observers: hear of every episode; the player closes them.
             max_episodes: that play at the same time, so that no time of an episode is spent waiting for its turn; None:
                 all do.
+            recording: gives the samples of training visits in place of agents and scorers; None: they are played.
 
         Raises:
             ValueError: something of it cannot be started here.
@@ -86,6 +90,7 @@ class Player:
         self._observers = tuple(observers)
         self._client, self._tokenizer, self._scorers, self._seed = client, tokenizer, scorers, seed
         self._setup = setup or AgentSetup(AgentConfig(), tokenizer)
+        self._recording = recording
         self._places = contextlib.nullcontext() if max_episodes is None else asyncio.Semaphore(max_episodes)
         if scorers is not None and setup is not None:
             setup.start(scorers.config)
@@ -162,6 +167,8 @@ class Player:
             EpisodeTimeout, RolloutTimeout, ValueError and whatever an agent raises: the episode failed.
             RewardError: the scorers cannot go on.
         """
+        if self._recording is not None and is_visit(prompt.uid):
+            return self._recording.episode(prompt, sample_index)
         if not self._observers:
             return await self._played(prompt, sample_index, sampling, keeps_failure=keeps_failure)
         start, spans = time.time(), list[Span]()
@@ -241,6 +248,7 @@ def make_player(
     setup: AgentSetup,
     rollout: RolloutConfig,
     seed: int,
+    recording: Recording | None = None,
 ) -> Player:
     """The player of an engine in this process.
 
@@ -252,13 +260,16 @@ def make_player(
         setup: agents; how they read images is seen to.
         rollout: limits of a request, and what hears of episodes.
         seed: of the run.
+        recording: as for Player.
 
     Raises:
         ValueError: something that agents or observers need cannot be had here.
     """
     setup.images = None if policy is None or policy.media is None else policy.media.image_encoder()
     client, observers = RolloutClient([engine], timeout_s=rollout.timeout_s), observers_of(rollout, tokenizer)
-    return Player(client, tokenizer, scorers, seed=seed, setup=setup, observers=observers)
+    return Player(
+        client, tokenizer, scorers, seed=seed, setup=setup, observers=observers, recording=recording
+    )
 
 
 def check_observers(rollout: RolloutConfig) -> None:

@@ -333,7 +333,7 @@ def _row_text(prompt: Prompt) -> str:
 
 def _sequence(trajectory: Trajectory) -> dict[str, Any]:
     """A training sequence under the names of the sample store's columns."""
-    return {
+    row: dict[str, Any] = {
         "prompt_ids": list(trajectory.prompt_ids),
         "response_ids": list(trajectory.response_ids),
         "response_mask": list(trajectory.sampled),
@@ -341,3 +341,8 @@ def _sequence(trajectory: Trajectory) -> dict[str, Any]:
         "versions": list(trajectory.versions),
         "stop_reason": trajectory.stop_reason,
     }
+    if trajectory.turn_rewards:
+        row["turn_rewards"] = [[place, value] for place, value in trajectory.turn_rewards]
+    if trajectory.stands_alone:
+        row["stands_alone"] = True
+    return row

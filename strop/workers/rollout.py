@@ -41,6 +41,7 @@ from strop.workers.episodes import Episode, episode_rows
 from strop.workers.generation import Generation, Place, make_generation, pull_weights
 from strop.workers.models import TrainedWorker
 from strop.workers.player import make_player
+from strop.workers.recording import open_recording
 from strop.workers.reports import report_of, reward_parts, sample_row
 from strop.workers.tally import Tally
 
@@ -67,6 +68,7 @@ class RolloutWorker(Worker):
         keeps_rows: bool = False,
         max_tokens: int = 0,
         logs: Path | None = None,
+        recording: Path | None = None,
     ) -> None:
         """Load tokenizer and policy.
 
@@ -86,6 +88,7 @@ class RolloutWorker(Worker):
             keeps_rows: write what rewards get of the dataset rows as well, which cannot be read again by number.
             max_tokens: of the longest sequence, prompt and response, for engines that plan their memory by it.
             logs: folder for what the engine and reward functions print, and for how far a call is.
+            recording: a run whose samples are taken in place of new ones.
         """
         super().__init__()
         self._rollout, self._reward = rollout, reward
@@ -125,6 +128,7 @@ class RolloutWorker(Worker):
             ),
             rollout=rollout,
             seed=seed,
+            recording=None if recording is None else open_recording(recording, reward),
         )
 
     def _take(self, made: Generation) -> CausalLM | None:
