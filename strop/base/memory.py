@@ -49,6 +49,15 @@ def host_free_bytes(root: Path = Path("/")) -> int:
     return max(free, 0)
 
 
+def host_used_bytes(root: Path = Path("/")) -> int | None:
+    """Memory of the machine in use, without the caches that the kernel gives up; None where it does not say."""
+    meminfo = root / "proc/meminfo"
+    if not meminfo.is_file():
+        return None
+    facts = _numbers(meminfo)
+    return 1024 * (facts["MemTotal:"] - facts["MemAvailable:"])
+
+
 def _left(folder: Path, limit: str, use: str, spare: str, *, otherwise: int) -> int:
     """What a control group leaves; `otherwise` without a limit."""
     if not (folder / limit).is_file() or not (folder / use).is_file():

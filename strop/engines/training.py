@@ -21,6 +21,7 @@ from torch import Tensor
 from strop.engines import fsdp, gradients
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.engines.flops import model_work
 from strop.engines.loss_scale import LossScale
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import Row
@@ -52,6 +53,9 @@ class Engine:
         self.model = model
         self.parallel = alone(model.device) if parallel is None else parallel
         self._config = config
+        self._work = model_work(model)
+        self.operations: float | None = 0.0 if self._work else None
+        """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
         self._away: list[fsdp.HostCopies] = []
         if is_frozen:
             model.module.requires_grad_(False)
@@ -78,6 +82,7 @@ class Engine:
             return function(tokens)
 
         for part in parts:
+            self._count(part, trains=False)
             results = run_tokens(self.model, part, noted, self.parallel)
             made.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
         fsdp.reshard(self.model)
@@ -85,6 +90,12 @@ class Engine:
             torch.accelerator.synchronize()  # the copies were not waited for
         order = torch.cat(places).argsort()
         return {name: torch.cat([results[name] for results in made])[order] for name in made[0]}
+
+    def _count(self, rows: Sequence[Row], *, trains: bool) -> None:
+        """Note a pass over these rows as one micro-batch; ranks that share a sequence share its operations."""
+        if self._work is not None and self.operations is not None:
+            made = self._work.training(rows) if trains else self._work.forward(rows)
+            self.operations += made / self.parallel.sp_size
 
     def offload(self) -> None:
         """The model is idle: it leaves the device, if that is not a CPU. Every other method brings back what it
@@ -169,6 +180,7 @@ class TrainEngine(Engine):
             )
             with fsdp.activations_on_host(self.model, enabled=self._config.offload_activations):
                 value = run_tokens(self.model, part, loss, self.parallel)
+            self._count(part, trains=True)
             scaled = value if self._loss_scale is None else value * self._loss_scale.value
             scaled.backward()  # type: ignore[no-untyped-call]
             total += value.detach()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Gt
 
-from strop.base.field_types import NonNegativeInt, PositiveInt, PositiveShare
+from strop.base.field_types import NonEmptyText, NonNegativeInt, PositiveInt, PositiveShare
 from strop.base.sections import section
 from strop.rollout.endpoint.config import OpenAIConfig
 from strop.rollout.sglang.config import SglangConfig
@@ -16,10 +16,10 @@ from strop.rollout.vllm.config import VllmConfig
 
 @section("rollout")
 class RolloutConfig:
-    engine: Literal["native", "vllm", "sglang", "openai"] = "native"
+    engine: NonEmptyText = "native"
     """What generates: native, in the process of the policy and with its own weights; vllm or sglang, in processes of
-    their own; or openai, a server somewhere that answers for `strop eval`, `generate` and `check` and cannot be trained
-    (docs/rollout.md)."""
+    their own; openai, a server somewhere that answers for `strop eval`, `generate` and `check` and cannot be trained
+    (docs/rollout.md); or one of your own (algorithm.extensions)."""
     vllm: VllmConfig = field(default_factory=VllmConfig)
     """Settings of rollout.engine=vllm."""
     sglang: SglangConfig = field(default_factory=SglangConfig)

@@ -17,6 +17,7 @@ from strop.data.curriculum import SAMPLERS, sees_results
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.rewards.config import RewardConfig
 from strop.rollout.config import RolloutConfig
+from strop.rollout.registry import check_engine_name, is_known
 from strop.run.config import RunConfig
 from strop.trainer.sections import EvalConfig, ResourcesConfig, TrainerConfig
 from strop.workers.config import (
@@ -83,6 +84,7 @@ class Config:
             and algorithm.policy_loss in LOSS_DECLARATIONS
             and self.data.sampler in SAMPLERS
             and (not algorithm.filter_groups.filter or algorithm.filter_groups.filter in FILTERS)
+            and is_known(self.rollout.engine)
             and (not algorithm.reward_shaping or algorithm.reward_shaping in REWARD_SHAPINGS)
         )
 
@@ -93,6 +95,7 @@ class Config:
             ValueError: the sentence says which, and what to do.
         """
         self._complete_algorithm()
+        check_engine_name(self.rollout.engine)
         check_estimator(
             self.algorithm.adv_estimator,
             samples_per_prompt=self.rollout.samples_per_prompt,

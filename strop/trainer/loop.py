@@ -21,6 +21,7 @@ from typing import Any
 from strop.algorithms.kl_control import KlController
 from strop.base.guests import all_joined
 from strop.base.metrics import Metric
+from strop.controller import as_list
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
 from strop.health import HealthMonitor
@@ -52,6 +53,7 @@ from strop.trainer.setup import (
 from strop.trainer.stopping import StopRequest
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
+from strop.trainer.usage import usage_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers import metrics as measure
 from strop.workers.player import check_observers
@@ -344,6 +346,9 @@ class Trainer:
         generated, gen_s = num_response_tokens(record.reports), phases.seconds.get("gen", 0.0)
         if gen_s > 0:
             metrics[GENERATION_SPEED] = generated / gen_s
+        usage = {name: as_list(group.call.usage()) for name, group in self.roles.trained().items()}
+        is_reference = self.roles.reference is None
+        metrics |= usage_metrics(usage, phases.seconds, actor_is_reference=is_reference)
         return metrics | record.metrics()
 
     def _warn(self, record: StepRecord) -> None:

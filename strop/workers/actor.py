@@ -128,6 +128,10 @@ class ActorWorker(TrainedWorker):
             Columns log_probs and entropys [B, R~] of this pass, from before the step, and the rank's Update
             (`updates_of`).
         """
+        with self.updating():
+            return self._update(data, totals)
+
+    def _update(self, data: DataProto, totals: BatchTotals) -> DataProto:
         rows = data_rows(data)
         batch = self._batch(data, rows, totals)
         moves = batch.rows_that_move(self._loss)

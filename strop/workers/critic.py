@@ -88,6 +88,10 @@ class CriticWorker(TrainedWorker):
                 returns [B, R~].
             totals: counts of the whole optimizer batch, over all ranks; the loss divides by them.
         """
+        with self.updating():
+            return self._update(data, totals)
+
+    def _update(self, data: DataProto, totals: BatchTotals) -> Update:
         mask, row_lengths = flat_mask(data)
         old_values, returns = (columns.flat(data.tensors()[name]) for name in ("values", "returns"))
         weights = self._aggregation.weights(mask, totals, row_lengths, dtype=returns.dtype)

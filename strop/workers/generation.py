@@ -1,6 +1,6 @@
 """What generates in a rollout worker: the engine that `rollout.engine` names, and whose weights it uses.
 
-The only place that knows the engines by name.
+The only place that knows the engines by name; those of a user's own are in strop.rollout.registry.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from strop.engines.training import TrainEngine
 from strop.engines.weights import WeightsMetadata, parameter_stream, weights_metadata
 from strop.rollout.config import RolloutConfig, check_trainable
 from strop.rollout.native.engine import NativeEngine
+from strop.rollout.registry import engines
 from strop.rollout.sglang.engine import SglangSettings, start_sglang
 from strop.rollout.sglang.process import sglang_python
 from strop.rollout.sync.probe import Probe, probe_tokens
@@ -74,7 +75,11 @@ async def make_generation(place: Place) -> Generation:
     Raises:
         ValueError: it cannot be used here.
     """
-    return await _MAKERS[place.rollout.engine](place)
+    name = place.rollout.engine
+    if name in _MAKERS:
+        return await _MAKERS[name](place)
+    made: Generation = await engines[name](place)
+    return made
 
 
 async def load_generation(place: Place) -> Generation:
@@ -92,8 +97,9 @@ async def load_generation(place: Place) -> Generation:
         return Generation(engine=engine, policy=policy, target=None)
     model = await asyncio.to_thread(load_model, place.model, device="cpu")
     made = await make_generation(place)
+    if made.target is None:  # one of a user's own, which reads the folder itself
+        return made
     try:
-        assert made.target is not None, "an engine in another process has weights of its own"
         await asyncio.to_thread(_fill, made.target, model)
         await made.engine.set_version(place.version)
         if made.scores is not None:
@@ -126,9 +132,9 @@ def check_engine(model: ModelConfig, rollout: RolloutConfig) -> None:
     check_trainable(rollout)
     if rollout.engine == "vllm":
         vllm_python(rollout.vllm.python)
-    else:
+    elif rollout.engine == "sglang":
         sglang_python(rollout.sglang.python)
-    if model.dtype == "float64":
+    if model.dtype == "float64" and rollout.engine in _MAKERS:
         raise ValueError(
             f"rollout.engine={rollout.engine} computes in float32, bfloat16 or float16, not in model.dtype=float64: "
             f"use native"

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from strop.base.memory import host_used_bytes
 from strop.controller import Dispatch, Worker, register
 from strop.engines.checkpoint import PendingSave
 from strop.engines.config import EngineConfig
 from strop.engines.lora import has_adapter, save_merged
 from strop.engines.parallel import Parallel, join_ranks
+from strop.engines.peak import peak_flops
 from strop.engines.role_checkpoint import load_optimizer, load_role, save_role
 from strop.engines.tokens import TokenFunction
 from strop.engines.training import Engine, TrainEngine
@@ -58,10 +65,53 @@ class ModelWorker(Worker):
         self.engine.offload()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a rank of a role did since it was asked before, and the memory it took."""
+
+    updates: float | None
+    """Floating-point operations of updates; None where the model's are not known."""
+    others: float | None
+    """The same of all else."""
+    peak: float | None
+    """Operations per second of this rank's device at best, in the precision of the model; None where that is not
+    known."""
+    allocated: int | None
+    """Most bytes of tensors on the accelerator so far; None on a CPU."""
+    reserved: int | None
+    """Most bytes that torch held for them."""
+    host: int | None
+    """Bytes in use on this machine, by all programs."""
+
+
 class TrainedWorker(ModelWorker):
     """A role with an engine that learns."""
 
     engine: TrainEngine
+    _in_updates, _seen = 0.0, 0.0
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """The passes inside belong to an update."""
+        before = self.engine.operations or 0.0
+        yield
+        self._in_updates += (self.engine.operations or 0.0) - before
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def usage(self) -> Usage:
+        """What this rank did since the call before this one."""
+        updates, total, device = self._in_updates, self.engine.operations, self.engine.model.device
+        done = None if total is None else total - self._seen
+        self._in_updates, self._seen = 0.0, total or 0.0
+        is_cpu = device.type == "cpu"
+        return Usage(
+            updates=None if done is None else updates,
+            others=None if done is None else done - updates,
+            peak=peak_flops(device, self.engine.model.compute_dtype),
+            allocated=None if is_cpu else torch.accelerator.max_memory_allocated(device),
+            reserved=None if is_cpu else torch.accelerator.max_memory_reserved(device),
+            host=host_used_bytes(),
+        )
 
     def _hold(
         self, engine: TrainEngine, *, role: str, checkpoint: Path | None, optimizer: Path | None

@@ -1,0 +1,93 @@
+"""A rollout engine of the user's own, registered by a decorator: it trains, is evaluated, and is named early."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from strop.cli.main import main
+from strop.config import ConfigError
+from strop.data.tiny import make_tiny_model
+from strop.quickstart.task import write_task
+from strop.rollout.registry import engines
+from strop.trainer.loading import load
+
+ENGINE = '''\
+from pathlib import Path
+
+from strop.rollout.native.engine import NativeEngine
+from strop.rollout.registry import engines
+from strop.engines.model import load_model
+from strop.workers.generation import Generation
+
+
+class Counting(NativeEngine):
+    """Generates as the native engine does, and notes what was asked for."""
+
+    async def generate(self, request_id, prompt_ids, sampling, **options):
+        output = await super().generate(request_id, prompt_ids, sampling, **options)
+        with Path(LOG).open("a") as file:
+            file.write(f"{request_id} {len(output.token_ids)} {output.versions[0]}\\n")
+        return output
+
+
+@engines.register(NAME)
+async def counting(place):
+    policy = load_model(place.model, device="cpu") if place.trained is None else place.trained.model
+    engine = Counting(policy, max_running=place.rollout.max_running, version=place.version)
+    return Generation(engine=engine, policy=policy, target=None)
+'''
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return ord((solution_str or " ")[0]) % 7 / 10
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> list[str]:
+    make_tiny_model(
+        tmp_path / "model", seed=0, hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16,
+        intermediate_size=64, max_position_embeddings=128,
+    )  # fmt: skip
+    task = write_task(tmp_path / "data", seed=0, num_train=4, num_val=2, num_sft=2)
+    (tmp_path / "reward.py").write_text(REWARD)
+    head = f"LOG = {str(tmp_path / 'asked.txt')!r}\nNAME = {tmp_path.name!r}\n"
+    (tmp_path / "engine.py").write_text(head + ENGINE)
+    return [
+        f"model.path='{tmp_path / 'model'}'", f"data.train_files=['{task.train}']", f"data.val_files=['{task.val}']",
+        "data.prompts_per_step=2", "data.max_prompt_tokens=24", "data.max_response_tokens=4",
+        "rollout.samples_per_prompt=2", f"reward.path='{tmp_path / 'reward.py'}'", "reward.num_workers=1",
+        f"rollout.engine={tmp_path.name}", f"algorithm.extensions=['{tmp_path / 'engine.py'}']",
+        "trainer.trackers=[jsonl]", "trainer.preflight=false", "resources.num_threads=1",
+    ]  # fmt: skip
+
+
+def asked(folder: Path) -> list[list[str]]:
+    return [line.split() for line in (folder / "asked.txt").read_text().splitlines()]
+
+
+def test_it_trains_and_is_evaluated(
+    settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *settings, "trainer.max_steps=2", "eval.every=0", "--out", str(run)]) == 0
+    trained = [line for line in asked(tmp_path) if line[0].startswith("e0-")]
+    assert len(trained) == 8
+    assert {version for _, _, version in trained} == {"0", "1"}, "it has the weights of each step"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "actor/loss" in line] == [1, 2]
+    before = len(asked(tmp_path))
+    assert main(["eval", str(run), "--json"]) == 0
+    assert len(asked(tmp_path)) == before + 2
+    assert "rollout: " in capsys.readouterr().err
+
+
+def test_an_unknown_engine_is_refused_with_the_known_ones(settings: list[str], tmp_path: Path) -> None:
+    others = [word for word in settings if "extensions" not in word]
+    engines.pop(tmp_path.name, None)
+    with pytest.raises(ConfigError, match=r"unknown rollout engine of your own \(built in are native, vllm"):
+        load(overrides=[*others, "rollout.engine=vlmm"])
+    assert load(overrides=settings).rollout.engine == tmp_path.name
