@@ -50,6 +50,7 @@ PLACES = {
     "every episode (strop.workers.player.EpisodeObserver), or None",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
     "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
+    "data generator": "its settings and the rows so far -> an object with `new_rows(batch)` and `restore(rows)`",
     "rows of a class": "a word for the form: a function (config, files, tokenizer, max_samples, seed) that gives the "
     "rows of data.dataset_class",
     "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",

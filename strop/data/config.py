@@ -30,6 +30,26 @@ class DatasetClassConfig:
             )
 
 
+@section("data.datagen")
+class DatagenConfig:
+    """A class of the user's own that makes rows while a run goes on."""
+
+    path: str = ""
+    """Python file with the class, relative to the current directory. Empty: no rows are made."""
+    name: str = ""
+    """Name of the class in that file, which derives from AbstractDataGenerator."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further settings, which the class is given."""
+
+    def __post_init__(self) -> None:
+        if bool(self.path) != bool(self.name):
+            given, missing = ("path", "name") if self.path else ("name", "path")
+            raise ValueError(
+                f"data.datagen.{given} is {getattr(self, given)!r}, but data.datagen.{missing} is empty; set both, or "
+                f"none"
+            )
+
+
 @section("data")
 class DataConfig:
     """Prompts for training and validation."""
@@ -42,6 +62,9 @@ class DataConfig:
     dataset_class: DatasetClassConfig = field(default_factory=DatasetClassConfig)
     """A class of your own that makes the rows of training and validation, {path: my_data.py, name: MyDataset}. It is
     called as MyDataset(data_files, tokenizer, config, processor=None, max_samples=-1) and gives a row by its number."""
+    datagen: DatagenConfig = field(default_factory=DatagenConfig)
+    """A class of your own that makes more rows before the first step and after each one, {path: my_rows.py, name:
+    MyGenerator}; they are visited from the next epoch on."""
     streaming: bool = False
     """Read and encode each training prompt when it is visited, instead of all before the first step: for sets that do
     not fit into memory. Validation prompts are held in any case."""
@@ -110,6 +133,12 @@ class DataConfig:
             raise ValueError(
                 f"data.truncation={self.truncation} cuts long prompts, but data.filter_overlong_prompts=true "
                 f"drops them before; set data.filter_overlong_prompts=false to cut them"
+            )
+        if self.datagen.path and (self.streaming or self.source_weights):
+            other = "data.streaming=true" if self.streaming else "data.source_weights"
+            raise ValueError(
+                f"data.datagen adds rows while the run goes on, and {other} wants to know all of them before: use one "
+                f"of the two"
             )
         if self.streaming and self.source_weights:
             raise ValueError(

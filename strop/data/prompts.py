@@ -88,6 +88,15 @@ class PromptDataset:
         """Data source of each row that is kept; what `mixing.visits_per_epoch` takes."""
         return {row: row_data_source(self._source_rows[row], self._config) for row in self._ids}
 
+    @property
+    def num_rows(self) -> int:
+        """All rows, those that were dropped too."""
+        return len(self._source_rows)
+
+    def num_tokens(self, row: int) -> int:
+        """Tokens of the prompt of a row that is kept."""
+        return len(self._ids[row])
+
     def __len__(self) -> int:
         return len(self._ids)
 

@@ -97,6 +97,7 @@ class PromptSampler:
         self._reorder_every, self._instance = reorder_every, instance
         self._results: dict[int, RowResult] = {}
         self._num_epochs = num_epochs
+        self._first_epoch: dict[int, int] = {}
         self._rest_until: dict[int, tuple[int, int | None]] = {}
         self._chosen = (
             None if chosen is None else lru_cache(maxsize=4)(lambda epoch: frozenset(chosen(epoch)))
@@ -129,9 +130,38 @@ class PromptSampler:
         """
         return [int(row) for row in self._order_of(epoch)]
 
+    def grow(self, rows: Sequence[int], *, first_epoch: int) -> None:
+        """Add rows, which are visited from this epoch on.
+
+        Raises:
+            ValueError: the sampler is a class, which was made with the rows there were.
+        """
+        if self._instance is not None and rows:
+            raise ValueError(
+                f"data.sampler={self._name} is a class that was made with the rows there were at the start, and rows "
+                f"were added: use another sampler with data.datagen or on_batch_end"
+            )
+        self._rows = np.concatenate([self._rows, np.asarray(rows, dtype=np.int64)])
+        self._first_epoch |= dict.fromkeys(rows, first_epoch)
+        if self._order is None or not first_epoch > self._epoch:
+            self._order, self._index = None, 0
+
+    @property
+    def fresh_epoch(self) -> int:
+        """The first epoch of which nothing was visited yet."""
+        is_begun = self._index > 0 or bool(self._consumed.get(self._epoch))
+        return self._epoch + is_begun
+
+    def _rows_of(self, epoch: int) -> NDArray[np.int64]:
+        """The rows that there are in an epoch."""
+        if not self._first_epoch:
+            return self._rows
+        there = [int(row) for row in self._rows if self._first_epoch.get(int(row), 0) <= epoch]
+        return np.asarray(there, dtype=np.int64)
+
     def _order_of(self, epoch: int) -> NDArray[np.int64]:
         if self._instance is None:
-            return ordered_rows(self._name, self._rows, self._results, epoch=epoch, seed=self._seed)
+            return ordered_rows(self._name, self._rows_of(epoch), self._results, epoch=epoch, seed=self._seed)
         places = checked_order(self._name, np.arange(len(self._rows)), self._instance.positions())
         return self._rows[places]
 
@@ -214,6 +244,8 @@ class PromptSampler:
         return {str(row): list(rest) for row, rest in sorted(self._rest_until.items())}
 
     def _rests(self, row: int, epoch: int) -> bool:
+        if self._first_epoch.get(row, 0) > epoch:
+            return True
         if self._chosen is not None and row not in self._chosen(epoch):
             return True
         since, until = self._rest_until.get(row, (epoch, epoch))

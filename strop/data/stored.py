@@ -111,7 +111,8 @@ def load_rows(
         open_class = needed("rows of a class", "data.dataset_class is set")
         limit = config.max_train_prompts if split == "train" else config.max_val_prompts
         rows: Sequence[dict[str, Any]] = open_class(config, files, tokenizer, max_samples=limit, seed=seed)
-        return rows if is_streamed else list(rows)
+        hears = getattr(rows, "hears_of_batches", False) and split == "train"
+        return rows if is_streamed or hears else list(rows)
     return open_rows(files, config.cache_dir) if is_streamed else read_rows(files, config.cache_dir)
 
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from strop.data.chat import require_chat_template
 from strop.data.config import DataConfig
+from strop.data.growing import GrowingPrompts
 from strop.data.prompts import PromptDataset, spread
 from strop.data.sampler import PromptSampler, visit_uid
 from strop.trajectory import Prompt
@@ -96,7 +97,7 @@ class StreamedPrompts:
         return line
 
 
-TrainingPrompts = PromptDataset | StreamedPrompts
+TrainingPrompts = PromptDataset | StreamedPrompts | GrowingPrompts
 """What a run asks for its training prompts."""
 
 

@@ -4,6 +4,7 @@
     config.yaml     the resolved configuration, written by the caller
     events.jsonl    the event log; ledger and fingerprints are views of it
     samples/        what the model wrote
+    grown.jsonl     rows that came while the run went on
     checkpoints/    what a continuation needs
     lock            the process that writes
 
@@ -38,11 +39,12 @@ from strop.run.lock import RunLock
 from strop.run.samples import SampleStore
 
 RUN_FILE = "run.json"
+GROWN_FILE = "grown.jsonl"
 FORMAT = 1
 _PACKAGES = ("torch", "transformers", "tensordict", "numpy")
 _OURS = {"config.yaml", "events.jsonl", "samples", "checkpoints", "logs", "lock", f".{RUN_FILE}.tmp"}
 _WRITTEN = {"config.yaml", "events.jsonl", "metrics.jsonl", "samples", "checkpoints", "logs", "lock", "tensorboard",
-            "spending.json", RUN_FILE}  # fmt: skip
+            "spending.json", GROWN_FILE, RUN_FILE}  # fmt: skip
 _DEFAULTS = RunConfig()
 
 

@@ -110,6 +110,7 @@ class Config:
         self._check_stream_functions()
         self._check_filter()
         self._check_streaming()
+        self._check_growth()
         self._check_penalty()
         self._check_budgets()
         self._check_roles()
@@ -316,6 +317,12 @@ class Config:
                 "steps there are: set trainer.max_steps"
             )
 
+    def _check_growth(self) -> None:
+        if self.data.datagen.path and self.trainer.max_steps is None:
+            raise ValueError(
+                "data.datagen adds rows, so epochs do not tell how many steps there are: set trainer.max_steps"
+            )
+
     def needs(self, column: str) -> bool:
         """The advantage estimator declares this column."""
         return column in adv_estimator_declaration(self.algorithm.adv_estimator).needs
@@ -323,8 +330,10 @@ class Config:
     @property
     def num_epochs(self) -> int | None:
         """Visits of each prompt; None when trainer.max_steps alone ends the run, because visits may be without use."""
-        is_open = self.algorithm.filter_groups.enable or (
-            self.data.streaming and self.data.filter_overlong_prompts
+        is_open = (
+            self.algorithm.filter_groups.enable
+            or bool(self.data.datagen.path)
+            or (self.data.streaming and self.data.filter_overlong_prompts)
         )
         return None if is_open else self.trainer.num_epochs
 

@@ -34,6 +34,7 @@ from strop.trainer.config import Config
 from strop.trainer.costs import CostTracker
 from strop.trainer.ending import Ending, MachineEnd, is_best
 from strop.trainer.groups import row_results, sampler_batch
+from strop.trainer.growth import Growth
 from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
 from strop.trainer.phases import Phases, Stages
@@ -91,6 +92,8 @@ class Trainer:
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         self.data: TrainingData = load_training_data(config)
         check_recording(config, self.data, first_step=self._start_step + 1)
+        self._growth = Growth(self.data, run)
+        self._growth.restore(self._start_step)
         if checkpoint is not None:
             restore_position(run, checkpoint, self.data.sampler)
         precision = describe_precision(config.model, config.resources.device)
@@ -119,6 +122,7 @@ class Trainer:
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
                 self._monitor.observe(metrics)
+            self._growth.begin()
             step, self._ending = (
                 self._start_step,
                 Ending(self.config.trainer, self._run, num_steps=self.data.num_steps),
@@ -254,12 +258,13 @@ class Trainer:
             self._run.events.append(kind, step, fsync=True, phase=phases.current, error=reason)
             raise
         self._write(record)
+        batch = None
+        if record.learned is not None and (self.data.sampler.wants_batch or self.data.growth is not None):
+            batch = sampler_batch(record.learned.experience)
         if self.data.sampler.sees_results:
-            batch = None
-            if self.data.sampler.wants_batch and record.learned is not None:
-                batch = sampler_batch(record.learned.experience)
             self.data.sampler.record(step, row_results(record.reports, step=step), batch)
-        metrics = self._metrics(record, phases)
+        grown = self._growth.after(step, batch)
+        metrics = self._metrics(record, phases) | grown
         self._warn(record)
         is_last, is_new_best, score = self._ending.look(step), False, None
         if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):

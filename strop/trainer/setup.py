@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from strop.agents.rows import with_agents
 from strop.agents.setup import AgentSetup
+from strop.base.guests import needed
 from strop.data.cache import cache_folder, prune
 from strop.data.config import DataConfig
 from strop.data.curriculum import sampler_object
+from strop.data.growing import GrowingPrompts
 from strop.data.mixing import check_source_weights, weighted_epochs
 from strop.data.prompts import PromptDataset
 from strop.data.sampler import PromptSampler, val_uid
@@ -21,6 +23,7 @@ from strop.data.streaming import StreamedPrompts, TrainingPrompts
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.engines.model_folder import end_tokens
+from strop.protocol import DataProto
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
@@ -37,6 +40,8 @@ class TrainingData:
     val_prompts: list[Prompt]
     sampler: PromptSampler
     num_steps: int
+    growth: RowSource | None
+    """Where more rows come from while the run goes on; None: nowhere."""
     visits_per_step: float
     """How often a step visits each prompt; below 1, some prompts wait for a later step."""
 
@@ -71,12 +76,20 @@ def load_training_data(config: Config, *, data: DataConfig | None = None) -> Tra
     weights, chosen, num_epochs = data.source_weights, None, config.num_epochs
     setup = AgentSetup(config.agent, tokenizer, template_options=data.chat_template_kwargs)
     rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
+    growth = _row_source(data, rows)
+    if growth is not None and config.trainer.max_steps is None:
+        raise ValueError(
+            f"data.dataset_class {data.dataset_class.name} has on_batch_end, which may add rows, so epochs do not tell "
+            f"how many steps there are: set trainer.max_steps"
+        )
     train: TrainingPrompts
     if data.streaming:
         train = StreamedPrompts(with_agents(rows, setup, "train", is_streamed=True), tokenizer, data)
     else:
         train = PromptDataset(with_agents(rows, setup, "train"), tokenizer, data, "train")
-        if weights:
+        if growth is not None:
+            train = GrowingPrompts(train, tokenizer, data, lambda new: with_agents(new, setup, "train"))
+        elif weights:
             check_source_weights(train.data_sources, weights)
             chosen, num_epochs = weighted_epochs(train.data_sources, weights, num_epochs, config.trainer.seed)
     sampler = PromptSampler(
@@ -100,11 +113,42 @@ def load_training_data(config: Config, *, data: DataConfig | None = None) -> Tra
         val_prompts=val_prompts,
         sampler=sampler,
         num_steps=num_steps,
+        growth=growth,
         visits_per_step=min(
             data.prompts_per_step / max(len(train.row_numbers), 1),
             math.inf if num_epochs is None else num_epochs,
         ),
     )
+
+
+class RowSource(Protocol):
+    """Gives rows while a run goes on."""
+
+    def restore(self, added: Sequence[Mapping[str, Any]]) -> None:
+        """These rows have come before."""
+        ...
+
+    def new_rows(self, batch: DataProto | None) -> Sequence[Mapping[str, Any]]:
+        """The next rows, after a step with these samples; None before the first one."""
+        ...
+
+
+def _row_source(data: DataConfig, rows: Sequence[Mapping[str, Any]]) -> RowSource | None:
+    """Where more rows come from.
+
+    Raises:
+        ValueError: the class of data.datagen cannot be used.
+    """
+    hears = getattr(rows, "hears_of_batches", False) and not data.streaming
+    if data.datagen.path and hears:
+        raise ValueError(
+            "data.datagen and a dataset class with on_batch_end both add rows: use one of the two"
+        )
+    if data.datagen.path:
+        made: RowSource = needed("data generator", "data.datagen is set")(data.datagen, rows)
+        return made
+    found: Any = rows
+    return found if hears else None
 
 
 def _check_media(config: Config, *, has_media: bool) -> None:

@@ -90,6 +90,10 @@ NAMED: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"data.dataset_class": {"path": "CODE", "name": "X"}, "reward.path": ""},
         {"eval", "train", "begin", "check", "data"},
     ),
+    "data.datagen.path": (
+        {"data.datagen": {"path": "CODE", "name": "X"}, "reward.path": "", "trainer.max_steps": 2},
+        {"train", "begin", "check"},
+    ),
     "agent.files": ({"agent.files": ["CODE"]}, {"eval", "train", "begin", "check", "data"}),
     "agent.environment.name": (
         {"agent.default_agent": "env_agent", "agent.environment": {"name": "CODE:X", "kwargs": {}}},
@@ -357,6 +361,7 @@ def test_what_runs_is_told() -> None:
         "reward.server.api_key_env": ["reward.server.url=http://s"],
         "reward.sandbox.url": ["reward.sandbox.backend=sandbox_fusion"],
         "data.dataset_class.path": ["data.dataset_class.name=Rows"],
+        "data.datagen.path": ["data.datagen.name=Rows", "trainer.max_steps=1"],
         "resources.address": ["resources.runtime=ray"],
         "rollout.vllm.python": ["rollout.engine=vllm"],
         "rollout.sglang.python": ["rollout.engine=sglang"],
@@ -390,7 +395,8 @@ def _may_name_code(kind: str) -> bool:
 
 
 CODE = {
-    "algorithm.extensions", "data.cache_dir", "data.dataset_class.path", "data.train_files", "data.val_files",
+    "algorithm.extensions", "data.cache_dir", "data.dataset_class.path", "data.datagen.path", "data.train_files",
+    "data.val_files",
     "sft.data.train_files", "sft.data.val_files", "agent.files", "agent.loops", "agent.tools",
     "agent.function_tools", "agent.interactions", "agent.environment.name", "reward.path", "reward.sandbox.url",
     "reward.sandbox.python", "reward.sandbox.read_only_paths", "reward.judge.base_url", "reward.judge.api_key_env",
@@ -401,6 +407,7 @@ CODE = {
 }  # fmt: skip
 """Text that names what is run, started or contacted."""
 PLAIN = {
+    "rollout.engine", "trainer.skip_rollout", "data.datagen.name",
     "rollout.openai.model", "rollout.trace.experiment", "data.image_key", "data.video_key",
     "model.revision", "model.chat_template", "model.lora.target_modules", "data.dataset_class.name", "data.prompt_key",
     "data.data_source_key", "data.ground_truth_key", "data.default_data_source", "data.sampler",

@@ -231,7 +231,6 @@ def body(text: str) -> str:
         ),
         (body("    def __getitem__(self, i): return 1 / 0"), "Mine", "row 0 failed with ZeroDivisionError"),
         (body("    def __getitem__(self, i): return {3: 4}"), "Mine", "row 0 is a dict, but"),
-        (body("    def on_batch_end(self, batch): pass"), "Mine", "has on_batch_end, which would never be"),
     ],
 )
 def test_what_is_wrong_with_a_class_is_said(files: Path, source: str, name: str, match: str) -> None:

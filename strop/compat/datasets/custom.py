@@ -20,6 +20,7 @@ from strop.algorithms.user_functions import VerlConfig
 from strop.base.user_files import load_user_file
 from strop.border import encodable_value
 from strop.data.config import DataConfig
+from strop.protocol import DataProto
 
 RAW_PROMPT = "raw_prompt"
 _BESIDE_EXTRA_INFO = ("index", "tools_kwargs", "interaction_kwargs")
@@ -76,6 +77,32 @@ class CustomRows(Sequence[dict[str, Any]]):
             raise ValueError(f"{label}: len() failed with {_reason(error)}") from error
         if self._length < 1:
             raise ValueError(f"{label} has {self._length} rows; a data set needs at least one")
+        self.hears_of_batches = hasattr(dataset, "on_batch_end")
+        """It may have more rows after a step."""
+
+    def restore(self, added: Sequence[Mapping[str, Any]]) -> None:
+        """These rows have come before, which an object that is made anew need not know."""
+
+    def new_rows(self, batch: DataProto | None) -> list[dict[str, Any]]:
+        """Tell the object of a step; the rows that it has now and had not before.
+
+        Raises:
+            ValueError: it failed, or has fewer rows than before.
+        """
+        if batch is None:
+            return []
+        before = self._length
+        try:
+            self._dataset.on_batch_end(batch=batch)
+            self._length = len(self._dataset)
+        except Exception as error:
+            raise ValueError(f"{self._label}: on_batch_end failed with {_reason(error)}") from error
+        if self._length < before:
+            raise ValueError(
+                f"{self._label}: on_batch_end left {self._length} rows of {before}; rows may be added, and none taken "
+                f"away, because samples name them by their numbers"
+            )
+        return self[before : self._length]
 
     def __len__(self) -> int:
         return self._length
@@ -123,8 +150,7 @@ def open_custom(
     """The rows of data.dataset_class for these files.
 
     Raises:
-        ValueError: the file or class is missing, making the object failed, or it wants to be told of batches
-            (on_batch_end); the sentence names the class.
+        ValueError: the file or class is missing, or making the object failed; the sentence names the class.
     """
     wanted = config.dataset_class
     label = f"data.dataset_class {wanted.name} of {wanted.path}"
@@ -142,12 +168,6 @@ def open_custom(
             f"{label} cannot be made: {_reason(error)}; it is called as {wanted.name}(data_files, tokenizer, config, "
             f"processor=None, max_samples=-1)"
         ) from error
-    if hasattr(dataset, "on_batch_end"):
-        raise ValueError(
-            f"{label} has on_batch_end, which would never be called: rows stay the same from the first step to the "
-            f"last, so that a run can be resumed. Let a sampler choose among them by their results (data.sampler, "
-            f"@register_sampler), and remove it"
-        )
     return CustomRows(dataset, label=label, prompt_key=config.prompt_key)
 
 
