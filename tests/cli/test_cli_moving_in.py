@@ -33,6 +33,8 @@ python3 -m verl.trainer.main_ppo \\
   actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \\
   actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 \\
   actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4 actor_rollout_ref.ref.fsdp_config.param_offload=False \\
+  actor_rollout_ref.actor.grad_clip=1.0 data.reward_fn_key=data_source \\
+  actor_rollout_ref.rollout.multi_stage_wake_up=True \\
   algorithm.use_kl_in_reward=False trainer.critic_warmup=0 trainer.logger='["console","wandb"]' \\
   trainer.project_name=demo trainer.experiment_name=run1 trainer.n_gpus_per_node=1 trainer.nnodes=1 \\
   trainer.save_freq=20 trainer.test_freq=5 trainer.total_epochs=15 trainer.total_training_steps=1 \\
@@ -42,15 +44,15 @@ python3 -m verl.trainer.main_ppo \\
 
 # Keys that do nothing there, in the forms in which people write them.
 NOTHING = [
-    f"{A}.grad_clip=1.0", f"{A}.freeze_vision_tower=False", f"{A}.use_rollout_log_probs=True",
+    f"{A}.freeze_vision_tower=False", f"{A}.use_rollout_log_probs=True",
     f"{A}.router_replay.record_file=null", f"{A}.router_replay.replay_file=null",
-    "actor_rollout_ref.nccl_timeout=600", f"{R}.over_sample_rate=0.1", f"{R}.multi_stage_wake_up=True",
-    f"{R}.do_sample=True", f"{R}.repetition_penalty=1.1", f"{R}.val_kwargs.do_sample=True",
+    "actor_rollout_ref.nccl_timeout=600",
+    f"{R}.do_sample=True", f"{R}.repetition_penalty=1.0", f"{R}.over_sample_rate=0", f"{R}.val_kwargs.do_sample=True",
     f"{R}.multi_turn.enable=False", f"{R}.multi_turn.use_inference_chat_template=True",
     f"{R}.multi_turn.tokenization_sanity_check_mode=disable", f"{R}.multi_turn.num_repeat_rollouts=2",
     "data.return_raw_chat=True", "data.return_raw_input_ids=False", "data.return_full_prompt=False",
     "data.return_multi_modal_inputs=False", "data.chat_template_func=null", "data.filter_prompts=True",
-    "data.reward_fn_key=data_source", "critic.forward_micro_batch_size=8",
+    "critic.forward_micro_batch_size=8",
     "critic.forward_micro_batch_size_per_gpu=8", "critic.forward_max_token_len_per_gpu=1024",
     "algorithm.filter_groups.max_num_gen_batches=10", "trainer.esi_redundant_time=0", "algorithm.use_pf_ppo=False",
 ]  # fmt: skip
