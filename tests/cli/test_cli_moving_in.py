@@ -228,8 +228,9 @@ class LetterTool(BaseTool):
         return self.tool_schema
 
     async def create(self, instance_id: Optional[str] = None, ground_truth: Optional[str] = None, **kwargs) -> str:
+        assert ground_truth, kwargs
         instance_id = instance_id or str(uuid4())
-        self._words[instance_id] = ground_truth or ""
+        self._words[instance_id] = ground_truth
         return instance_id
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs) -> tuple[str, float, dict]:
