@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from cli_calls import Project, cli
 
+from strop.agents import agents
 from strop.run import RunFolder
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -350,6 +352,16 @@ def own_row(index: int) -> dict[str, Any]:
     }
 
 
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """The registry of agents, as it was before at the end."""
+    before = dict(agents)
+    yield
+    agents.clear()
+    agents.update(before)
+
+
+@pytest.mark.usefixtures("registered")
 def test_a_verl_project_with_its_own_tool_and_loop_moves_in(
     tmp_path: Path, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
