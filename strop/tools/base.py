@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -109,3 +110,23 @@ class BaseTool:
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         """End of the episode, also of one that failed or was cancelled."""
+
+
+def create_arguments(create: Callable[..., Any], create_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What `create` of a tool is called with: the row's arguments under `create_kwargs`, and each by its name too.
+
+    Tools of verl of mid-2025 take them by name, and may want the id. A name that nothing takes is left to the call,
+    which refuses it.
+    """
+    parameters = inspect.signature(create).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    named = {
+        name: value for name, value in create_kwargs.items() if name not in ("instance_id", "create_kwargs")
+    }
+    if takes_any or "create_kwargs" in parameters:
+        taken = {name: value for name, value in named.items() if takes_any or name in parameters}
+        named = {**taken, "create_kwargs": dict(create_kwargs)}
+    instance = parameters.get("instance_id")
+    if instance is not None and instance.default is instance.empty:
+        named["instance_id"] = str(uuid.uuid4())
+    return named

@@ -23,7 +23,7 @@ from strop.agents.spans import SPANS, add_span
 from strop.agents.templates import MAX_CHARS_PER_TOKEN
 from strop.agents.user_code import contained
 from strop.border import described, encodable, read_json, storable, storable_text, usable
-from strop.tools.base import BaseTool, ToolResponse, ToolUnavailable
+from strop.tools.base import BaseTool, ToolResponse, ToolUnavailable, create_arguments
 from strop.tools.results import CallResult, call_numbers
 from strop.trajectory import Media
 
@@ -272,7 +272,8 @@ class ToolSession:
         return await asyncio.shield(self._instances[name])
 
     async def _create(self, name: str, create_kwargs: Mapping[str, Any]) -> str:
-        created: object = await self._timed(self._tools[name].create(create_kwargs=dict(create_kwargs)))
+        create = self._tools[name].create
+        created: object = await self._timed(create(**create_arguments(create, create_kwargs)))
         return str(created[0] if isinstance(created, tuple) else created)  # some tools give the id alone
 
     async def _timed(self, work: Awaitable[T]) -> T:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from cli_calls import Project, cli
 
+from strop.agents import agents
 from strop.run import RunFolder
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -33,6 +39,8 @@ python3 -m verl.trainer.main_ppo \\
   actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \\
   actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 \\
   actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4 actor_rollout_ref.ref.fsdp_config.param_offload=False \\
+  actor_rollout_ref.actor.grad_clip=1.0 data.reward_fn_key=data_source \\
+  actor_rollout_ref.rollout.multi_stage_wake_up=True \\
   algorithm.use_kl_in_reward=False trainer.critic_warmup=0 trainer.logger='["console","wandb"]' \\
   trainer.project_name=demo trainer.experiment_name=run1 trainer.n_gpus_per_node=1 trainer.nnodes=1 \\
   trainer.save_freq=20 trainer.test_freq=5 trainer.total_epochs=15 trainer.total_training_steps=1 \\
@@ -42,15 +50,15 @@ python3 -m verl.trainer.main_ppo \\
 
 # Keys that do nothing there, in the forms in which people write them.
 NOTHING = [
-    f"{A}.grad_clip=1.0", f"{A}.freeze_vision_tower=False", f"{A}.use_rollout_log_probs=True",
+    f"{A}.freeze_vision_tower=False", f"{A}.use_rollout_log_probs=True",
     f"{A}.router_replay.record_file=null", f"{A}.router_replay.replay_file=null",
-    "actor_rollout_ref.nccl_timeout=600", f"{R}.over_sample_rate=0.1", f"{R}.multi_stage_wake_up=True",
-    f"{R}.do_sample=True", f"{R}.repetition_penalty=1.1", f"{R}.val_kwargs.do_sample=True",
+    "actor_rollout_ref.nccl_timeout=600",
+    f"{R}.do_sample=True", f"{R}.repetition_penalty=1.0", f"{R}.over_sample_rate=0", f"{R}.val_kwargs.do_sample=True",
     f"{R}.multi_turn.enable=False", f"{R}.multi_turn.use_inference_chat_template=True",
     f"{R}.multi_turn.tokenization_sanity_check_mode=disable", f"{R}.multi_turn.num_repeat_rollouts=2",
     "data.return_raw_chat=True", "data.return_raw_input_ids=False", "data.return_full_prompt=False",
     "data.return_multi_modal_inputs=False", "data.chat_template_func=null", "data.filter_prompts=True",
-    "data.reward_fn_key=data_source", "critic.forward_micro_batch_size=8",
+    "critic.forward_micro_batch_size=8",
     "critic.forward_micro_batch_size_per_gpu=8", "critic.forward_max_token_len_per_gpu=1024",
     "algorithm.filter_groups.max_num_gen_batches=10", "trainer.esi_redundant_time=0", "algorithm.use_pf_ppo=False",
 ]  # fmt: skip
@@ -200,3 +208,194 @@ def test_an_openrlhf_project_moves_in_and_trains_with_its_own_reward(
     assert all(0 <= row["score"] <= 0.6 for row in samples)
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert {line["reward/labels_seen/mean"] for line in metrics if "reward/labels_seen/mean" in line} == {1}
+
+
+# A project of mid-2025 with everything of its own: a tool, a file of tools, a loop, a file of loops, a reward function.
+# What it imports from verl comes from strop.agents here; nothing else is changed.
+OWN_TOOL = '''\
+from typing import Any, Optional
+from uuid import uuid4
+
+from strop.agents import BaseTool, OpenAIFunctionToolSchema
+
+
+class LetterTool(BaseTool):
+    """Gives a letter of the word that the row brings."""
+
+    def __init__(self, config: dict, tool_schema: OpenAIFunctionToolSchema):
+        super().__init__(config, tool_schema)
+        self._words = {}
+
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
+        return self.tool_schema
+
+    async def create(self, instance_id: Optional[str] = None, ground_truth: Optional[str] = None, **kwargs) -> str:
+        assert ground_truth, kwargs
+        instance_id = instance_id or str(uuid4())
+        self._words[instance_id] = ground_truth
+        return instance_id
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs) -> tuple[str, float, dict]:
+        word, place = self._words[instance_id], int(parameters["place"])
+        return word[place % len(word)] * self.config["times"], 0.0, {}
+
+    async def calc_reward(self, instance_id: str, **kwargs) -> float:
+        return 0.0
+
+    async def release(self, instance_id: str, **kwargs) -> None:
+        del self._words[instance_id]
+'''
+
+OWN_TOOLS = """\
+tools:
+  - class_name: {module}.LetterTool
+    config: {{times: 2, type: native}}
+    tool_schema:
+      type: function
+      function:
+        name: letter
+        description: A letter of the word.
+        parameters:
+          type: object
+          properties: {{place: {{type: integer, description: "which one, from 0"}}}}
+          required: [place]
+"""
+
+OWN_LOOP = '''\
+from strop.agents import AgentLoopBase, AgentLoopOutput, initialize_tools_from_config, register, simple_timer
+
+
+@register("hinted")
+class HintedLoop(AgentLoopBase):
+    """Answers, is given a letter, and answers again."""
+
+    @classmethod
+    def init_class(cls, config, tokenizer):
+        if cls._class_initialized:
+            return
+        cls._class_initialized = True
+        rollout = config.actor_rollout_ref.rollout
+        cls.limit = rollout.response_length
+        cls.turns = rollout.multi_turn.max_assistant_turns
+        cls.tools = {tool.name: tool for tool in initialize_tools_from_config(rollout.multi_turn.tool_config_path)}
+
+    def __init__(self, config, server_manager, tokenizer):
+        super().__init__(config, server_manager, tokenizer)
+
+    async def run(self, messages, sampling_params):
+        metrics = {}
+        prompt_ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
+        token_ids, mask = list(prompt_ids), []
+        for turn in range(self.turns):
+            with simple_timer("generate_sequences", metrics):
+                answer = await self.server_manager.generate(
+                    request_id="one", prompt_ids=token_ids, sampling_params={**sampling_params, "max_tokens": 4}
+                )
+            token_ids += answer
+            mask += [1] * len(answer)
+            if turn + 1 == self.turns:
+                break
+            tool = self.tools["letter"]
+            instance = await tool.create(ground_truth="xyz")
+            text, _, _ = await tool.execute(instance, {"place": turn})
+            await tool.release(instance)
+            hint = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            token_ids += hint
+            mask += [0] * len(hint)
+        return AgentLoopOutput(
+            prompt_ids=prompt_ids,
+            response_ids=token_ids[len(prompt_ids) :][: self.limit],
+            response_mask=mask[: self.limit],
+            num_turns=2 * self.turns,
+            metrics=metrics,
+        )
+'''
+
+OWN_SCRIPT = """\
+set -x
+PROJECT={folder}
+python3 -m verl.trainer.main_ppo \\
+  --config-path="$PROJECT/config" --config-name='ppo_trainer' \\
+  algorithm.adv_estimator=grpo data.train_batch_size=2 data.max_prompt_length=32 data.max_response_length=12 \\
+  data.filter_overlong_prompts=True data.truncation='error' data.return_raw_chat=True \\
+  data.train_files=$PROJECT/train.parquet data.val_files=$PROJECT/train.parquet \\
+  actor_rollout_ref.model.path={model} actor_rollout_ref.model.use_remove_padding=True \\
+  actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.ppo_mini_batch_size=2 \\
+  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 actor_rollout_ref.actor.grad_clip=0.5 \\
+  actor_rollout_ref.rollout.name=sglang actor_rollout_ref.rollout.mode=async actor_rollout_ref.rollout.n=2 \\
+  actor_rollout_ref.rollout.multi_turn.enable=True actor_rollout_ref.rollout.multi_turn.format=hermes \\
+  actor_rollout_ref.rollout.multi_turn.max_assistant_turns=2 \\
+  actor_rollout_ref.rollout.multi_turn.tool_config_path=$PROJECT/config/tools.yaml \\
+  actor_rollout_ref.rollout.agent.agent_loop_config_path=$PROJECT/config/loops.yaml \\
+  custom_reward_function.path=$PROJECT/reward.py custom_reward_function.name=graded \\
+  trainer.logger=['console'] trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.device=cpu trainer.save_freq=-1 \\
+  trainer.test_freq=-1 trainer.val_before_train=False trainer.total_training_steps=2 trainer.total_epochs=1 $@
+"""
+
+OWN_REWARD = """\
+def graded(data_source, solution_str, ground_truth, extra_info=None):
+    assert data_source == "own/letters" and extra_info["index"] >= 0
+    return 1.0 if ground_truth in solution_str else ord((solution_str or " ")[0]) % 7 / 10
+"""
+
+
+def own_row(index: int) -> dict[str, Any]:
+    """As of mid-2025: who plays the row, and what its tools are made with."""
+    kwargs = {"letter": {"create_kwargs": {"ground_truth": "abc"}}}
+    return {
+        "data_source": "own/letters",
+        "prompt": [{"role": "user", "content": f"word {index}"}],
+        "ability": "letters",
+        "reward_model": {"style": "rule", "ground_truth": "q"},
+        "agent_name": "hinted" if index % 2 else "tool_agent",
+        "extra_info": {"index": index, "need_tools_kwargs": True, "tools_kwargs": kwargs},
+    }
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """The registry of agents, as it was before at the end."""
+    before = dict(agents)
+    yield
+    agents.clear()
+    agents.update(before)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_verl_project_with_its_own_tool_and_loop_moves_in(
+    tmp_path: Path, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "own_letters"
+    folder, out, run = tmp_path / "project", tmp_path / "own.yaml", tmp_path / "run"
+    (folder / "config").mkdir(parents=True)
+    (folder / f"{module}.py").write_text(OWN_TOOL)
+    (folder / f"{module}_loop.py").write_text(OWN_LOOP)
+    (folder / "reward.py").write_text(OWN_REWARD)
+    (folder / "config" / "tools.yaml").write_text(OWN_TOOLS.format(module=module))
+    loops = f"- name: hinted\n  _target_: {module}_loop.HintedLoop\n"
+    (folder / "config" / "loops.yaml").write_text(loops)
+    pq.write_table(pa.Table.from_pylist([own_row(index) for index in range(4)]), folder / "train.parquet")
+    (folder / "run.sh").write_text(OWN_SCRIPT.format(folder=folder, model=project.model))
+    monkeypatch.syspath_prepend(str(folder))
+    result = cli("migrate", "verl", folder / "run.sh", "-o", out, "--json")
+    assert result.code == 0, result.err
+    assert (result.record["refused"], result.record["unknown"], result.record["unresolved"]) == (0, 0, 0)
+    trained = cli("train", "--config", out, "--out", run, *MADE_SMALL)
+    assert trained.code == 0, trained.err
+    with RunFolder.open(run, read_only=True) as opened:
+        samples = [row for step in (1, 2) for row in opened.samples.read(step)]
+    by_player = Counter(row["agent_name"] for row in samples)
+    assert by_player == {"hinted": 4, "tool_agent": 4}
+    for row in samples:
+        given = [
+            token
+            for token, is_sampled in zip(row["response_ids"], row["response_mask"], strict=True)
+            if not is_sampled
+        ]
+        # The loop made the tool, whose answer is two letters that nobody trains.
+        assert len(given) == (2 if row["agent_name"] == "hinted" else 0)
+        assert row["agent_name"] != "hinted" or "xx" in row["response"]
+        assert row["data_source"] == "own/letters"
+    settings = result.record["config"]
+    assert settings["actor"]["optim"]["max_grad_norm"] == 0.5
+    assert (settings["agent"]["tool_format"], settings["agent"]["max_assistant_turns"]) == ("hermes", 2)

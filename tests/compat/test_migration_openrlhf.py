@@ -191,3 +191,9 @@ def test_a_reward_model_is_the_reward_where_there_is_no_function(tmp_path: Path)
     both = migrated(tmp_path, "--reward_pretrain models/rm --remote_rm_url f.py")
     assert "reward_model.path" not in both
     assert (both["reward.path"], both["reward.name"]) == ("f.py", "reward_func")
+
+
+def test_a_coefficient_that_follows_the_kl_takes_its_horizon(tmp_path: Path) -> None:
+    found = migrated(tmp_path, "--kl_target 6 --kl_horizon 500")
+    assert (found["algorithm.kl_ctrl.target_kl"], found["algorithm.kl_ctrl.horizon"]) == (6, 500)
+    assert "algorithm.kl_ctrl.horizon" not in migrated(tmp_path, "--kl_horizon 500")

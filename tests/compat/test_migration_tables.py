@@ -16,7 +16,7 @@ from strop.compat.migration.outcomes import ACCOUNTED, Facts, UnreadableError
 from strop.compat.migration.rules import rule_of
 from strop.compat.migration.tables import Table, apply_table
 from strop.compat.migration.trl import KINDS, trl_table
-from strop.compat.migration.verl import A, verl_sft_table, verl_table
+from strop.compat.migration.verl import A, R, verl_sft_table, verl_table
 from strop.config.schema import locate
 from strop.trainer.config import Config
 
@@ -41,6 +41,12 @@ SETTINGS: tuple[dict[str, Any], ...] = (
         "use_dynamic_batch": True,
         "dynamic_filtering": True,
     },
+    {
+        "sandbox_fusion.url": "http://localhost",
+        f"{A}.loss_agg_mode": "seq-mean-token-sum-norm",
+        f"{R}.multi_turn.tool_config_path": "tools.yaml",
+        f"{R}.multi_turn.interaction_config_path": "users.yaml",
+    },
     {"advantage_estimator": "group_norm", "use_kl_loss": True, "output_key": "o", "label_key": "l"},
     {"algorithm.adv_estimator": "gae", "algorithm.use_pf_ppo": True, "reward.reward_model.enable": True},
     {
@@ -52,6 +58,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 """What turns the rows of optional parts on."""
 VALUES: tuple[Any, ...] = (
     None, True, False, 1, 0.5, -1, "x", "token", "adamw", "no", "steps", "linear", "sequence", ["a"], {}, "0.5_2.0",
+    [0.9, 0.95], "kl", "cpu", "acc", "bf16", "seq-mean-token-sum-norm",
 )  # fmt: skip
 
 

@@ -260,3 +260,28 @@ def test_a_script_that_cannot_be_migrated_has_its_sentence(tmp_path: Path, text:
     with pytest.raises(ValueError) as error:
         read_calls(path)
     assert sentence in str(error.value)
+
+
+def fine_tuning(folder: Path, arguments: str) -> tuple[dict[str, Any], Migration]:
+    path = folder / "train.py"
+    path.write_text(
+        f"from trl import SFTConfig, SFTTrainer\nSFTTrainer(model='m', args=SFTConfig({arguments}))\n"
+    )
+    script = read_calls(path)
+    migration = migrate_trl(script.found, script.kind)
+    return ours(migration), migration
+
+
+def test_fine_tuning_takes_templates_and_revisions_over(tmp_path: Path) -> None:
+    found, _ = fine_tuning(
+        tmp_path, "chat_template_path='chat.jinja', use_liger=True, model_init_kwargs={'revision': 'v2'}"
+    )
+    assert (found["model.chat_template"], found["model.use_liger"], found["model.revision"]) == (
+        "chat.jinja", True, "v2",
+    )  # fmt: skip
+    assert found["eval.every"] == 0, "SFTConfig validates when it is told to, strop whenever there is data"
+    _, migration = fine_tuning(tmp_path, "chat_template_path='org/model', load_best_model_at_end=True")
+    assert (
+        "write the template of org/model into a file" in status(migration, "SFTConfig.chat_template_path")[1]
+    )
+    assert status(migration, "SFTConfig.load_best_model_at_end")[0] == "not there"

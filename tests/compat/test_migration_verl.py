@@ -400,8 +400,11 @@ def test_interactions_take_the_place_of_the_tool_agent(tmp_path: Path) -> None:
         (f"{A}.freeze_vision_tower=False", "not needed", "off there too"),
         (f"{R}.name=vllm", "not there", "then rollout.engine=vllm"),
         (f"{R}.tensor_model_parallel_size=2", "not there", "samples with the whole model on each rank"),
-        (f"{A}.grad_clip=1.0", "not needed", "does nothing in verl either"),
-        ("algorithm.filter_groups.max_num_gen_batches=10", "not needed", "does nothing in verl"),
+        (f"{A}.grad_clip=1.0", "translated", "as in verl's versions of 2025"),
+        (f"{R}.repetition_penalty=1.1", "refused", "those of the plain distribution"),
+        (f"{R}.repetition_penalty=1.0", "not needed", "off"),
+        (f"{R}.over_sample_rate=0.1", "not there", "every answer is waited for"),
+        ("algorithm.filter_groups.max_num_gen_batches=10", "not needed", "filter_groups.enable=true alone"),
         (f"{A}.policy_loss.loss_mode=bypass_mode", "not needed", "algorithm.correction say it"),
     ],
 )
@@ -618,3 +621,39 @@ def test_a_manager_without_a_file_or_beside_a_function_elsewhere_is_refused(tmp_
     file = "reward.reward_manager.module.path"
     both = migrate(tmp_path, f"{key}=Mine", f"{file}=mine.py", "custom_reward_function.path=score.py")
     assert status(both, file)[0] == "refused"
+
+
+def test_what_only_versions_of_2025_read_is_translated(tmp_path: Path) -> None:
+    found = ours(migrate(tmp_path, f"{A}.grad_clip=0.5", "data.reward_fn_key=task"))
+    assert (found["actor.optim.max_grad_norm"], found["data.data_source_key"]) == (0.5, "task")
+    both = migrate(tmp_path, f"{A}.grad_clip=0.5", f"{A}.optim.clip_grad=2.0")
+    assert ours(both)["actor.optim.max_grad_norm"] == 2.0
+    assert status(both, f"{A}.grad_clip") == (
+        "not needed",
+        "actor.optim.clip_grad is set, which verl's versions of 2026 read",
+    )
+
+
+def test_rounds_of_sampling_end_the_run_as_the_recipe_does(tmp_path: Path) -> None:
+    key = "algorithm.filter_groups"
+    found = ours(migrate(tmp_path, f"{key}.enable=True", f"{key}.max_num_gen_batches=3"))
+    assert (found[f"{key}.max_rounds"], found[f"{key}.at_limit"]) == (3, "stop")
+    unbounded = migrate(tmp_path, f"{key}.enable=True", f"{key}.max_num_gen_batches=0")
+    assert f"{key}.max_rounds" not in ours(unbounded)
+
+
+def test_validation_that_is_greedy_in_2025_alone_is_said(tmp_path: Path) -> None:
+    keys = f"{R}.val_kwargs"
+    migration = migrate(tmp_path, f"{keys}.do_sample=False", f"{keys}.temperature=0.6")
+    assert ours(migration)["eval.temperature"] == 0.6
+    assert "versions of 2025 validate greedily" in status(migration, f"{keys}.do_sample")[1]
+    sampled = migrate(tmp_path, f"{keys}.do_sample=True", f"{keys}.temperature=0.6")
+    assert status(sampled, f"{keys}.do_sample")[0] == "not needed"
+
+
+def test_parameters_on_the_host_are_a_setting_of_fine_tuning(tmp_path: Path) -> None:
+    script = tmp_path / "sft.sh"
+    script.write_text("torchrun -m verl.trainer.sft_trainer model.path=/m/q engine.param_offload=True\n")
+    found = ours(migrate_verl_sft(read_verl([script], {}).found))
+    assert found["sft.engine.offload"] == "all"
+    assert "resources.offload_idle" not in found

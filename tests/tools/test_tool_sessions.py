@@ -100,6 +100,32 @@ def test_a_tool_is_created_once_and_its_arguments_are_those_of_the_row() -> None
     assert tool.seen[-2:] == [("calc_reward", "i1", {"scale": 2}), ("release", "i1", {"fast": True})]
 
 
+def test_a_tool_of_mid_2025_is_created_with_the_rows_arguments_by_name() -> None:
+    class Old(Witness):
+        async def create(self, instance_id: str, ground_truth: str | None = None, **kwargs: Any) -> str:  # type: ignore[override]
+            self.seen.append(("create", ground_truth))
+            self.given = instance_id
+            return instance_id
+
+    class Strict(Witness):
+        async def create(self, instance_id: str | None = None, truth: int = 0) -> str:  # type: ignore[override]
+            self.seen.append(("create", truth))
+            return "i2"
+
+    async def created(tool: BaseTool, **create_kwargs: Any) -> None:
+        async with session(tool, kwargs={"witness": {"create_kwargs": create_kwargs}}) as tools:
+            await tools.call("witness", "{}")
+
+    old, strict = Old(), Strict()
+    asyncio.run(created(old, ground_truth="72"))
+    assert old.seen[0] == ("create", "72")
+    assert old.seen[1][1] == old.given
+    asyncio.run(created(strict, truth=3))
+    assert strict.seen[0] == ("create", 3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'truht'"):
+        asyncio.run(created(strict, truht=3))
+
+
 def test_a_tool_that_is_not_called_is_not_created() -> None:
     used, unused = Witness("used"), Witness("unused")
 

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from strop.agents.context import AgentContext
@@ -16,8 +17,13 @@ from strop.compat.agent_loops.server import ServerManager
 class AgentLoopBase(ABC):
     """Base class of loops in verl's form; a new object per episode.
 
-    A class method `init_class(config, tokenizer, ...)` is called before each, and keeps what it makes itself.
+    A class method `init_class(config, tokenizer, ...)` is called before each, and keeps what it makes itself: loops of
+    mid-2025 begin it with `if cls._class_initialized: return`, and make `cls.tools`.
     """
+
+    _class_initialized = False
+    tools: Mapping[str, Any] = MappingProxyType({})
+    """By name."""
 
     def __init__(
         self,
@@ -48,7 +54,8 @@ class AgentLoopBase(ABC):
         self.processor = processor
         self.dataset_cls = dataset_cls
         self.data_config = data_config.config if data_config is not None else {}
-        self.tools = {} if tools is None else tools.tools
+        if tools is not None:
+            self.tools = tools.tools
         self.context: AgentContext = server_manager.context
         self.loop = asyncio.get_running_loop()
         prepare = getattr(type(self), "init_class", None)

@@ -172,7 +172,7 @@ def both(key: str, value: Any, facts: Facts, *, ours: str, whole: bool = False) 
     return many({f"{role}.{ours}": read for role in roles})
 
 
-def schedule(key: str, value: Any, facts: Facts) -> Outcome:
+def schedule(key: str, value: Any, facts: Facts, *, role: str) -> Outcome:
     """How the learning rate goes down."""
     known: dict[str, dict[str, Any]] = {
         "constant": {"schedule": "constant"},
@@ -184,11 +184,10 @@ def schedule(key: str, value: Any, facts: Facts) -> Outcome:
     }
     if str(value) not in known:
         return refuse("use constant, linear, cosine, cosine_with_min_lr or warmup_stable_decay")
-    sections = ["sft.optim"]
-    if "advantage_estimator" in openrlhf_table().rules and facts.get("advantage_estimator"):
-        sections = ["actor.optim", "critic.optim"] if uses_critic(facts) else ["actor.optim"]
+    roles = ["actor", "critic"] if role == "actor" and uses_critic(facts) else [role]
     note = "min_lr is a tenth of the peak there" if value == "cosine_with_min_lr" else ""
-    return many({f"{at}.{name}": to for at in sections for name, to in known[str(value)].items()}, note)
+    settings = known[str(value)]
+    return many({f"{at}.optim.{name}": to for at in roles for name, to in settings.items()}, note)
 
 
 def plain_advantages(key: str, value: Any, facts: Facts) -> Outcome:
@@ -240,7 +239,7 @@ def kl(key: str, value: Any, facts: Facts) -> Outcome:
     )
 
 
-def kl_target(key: str, value: Any, facts: Facts) -> Outcome:
+def adaptive_kl(key: str, value: Any, facts: Facts) -> Outcome:
     """A coefficient that follows the KL that is seen."""
     if value is None:
         return skip("a fixed coefficient there too")
@@ -306,7 +305,7 @@ FUNCTIONS = {
             clip_range,
             dual_clip,
             kl,
-            kl_target,
+            adaptive_kl,
         ),
         *(band, correction, boards, model_path),
     )

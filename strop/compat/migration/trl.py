@@ -209,13 +209,24 @@ def model_arguments(key: str, value: Any, facts: Facts) -> Outcome:
     for name, given in (value or {}).items():
         if name in ("torch_dtype", "dtype") and given in ("bfloat16", "float16", "float32", "auto"):
             ours["model.dtype"] = given
-        elif name == "trust_remote_code":
-            ours["model.trust_remote_code"] = given
+        elif name in ("trust_remote_code", "revision", "local_files_only"):
+            ours[f"model.{name}"] = given
         elif name not in ("attn_implementation", "device_map", "use_cache"):
             left.append(name)
     if left:
-        return refuse(f"{', '.join(left)} cannot be passed on: change the model's config.json")
+        return refuse(
+            f"{', '.join(left)} cannot be passed on: what belongs to config.json is set in model.override_config"
+        )
     return many(ours) if ours else skip("attention and placement are the engine's")
+
+
+def template_file(key: str, value: Any, facts: Facts) -> Outcome:
+    """A file with a chat template, or a tokenizer whose template is taken."""
+    if not value:
+        return skip("the tokenizer's own")
+    if str(value).endswith((".jinja", ".j2")):
+        return many({"model.chat_template": value})
+    return refuse(f"model.chat_template takes a file or a text: write the template of {value} into a file")
 
 
 def prompt_limit(value: Any, facts: Facts) -> Outcome:
@@ -423,7 +434,18 @@ FUNCTIONS = {
             warmup_share,
             epochs,
         ),
-        *(precision, trackers, model_arguments, prompt_limit, grpo_kl, rloo_kl, loss, clip_high, level),
+        *(
+            precision,
+            trackers,
+            model_arguments,
+            template_file,
+            prompt_limit,
+            grpo_kl,
+            rloo_kl,
+            loss,
+            clip_high,
+            level,
+        ),
         *(scale, of_sapo, cap, correction, rewards, dataset, model_path),
     )
 }

@@ -108,6 +108,11 @@ def uses_critic(facts: Facts) -> bool:
     return bool(facts.get("algorithm.adv_estimator") == "gae")
 
 
+def clips_beside_the_optimizer(facts: Facts) -> bool:
+    """Gradients are clipped by a key of the actor, not of its optimizer."""
+    return not facts.is_given(f"{A}.optim.clip_grad")
+
+
 def has_tools(facts: Facts) -> bool:
     """Tools or agent loops are named, readable or not."""
     keys = ("multi_turn.tool_config_path", "multi_turn.function_tool_path", "agent.agent_loop_config_path")
@@ -308,6 +313,26 @@ def config_name(key: str, value: Any, facts: Facts) -> Outcome:
 # Sampling and agents.
 
 
+def greedy_validation(key: str, value: Any, facts: Facts) -> Outcome:
+    """Whether validation samples: in 2025 whatever its temperature, in 2026 the temperature alone says it."""
+    if value is False and facts.get(f"{R}.val_kwargs.temperature"):
+        note = (
+            "verl's versions of 2025 validate greedily then, those of 2026 at val_kwargs.temperature, as here"
+        )
+        return many({}, f"{note}; for greedy validation set eval.temperature=0")
+    return skip("eval.temperature says it; 0 is greedy")
+
+
+def rounds(key: str, value: Any, facts: Facts) -> Outcome:
+    """How often prompts are drawn for a batch; read by the DAPO recipe of 2025, which ends the run there."""
+    if facts.get("algorithm.filter_groups.enable") is not True:
+        return skip("read with filter_groups.enable=true alone")
+    if value is None or integer(value) <= 0:
+        return skip("no limit there; here a step has algorithm.filter_groups.max_rounds at most")
+    ours = {"algorithm.filter_groups.max_rounds": integer(value), "algorithm.filter_groups.at_limit": "stop"}
+    return many(ours, "as in verl's versions of 2025; those of 2026 do not read it")
+
+
 def interactions(key: str, value: Any, facts: Facts) -> Outcome:
     """A file of users that answer the model."""
     ours = {"agent.interactions": value}
@@ -376,7 +401,8 @@ FUNCTIONS = {
         *(uses_reference, uses_critic, has_tools, has_turns, samples_per_update, token_budget, micro_batch),
         *(reward_micro_batch, warmup, warmup_share, ranks, sft_ranks, sft_micro_batch, filter_overlong),
         *(truncation, sample_limit, generated, precision, saved, value_aggregation, trackers, critic_warmup),
-        *(config_name, interactions, default_agent, function_name, sandbox_server, manager),
+        *(config_name, greedy_validation, rounds, clips_beside_the_optimizer, interactions, default_agent),
+        *(function_name, sandbox_server, manager),
         *(manager_file, model_only, model_path),
         *verl_algorithm.FUNCTIONS,
     )
