@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import time
 from functools import lru_cache
 
 import torch
 
 _HALF = {
-    "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12, "H800": 989e12, "GH200": 989e12,
-    "H20": 148e12, "B200": 2250e12, "GB200": 2500e12, "A100": 312e12, "A800": 312e12, "A40": 149.7e12, "A30": 165e12,
-    "A10": 125e12, "L40S": 362e12, "L40": 181e12, "L20": 119.5e12, "L4": 121e12, "RTX 6000 Ada": 364e12,
-    "RTX A6000": 154.8e12, "RTX 4090": 165.2e12, "RTX 3090": 71e12, "MI300X": 1307e12, "MI250X": 383e12,
-    "Ascend910B": 354e12,
+    "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200 NVL": 835e12, "H200": 989e12, "H800": 989e12,
+    "GH200": 989e12, "H20": 148e12, "B200": 2250e12, "GB200": 2500e12, "A100": 312e12, "A800": 312e12,
+    "A40": 149.7e12, "A30": 165e12, "A10": 125e12, "L40S": 362e12, "L40": 181e12, "L20": 119.5e12, "L4": 121e12,
+    "RTX 6000 Ada": 364e12, "RTX A6000": 154.8e12, "RTX 4090": 165.2e12, "RTX 3090": 71e12, "MI300X": 1307e12,
+    "MI250X": 383e12,
 }  # fmt: skip
-"""In bfloat16 and float16 without sparsity, accumulated in float32, by a part of the device's name; of the makers' data
+"""In bfloat16 and float16 without sparsity, accumulated in float32, by words of the device's name; of the makers' data
 sheets. The longest name that fits counts."""
+_OTHERS = re.compile(r"\b(laptop|max-q|4090 d|3090 ti|mig)\b", re.IGNORECASE)
+"""Slower or faster kin of a device, under its name and a word more."""
 _SIZE, _REPEATS = 512, 5
 
 
@@ -34,7 +37,9 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 def half_precision_peak(name: str) -> float | None:
     """Of a device by the name that its driver gives it, `NVIDIA H200` and the like."""
-    known = [part for part in _HALF if part.lower() in name.lower()]
+    if _OTHERS.search(name):
+        return None
+    known = [words for words in _HALF if re.search(rf"\b{words}\b", name, re.IGNORECASE)]
     return _HALF[max(known, key=len)] if known else None
 
 

@@ -52,7 +52,20 @@ def test_peaks_of_devices_by_name() -> None:
     assert half_precision_peak("NVIDIA H200") == 989e12
     assert half_precision_peak("NVIDIA H20") == 148e12
     assert half_precision_peak("NVIDIA L40S") == 362e12
-    assert half_precision_peak("Somebody's first chip") is None
+    assert half_precision_peak("NVIDIA A100-SXM4-80GB") == 312e12
+    assert half_precision_peak("NVIDIA H200 NVL") == 835e12
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Somebody's first chip", "NVIDIA RTX A4000", "NVIDIA A10G", "NVIDIA RTX A1000",
+        "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+    ],
+)  # fmt: skip
+def test_a_device_that_only_has_a_known_name_in_its_own_is_not_known(name: str) -> None:
+    assert half_precision_peak(name) is None
 
 
 def test_the_peak_of_a_cpu_is_measured() -> None:

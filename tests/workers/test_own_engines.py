@@ -1,4 +1,4 @@
-"""A rollout engine of the user's own, registered by a decorator: it trains, is evaluated, and is named early."""
+"""A rollout engine and a tracker of the user's own, as the documentation has them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from docs.doc_pages import ROOT, blocks
 
 from strop.cli.main import main
 from strop.config import ConfigError
@@ -14,31 +15,21 @@ from strop.quickstart.task import write_task
 from strop.rollout.registry import engines
 from strop.trainer.loading import load
 
-ENGINE = '''\
-from pathlib import Path
-
-from strop.rollout.native.engine import NativeEngine
-from strop.rollout.registry import engines
-from strop.engines.model import load_model
-from strop.workers.generation import Generation
-
-
-class Counting(NativeEngine):
-    """Generates as the native engine does, and notes what was asked for."""
-
+COUNTING = """
     async def generate(self, request_id, prompt_ids, sampling, **options):
         output = await super().generate(request_id, prompt_ids, sampling, **options)
-        with Path(LOG).open("a") as file:
+        with open(LOG, "a") as file:
             file.write(f"{request_id} {len(output.token_ids)} {output.versions[0]}\\n")
         return output
+"""
+"""Makes the engine of the page note what it was asked for."""
 
 
-@engines.register(NAME)
-async def counting(place):
-    policy = load_model(place.model, device="cpu") if place.trained is None else place.trained.model
-    engine = Counting(policy, max_running=place.rollout.max_running, version=place.version)
-    return Generation(engine=engine, policy=policy, target=None)
-'''
+def file_of(page: str, name: str) -> str:
+    """The text that a page of the documentation gives a file."""
+    (text,) = [block.text for block in blocks(ROOT / "docs" / page) if block.notes.get("file") == name]
+    return text
+
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -54,14 +45,21 @@ def settings(tmp_path: Path) -> list[str]:
     )  # fmt: skip
     task = write_task(tmp_path / "data", seed=0, num_train=4, num_val=2, num_sft=2)
     (tmp_path / "reward.py").write_text(REWARD)
-    head = f"LOG = {str(tmp_path / 'asked.txt')!r}\nNAME = {tmp_path.name!r}\n"
-    (tmp_path / "engine.py").write_text(head + ENGINE)
+    before, engine, after = file_of("rollout.md", "engine.py").partition("class Mine(NativeEngine):\n")
+    log = f"LOG = {str(tmp_path / 'asked.txt')!r}\n"
+    (tmp_path / "engine.py").write_text(
+        (log + before + engine + COUNTING + after).replace('"mine"', repr(tmp_path.name))
+    )
+    (tmp_path / "lines.py").write_text(
+        file_of("run-folder.md", "lines.py").replace('"lines"', repr(tmp_path.name))
+    )
     return [
         f"model.path='{tmp_path / 'model'}'", f"data.train_files=['{task.train}']", f"data.val_files=['{task.val}']",
         "data.prompts_per_step=2", "data.max_prompt_tokens=24", "data.max_response_tokens=4",
         "rollout.samples_per_prompt=2", f"reward.path='{tmp_path / 'reward.py'}'", "reward.num_workers=1",
-        f"rollout.engine={tmp_path.name}", f"algorithm.extensions=['{tmp_path / 'engine.py'}']",
-        "trainer.trackers=[jsonl]", "trainer.preflight=false", "resources.num_threads=1",
+        f"rollout.engine={tmp_path.name}",
+        f"algorithm.extensions=['{tmp_path / 'engine.py'}','{tmp_path / 'lines.py'}']",
+        f"trainer.trackers=[jsonl,{tmp_path.name}]", "trainer.preflight=false", "resources.num_threads=1",
     ]  # fmt: skip
 
 
@@ -78,7 +76,10 @@ def test_it_trains_and_is_evaluated(
     assert len(trained) == 8
     assert {version for _, _, version in trained} == {"0", "1"}, "it has the weights of each step"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "actor/loss" in line] == [1, 2]
+    means = [(line["step"], line["critic/rewards/mean"]) for line in lines if "actor/loss" in line]
+    assert [step for step, _ in means] == [1, 2]
+    tracked = [line.split() for line in (run / "lines.txt").read_text().splitlines()]
+    assert [(int(step), float(mean)) for step, mean in tracked if mean != "None"] == means
     before = len(asked(tmp_path))
     assert main(["eval", str(run), "--json"]) == 0
     assert len(asked(tmp_path)) == before + 2
