@@ -101,6 +101,10 @@ class RolloutClient:
         """The current policy version: the highest that an engine holds."""
         return max(replica.engine.version for replica in self._router.replicas)
 
+    def admit(self, index: int, engine: RolloutEngine) -> None:
+        """The engine of this number is another one from now on, which its owner has made ready."""
+        self._router.admit(self._router.replicas[index], engine)
+
     async def generate(
         self,
         request_id: str,

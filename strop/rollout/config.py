@@ -26,6 +26,9 @@ class RolloutConfig:
     """Settings of rollout.engine=sglang."""
     openai: OpenAIConfig = field(default_factory=OpenAIConfig)
     """Settings of rollout.engine=openai."""
+    replicas: PositiveInt = 1
+    """Engines of each rollout process, with the same weights: of those in processes of their own, so that several
+    devices of one trainer generate, and the others go on where one is lost."""
     samples_per_prompt: PositiveInt = 8
     """Trajectories per prompt. Group-relative advantages need at least 2."""
     temperature: Annotated[
@@ -56,6 +59,11 @@ class RolloutConfig:
                     f"a setting of rollout.{name} is given, but rollout.engine={self.engine} does not read it: set "
                     f"rollout.engine={name}, or remove it"
                 )
+        if self.replicas > 1 and self.engine in ("native", "openai"):
+            raise ValueError(
+                f"rollout.replicas is {self.replicas}, and rollout.engine={self.engine} has one engine in each rollout "
+                f"process: use resources.apart={{rollout: N}} for more processes, or rollout.engine=vllm"
+            )
         if self.engine == "openai":
             self.openai.check()
 

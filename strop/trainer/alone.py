@@ -15,6 +15,7 @@ from pathlib import Path
 from strop.agents.setup import AgentSetup
 from strop.data.config import DataConfig
 from strop.rewards import RewardPool
+from strop.rollout.client import RolloutClient
 from strop.rollout.endpoint.client import Endpoint
 from strop.rollout.endpoint.speech import BYTES_PER_TOKEN, write_speech_folder
 from strop.rollout.types import Sampling
@@ -117,7 +118,7 @@ async def player(
     if not is_remote(config):
         async with generation(config) as made:
             played = make_player(
-                made.engine,
+                RolloutClient([made.engine], timeout_s=config.rollout.timeout_s),
                 made.policy,
                 setup.tokenizer,
                 scorers,

@@ -111,6 +111,7 @@ class Config:
         self._check_filter()
         self._check_streaming()
         self._check_growth()
+        self._check_replicas()
         self._check_penalty()
         self._check_budgets()
         self._check_roles()
@@ -315,6 +316,13 @@ class Config:
             raise ValueError(
                 "data.streaming passes over prompts that are too long at their visit, so epochs do not tell how many "
                 "steps there are: set trainer.max_steps"
+            )
+
+    def _check_replicas(self) -> None:
+        if self.rollout.replicas > 1 and "rollout" in self.resources.apart:
+            raise ValueError(
+                f"rollout.replicas is {self.rollout.replicas} with resources.apart={{rollout: …}}, where each process "
+                f"has one engine: raise the number of processes instead"
             )
 
     def _check_growth(self) -> None:

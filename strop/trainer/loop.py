@@ -358,6 +358,9 @@ class Trainer:
 
     def _warn(self, record: StepRecord) -> None:
         """Say at once what a person would otherwise find out after hours."""
+        for lost in (one for ranks in as_list(self.roles.rollout.call.engine_losses()) for one in ranks):
+            self._run.events.append("engine_lost", record.step, message=lost)
+            self._say(f"step {record.step}: {lost}")
         for reason in record.skipped:
             self._run.events.append("skipped_update", record.step, reason=reason)
             self._say(f"step {record.step} skipped an update: {reason}")

@@ -32,7 +32,7 @@ from strop.rewards.outcome import Outcome
 from strop.rewards.pool import RewardPool
 from strop.rollout.client import GenerateClient, RolloutClient
 from strop.rollout.config import RolloutConfig
-from strop.rollout.types import RolloutEngine, Sampling
+from strop.rollout.types import Sampling
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode
 from strop.workers.recording import Recording
@@ -240,7 +240,7 @@ async def _together(
 
 
 def make_player(
-    engine: RolloutEngine,
+    client: RolloutClient,
     policy: CausalLM | None,
     tokenizer: Any,
     scorers: RewardPool | None,
@@ -250,15 +250,15 @@ def make_player(
     seed: int,
     recording: Recording | None = None,
 ) -> Player:
-    """The player of an engine in this process.
+    """The player of engines of this process.
 
     Args:
-        engine: generates.
-        policy: the model of it, which may read images; None where it is in another process, which is given none.
+        client: of the engines.
+        policy: the model that generates, which may read images; None where it is in another process, which gets none.
         tokenizer: of the model.
         scorers: as for Player.
         setup: agents; how they read images is seen to.
-        rollout: limits of a request, and what hears of episodes.
+        rollout: what hears of episodes.
         seed: of the run.
         recording: as for Player.
 
@@ -266,7 +266,7 @@ def make_player(
         ValueError: something that agents or observers need cannot be had here.
     """
     setup.images = None if policy is None or policy.media is None else policy.media.image_encoder()
-    client, observers = RolloutClient([engine], timeout_s=rollout.timeout_s), observers_of(rollout, tokenizer)
+    observers = observers_of(rollout, tokenizer)
     return Player(
         client, tokenizer, scorers, seed=seed, setup=setup, observers=observers, recording=recording
     )

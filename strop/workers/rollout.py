@@ -35,11 +35,12 @@ from strop.rollout.sync.engine import VerifiedEngine
 from strop.rollout.sync.probe import Probe
 from strop.rollout.sync.receiver import WeightReceiver
 from strop.rollout.sync.types import Endpoint, SyncReport
-from strop.rollout.types import RolloutEngine, Sampling
+from strop.rollout.types import Sampling
 from strop.run import SampleStore
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode, episode_rows
-from strop.workers.generation import Generation, Place, make_generation, pull_weights
+from strop.workers.fleet import make_fleet
+from strop.workers.generation import Generation, Place
 from strop.workers.models import TrainedWorker
 from strop.workers.player import make_player
 from strop.workers.recording import open_recording
@@ -112,7 +113,8 @@ class RolloutWorker(Worker):
             logs=logs,
             rank=self.rank,
         )
-        policy = self._take(self._runner.run(make_generation(place)))
+        self._fleet = self._runner.run(make_fleet(place))
+        policy = self._take(self._fleet.first)
         self._takes_media = policy is not None and policy.media is not None
         self._pool = RewardPool(
             reward, tokenizer=model.path, rank=self.rank, count=self.world_size, logs=logs
@@ -120,7 +122,7 @@ class RolloutWorker(Worker):
         self._pool_runs = self._is_closed = False
         self._tally = Tally(logs, rank=self.rank)
         self._player = make_player(
-            self._engine,
+            self._fleet.client,
             policy,
             self._tokenizer,
             self._pool,
@@ -137,14 +139,13 @@ class RolloutWorker(Worker):
 
     def _take(self, made: Generation) -> CausalLM | None:
         """Use this engine; where its weights come from other processes, they are received and verified here."""
-        self._engine: RolloutEngine = made.engine
         self._target = made.target
-        self._scores, self._dtype = made.scores, made.dtype
         self._receiver: WeightReceiver | None = None
         if made.target is not None and self._trained is None:
             where = "cpu" if made.policy is None else made.policy.device.type
             self._receiver = WeightReceiver(made.target, device=where)
-            self._engine = VerifiedEngine(made.engine, self._receiver)
+            self._verified = VerifiedEngine(made.engine, self._receiver)
+            self._fleet.replace_first(self._verified)
         return made.policy
 
     def _engine_of(self, role: str) -> TrainEngine:
@@ -175,7 +176,8 @@ class RolloutWorker(Worker):
             if not self._pool_runs:
                 self._runner.run(self._pool.start())
                 self._pool_runs = True
-            self._runner.run(self._engine.wake_up())
+            self._fleet.begin()
+            self._runner.run(self._fleet.wake_up())
             self._tally.begin()
             episodes = self._runner.run(
                 self._player.play(
@@ -255,10 +257,8 @@ class RolloutWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_version(self, version: int) -> None:
         """The shared parameters hold this policy version now; an engine with weights of its own takes them over."""
-        if self._target is not None and self._trained is not None:
-            self._runner.run(self._engine.wake_up())
-            pull_weights(self._trained, self._target)
-        self._runner.run(self._engine.set_version(version))
+        self._fleet.begin()
+        self._runner.run(self._fleet.set_version(version))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def check_weights(self, probe: Probe, version: int) -> None:
@@ -267,10 +267,7 @@ class RolloutWorker(Worker):
         Raises:
             SyncCorrupted: it does not.
         """
-        if self._scores is None:  # an engine of the user's own, which vouches for itself
-            return
-        found = self._runner.run(self._scores(probe.token_ids))
-        probe.check(found, version=version, dtype=self._dtype)
+        self._runner.run(self._fleet.check(probe, version))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join_sync(self, endpoint: Endpoint) -> None:
@@ -285,8 +282,7 @@ class RolloutWorker(Worker):
             SyncError: it was incomplete, corrupted or refused; nothing is generated until one succeeds.
         """
         self._own_receiver()
-        assert isinstance(self._engine, VerifiedEngine), "made together with the receiver"
-        return self._runner.run(self._engine.update_weights(version))
+        return self._runner.run(self._verified.update_weights(version))
 
     def _own_receiver(self) -> WeightReceiver:
         if self._receiver is None:
@@ -296,9 +292,14 @@ class RolloutWorker(Worker):
         return self._receiver
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def engine_losses(self) -> list[str]:
+        """A sentence for each engine that was lost and started again since the call before this one."""
+        return self._fleet.told()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sleep(self) -> None:
         """Give the memory of the key-value cache back; the next `play` takes it again."""
-        self._runner.run(self._engine.sleep())
+        self._runner.run(self._fleet.sleep())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:
@@ -311,6 +312,6 @@ class RolloutWorker(Worker):
         if not self._is_closed:
             self._is_closed = True
             self._runner.run(self._pool.close())
-            self._runner.run(self._engine.close())
+            self._runner.run(self._fleet.close())
             self._runner.close()
             self._player.close()

@@ -180,6 +180,7 @@ def reward_func(queries, prompts, labels, **kwargs):
 '''
 
 
+@pytest.mark.slow
 def test_an_openrlhf_project_moves_in_and_trains_with_its_own_reward(
     tmp_path: Path, project: Project
 ) -> None:

@@ -150,6 +150,7 @@ def test_a_target_that_is_reached_ends_the_run_with_a_checkpoint(
     assert [record.step for record in longer.records] == [3]
 
 
+@pytest.mark.slow
 def test_patience_ends_the_run_and_the_best_checkpoint_is_kept(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
