@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 from learning_task import LearningTask
 from tiny_runs import Done, check_records, train_in
+
+from strop.rollout.types import OnToken, Sampling, TokenOutput
+from strop.rollout.vllm.engine import VllmEngine
+from strop.run import RunFolder
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -40,3 +48,41 @@ def test_an_adapter_reaches_generation_apart(task: LearningTask, tmp_path: Path)
     assert largest_difference(done) < 1e-4
     assert any(line.startswith("rollout: vllm, apart, in 1 process") for line in done.said)
     check_records(tmp_path / "run", num_steps=4)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_engine_that_is_lost_in_a_step_is_started_again_and_the_step_ends(
+    how: signal.Signals, task: LearningTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate, done_to = VllmEngine.generate, []
+
+    async def disturbed(
+        engine: VllmEngine,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        on_token: OnToken | None = None,
+    ) -> TokenOutput:
+        def hear(token: int, log_prob: float, version: int) -> None:
+            if on_token is not None:
+                on_token(token, log_prob, version)
+            if version == 1 and request_id.startswith("e") and not done_to:
+                done_to.append(engine.pid)
+                os.killpg(engine.pid, how)
+
+        return await generate(engine, request_id, prompt_ids, sampling, on_token=hear)
+
+    monkeypatch.setattr(VllmEngine, "generate", disturbed)
+    done = train_in(
+        tmp_path / "run", task.config(None, *VLLM, "trainer.max_steps=3", "eval.before_train=false")
+    )
+    assert len(done_to) == 1
+    assert largest_difference(done) < 1e-4, "the replacement has the weights of the policy"
+    check_records(tmp_path / "run", num_steps=3)
+    with RunFolder.open(tmp_path / "run", read_only=True) as run:
+        (event,) = run.events.read("engine_lost")
+        versions = {v for row in run.samples.read(2) for v in row["versions"]}
+    assert event["message"] == "rollout engine 0 was lost and started again, at version 1"
+    assert versions == {1}
+    assert not psutil.pid_exists(done_to[0]), "nothing is left of it"
