@@ -131,7 +131,8 @@ class Trainer:
                 step += 1
                 with self._stop.step():
                     self._run_step(step, trackers)
-                    self._stop.look_at(self._machine, self._say)
+                    if not self._ending.reason:  # the last step needs no other one
+                        self._stop.look_at(self._machine, self._say)
                     self._checkpointer.save_before_the_end(self._stop, step, facts=self._facts())
             self._checkpointer.finish()
         if step < self.data.num_steps:

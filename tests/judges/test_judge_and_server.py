@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from judge_cases import Handler, completion, serve
 from reward_cases import make_prompt, score_all, write_reward
 
 from strop.base.token_bucket import TokenBucket
+from strop.border import without_common_control_text
 from strop.judges.config import JudgeConfig, ServerConfig
 from strop.judges.judge import fill, verdict
 from strop.rewards import RewardConfig, RewardError
@@ -241,12 +242,13 @@ def test_verdict_is_the_last_object_with_the_field() -> None:
 
 
 @given(st.text(max_size=100))
+@example("<｜0｜>")  # as control tokens of some models are spelled
 def test_answer_cannot_close_its_own_tag(answer: str) -> None:
     prompt = fill(JudgeConfig(), "q", answer, "r")
     tag = prompt.split("<answer-")[1].split(">")[0]
     assert tag not in answer
     assert prompt.count(f"</answer-{tag}>") == 1
-    assert f"<answer-{tag}>\n{answer}\n</answer-{tag}>" in prompt
+    assert f"<answer-{tag}>\n{without_common_control_text(answer)}\n</answer-{tag}>" in prompt
 
 
 def test_judge_is_added_to_functions_with_its_weight(tmp_path: Path) -> None:

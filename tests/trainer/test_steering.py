@@ -223,6 +223,14 @@ def test_a_run_ends_before_its_machine_does_and_goes_on_elsewhere(
     assert [record.step for record in resume_in(run).records] == [2, 3]
 
 
+def test_a_run_whose_last_step_is_done_is_finished_whatever_the_machine_does(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 60))
+    run = train_in(tmp_path / "run", project.config("run.save_before=3600", "trainer.max_steps=1")).folder
+    assert [event["step"] for event in events(run, "finished")] == [1]
+
+
 def test_a_step_must_fit_before_the_machine_ends() -> None:
     at = {"STROP_MACHINE_ENDS_AT": str(time.time() + 100)}
     machine = MachineEnd(RunConfig(save_before=30), at)
