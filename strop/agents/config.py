@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from strop.base.field_types import PositiveFloat, PositiveInt
+from strop.base.field_types import NonNegativeInt, PositiveFloat, PositiveInt
 from strop.base.sections import code_of_guests, section
 from strop.base.trust import Named
 from strop.base.user_files import absolute_path
@@ -35,6 +35,10 @@ class AgentConfig:
     agent of your own fails."""
     tool_timeout_s: PositiveFloat = 60.0
     """Wall-clock limit of one call of a tool, an interaction or an environment, in seconds."""
+    num_workers: NonNegativeInt = 0
+    """Processes of each rank over which its episodes are spread, for agents and environments that compute; 0: they are
+    played where tokens are generated. Each process has tools, servers of tools and a sandbox of its own, with their
+    limits. Tokens are the same for any number. Not with models that read images."""
 
     def __post_init__(self) -> None:
         # Where nothing else can be played, settings that a single turn does not read are refused.

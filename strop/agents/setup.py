@@ -49,8 +49,8 @@ class AgentSetup:
         self.tokenizer = tokenizer
         self.images: ImageEncoder | None = None
         """Reads images that agents come by; None where the model takes text alone, or nothing is played yet."""
-        self._options = dict(template_options or {})
-        self._max_prompt_tokens = max_prompt_tokens
+        self.template_options = dict(template_options or {})
+        self.max_prompt_tokens = max_prompt_tokens
         self._templates: dict[bool | None, ChatTemplate] = {}
         for name in config.files:
             load_user_file(name, setting="agent.files")
@@ -65,7 +65,8 @@ class AgentSetup:
     def template(self, thinking: bool | None = None) -> ChatTemplate:
         """The chat template, with the row's choice of thinking."""
         if thinking not in self._templates:
-            options = self._options if thinking is None else {**self._options, "enable_thinking": thinking}
+            given = self.template_options
+            options = given if thinking is None else {**given, "enable_thinking": thinking}
             self._templates[thinking] = ChatTemplate(self.tokenizer, options)
         return self._templates[thinking]
 
@@ -114,7 +115,7 @@ class AgentSetup:
             parser=parsers[0] if parsers else None,
             tool_schemas=tuple(schema for one in given.values() for schema in one.schemas),
             sampling=sampling,
-            max_prompt_tokens=self._max_prompt_tokens or len(prompt.token_ids),
+            max_prompt_tokens=self.max_prompt_tokens or len(prompt.token_ids),
             deadline=deadline,
             keep_deadline=keep_deadline,
             images=self.images,

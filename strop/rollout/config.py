@@ -44,6 +44,10 @@ class RolloutConfig:
     """Tokens that end a response, besides the end-of-sequence tokens of the model folder."""
     max_running: PositiveInt = 256
     """Sequences decoded together; more wait and enter as others finish."""
+    deterministic: bool = False
+    """Compute each request alone and from its beginning: on a CPU, tokens and log-probs are then the same to the bit
+    whatever runs beside it. Otherwise log-probs differ by rounding, which hardly ever changes a token. Slow: to compare
+    runs. For rollout.engine=native."""
     timeout_s: Annotated[float, Gt(0)] = 600.0
     """Wall-clock limit of one generation request, in seconds, from its first token on. The wait for a free place does
     not count, unless the engine neither begins nor ends a request for so long."""
@@ -63,6 +67,11 @@ class RolloutConfig:
             raise ValueError(
                 f"rollout.replicas is {self.replicas}, and rollout.engine={self.engine} has one engine in each rollout "
                 f"process: use resources.apart={{rollout: N}} for more processes, or rollout.engine=vllm"
+            )
+        if self.deterministic and self.engine != "native":
+            raise ValueError(
+                f"rollout.deterministic is true, but rollout.engine={self.engine} decides itself what it computes "
+                f"together: use rollout.engine=native, or remove it"
             )
         if self.engine == "openai":
             self.openai.check()

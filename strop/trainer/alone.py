@@ -22,7 +22,7 @@ from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.threads import set_threads
 from strop.workers.generation import Generation, Place, check_engine, load_generation
-from strop.workers.player import Player, make_player, observers_of
+from strop.workers.player import Player, agent_workers, make_player, observers_of
 
 MAX_PROMPT_BYTES = 1 << 24
 """Longest prompt that is sent to a server whose tokens are not known; it says itself what is too long."""
@@ -120,8 +120,8 @@ async def player(
             played = make_player(
                 RolloutClient([made.engine], timeout_s=config.rollout.timeout_s),
                 made.policy,
-                setup.tokenizer,
                 scorers,
+                model=config.model,
                 setup=setup,
                 rollout=config.rollout,
                 seed=seed,
@@ -142,6 +142,7 @@ async def player(
             setup=setup,
             observers=observers_of(config.rollout, setup.tokenizer),
             max_episodes=endpoint.max_episodes,
+            workers=agent_workers(setup, endpoint, config.model, scorers, seed=seed),
         )
         with contextlib.closing(remote):
             yield remote

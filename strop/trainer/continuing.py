@@ -35,6 +35,8 @@ NEUTRAL: Mapping[str, tuple[str, ...]] = {
         *(f"{role}.engine." for role in _ENGINES.split()),
         "model.gradient_checkpointing",
         "rollout.max_running",
+        "rollout.deterministic",
+        "agent.num_workers",
         "reward.num_workers",
         "data.cache_dir",
         "data.cache_max_bytes",

@@ -156,6 +156,11 @@ def _check_media(config: Config, *, has_media: bool) -> None:
     if not has_media:
         return
     refuse_media_of_engine(config.rollout)
+    if config.agent.num_workers:
+        raise ValueError(
+            f"agent.num_workers is {config.agent.num_workers}, but prompts have images, which agents in other "
+            f"processes are not given: use agent.num_workers=0"
+        )
     if config.uses_critic:
         raise ValueError(
             f"prompts have images, which a critic does not take: algorithm.adv_estimator="

@@ -44,11 +44,13 @@ class EvaluationWorker(Worker):
         super().__init__()
         tokenizer = load_tokenizer(model)
         self._policy = load_model(model, device=device)
-        self._engine = NativeEngine(self._policy, max_running=rollout.max_running)
+        self._engine = NativeEngine(
+            self._policy, max_running=rollout.max_running, deterministic=rollout.deterministic
+        )
         self._setup = AgentSetup(
             agent, tokenizer, template_options=template_options, max_prompt_tokens=max_prompt_tokens
         )
-        self._rollout = rollout
+        self._model, self._rollout = model, rollout
         self._pool = RewardPool(reward, tokenizer=model.path, rank=self.rank, count=self.world_size)
         self._seed = seed
 
@@ -75,8 +77,8 @@ class EvaluationWorker(Worker):
             player = make_player(
                 RolloutClient([self._engine], timeout_s=self._rollout.timeout_s),
                 self._policy,
-                self._setup.tokenizer,
                 self._pool,
+                model=self._model,
                 setup=self._setup,
                 rollout=self._rollout,
                 seed=self._seed,

@@ -93,7 +93,7 @@ async def load_generation(place: Place) -> Generation:
     """
     if place.rollout.engine == "native":
         policy = load_model(place.model, device=place.device)
-        engine = NativeEngine(policy, max_running=place.rollout.max_running, version=place.version)
+        engine = _native_engine(place, policy)
         return Generation(engine=engine, policy=policy, target=None)
     model = await asyncio.to_thread(load_model, place.model, device="cpu")
     made = await make_generation(place)
@@ -158,18 +158,22 @@ def _fill(target: WeightTarget, model: CausalLM) -> None:
 
 
 async def _native(place: Place) -> Generation:
-    max_running = place.rollout.max_running
     if place.trained is not None:
         policy = place.trained.model
-        return Generation(
-            engine=NativeEngine(policy, max_running=max_running, version=place.version),
-            policy=policy,
-            target=None,
-        )
+        return Generation(engine=_native_engine(place, policy), policy=policy, target=None)
     # Weights come with any adapter merged into them.
     policy = load_model(dataclasses.replace(place.model, lora=LoraConfig()), device=place.device)
-    engine = NativeEngine(policy, max_running=max_running, version=place.version)
-    return Generation(engine=engine, policy=policy, target=ModuleTarget(policy.module))
+    return Generation(engine=_native_engine(place, policy), policy=policy, target=ModuleTarget(policy.module))
+
+
+def _native_engine(place: Place, policy: CausalLM) -> NativeEngine:
+    rollout = place.rollout
+    return NativeEngine(
+        policy,
+        max_running=rollout.max_running,
+        version=place.version,
+        deterministic=rollout.deterministic,
+    )
 
 
 async def _vllm(place: Place) -> Generation:

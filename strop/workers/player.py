@@ -28,12 +28,14 @@ from strop.border import described, encodable, storable_text, usable
 from strop.border.values import MAX_NUMBER
 from strop.data.sampler import is_visit
 from strop.engines.causal_lm import CausalLM
+from strop.engines.config import ModelConfig
 from strop.rewards.outcome import Outcome
 from strop.rewards.pool import RewardPool
 from strop.rollout.client import GenerateClient, RolloutClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt, Trajectory
+from strop.workers.agents.pool import AgentWorkers, EpisodeFailed
 from strop.workers.episodes import Episode
 from strop.workers.recording import Recording
 
@@ -70,6 +72,7 @@ class Player:
         observers: Sequence[EpisodeObserver] = (),
         max_episodes: int | None = None,
         recording: Recording | None = None,
+        workers: AgentWorkers | None = None,
     ) -> None:
         """Start what the agents need, such as a sandbox.
 
@@ -83,6 +86,7 @@ class Player:
             max_episodes: that play at the same time, so that no time of an episode is spent waiting for its turn; None:
                 all do.
             recording: gives the samples of training visits in place of agents and scorers; None: they are played.
+            workers: processes that play the episodes; None: they are played in this one. The player closes them.
 
         Raises:
             ValueError: something of it cannot be started here.
@@ -90,9 +94,9 @@ class Player:
         self._observers = tuple(observers)
         self._client, self._tokenizer, self._scorers, self._seed = client, tokenizer, scorers, seed
         self._setup = setup or AgentSetup(AgentConfig(), tokenizer)
-        self._recording = recording
+        self._recording, self._workers = recording, workers
         self._places = contextlib.nullcontext() if max_episodes is None else asyncio.Semaphore(max_episodes)
-        if scorers is not None and setup is not None:
+        if scorers is not None and setup is not None and workers is None:
             setup.start(scorers.config)
 
     async def play(
@@ -132,8 +136,10 @@ class Player:
 
         Raises:
             RewardError: the scorers cannot go on.
+            ValueError, RuntimeError: the agents cannot be loaded in processes of their own.
         """
-
+        if self._workers is not None:
+            await self._workers.start()
         for observer in self._observers:
             observer.begin()
 
@@ -186,14 +192,12 @@ class Player:
     ) -> Episode:
         try:
             async with self._places:
-                sequences = await play_episode(
-                    prompt, sample_index, self._client, sampling, seed=self._seed, setup=self._setup
-                )
+                sequences = await self._sequences(prompt, sample_index, sampling)
         except Exception as error:
             if not keeps_failure:
                 raise
             logger.exception("episode %s/%d failed", prompt.uid, sample_index)
-            failure = described(error)
+            failure = str(error) if isinstance(error, EpisodeFailed) else described(error)
             return Episode(prompt=prompt, sample_index=sample_index, trajectory=None, failure=failure)
         if not sequences:
             nothing = Trajectory(uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids)
@@ -220,8 +224,24 @@ class Player:
             outcome=outcome,
         )
 
+    async def _sequences(
+        self, prompt: Prompt, sample_index: int, sampling: Sampling
+    ) -> tuple[Trajectory, ...]:
+        """The episode, played here or in a worker."""
+        if self._workers is None:
+            return await play_episode(
+                prompt, sample_index, self._client, sampling, seed=self._seed, setup=self._setup
+            )
+        spans = SPANS.get()
+        sequences, heard = await self._workers.play(prompt, sample_index, sampling, listens=spans is not None)
+        if spans is not None:
+            spans += heard
+        return sequences
+
     def close(self) -> None:
-        """End what was started; a second call does nothing."""
+        """End what was started, while the loop that played can still run; a second call does nothing."""
+        if self._workers is not None:
+            self._workers.close()
         self._setup.close()
         for observer in self._observers:
             observer.close()
@@ -242,9 +262,9 @@ async def _together(
 def make_player(
     client: RolloutClient,
     policy: CausalLM | None,
-    tokenizer: Any,
     scorers: RewardPool | None,
     *,
+    model: ModelConfig,
     setup: AgentSetup,
     rollout: RolloutConfig,
     seed: int,
@@ -255,8 +275,8 @@ def make_player(
     Args:
         client: of the engines.
         policy: the model that generates, which may read images; None where it is in another process, which gets none.
-        tokenizer: of the model.
         scorers: as for Player.
+        model: of the policy.
         setup: agents; how they read images is seen to.
         rollout: what hears of episodes.
         seed: of the run.
@@ -266,10 +286,39 @@ def make_player(
         ValueError: something that agents or observers need cannot be had here.
     """
     setup.images = None if policy is None or policy.media is None else policy.media.image_encoder()
-    observers = observers_of(rollout, tokenizer)
     return Player(
-        client, tokenizer, scorers, seed=seed, setup=setup, observers=observers, recording=recording
+        client,
+        setup.tokenizer,
+        scorers,
+        seed=seed,
+        setup=setup,
+        observers=observers_of(rollout, setup.tokenizer),
+        recording=recording,
+        workers=agent_workers(setup, client, model, scorers, seed=seed),
     )
+
+
+def agent_workers(
+    setup: AgentSetup, client: GenerateClient, model: ModelConfig, scorers: RewardPool | None, *, seed: int
+) -> AgentWorkers | None:
+    """The processes that agent.num_workers asks for, not started; None for 0.
+
+    Args:
+        setup, client, scorers, seed: as for Player.
+        model: with the tokenizer.
+
+    Raises:
+        ValueError: the model reads images, which stay in one process.
+    """
+    if setup.config.num_workers == 0:
+        return None
+    if setup.images is not None:
+        raise ValueError(
+            f"agent.num_workers is {setup.config.num_workers}, but the model reads images, which agents in other "
+            f"processes cannot be shown: set agent.num_workers=0"
+        )
+    reward = None if scorers is None else scorers.config
+    return AgentWorkers(setup, client, model, reward=reward, seed=seed)
 
 
 def check_observers(rollout: RolloutConfig) -> None:

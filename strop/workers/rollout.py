@@ -124,8 +124,8 @@ class RolloutWorker(Worker):
         self._player = make_player(
             self._fleet.client,
             policy,
-            self._tokenizer,
             self._pool,
+            model=model,
             setup=AgentSetup(
                 agent or AgentConfig(),
                 self._tokenizer,
@@ -313,5 +313,5 @@ class RolloutWorker(Worker):
             self._is_closed = True
             self._runner.run(self._pool.close())
             self._runner.run(self._fleet.close())
-            self._runner.close()
             self._player.close()
+            self._runner.close()

@@ -228,6 +228,31 @@ def test_an_update_in_flight_goes_on_with_the_tokens_and_the_new_weights(
         assert output.token_ids[old:] == wanted.token_ids
 
 
+def test_a_deterministic_engine_gives_the_same_to_the_bit_whatever_runs_beside(model: CausalLM) -> None:
+    """Prompts of many lengths and equal ones, begun in any order, and what goes on from another's answer."""
+    asks = [(tokens(3 + 7 * (index % 5), seed=index // 2), sampled(index, 9 + index)) for index in range(14)]
+    alone = [run(generate_all(deterministic(model), [ask]))[0] for ask in asks]
+    together = run(generate_all(deterministic(model), asks))
+    backwards = run(generate_all(deterministic(model), asks, list(reversed(range(14)))))
+    assert alone == together == backwards
+
+    async def one_by_one(engine: NativeEngine) -> list[TokenOutput]:
+        first = await engine.generate("first", asks[0][0], asks[0][1])
+        second = await engine.generate("second", [*asks[0][0], *first.token_ids, 5], asks[1][1])
+        third = await engine.generate(
+            "third", [*asks[0][0], *first.token_ids, 5, *second.token_ids, 7], asks[2][1]
+        )
+        return [first, second, third]
+
+    first, second, third = run(one_by_one(deterministic(model)))
+    goes_on = [*asks[0][0], *first.token_ids, 5, *second.token_ids, 7]
+    assert run(generate_all(deterministic(model), [(goes_on, asks[2][1])])) == [third]
+
+
+def deterministic(model: CausalLM) -> NativeEngine:
+    return NativeEngine(model, max_running=8, deterministic=True)
+
+
 def test_a_turn_goes_on_from_the_keys_and_values_of_the_one_before(model: CausalLM) -> None:
     turn = answers(model, [(PROMPTS[2], sampled(0, 9))])[0]
     prompt = [*PROMPTS[2], *turn.token_ids, *tokens(4, 11)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import Done, Project, chain_of, check_records, train_in
+from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_in
 
 from strop.config.errors import ConfigError
 from strop.data.tiny import make_tiny_model
@@ -18,7 +20,9 @@ from strop.trainer.config import Config
 # A random model writes no tool calls, so an answer of an odd number of letters counts as one. In the second parser
 # every other answer counts as thought through.
 TOOLS = '''
+import dataclasses
 import json
+import shutil
 
 from strop.agents import FunctionCall, ToolParser, function_tool
 from strop.tools.formats import ParsedTurn
@@ -150,6 +154,53 @@ def test_two_steps_with_tools_are_exact(
         for message, result in zip(said, tool_turns, strict=False):
             arguments = json.loads(message["tool_calls"][0]["arguments"])
             assert result["content"] == str(len(arguments["text"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ["appends", "forgets"])
+def test_episodes_in_processes_of_their_own_are_the_same_run(
+    project: Project, models: dict[str, Path], tools_file: Path, tmp_path: Path, template: str
+) -> None:
+    """Tools with rewards, and episodes of several sequences: to the bit, and a resume may change the number."""
+    tool_format = "odd_letters" if template == "appends" else "thoughtful_letters"
+    config = config_of(
+        project,
+        tools_file,
+        models[template],
+        "run.save_every=1",
+        "rollout.deterministic=true",
+        tool_format=tool_format,
+    )
+    there = dataclasses.replace(config, agent=dataclasses.replace(config.agent, num_workers=2))
+    here = train_in(tmp_path / "here", config)
+    done = train_in(tmp_path / "there", there)
+    check_exact(done)
+    check_records(done.folder, num_steps=2)
+    assert chain_of(done.folder) == chain_of(here.folder)
+    for step in (1, 2):
+        for one, other in zip(samples(done.folder, step), samples(here.folder, step), strict=True):
+            assert without_times(one) == without_times(other)
+    folder = tmp_path / "resumed"
+    shutil.copytree(tmp_path / "here", folder)
+    resumed = resume_in(folder, "trainer.max_steps=3", "agent.num_workers=2")
+    longer = train_in(
+        tmp_path / "longer",
+        dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, max_steps=3)),
+    )
+    assert chain_of(resumed.folder) == chain_of(longer.folder)
+
+
+def without_times(row: Any) -> Any:
+    """A sample without what a clock measured."""
+    if isinstance(row, list):
+        return [without_times(one) for one in row]
+    if isinstance(row, dict):
+        return {
+            name: without_times(value)
+            for name, value in row.items()
+            if name != "timings" and not name.endswith("seconds")
+        }
+    return row
 
 
 def test_rewritten_history_makes_several_rows_of_one_sample(

@@ -149,6 +149,14 @@ def test_an_error_after_the_request_is_its_consequence() -> None:
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """SIGINT as in a terminal, here and in processes started from here: a shell's background job ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1])
 def test_a_wait_that_gives_the_signal_another_class_ends_as_that_signal(number: int) -> None:
     """As the waits of Ray do, whose C++ code knows of KeyboardInterrupt alone."""

@@ -30,13 +30,18 @@ logger = logging.getLogger(__name__)
 class DecodeBatch:
     """The running and waiting sequences of one model."""
 
-    def __init__(self, model: CausalLM, *, max_running: int) -> None:
+    def __init__(self, model: CausalLM, *, max_running: int, reuses: bool = True) -> None:
+        """Args:
+        model: whose weights are used.
+        max_running: sequences decoded together.
+        reuses: a sequence may begin with what was computed for others.
+        """
         self._model = model
         self._max_running = max_running
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._cache = SlotCache(max_running)
-        self.prefill = Prefill(model)
+        self.prefill = Prefill(model, reuses=reuses)
         self._fused = fused_step(model)
         self._is_checked = False  # the joined step gives what the model's own forward pass gives
         self._rows = np.zeros(max_running, dtype=SEQUENCE)

@@ -26,8 +26,21 @@ HEALTH_TIMEOUT_S = 60.0
 class NativeEngine:
     """Generates with the given model's own parameters: no copy, no transfer of weights."""
 
-    def __init__(self, model: CausalLM, *, max_running: int, version: int = 0) -> None:
-        self._batch = DecodeBatch(model, max_running=max_running)
+    def __init__(
+        self, model: CausalLM, *, max_running: int, version: int = 0, deterministic: bool = False
+    ) -> None:
+        """Nothing is computed yet.
+
+        Args:
+            model: whose parameters generate.
+            max_running: sequences decoded together.
+            version: policy version that they hold.
+            deterministic: each request is computed alone and from its beginning, so that on a CPU neither tokens nor
+                log-probs depend, to the bit, on what runs beside or ran before it.
+        """
+        self._batch = DecodeBatch(
+            model, max_running=1 if deterministic else max_running, reuses=not deterministic
+        )
         self._vocab_size = model.vocab_size
         self._media = model.media
         self._max_positions = model.max_positions

@@ -80,8 +80,9 @@ class _Piece:
 class Prefill:
     """Computes what requests begin with, each distinct beginning once."""
 
-    def __init__(self, model: CausalLM) -> None:
-        self._model = model
+    def __init__(self, model: CausalLM, *, reuses: bool = True) -> None:
+        """With `reuses`, a request may begin with tokens that were computed for others."""
+        self._model, self._reuses = model, reuses
         self._done: dict[Hashable, Given] = {}  # wanted by a request that waits
         self._begun: dict[
             Hashable, Tensor
@@ -119,7 +120,7 @@ class Prefill:
         keys = {request.given_key for request in wanted}
         for key in self._done.keys() - keys:
             given = self._done.pop(key)
-            if not isinstance(key, bytes):  # with media
+            if not self._reuses or not isinstance(key, bytes):  # with media
                 continue
             found = self._store.find(given.token_ids)
             if found is None or found[1] < len(given.token_ids):
@@ -132,7 +133,8 @@ class Prefill:
         Until a request has continued an earlier one, only its beginning is remembered: where episodes have one turn,
         nothing would ever use the copies.
         """
-        if request.media or key_values.shape[3] != len(request.computed_ids) or not request.token_ids:
+        is_whole = key_values.shape[3] == len(request.computed_ids) and request.token_ids
+        if not self._reuses or request.media or not is_whole:
             return
         if self._goes_on:
             self._store.add(Prefix(request.computed_ids, key_values.clone()), max_bytes=max_bytes)
