@@ -64,8 +64,12 @@ class FilterGroupsConfig:
     filter: str = ""
     """A filter of your own by its registered name (extensions), which judges the groups that these rules leave;
     empty: none."""
+    prompts_per_round: PositiveInt | None = None
+    """Prompts of each round of sampling, for example three times data.prompts_per_step, so that one round is enough;
+    groups beyond those that are wanted are left out. null: data.prompts_per_step, and in later rounds what is missing
+    by the share of groups that taught so far."""
     max_rounds: PositiveInt = 10
-    """Rounds of sampling in one step, each with at most data.prompts_per_step prompts."""
+    """Rounds of sampling in one step."""
     at_limit: Literal["train", "stop"] = "train"
     """After the last round with too few groups: train on those there are, or end the run."""
     retire_solved: bool = False

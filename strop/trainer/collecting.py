@@ -104,7 +104,8 @@ class RolloutCollector:
         causes: dict[str, str] = {}
         found, rate = 0, 1.0
         while found < wanted and len(rounds) < settings.max_rounds:
-            rounds.append(self._round(step, min(wanted, math.ceil((wanted - found) / rate))))
+            missing = min(wanted, math.ceil((wanted - found) / rate))
+            rounds.append(self._round(step, settings.prompts_per_round or missing))
             causes |= self._filter(rounds[-1].episodes.reports, at_most=wanted - found)
             found = sum(not cause for cause in causes.values())
             rate = max(found / sum(len(one.prompts) for one in rounds), _LOWEST_RATE)

@@ -642,6 +642,15 @@ def test_rounds_of_sampling_end_the_run_as_the_recipe_does(tmp_path: Path) -> No
     assert f"{key}.max_rounds" not in ours(unbounded)
 
 
+def test_a_generation_batch_that_is_larger_is_a_round(tmp_path: Path) -> None:
+    larger = ["data.gen_batch_size=1536", "data.train_batch_size=512"]
+    found = ours(migrate(tmp_path, *larger, "algorithm.filter_groups.enable=True"))
+    assert (found["data.prompts_per_step"], found["algorithm.filter_groups.prompts_per_round"]) == (512, 1536)
+    kind, reason = status(migrate(tmp_path, *larger), "data.gen_batch_size")
+    assert kind == "refused"
+    assert "set data.train_batch_size=1536" in reason
+
+
 def test_validation_that_is_greedy_in_2025_alone_is_said(tmp_path: Path) -> None:
     keys = f"{R}.val_kwargs"
     migration = migrate(tmp_path, f"{keys}.do_sample=False", f"{keys}.temperature=0.6")

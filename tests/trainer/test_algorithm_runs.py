@@ -18,6 +18,7 @@ from strop.algorithms.losses import POLICY_LOSS_REGISTRY
 from strop.config.errors import ConfigError
 from strop.protocol import columns
 from strop.run import RunFolder
+from strop.trainer.records import StepRecord
 from strop.trainer.setup import TrainingData, load_training_data
 
 SHORT = ["trainer.max_steps=2", "data.val_files=[]"]
@@ -184,6 +185,31 @@ def test_a_step_goes_on_until_it_has_its_groups(project: Project, tmp_path: Path
             group = [other["score"] for other in rows if other["uid"] == row["uid"]]
             assert len(set(group)) > 1
             assert sum(group) / 2 <= 0.45
+
+
+def test_a_larger_round_is_enough_and_what_is_beyond_is_left_out(project: Project, tmp_path: Path) -> None:
+    more = ["algorithm.filter_groups.prompts_per_round=11", "trainer.max_steps=2"]
+    done = train_in(tmp_path / "run", project.config(*FILTER, *more))
+    check_records(done.folder, num_steps=2)
+    for record, numbers in zip(done.records, done.steps, strict=True):
+        assert record.learned is not None
+        kept = [report.uid for report in record.learned.experience.reports]
+        assert len(set(kept)) == 4
+        assert numbers["training/filter_groups/rounds"] == 1
+        assert numbers["training/filter_groups/discarded_surplus_samples"] > 0
+        drawn = [report.uid for report in record.reports]
+        assert len(set(drawn)) == 11
+        useful = [uid for uid in dict.fromkeys(drawn) if len(set(scores_of(record, uid))) > 1]
+        assert list(dict.fromkeys(kept)) == useful[:4], "the first, in the order of their visits"
+    smaller = train_in(
+        tmp_path / "smaller",
+        project.config(*FILTER, "algorithm.filter_groups.prompts_per_round=2", "trainer.max_steps=1"),
+    )
+    assert smaller.steps[0]["training/filter_groups/rounds"] >= 2
+
+
+def scores_of(record: StepRecord, uid: str) -> list[float]:
+    return [one.outcome.score for one in record.reports if one.uid == uid and one.outcome is not None]
 
 
 def test_at_its_limit_it_trains_on_what_there_is_or_stops(project: Project, tmp_path: Path) -> None:

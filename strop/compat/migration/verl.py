@@ -258,8 +258,11 @@ def generated(key: str, value: Any, facts: Facts) -> Outcome:
     if value is None or value == facts.get("data.train_batch_size"):
         return skip("equal to data.train_batch_size")
     if facts.get("algorithm.filter_groups.enable") is True:
-        return skip("algorithm.filter_groups draws as many prompts as a full batch takes")
-    return refuse("more prompts are drawn than trained with dynamic sampling alone: algorithm.filter_groups")
+        return many({"algorithm.filter_groups.prompts_per_round": integer(value)})
+    return refuse(
+        f"without filter_groups there every batch has data.gen_batch_size prompts, and all of them are trained: set "
+        f"data.train_batch_size={value} and leave it out"
+    )
 
 
 def precision(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
