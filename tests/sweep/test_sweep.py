@@ -207,3 +207,41 @@ def test_ctrl_c_ends_the_runs_and_the_same_command_goes_on(config: Path, tmp_pat
     done = sweep(*words, "--json")
     assert done.returncode == 0, done.stderr
     assert [one["steps"] for one in json.loads(done.stdout.splitlines()[-1])["runs"]] == [20, 20]
+
+
+CLUSTER = """
+import sys, ray
+from strop.controller.ray.cluster import Cluster
+cluster = Cluster()
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+cluster.close()
+"""
+
+
+@pytest.mark.slow
+def test_runs_share_a_cluster_of_ray_and_are_those_of_one_process(config: Path, tmp_path: Path) -> None:
+    """Two runs of two ranks each at a time, in one cluster that was there before and is there afterwards."""
+    words = ["--config", config, "trainer.seed=1,2,3", "trainer.max_steps=1", "--json"]
+    host = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert host.stdout is not None
+        address = host.stdout.readline().strip()
+        ranks = [
+            "resources.runtime=ray",
+            f"resources.address={address}",
+            "resources.ranks=2",
+            "resources.cpus_per_rank=0.1",
+        ]
+        done = sweep(*words, *ranks, "--parallel", "2", "--out", tmp_path / "ray")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert host.poll() is None
+    finally:
+        host.communicate("", timeout=60)
+    alone = sweep(*words, "--out", tmp_path / "alone")
+    there, here = (json.loads(one.stdout.splitlines()[-1])["runs"] for one in (done, alone))
+    assert [one["status"] for one in there] == ["finished"] * 3
+    assert [one["pass_rate"] for one in there] == [one["pass_rate"] for one in here]
