@@ -69,6 +69,8 @@ class DecodeBatch:
         self.waiting.extendleft(reversed(self.running))
         self.running.clear()
         self.prefill.forget()
+        if self._fused is not None:
+            self._fused.look_again()
 
     def free(self) -> None:
         """Give the cache's memory back; no request may be running."""

@@ -81,12 +81,18 @@ class FusedStep:
         self._dtype = model.compute_dtype
         self._layers: list[_Layer] = []
         self._made_of: list[tuple[int, int]] = []
+        self._parameters: list[Tensor] = []
         self._cosines = self._sines = torch.empty(0)
 
     def free(self) -> None:
         """Give the memory of packed weights back."""
         self._layers.clear()
         self._made_of.clear()
+        self._parameters.clear()
+
+    def look_again(self) -> None:
+        """The weights may be other tensors from now on, not only other numbers in them."""
+        self._parameters.clear()
 
     def hidden(self, ids: Tensor, lengths: Tensor, cache: SlotCache, *, num_tokens: int) -> Tensor:
         """Final hidden states [B, K] float32 of tokens [B], each behind `lengths` [B] others in its slot."""
@@ -128,7 +134,9 @@ class FusedStep:
     def _refresh(self, num_tokens: int) -> None:
         """Pack the weights again where a parameter has changed, and see to tables that are long enough."""
         module: Any = self._model.module
-        made_of = [(one.data_ptr(), one._version) for _, one in self._model.named_parameters()]
+        if not self._parameters:  # a walk through the modules takes longer than the norms of a step
+            self._parameters = [one for _, one in self._model.named_parameters()]
+        made_of = [(one.data_ptr(), one._version) for one in self._parameters]
         if made_of != self._made_of:
             self._layers = list(_packed(self._model, self._dtype))
             self._embedding = module.get_input_embeddings().weight
