@@ -20,7 +20,6 @@ from strop.base.device import device_name
 from strop.controller import (
     InlineRuntime,
     Mesh,
-    ResultFuture,
     RoleSpec,
     Runtime,
     WorkerGroup,
@@ -38,6 +37,7 @@ from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.costs import CostTracker
 from strop.trainer.experience import Experience
+from strop.trainer.policy_sync import MAX_HEALS, PolicySync
 from strop.trainer.watching import PlayWatch
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
@@ -60,16 +60,14 @@ class Roles:
     """What services of the reward cost; generation is told before it works and asked after it."""
     watch: PlayWatch
     """Shows how far generation is."""
+    sync: PolicySync
+    """Has generation use the actor's weights."""
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
     teacher: WorkerGroup[TeacherWorker] | None = None
     """The model that the policy learns from; None without distillation."""
     critic: WorkerGroup[CriticWorker] | None = None
     reward_model: WorkerGroup[RewardModelWorker] | None = None
-    shares_process: bool = True
-    """Generation takes place in the actor's processes."""
-    probes_weights: bool = False
-    """Generation holds weights that cannot be read back, so log-probs show that they have arrived."""
     offloads_idle: bool = False
     """A role's model and optimizer leave the device when it is idle."""
 
@@ -105,10 +103,27 @@ class Roles:
             RewardError: the scorers cannot go on.
         """
         with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
-            rows = DataProto.from_dict({}, non_tensors={"prompt": prompts})
-            episodes = as_future(self.rollout.call.play(rows, samples_per_prompt, sampling))
-            reports = episodes.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
+            played = self._played(prompts, samples_per_prompt, sampling)
+            for _ in range(MAX_HEALS):
+                lost = {report.uid for report in played.reports if report.engine_was_lost}
+                if not lost or not self.sync.heal():
+                    break
+                again = [prompt for prompt in prompts if prompt.uid in lost]
+                played = self._replaced(played, self._played(again, samples_per_prompt, sampling))
+        return played
+
+    def _played(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Experience:
+        rows = DataProto.from_dict({}, non_tensors={"prompt": prompts})
+        episodes = as_future(self.rollout.call.play(rows, samples_per_prompt, sampling))
+        reports = episodes.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
         return Experience.of(episodes.select([], ["episode"]), reports)
+
+    @staticmethod
+    def _replaced(played: Experience, again: Experience) -> Experience:
+        """The samples, some of them from `again`, in the order that they had."""
+        newer = {report.id: len(played) + number for number, report in enumerate(again.reports)}
+        rows = [newer.get(report.id, number) for number, report in enumerate(played.reports)]
+        return Experience.concat([played, again]).take(rows)
 
     def rows(self, episodes: Experience, rewards: Mapping[str, float]) -> DataProtoFuture:
         """The training rows of the samples that have a reward, in order; see `RolloutWorker.rows`.
@@ -140,23 +155,7 @@ class Roles:
         Raises:
             SyncError, WorkerFailed: an engine with weights of its own could not be brought to it, verified.
         """
-        if self.shares_process:
-            self.rollout.call.set_version(version)
-        else:
-            sent: object = self.actor.call.send_weights(version)
-            received: object = self.rollout.call.receive_weights(version)
-            for started in (sent, received):
-                assert isinstance(started, ResultFuture), "both are registered with blocking=False"
-                started.get()
-        if self.probes_weights:
-            self.rollout.call.check_weights(as_list(self.actor.call.probe())[0], version)
-
-    def _connect(self, version: int) -> None:
-        """Bring rollout workers that are apart to the actor's weights."""
-        endpoint = as_list(self.actor.call.open_sync(self.rollout.world_size))[0]
-        assert endpoint is not None, "rank 0 listens"
-        self.rollout.call.join_sync(endpoint)
-        self.update_weights(version)
+        self.sync.update(version)
 
 
 def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
@@ -278,16 +277,18 @@ def make_roles(
         groups |= runtime.groups({name: specs[name]}, pool=name)
     roles = Roles(
         **groups,
-        shares_process="rollout" not in apart,
-        probes_weights=config.rollout.engine != "native",
+        sync=PolicySync(
+            actor=groups["actor"],
+            rollout=groups["rollout"],
+            shares_process="rollout" not in apart,
+            probes_weights=config.rollout.engine != "native",
+            version=version,
+        ),
         costs=costs or CostTracker(config.reward, None),
         watch=PlayWatch(logs),
         offloads_idle=config.resources.offload_idle,
     )
-    if not roles.shares_process:
-        roles._connect(version)
-    elif roles.probes_weights:
-        roles.update_weights(version)
+    roles.sync.begin()
     return roles
 
 

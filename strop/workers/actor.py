@@ -195,6 +195,8 @@ class ActorWorker(TrainedWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def open_sync(self, num_receivers: int) -> Endpoint | None:
         """Get ready to send weights to rollout workers in other processes; rank 0 says where they meet it."""
+        if self._sender is not None:
+            self._sender.close()
         self._sender = WeightSender(self.engine.model.module, rank=self.rank)
         return self._sender.open(num_receivers=num_receivers, host=self.master_addr)
 

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from strop.rollout.client import RolloutClient
 from strop.rollout.sync.probe import Probe
+from strop.rollout.sync.types import UnverifiedWeights
 from strop.rollout.types import RolloutEngine
 from strop.workers.generation import Generation, Place, make_generation, probe_of, pull_weights
 
@@ -73,11 +74,11 @@ class Fleet:
 
     async def wake_up(self) -> None:
         """Every engine takes its memory again."""
-        await self._each(lambda one: one.engine.wake_up())
+        await self._each(lambda one: one.engine.wake_up(), waits=True)
 
     async def sleep(self) -> None:
         """Every engine gives its memory back."""
-        await self._each(lambda one: one.engine.sleep())
+        await self._each(lambda one: one.engine.sleep(), waits=True)
 
     async def set_version(self, version: int) -> None:
         """Every engine holds this policy version; those with weights of their own take them over from the policy.
@@ -122,12 +123,44 @@ class Fleet:
         for one in self._made:
             await one.engine.close()
 
-    async def _each(self, act: Callable[[Generation], Awaitable[None]], *, heals: bool = True) -> None:
-        """Do this with every engine; one that fails is replaced by one that has the current weights."""
+    async def start_lost_again(self) -> int:
+        """Start engines again that do not serve, without weights: how many. Those that get them here are left to it.
+
+        Raises:
+            Exception: one does not start.
+        """
+        if self._can_restart or self.first.target is None:
+            return 0
+        lost = [index for index, one in enumerate(self._made) if not await _serves(one)]
+        for index in lost:
+            await self._made[index].engine.close()
+            self._made[index] = await self._another(index)
+            self.client.admit(index, self._made[index].engine)
+            self._told.append(
+                f"rollout engine {index} was lost and started again, and what it had is played again"
+            )
+        return len(lost)
+
+    async def _another(self, index: int) -> Generation:
+        """An engine in the place of this one."""
+        return await make_generation(
+            dataclasses.replace(self._place, rank=self._place.rank + index * RANKS_APART)
+        )
+
+    async def _each(
+        self, act: Callable[[Generation], Awaitable[None]], *, heals: bool = True, waits: bool = False
+    ) -> None:
+        """Do this with every engine; one that fails is replaced by one that has the current weights.
+
+        Where that needs all ranks, one that fails `waits` for `start_lost_again`, or is an error.
+        """
         for index, one in enumerate(self._made):
             try:
                 await act(one)
             except (OSError, RuntimeError, TimeoutError) as error:
+                if not self._can_restart and waits and one.target is not None:
+                    logger.warning("rollout engine %d does not serve any more: %s", index, error)
+                    continue
                 if not heals or not self._can_restart:
                     raise
                 logger.warning("rollout engine %d does not serve any more: %s", index, error)
@@ -148,9 +181,7 @@ class Fleet:
         trained, version = self._trained, self._place.version
         assert trained is not None, "asked for with a policy in this process"
         await self._made[index].engine.close()
-        made = await make_generation(
-            dataclasses.replace(self._place, rank=self._place.rank + index * RANKS_APART)
-        )
+        made = await self._another(index)
         try:
             assert made.target is not None, "as the one before"
             await asyncio.to_thread(pull_weights, trained, made.target)
@@ -164,6 +195,19 @@ class Fleet:
         self._made[index] = made
         self._told.append(f"rollout engine {index} was lost and started again, at version {version}")
         return made.engine
+
+
+async def _serves(one: Generation) -> bool:
+    """It generates a token within its own deadline."""
+    try:
+        await one.engine.wake_up()
+        await one.engine.health()
+    except UnverifiedWeights:
+        return True  # its weights are still to come
+    except (OSError, RuntimeError, TimeoutError) as error:
+        logger.warning("a rollout engine does not serve any more: %s", error)
+        return False
+    return True
 
 
 async def make_fleet(place: Place) -> Fleet:

@@ -12,6 +12,7 @@ from strop.border import finite
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
 from strop.rewards.wire import encode, plain
+from strop.rollout.client import NoEngine
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode, row_id
 
@@ -102,6 +103,11 @@ class EpisodeReport:
     def is_finished(self) -> bool:
         """True when the agent finished a trajectory."""
         return not self.failure
+
+    @property
+    def engine_was_lost(self) -> bool:
+        """It failed because no engine was left to generate."""
+        return self.failure.startswith(f"{NoEngine.__name__}:")
 
     @property
     def num_tokens(self) -> int:

@@ -292,6 +292,17 @@ class RolloutWorker(Worker):
         return self._receiver
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def start_lost_engines_again(self) -> int:
+        """How many engines did not serve, and were started again; they generate once they have weights again.
+
+        None where they are started again without anybody's help.
+        """
+        started = self._runner.run(self._fleet.start_lost_again())
+        if started and self._trained is None:
+            self._take(self._fleet.first)
+        return started
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def engine_losses(self) -> list[str]:
         """A sentence for each engine that was lost and started again since the call before this one."""
         return self._fleet.told()

@@ -50,6 +50,11 @@ class Mortal(NativeEngine):
 
         return await super().generate(request_id, prompt_ids, sampling, on_token=hear)
 
+    async def sleep(self, level=1):
+        if self.version == 1:
+            die("after a step")
+        await super().sleep(level)
+
 
 async def serve():
     policy = load_model(ModelConfig(path=folder, dtype="float32"), device="cpu")
@@ -71,6 +76,9 @@ ENGINE = """\
 import json, subprocess, sys
 from pathlib import Path
 from safetensors.torch import save_file
+from strop.engines.config import ModelConfig
+from strop.engines.model import load_model
+from strop.rollout.sync.target import ModuleTarget
 from strop.rollout.registry import engines
 from strop.rollout.remote.engine import RemoteEngine
 from strop.rollout.remote.wire import EngineAddress
@@ -79,12 +87,16 @@ from strop.workers.generation import Generation
 HERE = Path(__file__).parent
 
 
-class Target:
-    def __init__(self, process):
+class Target(ModuleTarget):
+    # weights of a model here, which is read back, and of the process
+
+    def __init__(self, process, module):
+        super().__init__(module)
         self.process = process
 
     def load(self, tensors):
-        file = HERE / "weights.safetensors"
+        super().load(tensors)
+        file = HERE / f"weights-{self.process.pid}.safetensors"
         save_file({name: tensor.contiguous().clone() for name, tensor in tensors}, file)
         try:
             self.process.stdin.write(f"{file}\\n")
@@ -114,7 +126,8 @@ async def remote(place):
     found = json.loads(process.stdout.readline())
     engine = await Remote.connect(EngineAddress(**found))
     engine.process = process
-    return Generation(engine=engine, policy=None, target=Target(process))
+    own = load_model(ModelConfig(path=place.model.path, dtype="float32"), device="cpu")
+    return Generation(engine=engine, policy=None, target=Target(process, own.module))
 """
 
 REWARD = """
@@ -187,6 +200,30 @@ def test_the_samples_are_those_of_a_run_in_which_nothing_dies(
     )
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics if "actor/loss" in line] == [1, 2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["in a step", "after a step"])
+@pytest.mark.parametrize("layout", ["apart", "sharded"])
+def test_weights_that_all_ranks_hand_over_are_sent_again_and_what_was_lost_is_played_again(
+    layout: str, when: str, undisturbed: list[dict[str, object]], tmp_path: Path
+) -> None:
+    """Rollout workers apart from the actor, and a policy in shards: no worker can fill an engine by itself."""
+    ray = ["resources.runtime=ray", "resources.cpus_per_rank=0.1"]
+    more = {
+        "apart": [*ray, "resources.ranks=1", "resources.apart={rollout: 2}"],
+        "sharded": [*ray, "resources.ranks=2"],
+    }[layout]
+    folder, run = tmp_path / "mortal", tmp_path / "run"
+    found = trained(settings(folder, when, *more), run)
+    assert (folder / "mark").read_text() == f"it died {when}"
+    assert len((folder / "started").read_text().splitlines()) == 3
+    with RunFolder.open(run, read_only=True) as kept:
+        (event,) = kept.events.read("engine_lost")
+    assert "was lost and started again" in event["message"]
+    assert [one["id"] for one in found] == [one["id"] for one in undisturbed]
+    assert [one["response_ids"] for one in found] == [one["response_ids"] for one in undisturbed]
+    assert [one["versions"] for one in found] == [one["versions"] for one in undisturbed]
 
 
 @pytest.mark.parametrize(
