@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import field
-from typing import Any
+from typing import Any, Literal
 
 from strop.base.field_types import PositiveInt
 from strop.base.sections import section
@@ -29,8 +29,13 @@ class SftDataConfig:
     completion_key: Column = "completion"
     """Without messages: column with what is trained, a string (one assistant message) or a list of
     messages."""
+    image_key: Column = "images"
+    """Column with the images of a row, in the order of the placeholders `<image>` in its messages."""
     max_tokens: PositiveInt = 1024
-    """Longest conversation, in tokens after the chat template; longer ones are dropped and counted."""
+    """Longest conversation, in tokens after the chat template."""
+    truncation: Literal["drop", "error", "left", "right"] = "drop"
+    """What becomes of longer ones: drop leaves them out, error ends the command, left cuts their beginning off and
+    right their end, never inside of an image. One with nothing left to train is left out, too; all are counted."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Variables for the chat template, for example {enable_thinking: false}."""
 

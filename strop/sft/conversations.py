@@ -11,12 +11,13 @@ cut differently if prompt and answer were encoded in one piece.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import statistics
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -31,8 +32,9 @@ from strop.data.chat import (
     to_chat,
     to_messages,
 )
-from strop.data.media import has_media
+from strop.data.media import MEDIA_COLUMNS, RowMedia, content_parts, has_media, media_reader
 from strop.sft.config import SftDataConfig
+from strop.trajectory import Media
 
 _GENERATION_BLOCK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
@@ -47,6 +49,8 @@ class SftExample:
     """The whole conversation."""
     loss_mask: tuple[bool, ...]
     """True on tokens of assistant turns, the end-of-turn token included."""
+    media: tuple[Media, ...] = ()
+    """Images, in the order of their tokens."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.loss_mask):
@@ -61,7 +65,7 @@ class SftExample:
 
 
 class SftDataset:
-    """Tokenised conversations of at most `config.max_tokens` tokens; longer ones are dropped and counted.
+    """Tokenised conversations of at most `config.max_tokens` tokens; longer ones are dropped or cut, and counted.
 
     Rows hold `messages`, or `prompt` and `completion` (each a string or a list of messages), and may hold
     `tools` and `enable_thinking` for the template. Every assistant message of `messages` is trained, and
@@ -76,7 +80,8 @@ class SftDataset:
 
     Raises:
         ValueError: a column is missing, a row is malformed or without an assistant turn, the tokenizer has no
-            chat template or one that is not append-only at a turn, or no conversation is left.
+            chat template or one that is not append-only at a turn, one conversation is too long with
+            truncation=error, or none is left.
     """
 
     def __init__(
@@ -92,23 +97,43 @@ class SftDataset:
             raise ValueError(f"{split} data has no rows; check data.{split}_files")
         self.split = split
         self._config = config
-        self._num_open_ended = 0
+        self._num_open_ended = self._num_cut = 0
         self._num_rows = len(rows)
-        self._examples: list[tuple[int, array[int], bytes]] = []
+        self._examples: list[_Kept] = []
         control = control_token_ids(tokenizer)
         shortest: int | None = None
         for number, row in enumerate(rows):
             chat, first_trained = self._to_chat(number, row)
+            images = None
+            if chat.media:
+                images = media_reader(chat.where).row_media(tokenizer, chat.media, chat.where)
             ids, mask = tokenize_chat(tokenizer, chat, first_trained=first_trained, control_ids=control)
-            shortest = len(ids) if shortest is None else min(shortest, len(ids))
-            if len(ids) <= config.max_tokens:
-                self._num_open_ended += ids[_runs(mask)[-1][1] - 1] not in control
-                self._examples.append((number, array("i", ids), bytes(mask)))
+            whole = _Kept(number, array("i", ids), bytes(mask))
+            whole = whole if images is None else _with_images(whole, images)
+            shortest = len(whole.ids) if shortest is None else min(shortest, len(whole.ids))
+            kept = self._fitting(whole, chat.where)
+            if kept is not None:
+                self._num_open_ended += kept.ids[_runs(list(map(bool, kept.mask)))[-1][1] - 1] not in control
+                self._examples.append(kept)
         if not self._examples:
             raise ValueError(
                 f"no {split} conversation is left: all {len(rows)} are longer than data.max_tokens="
                 f"{config.max_tokens}; the shortest has {shortest} tokens, so raise it to at least {shortest}"
             )
+
+    def _fitting(self, whole: _Kept, where: str) -> _Kept | None:
+        """The conversation, or what is kept of one that is too long; None where nothing is."""
+        limit, side = self._config.max_tokens, self._config.truncation
+        if len(whole.ids) <= limit:
+            return whole
+        if side == "error":
+            raise ValueError(
+                f"{where} has {len(whole.ids)} tokens, over sft.data.max_tokens={limit}: raise that, or say with "
+                f"sft.data.truncation what becomes of such rows (drop, left, right)"
+            )
+        kept = None if side == "drop" else _cut(whole, limit, side)
+        self._num_cut += kept is not None
+        return kept
 
     @property
     def num_filtered(self) -> int:
@@ -119,23 +144,26 @@ class SftDataset:
         return len(self._examples)
 
     def __getitem__(self, index: int) -> SftExample:
-        row, ids, mask = self._examples[index]
-        return SftExample(row=row, token_ids=tuple(ids), loss_mask=tuple(map(bool, mask)))
+        kept = self._examples[index]
+        mask = tuple(map(bool, kept.mask))
+        return SftExample(row=kept.row, token_ids=tuple(kept.ids), loss_mask=mask, media=kept.media)
+
+    @property
+    def has_media(self) -> bool:
+        """A conversation has images."""
+        return any(kept.media for kept in self._examples)
 
     def report(self) -> str:
         """One line: how many conversations, how long, how many dropped, and turns that never end."""
-        lengths = [len(ids) for _, ids, _ in self._examples]
-        num_trained = sum(sum(mask) for _, _, mask in self._examples)
+        lengths = [len(kept.ids) for kept in self._examples]
+        num_trained = sum(sum(kept.mask) for kept in self._examples)
         line = (
             f"{self.split}: {len(self)} conversations of {min(lengths)} to {max(lengths)} tokens (median "
             f"{statistics.median_low(lengths)}), {num_trained} of {sum(lengths)} tokens trained"
         )
-        if self.num_filtered:
-            share = 100 * self.num_filtered / self._num_rows
-            line += (
-                f"; dropped {self.num_filtered} ({share:.1f} %) longer than data.max_tokens="
-                f"{self._config.max_tokens}"
-            )
+        counts = {"dropped": self.num_filtered, f"cut ({self._config.truncation})": self._num_cut}
+        if said := [f"{what} {n} ({100 * n / self._num_rows:.1f} %)" for what, n in counts.items() if n]:
+            line += f"; {', '.join(said)} longer than data.max_tokens={self._config.max_tokens}"
         if self._num_open_ended:
             line += (
                 f"; WARNING: {self._num_open_ended} answers end without a control token, so the model will "
@@ -170,11 +198,60 @@ class SftDataset:
                 f"{where} has no assistant message to train on, after a first one of another role (roles: "
                 f"{', '.join(message['role'] for message in messages)}); add the answer, or remove the row"
             )
-        if has_media(row, messages) or row.get("audios"):
-            raise ValueError(
-                f"{where} has images, videos or audios, which fine-tuning does not take; remove the columns"
-            )
-        return to_chat(row, messages, options=config.chat_template_kwargs, where=where), first_trained
+        if row.get("audios"):
+            raise ValueError(f"{where} has audios, which fine-tuning does not take; remove the column")
+        options, columns = config.chat_template_kwargs, {**MEDIA_COLUMNS, "image": config.image_key}
+        if not has_media(row, messages, columns):
+            return to_chat(row, messages, options=options, where=where), first_trained
+        placed, media = media_reader(where).take_media(row, messages, columns, where)
+        if any(part.get("type") == "video" for message in placed for part in content_parts(message)):
+            raise ValueError(f"{where} has videos, which fine-tuning does not take; use images")
+        chat = to_chat(row, placed, options=options, where=where)
+        return dataclasses.replace(chat, media=media), first_trained
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A conversation, in little memory."""
+
+    row: int
+    ids: array[int]
+    mask: bytes
+    media: tuple[Media, ...] = ()
+
+
+def _with_images(kept: _Kept, images: RowMedia) -> _Kept:
+    """As many tokens for each image as stand for it, none of them trained."""
+    ids = images.expand(kept.ids)
+    media = images.media(ids)
+    mask, read = bytearray(), 0
+    for one in media:
+        before = one.start - len(mask)
+        mask += kept.mask[read : read + before] + bytes(one.num_tokens)
+        read += before + 1  # the token that the template wrote for it
+    return _Kept(kept.row, ids, bytes(mask + kept.mask[read:]), media)
+
+
+def _cut(kept: _Kept, limit: int, side: Literal["left", "right"]) -> _Kept | None:
+    """At most so many tokens, without a part of an image; None where none of them is trained.
+
+    The first token of all is not trained: nothing predicts it.
+    """
+    first, last = (0, limit) if side == "right" else (len(kept.ids) - limit, len(kept.ids))
+    for start, end in (one.span for one in kept.media):
+        first = end if start < first < end else first
+        last = start if start < last < end else last
+    mask = bytearray(kept.mask[first:last])
+    if mask:
+        mask[0] = 0
+    if not any(mask):
+        return None
+    media = tuple(
+        dataclasses.replace(one, start=one.start - first)
+        for one in kept.media
+        if first <= one.start and one.span[1] <= last
+    )
+    return _Kept(kept.row, kept.ids[first:last], bytes(mask), media)
 
 
 def tokenize_chat(

@@ -72,6 +72,11 @@ class SupervisedTrainer:
             raise ValueError("sft.data.train_files is empty; name at least one .parquet or .jsonl file")
         self._examples = self._load(sft.data, sft.data.train_files, "train")
         self._val = self._load(sft.data, sft.data.val_files, "val") if sft.data.val_files else None
+        if size > 1 and any(one is not None and one.has_media for one in (self._examples, self._val)):
+            raise ValueError(
+                f"sft.engine.sequence_parallel is {size}, but conversations have images, and it divides sequences over "
+                f"ranks, which images cannot be: use sft.engine.sequence_parallel=1"
+            )
         self._sampler = PromptSampler(
             range(len(self._examples)),
             sft.examples_per_update,
@@ -209,7 +214,7 @@ class SupervisedTrainer:
 def make_sft_batch(examples: Sequence[SftExample]) -> DataProto:
     """One optimizer batch: each conversation as prompt (up to the first trained token) and response.
 
-    Columns prompts [B, P~], responses and loss_mask [B, R~], true on trained tokens.
+    Columns prompts [B, P~], responses and loss_mask [B, R~], true on trained tokens; media, where there are images.
     """
     prompts, responses, masks = [], [], []
     for example in examples:
@@ -222,12 +227,14 @@ def make_sft_batch(examples: Sequence[SftExample]) -> DataProto:
         prompts.append(torch.tensor(example.token_ids[:cut]))
         responses.append(torch.tensor(example.token_ids[cut:]))
         masks.append(torch.tensor(example.loss_mask[cut:]))
+    media = [example.media for example in examples]
     return DataProto.from_dict(
         {
             "prompts": columns.jagged(prompts),
             "responses": columns.jagged(responses),
             "loss_mask": columns.jagged(masks),
         },
+        non_tensors={"media": media} if any(media) else {},
         meta_info={"temperature": 1.0},
     )
 

@@ -225,7 +225,7 @@ def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
     script = read_calls(path)
     assert script.kind == "SFT"
     found = ours(migrate_trl(script.found, script.kind))
-    assert found["sft.data.max_tokens"] == 900
+    assert (found["sft.data.max_tokens"], found["sft.data.truncation"]) == (900, "right")
     assert found["sft.examples_per_update"] == 8
     assert found["sft.optim.lr"] == 2e-5
     assert not witness.exists()

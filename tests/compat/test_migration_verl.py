@@ -349,6 +349,7 @@ def test_fine_tuning_has_its_own_keys(tmp_path: Path) -> None:
     # What fsdp_sft_trainer assumes.
     assert (found["sft.optim.betas"], found["sft.optim.schedule"]) == ([0.9, 0.95], "cosine")
     assert (found["run.save_every"], found["trainer.seed"]) == (0, 1)
+    assert found["sft.data.truncation"] == "error"
     assert "eval.every" not in found, "strop sft does not read it"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from trainer.tiny_runs import Project, chain_of, check_records
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -259,3 +260,25 @@ def test_fine_tuning_without_files_is_refused(project: Project, tmp_path: Path) 
     config = load_config(Config, overrides=[f"model.path='{project.model}'"])
     with pytest.raises(ValueError, match="sft.data.train_files is empty; name at least one"):
         tune(tmp_path / "run", config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [40, 400])
+def test_two_ranks_learn_what_one_does_whatever_a_pass_takes(
+    project: Project, tmp_path: Path, budget: int
+) -> None:
+    """24 conversations of 5 an update: a rank has 2 or 3 of them. Loss of every step, of held-out rows, and weights."""
+    common = [f"sft.data.val_files=['{project.task.sft}']", "eval.every=4", "sft.num_epochs=2"]
+    ranks = ["resources.runtime=ray", "resources.ranks=2", "resources.cpus_per_rank=0.1"]
+    one, _ = tune(tmp_path / "one", project.config(*common))
+    two, _ = tune(
+        tmp_path / "two", project.config(*common, *ranks, f"sft.engine.max_tokens_per_device={budget}")
+    )
+    ours, theirs = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("two", "one"))
+    assert [set(line) & {"val/loss"} for line in ours] == [set(line) & {"val/loss"} for line in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        for name in {"train/loss", "train/grad_norm", "val/loss"} & set(other):
+            assert mine[name] == pytest.approx(other[name], rel=2e-4), (name, mine["step"])
+    weights = [load_file(run.model / "model.safetensors") for run in (one, two)]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=3e-4)

@@ -180,6 +180,44 @@ def test_long_conversations_are_dropped_and_counted() -> None:
         SftDataset(rows, make_tokenizer(CHATML), at_most(22))
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_long_conversations_are_cut_at_one_end_and_counted(side: str) -> None:
+    rows = [{"messages": [user("q"), assistant("abcdefgh")]}, {"messages": [user("q"), assistant("x")]}]
+    tokenizer = make_tokenizer(CHATML)
+    whole = SftDataset(rows, tokenizer, at_most(99))[0]
+    assert len(whole.token_ids) == 30
+    dataset = SftDataset(rows, tokenizer, at_most(24, truncation=side))
+    cut, short = dataset
+    kept = slice(0, 24) if side == "right" else slice(6, 30)
+    assert (cut.token_ids, cut.loss_mask) == (whole.token_ids[kept], whole.loss_mask[kept])
+    assert trained(tokenizer, dataset)[0] == ("abcd" if side == "right" else "abcdefgh<|im_end|>")
+    assert short.token_ids == SftDataset(rows, tokenizer, at_most(99))[1].token_ids
+    assert f"; cut ({side}) 1 (50.0 %) longer than data.max_tokens=24" in dataset.report()
+
+
+def test_what_is_cut_to_nothing_is_left_out_and_the_first_token_is_never_trained() -> None:
+    rows = [{"messages": [user("q"), assistant("abcdefgh")]}, {"messages": [user("q"), assistant("x")]}]
+    tokenizer = make_tokenizer(CHATML)
+    kept = SftDataset(rows, tokenizer, at_most(23, truncation="right"))
+    assert [one.row for one in kept] == [0, 1]
+    few = SftDataset(
+        [*rows, {"messages": [user("q" * 30), assistant("abc")]}], tokenizer, at_most(23, truncation="right")
+    )
+    assert [one.row for one in few] == [0, 1]
+    assert "dropped 1 (33.3 %), cut (right) 1 (33.3 %) longer than" in few.report()
+    (ends,) = SftDataset(rows[:1], tokenizer, at_most(5, truncation="left"))
+    assert ends.loss_mask[0] is False
+    assert any(ends.loss_mask)
+
+
+def test_a_long_conversation_is_an_error_where_it_should_be() -> None:
+    rows = [{"messages": [user("q"), assistant("x")]}, {"messages": [user("q"), assistant("a" * 30)]}]
+    with pytest.raises(
+        ValueError, match=r"train row 1 has 52 tokens, over sft.data.max_tokens=27.*drop, left, right"
+    ):
+        SftDataset(rows, make_tokenizer(CHATML), at_most(27, truncation="error"))
+
+
 def test_text_after_a_control_token_within_an_answer_is_trained() -> None:
     template = "{% for m in messages %}{{ m['role'] + '|' + m['content'] + '\\n' }}{% endfor %}"
     tokenizer = make_tokenizer(template + "{% if add_generation_prompt %}{{ 'assistant|' }}{% endif %}")

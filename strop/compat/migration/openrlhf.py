@@ -144,6 +144,11 @@ def micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
     return many({f"{role}.engine.max_tokens_per_device": tokens for role in roles}, note)
 
 
+def longest_conversation(key: str, value: Any, facts: Facts) -> Outcome:
+    """The limit of a conversation, whose end is cut off."""
+    return many({"sft.data.max_tokens": integer(value), "sft.data.truncation": "right"})
+
+
 def sft_micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
     """Conversations of a pass as tokens."""
     tokens = integer(value) * facts.whole("max_len")
@@ -293,6 +298,7 @@ FUNCTIONS = {
             dataset,
             prompt_column,
             conversation,
+            longest_conversation,
             samples_per_update,
         ),
         *(
