@@ -175,6 +175,7 @@ class _Prompts:
             chat = row_chat(source, config, f"row {row}")
             if chat.media:
                 self.media[row] = media_reader(chat.where).row_media(self._tokenizer, chat.media, chat.where)
+                self.media[row].read()
             self._waiting.append((row, render(self._tokenizer, chat, add_generation_prompt=True)))
         except TemplateTooCostly:
             raise  # no fault of the row, and the next one would take as long

@@ -31,11 +31,22 @@ class MediaSource(Protocol):
 class RowMedia(Protocol):
     """The media of a row, counted in tokens."""
 
+    @property
+    def films(self) -> list[str]:
+        """Digests of its videos in files: of their contents, and of which frames are taken."""
+
     def expand(self, token_ids: Sequence[int]) -> array[int]:
         """The ids with as many tokens for each medium as stand for it, where the template put one.
 
         Raises:
             ValueError: the template puts other media, or another number of them.
+        """
+
+    def read(self) -> None:
+        """Decode what may fail beyond the head of a file, as videos do.
+
+        Raises:
+            ValueError: one cannot be decoded.
         """
 
     def spans(self, token_ids: Sequence[int]) -> list[tuple[int, int]]:
@@ -114,13 +125,19 @@ def content_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def shown_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], media: Sequence[Media]) -> str:
-    """Ids as the model sees them, special tokens included, with `<image 448x448: 256 tokens>` for each medium."""
+    """Ids as the model sees them, special tokens included, with `<image 448x448: 256 tokens>` for each medium.
+
+    Of a video the times are those that its file says.
+    """
     pieces, at = [], 0
     for one in media:
         start, end = one.span
         wide, high = one.size
         pieces.append(str(tokenizer.decode(list(token_ids[at:start]), skip_special_tokens=False)))
-        pieces.append(f"<{one.kind} {wide}x{high}: {one.num_tokens} tokens>")
+        frames = (
+            f", {len(one.times)} frames from {one.times[0]:.1f} to {one.times[-1]:.1f} s" if one.times else ""
+        )
+        pieces.append(f"<{one.kind} {wide}x{high}: {one.num_tokens} tokens{frames}>")
         at = end
     pieces.append(str(tokenizer.decode(list(token_ids[at:]), skip_special_tokens=False)))
     return "".join(pieces)

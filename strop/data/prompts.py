@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,6 +105,12 @@ class PromptDataset:
     def has_media(self) -> bool:
         """A row has images or videos."""
         return any(row in self._ids for row in self._media)
+
+    @property
+    def films(self) -> str:
+        """Digest of all videos in files; empty where there are none."""
+        found = [film for row in self._ids if row in self._media for film in self._media[row].films]
+        return hashlib.blake2b(" ".join(found).encode(), digest_size=16).hexdigest() if found else ""
 
     def prompt(self, row: int, uid: str) -> Prompt:
         """The prompt of a row number, as the visit `uid`.

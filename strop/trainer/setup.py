@@ -101,6 +101,7 @@ def load_training_data(config: Config, *, data: DataConfig | None = None) -> Tra
         chosen=chosen,
         reorder_every=data.reorder_every,
         instance=sampler_object(data.sampler, train.row_numbers, data),
+        films=train.films if isinstance(train, PromptDataset) else "",
     )
     limits = [limit for limit in (sampler.num_steps, config.trainer.max_steps) if limit is not None]
     num_steps = min(limits)  # the configuration sees to it that there is one
