@@ -19,6 +19,10 @@ from strop.trajectory import Media
 MEDIA_COLUMNS = {"image": "images", "video": "videos"}
 """Kind of media -> column of a row, where nobody names another one."""
 
+AUDIO_COLUMNS = ("audio", "audios")
+_AUDIO_PARTS = frozenset({"audio", "audio_url", "input_audio"})
+"""Types of parts of a message that are sound: in chat templates, and in two forms of OpenAI's interface."""
+
 
 class MediaSource(Protocol):
     """An image or a video as a row gives it."""
@@ -101,6 +105,21 @@ def has_media(
     if any(source.get(column) is not None for column in columns.values()):
         return True
     return any(part.get("type") in MEDIA_COLUMNS for message in messages for part in content_parts(message))
+
+
+def refuse_audio(source: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Refuse a row with sound: no model here hears.
+
+    Raises:
+        ValueError: it has a column of sound, or a message with a part that is one.
+    """
+    remedy = "which no model is given here: use rows with text, images and videos"
+    if columns := [name for name in AUDIO_COLUMNS if source.get(name)]:
+        raise ValueError(f"{where} has sound in column {columns[0]!r}, {remedy}, or remove the column")
+    for number, message in enumerate(messages, start=1):
+        for part in content_parts(message):
+            if part.get("type") in _AUDIO_PARTS:
+                raise ValueError(f"{where} has sound in message {number} (a part {part['type']!r}), {remedy}")
 
 
 def without_contents(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from strop.data.chat import Chat, require_chat_template
 from strop.data.config import DataConfig
 from strop.data.encoding import encode_prompts
-from strop.data.media import MEDIA_COLUMNS, RowMedia, media_reader
+from strop.data.media import AUDIO_COLUMNS, MEDIA_COLUMNS, RowMedia, media_reader
 from strop.data.rows import (
     missing_values,
     row_chat,
@@ -121,7 +121,7 @@ class PromptDataset:
         if row not in self._ids:
             raise KeyError(f"row {row} is not among the {len(self)} rows of the {self.split} prompts")
         config, source = self._config, self._source_rows[row]
-        named = {config.prompt_key, config.data_source_key, "extra_info", "agent_name", "audios"}
+        named = {config.prompt_key, config.data_source_key, "extra_info", "agent_name", *AUDIO_COLUMNS}
         named |= set(config.media_columns.values())
         if config.ground_truth_key is not None and "." in config.ground_truth_key:
             named.add(

@@ -337,6 +337,16 @@ def test_a_template_without_images_in_results_is_told_too(folder: Path) -> None:
     assert one.media == ()
 
 
+def test_sound_is_named_and_images_beside_it_are_shown(folder: Path) -> None:
+    heard = ToolResponse(text="see", image=[png(WIDE)], audio=[b"RIFF"])
+    assert not heard.is_text_only()
+    one, _ = episode(setup_of(folder, Camera(heard), max_assistant_turns=2), "a", "b")
+    assert result_of(one)["content"] == (
+        "[image]\nsee\n(1 audio cannot be shown: results of tools are shown as text and images alone)"
+    )
+    assert len(one.media) == 1
+
+
 def test_a_video_is_named_and_images_beside_it_are_shown(folder: Path) -> None:
     setup = setup_of(
         folder,

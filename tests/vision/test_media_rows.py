@@ -250,7 +250,10 @@ def test_fitted_sizes_are_those_of_the_processor(
         (row("<image><image>", images=[WIDE]), "has 2 placeholders <image> in its messages, but 1 images"),
         (row("<image>", images=[]), "has 1 placeholders <image> in its messages, but 0 images"),
         (row("<video>", images=[], videos=None), "has 1 placeholders <video> in its messages, but 0 videos"),
-        (row(audios=["a.wav"], images=[WIDE]), "train row 0 has audios, which no model is given here"),
+        (
+            row(audios=["a.wav"], images=[WIDE]),
+            "train row 0 has sound in column 'audios', which",
+        ),
         (row(images=["https://a.b/c.png"]), "by the address 'https://a.b/c.png', which is not fetched"),
         (row(images=["no-such.png"]), "train row 0: the file 'no-such.png' does not exist"),
         (row(images=[b"text"]), "train row 0: an image of 4 bytes cannot be read as a picture"),
