@@ -72,6 +72,8 @@ class DataReport:
     """Rows that cannot be turned into a prompt although nothing is missing."""
     malformed: tuple[str, ...]
     """A sentence about each of the first of those."""
+    notes: tuple[str, ...]
+    """What else to know of rows, a sentence about each of the first of those."""
     lengths: Mapping[int, int]
     """Tokens of each prompt by row, before any limit."""
     limit: int
@@ -150,6 +152,9 @@ def examine(
         columns=columns,
         num_malformed=len(malformed),
         malformed=tuple(malformed[:_NUM_NAMED]),
+        notes=tuple(
+            f"row {row}: {note}" for row, media in sorted(found.media.items()) for note in media.notes
+        )[:_NUM_NAMED],
         lengths={row: len(ids) for row, ids in encoded.items()},
         limit=config.max_prompt_tokens,
         sources=dict(sorted(sources.items())),

@@ -39,6 +39,10 @@ class RowMedia(Protocol):
     def films(self) -> list[str]:
         """Digests of its videos in files: of their contents, and of which frames are taken."""
 
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of them; the model is not told."""
+
     def expand(self, token_ids: Sequence[int]) -> array[int]:
         """The ids with as many tokens for each medium as stand for it, where the template put one.
 

@@ -112,6 +112,16 @@ class PromptDataset:
         found = [film for row in self._ids if row in self._media for film in self._media[row].films]
         return hashlib.blake2b(" ".join(found).encode(), digest_size=16).hexdigest() if found else ""
 
+    def read_media(self) -> None:
+        """Decode what may fail later: every video of the rows that are kept, up to the last frame that is taken.
+
+        Raises:
+            ValueError: one cannot be decoded; the sentence names its row.
+        """
+        for row in self._ids:
+            if row in self._media:
+                self._media[row].read()
+
     def prompt(self, row: int, uid: str) -> Prompt:
         """The prompt of a row number, as the visit `uid`.
 

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from strop.trajectory import Media, MediaTokens
-from strop.vision.films import read_film, read_frames
+from strop.vision.films import Film, read_film, read_frames
 from strop.vision.pixels import MediaProcessor, film_key, load_media_processor
 from strop.vision.sources import MediaSource, source_of
 
@@ -36,6 +36,8 @@ class Measured:
     seconds_per_patch: float = 1.0
     digest: str = ""
     """Of the contents of a video in one file."""
+    uneven: str = ""
+    """About frames of a video that are shown at other times than their numbers tell."""
 
     @property
     def kind(self) -> str:
@@ -74,6 +76,11 @@ class RowMedia:
     def films(self) -> list[str]:
         """Digests of its videos in files, and of which frames are taken."""
         return [film_key(one.digest, one.frames) for one in self._media if one.frames]
+
+    @property
+    def notes(self) -> list[str]:
+        """Videos whose frames are shown at uneven distances, so that their numbers do not tell when."""
+        return [one.uneven for one in self._media if one.uneven]
 
     def expand(self, token_ids: Sequence[int]) -> array[int]:
         """The ids with as many tokens for each medium as stand for it."""
@@ -237,6 +244,19 @@ def _measured_video(
         times=() if film is None else tuple(film.times[number] for number in frames),
         seconds_per_patch=settings.seconds_per_patch(len(frames), count, fps),
         digest="" if film is None else film.digest,
+        uneven="" if film is None else _uneven(film, frames),
+    )
+
+
+def _uneven(film: Film, frames: Sequence[int]) -> str:
+    """Which of the frames is shown more than a frame's time off what its number says; empty where none is."""
+    worst = max(frames, key=lambda number: abs(film.times[number] - number / film.fps))
+    told = worst / film.fps
+    if abs(film.times[worst] - told) <= 1 / film.fps:
+        return ""
+    return (
+        f"frames of a video are shown at uneven distances: frame {worst} at {film.times[worst]:.2f} s, and by its "
+        f"number at {told:.2f} s, which is what models are told"
     )
 
 

@@ -33,6 +33,7 @@ from strop.vision.pixels import load_media_processor
 KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 CODECS = {"mpeg4.mp4": "mpeg4", "h264.mp4": "libx264", "vp9.webm": "libvpx-vp9", "mpeg4.mkv": "mpeg4"}
 VIDEO_ID = 106
+RULES = DataConfig(ground_truth_key="answer")
 SETTINGS = {
     "settings": {
         "do_sample_frames": True, "fps": 3, "min_frames": 2, "max_frames": 5, "resample": 2,
@@ -83,8 +84,7 @@ def tokenizer_of(path: Path) -> PreTrainedTokenizerBase:
 
 
 def prompt_of(path: Path, video: Any, content: Any = "Look:<video>?") -> Prompt:
-    config = DataConfig(ground_truth_key="answer")
-    return PromptDataset([row(video, content)], tokenizer_of(path), config, "train").prompt(0, "e0-000000")
+    return PromptDataset([row(video, content)], tokenizer_of(path), RULES, "train").prompt(0, "e0-000000")
 
 
 def positions_of(path: Path, prompt: Prompt) -> Tensor:
@@ -251,6 +251,13 @@ def test_a_list_of_other_files_is_no_video(even: str, tmp_path: Path) -> None:
         read_film(str(playlist))
 
 
+def spoiled(content: bytes) -> bytes:
+    """An MP4 file with zeros behind its first frame, which alone is decoded when a file is opened."""
+    data = content.index(b"mdat")
+    start = content.index(b"\x65", data) + 1500
+    return content[:start] + bytes(3000) + content[start + 3000 :]
+
+
 def test_a_check_of_data_names_the_rows_whose_videos_cannot_be_decoded(
     folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -259,22 +266,40 @@ def test_a_check_of_data_names_the_rows_whose_videos_cannot_be_decoded(
         path.write_bytes(change(path.read_bytes()))
         return str(path)
 
-    def spoil(content: bytes) -> bytes:  # behind the first frame, which alone is decoded at first
-        start = content.index(b"mdat") + content[content.index(b"mdat") :].index(b"\x65") + 1500
-        return content[:start] + bytes(3000) + content[start + 3000 :]
-
     films = [
         film("good.mkv", "mpeg4", lambda content: content),
         film("cut.mkv", "mpeg4", lambda content: content[: len(content) * 2 // 3]),
         film("cut.mp4", "mpeg4", lambda content: content[: len(content) * 2 // 3]),
-        film("spoiled.mp4", "libx264", spoil),
+        film("spoiled.mp4", "libx264", spoiled),
     ]
     rows = [row({"video": film, "nframes": 4}) for film in films]
-    report = examine(rows, tokenizer_of(folder("qwen2_vl")), DataConfig(ground_truth_key="answer"))
+    report = examine(rows, tokenizer_of(folder("qwen2_vl")), RULES)
     for number, sentence in enumerate(("is cut off or damaged", "cannot be decoded", "cannot be decoded")):
         assert report.malformed[number].startswith(f"row {number + 1}: the file ")
         assert sentence in report.malformed[number]
     assert report.num_malformed == 3
+
+
+def test_uneven_distances_are_told_to_the_person(
+    folder: Callable[[str], Path], even: str, uneven: str
+) -> None:
+    report = examine([row(even), row(uneven)], tokenizer_of(folder("qwen3_vl")), RULES)
+    # Frames 0, 2, 4, 6 and 8 of 9 in 2.6 s are taken.
+    (note,) = report.notes
+    assert note.startswith(
+        "row 1: frames of a video are shown at uneven distances: frame 2 at 0.20 s, and by its number "
+    )
+    assert f"at {2 * 2.6 / 9:.2f} s" in note
+
+
+def test_all_videos_of_a_dataset_are_decoded_when_asked(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    whole = write_video(tmp_path / "film.mp4", EVEN, codec="libx264", size=(320, 240)).read_bytes()
+    rows = [row(whole), row(spoiled(whole))]
+    dataset = PromptDataset(rows, tokenizer_of(folder("qwen3_vl")), RULES, "train")
+    with pytest.raises(ValueError, match="train row 1: a video of .* cannot be decoded"):
+        dataset.read_media()
 
 
 def test_the_same_content_is_the_same_video_wherever_it_lies(
