@@ -20,6 +20,7 @@ from strop.data.prompts import PromptDataset
 from strop.engines.model import load_tokenizer
 from strop.protocol import DataProto
 from strop.run import RunFolder
+from strop.trainer.preflight import run_preflight
 from strop.trainer.roles import check_models
 from strop.trainer.setup import load_training_data, training_sampling
 from strop.vision.pixels import load_media_processor
@@ -103,11 +104,16 @@ def test_a_run_on_video_files_goes_on_with_the_same_files_alone(kind: str, tmp_p
         os.utime(film, ns=(0, 0))
     resumed = resume_in(cut_after(whole.folder, tmp_path / "cut", step=1))
     assert [one.chain for one in resumed.chain] == [one.chain for one in whole.chain]
-    write_video(films[0], EVEN)
+    content = bytearray(write_video(films[0], EVEN, size=(320, 240)).read_bytes())
+    content[5900:5940] = bytes(40)
+    films[0].write_bytes(content)
     with pytest.raises(
         ValueError, match="the video files that the rows name are not those of the run to resume"
     ):
         resume_in(cut_after(whole.folder, tmp_path / "other", step=1))
+
+    with pytest.raises(ValueError, match="train row 0: .*0.mp4' is damaged at frame"):
+        run_preflight(config, num_prompts=1)
 
 
 def test_images_and_a_model_of_text_are_refused_before_anything_runs(

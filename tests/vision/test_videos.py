@@ -29,6 +29,7 @@ from strop.trajectory import Prompt
 from strop.vision.films import read_film, read_frames
 from strop.vision.inputs import media_inputs
 from strop.vision.pixels import load_media_processor
+from strop.vision.video_settings import Sampling
 
 KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 CODECS = {"mpeg4.mp4": "mpeg4", "h264.mp4": "libx264", "vp9.webm": "libvpx-vp9", "mpeg4.mkv": "mpeg4"}
@@ -159,6 +160,27 @@ def test_frames_of_a_file_are_chosen_as_the_model_reads_videos(
     assert media.grid == (-(-len(frames) // 2), *media.grid[1:])
 
 
+def test_a_part_of_a_message_may_say_which_frames(folder: Callable[[str], Path], even: str) -> None:
+    path = folder("qwen2_vl")
+    whole = prompt_of(path, None, [{"type": "video", "video": even, "fps": 5}, {"type": "text", "text": "?"}])
+    placed = prompt_of(path, even, [{"type": "video", "fps": 5}, {"type": "text", "text": "?"}])
+    assert whole.media[0].frames == placed.media[0].frames == (0, 2, 4, 6, 8, 10)
+
+
+def test_more_frames_than_the_processors_of_the_models_take_are_refused(
+    folder: Callable[[str], Path],
+) -> None:
+    processor = load_media_processor(folder("qwen2_vl"))
+    assert processor is not None
+    assert processor.video is not None
+    assert len(processor.video.frames(768, 30.0, Sampling())) == 768
+    assert len(processor.video.frames(9000, 30.0, Sampling(fps=2))) == 600
+    with pytest.raises(
+        ValueError, match="a video has 770 frames, over the limit of 768; say which in the row"
+    ):
+        processor.video.frames(770, 30.0, Sampling())
+
+
 def test_text_between_the_frames_of_qwen3_says_when_they_are_shown(
     folder: Callable[[str], Path], even: str
 ) -> None:
@@ -271,13 +293,16 @@ def test_a_check_of_data_names_the_rows_whose_videos_cannot_be_decoded(
         film("cut.mkv", "mpeg4", lambda content: content[: len(content) * 2 // 3]),
         film("cut.mp4", "mpeg4", lambda content: content[: len(content) * 2 // 3]),
         film("spoiled.mp4", "libx264", spoiled),
+        film("spoiled.mkv", "mpeg4", lambda content: content[:5900] + bytes(40) + content[5940:]),
     ]
     rows = [row({"video": film, "nframes": 4}) for film in films]
     report = examine(rows, tokenizer_of(folder("qwen2_vl")), RULES)
-    for number, sentence in enumerate(("is cut off or damaged", "cannot be decoded", "cannot be decoded")):
+    for number, sentence in enumerate(
+        ("is cut off or damaged", "cannot be decoded", "cannot be decoded", "is damaged")
+    ):
         assert report.malformed[number].startswith(f"row {number + 1}: the file ")
         assert sentence in report.malformed[number]
-    assert report.num_malformed == 3
+    assert report.num_malformed == 4
 
 
 def test_uneven_distances_are_told_to_the_person(
