@@ -34,9 +34,15 @@ class Media:
     start: int
     """Where its tokens begin in the token ids that carry it."""
     num_tokens: int
-    """Tokens that stand for it, one after another."""
+    """Tokens that stand for it, one after another; time stamps of a video are among them."""
     key: str
-    """Equal for media with equal pixels."""
+    """Equal for media with equal pixels; of a video in one file, made from its contents."""
+    frames: tuple[int, ...] = ()
+    """Numbers of the frames that are taken from a video in one file; empty where each file is a frame."""
+    times: tuple[float, ...] = ()
+    """When these frames are shown, in seconds after the first one of the video, as the file says."""
+    seconds_per_patch: float = 1.0
+    """Time from one patch of time to the next, for models whose positions tell it."""
 
     @property
     def span(self) -> tuple[int, int]:

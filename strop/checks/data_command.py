@@ -117,6 +117,7 @@ def _record(report: DataReport, has_scorer: Callable[[str], bool]) -> dict[str, 
         },
         "malformed": report.num_malformed,
         "malformed_first": list(report.malformed),
+        "notes": list(report.notes),
         "lengths": [dataclasses.asdict(one) for one in histogram(list(report.lengths.values()))],
         "max_prompt_tokens": report.limit,
         "over_limit": report.num_over,
@@ -141,6 +142,7 @@ def _lines(split: str, report: DataReport, has_scorer: Callable[[str], bool]) ->
     if report.num_malformed:
         yield f"  rows that cannot be turned into a prompt: {report.num_malformed}"
         yield from (f"    {sentence}" for sentence in report.malformed)
+    yield from (f"  {note}" for note in report.notes)
     yield from _length_lines(report)
     yield f"  {_pairs_line('rows that repeat the prompt of an earlier one', report.repeats)}"
     for shown in report.shown:

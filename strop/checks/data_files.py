@@ -72,6 +72,8 @@ class DataReport:
     """Rows that cannot be turned into a prompt although nothing is missing."""
     malformed: tuple[str, ...]
     """A sentence about each of the first of those."""
+    notes: tuple[str, ...]
+    """What else to know of rows, a sentence about each of the first of those."""
     lengths: Mapping[int, int]
     """Tokens of each prompt by row, before any limit."""
     limit: int
@@ -150,6 +152,9 @@ def examine(
         columns=columns,
         num_malformed=len(malformed),
         malformed=tuple(malformed[:_NUM_NAMED]),
+        notes=tuple(
+            f"row {row}: {note}" for row, media in sorted(found.media.items()) for note in media.notes
+        )[:_NUM_NAMED],
         lengths={row: len(ids) for row, ids in encoded.items()},
         limit=config.max_prompt_tokens,
         sources=dict(sorted(sources.items())),
@@ -175,6 +180,7 @@ class _Prompts:
             chat = row_chat(source, config, f"row {row}")
             if chat.media:
                 self.media[row] = media_reader(chat.where).row_media(self._tokenizer, chat.media, chat.where)
+                self.media[row].read()
             self._waiting.append((row, render(self._tokenizer, chat, add_generation_prompt=True)))
         except TemplateTooCostly:
             raise  # no fault of the row, and the next one would take as long

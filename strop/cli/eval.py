@@ -28,11 +28,14 @@ examples:
   strop eval runs/arithmetic
   strop eval runs/arithmetic --step best --out answers.jsonl
   strop eval models/smollm2 --config examples/arithmetic/config.yaml data.max_val_prompts=100
+  strop eval --config grpo.yaml
   strop eval runs/arithmetic rollout.engine=vllm
   strop eval --config config.yaml rollout.engine=openai rollout.openai.base_url=https://api.openai.com/v1 \\
       rollout.openai.model=MODEL rollout.openai.api_key_env=OPENAI_API_KEY
   strop eval runs/arithmetic 'data.val_files=[other.parquet]' eval.temperature=1.0 eval.samples_per_prompt=8
   strop eval runs/arithmetic resources.runtime=ray resources.ranks=4
+
+Without MODEL_OR_RUN, the model is model.path of --config: the validation of a training, alone.
 
 An answer passes when its `acc` (else its score) is above 0.5. The interval is
 Wilson's, at 95 %, with the answers to one prompt as a cluster.

@@ -107,6 +107,8 @@ def named_model(args: argparse.Namespace) -> ModelSource | None:
     """
     if args.model is None or is_setting(args.model):
         args.overrides = [*([] if args.model is None else [args.model]), *args.overrides]
+        if args.step is not None:
+            raise UsageError(f"--step {args.step} chooses a checkpoint of a run: name the run")
         return None
     source = find_model(args.model, step=args.step)
     for line in source.lines:
@@ -137,6 +139,10 @@ def find_model(text: str, *, step: int | str | None = None, weights: bool = True
         return _of_hub(text, step, weights=weights)
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
+        if path.exists() and path.suffix in (".yaml", ".yml"):
+            raise ValueError(
+                f"{text} is a file of settings: say --config {text}; its model.path is then the model"
+            )
         if "=" in text:
             what = "is no folder (the model comes first, then key=value)"
         raise ValueError(f"{text} {what}; give {HELP}")
@@ -167,12 +173,14 @@ def with_model(config: Config, source: ModelSource | None, args: argparse.Namesp
     Raises:
         UsageError: there must be a model, and is none.
     """
-    if source is None:
-        _check_goes_without(config)
-        return config
     from strop.engines.config import ModelConfig
     from strop.trainer.models import POLICY, locate
 
+    if source is None and args.config and config.model.path and config.rollout.engine != "openai":
+        return locate(config, say=say, keys=POLICY).config  # the file names the model
+    if source is None:
+        _check_goes_without(config)
+        return config
     model = dataclasses.replace(config.model, path=str(source.folder), revision="")
     if source.config is not None and not args.config:
         plain = ModelConfig()
@@ -192,8 +200,8 @@ def _check_goes_without(config: Config) -> None:
     """Refuse to answer without a model folder where one is needed."""
     if config.rollout.engine != "openai":
         raise UsageError(
-            f"name MODEL_OR_RUN (the model comes first, then key=value): {HELP}; only rollout.engine=openai goes "
-            f"without"
+            f"name MODEL_OR_RUN (the model comes first, then key=value): {HELP}; only --config with model.path, or "
+            f"rollout.engine=openai, goes without"
         )
     if config.rollout.openai.api == "completions":
         raise UsageError(

@@ -90,9 +90,10 @@ def run(args: argparse.Namespace) -> int:
     is_written = args.out is not None and (not problems or args.keep_going)
     if is_written:
         _write(args.out, values, [path.name for path in args.files])
-        print_plain(
-            f"\nwritten to {args.out}; train with: strop {command} --config {args.out} --out runs/NAME"
-        )
+        use = f"train with: strop {command} --config {args.out} --out runs/NAME"
+        if command == "eval":
+            use = f"validate with: strop eval --config {args.out}"
+        print_plain(f"\nwritten to {args.out}; {use}")
     elif args.out is not None:
         say(f"{args.out} is not written; --keep-going writes it all the same")
     else:
@@ -115,6 +116,7 @@ def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
         read_calls,
         read_openrlhf,
         read_verl,
+        verl_command,
     )
 
     if args.library == "trl":
@@ -135,7 +137,7 @@ def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
     source = read_verl(args.files, {**_surroundings(), **_variables(args.set)})
     if source.is_sft:
         return migrate_verl_sft(source.found), "sft"
-    return migrate_verl(source.found), "train"
+    return migrate_verl(source.found), verl_command(source.found)
 
 
 def _surroundings() -> dict[str, str]:

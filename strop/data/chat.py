@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from strop.border import encodable_value, read_json
 from strop.chat_template import TemplateRefused, apply_template
-from strop.data.media import MediaSource
+from strop.data.media import MediaSource, refuse_audio
 
 NO_TEMPLATE = (
     "the tokenizer of {name} has no chat template, so chat messages cannot be turned into tokens; use an "
@@ -114,7 +114,12 @@ def to_chat(
     options: Mapping[str, Any],
     where: str,
 ) -> Chat:
-    """The messages with the row's `tools` (list, or its JSON text) and `enable_thinking`, if it has them."""
+    """The messages with the row's `tools` (list, or its JSON text) and `enable_thinking`, if it has them.
+
+    Raises:
+        ValueError: one of these is malformed, or the row has sound.
+    """
+    refuse_audio(row, messages, where)
     tools = row.get("tools")
     if isinstance(tools, str):
         try:

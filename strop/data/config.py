@@ -79,7 +79,7 @@ class DataConfig:
     image_key: Column = "images"
     """Column with the images of a prompt."""
     video_key: Column = "videos"
-    """Column with its videos."""
+    """Column with its videos: files, or lists of frames (docs/multimodal.md)."""
     data_source_key: Column = "data_source"
     """Column that selects the scorer and groups the validation metrics."""
     ground_truth_key: Annotated[NonEmptyText, "null where the reward function needs none"] | None = (

@@ -19,6 +19,10 @@ from strop.trajectory import Media
 MEDIA_COLUMNS = {"image": "images", "video": "videos"}
 """Kind of media -> column of a row, where nobody names another one."""
 
+AUDIO_COLUMNS = ("audio", "audios")
+_AUDIO_PARTS = frozenset({"audio", "audio_url", "input_audio"})
+"""Types of parts of a message that are sound: in chat templates, and in two forms of OpenAI's interface."""
+
 
 class MediaSource(Protocol):
     """An image or a video as a row gives it."""
@@ -31,11 +35,26 @@ class MediaSource(Protocol):
 class RowMedia(Protocol):
     """The media of a row, counted in tokens."""
 
+    @property
+    def films(self) -> list[str]:
+        """Digests of its videos in files: of their contents, and of which frames are taken."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of them; the model is not told."""
+
     def expand(self, token_ids: Sequence[int]) -> array[int]:
         """The ids with as many tokens for each medium as stand for it, where the template put one.
 
         Raises:
             ValueError: the template puts other media, or another number of them.
+        """
+
+    def read(self) -> None:
+        """Decode what may fail beyond the head of a file, as videos do.
+
+        Raises:
+            ValueError: one cannot be decoded.
         """
 
     def spans(self, token_ids: Sequence[int]) -> list[tuple[int, int]]:
@@ -92,6 +111,21 @@ def has_media(
     return any(part.get("type") in MEDIA_COLUMNS for message in messages for part in content_parts(message))
 
 
+def refuse_audio(source: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Refuse a row with sound: no model here hears.
+
+    Raises:
+        ValueError: it has a column of sound, or a message with a part that is one.
+    """
+    remedy = "which no model is given here: use rows with text, images and videos"
+    if columns := [name for name in AUDIO_COLUMNS if source.get(name)]:
+        raise ValueError(f"{where} has sound in column {columns[0]!r}, {remedy}, or remove the column")
+    for number, message in enumerate(messages, start=1):
+        for part in content_parts(message):
+            if part.get("type") in _AUDIO_PARTS:
+                raise ValueError(f"{where} has sound in message {number} (a part {part['type']!r}), {remedy}")
+
+
 def without_contents(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
     """The messages as they stand in the row, but for media in their parts, which are only named."""
     plain = []
@@ -114,13 +148,19 @@ def content_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def shown_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], media: Sequence[Media]) -> str:
-    """Ids as the model sees them, special tokens included, with `<image 448x448: 256 tokens>` for each medium."""
+    """Ids as the model sees them, special tokens included, with `<image 448x448: 256 tokens>` for each medium.
+
+    Of a video the times are those that its file says.
+    """
     pieces, at = [], 0
     for one in media:
         start, end = one.span
         wide, high = one.size
         pieces.append(str(tokenizer.decode(list(token_ids[at:start]), skip_special_tokens=False)))
-        pieces.append(f"<{one.kind} {wide}x{high}: {one.num_tokens} tokens>")
+        frames = (
+            f", {len(one.times)} frames from {one.times[0]:.1f} to {one.times[-1]:.1f} s" if one.times else ""
+        )
+        pieces.append(f"<{one.kind} {wide}x{high}: {one.num_tokens} tokens{frames}>")
         at = end
     pieces.append(str(tokenizer.decode(list(token_ids[at:]), skip_special_tokens=False)))
     return "".join(pieces)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from strop.data.chat import Chat, require_chat_template
 from strop.data.config import DataConfig
 from strop.data.encoding import encode_prompts
-from strop.data.media import MEDIA_COLUMNS, RowMedia, media_reader
+from strop.data.media import AUDIO_COLUMNS, MEDIA_COLUMNS, RowMedia, media_reader
 from strop.data.rows import (
     missing_values,
     row_chat,
@@ -105,6 +106,22 @@ class PromptDataset:
         """A row has images or videos."""
         return any(row in self._ids for row in self._media)
 
+    @property
+    def films(self) -> str:
+        """Digest of all videos in files; empty where there are none."""
+        found = [film for row in self._ids if row in self._media for film in self._media[row].films]
+        return hashlib.blake2b(" ".join(found).encode(), digest_size=16).hexdigest() if found else ""
+
+    def read_media(self) -> None:
+        """Decode what may fail later: every video of the rows that are kept, up to the last frame that is taken.
+
+        Raises:
+            ValueError: one cannot be decoded; the sentence names its row.
+        """
+        for row in self._ids:
+            if row in self._media:
+                self._media[row].read()
+
     def prompt(self, row: int, uid: str) -> Prompt:
         """The prompt of a row number, as the visit `uid`.
 
@@ -114,7 +131,7 @@ class PromptDataset:
         if row not in self._ids:
             raise KeyError(f"row {row} is not among the {len(self)} rows of the {self.split} prompts")
         config, source = self._config, self._source_rows[row]
-        named = {config.prompt_key, config.data_source_key, "extra_info", "agent_name", "audios"}
+        named = {config.prompt_key, config.data_source_key, "extra_info", "agent_name", *AUDIO_COLUMNS}
         named |= set(config.media_columns.values())
         if config.ground_truth_key is not None and "." in config.ground_truth_key:
             named.add(

@@ -8,7 +8,7 @@ from typing import Any
 
 from strop.data.chat import Chat, to_chat, to_messages
 from strop.data.config import DataConfig
-from strop.data.media import has_media, media_reader, without_contents
+from strop.data.media import has_media, media_reader, refuse_audio, without_contents
 
 _OTHER_ANSWER_KEYS = ("answer", "solution", "ground_truth", "target", "label")
 """Columns that well-known data sets use for the right answer; offered when the mapped one is missing."""
@@ -73,13 +73,9 @@ def row_chat(source: Mapping[str, Any], config: DataConfig, where: str) -> Chat:
         ValueError: the row is malformed, has sound, media that nothing here reads, or other media than its messages
             have places for.
     """
-    if source.get("audios"):
-        raise ValueError(
-            f"{where} has audios, which no model is given here: remove the column, or use rows with text, images and "
-            f"videos"
-        )
     row_extra_info(source, where)
     messages = to_messages(source[config.prompt_key], role="user", where=where, key=config.prompt_key)
+    refuse_audio(source, messages, where)  # before the other media, which may be missing
     if not has_media(source, messages, config.media_columns):
         return to_chat(source, messages, options=config.chat_template_kwargs, where=where)
     placed, media = media_reader(where).take_media(source, messages, config.media_columns, where)

@@ -70,6 +70,7 @@ class PromptSampler:
         chosen: the rows that an epoch visits, out of all; not given: all of them.
         reorder_every: steps after which what is left of an epoch is ordered again; 0: never.
         instance: the sampler object, where `name` is that of a class.
+        films: digest of the video files of the rows; a run that goes on must find the same.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class PromptSampler:
         chosen: Callable[[int], Collection[int]] | None = None,
         reorder_every: int = 0,
         instance: SamplerObject | None = None,
+        films: str = "",
     ) -> None:
         if len(rows) == 0:
             raise ValueError("a sampler needs at least one row; check the data files and the length filter")
@@ -92,7 +94,7 @@ class PromptSampler:
         if prompts_per_step < 1:
             raise ValueError(f"data.prompts_per_step is {prompts_per_step}; it must be at least 1")
         self._prompts_per_step = prompts_per_step
-        self._seed = seed
+        self._seed, self._films = seed, films
         self._name, self._sees_results = name, sees_results(name)
         self._reorder_every, self._instance = reorder_every, instance
         self._results: dict[int, RowResult] = {}
@@ -287,6 +289,7 @@ class PromptSampler:
             "reorder_every": self._reorder_every,
             "num_rows": len(self._rows),
             "rows_digest": hashlib.sha256(self._rows.astype("<i8").tobytes()).hexdigest()[:16],
+            **({"films": self._films} if self._films else {}),
         }
 
     def restore(
@@ -332,6 +335,11 @@ class PromptSampler:
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
         now = self.state()
+        if now.pop("films", "") != state.get("films", ""):
+            raise ValueError(
+                "the video files that the rows name are not those of the run to resume, or other frames of them would "
+                "be taken: put the files and the video settings of the model folder back"
+            )
         changed = [
             f"{name} was {state.get(name)!r}, is {now[name]!r}"
             for name in now

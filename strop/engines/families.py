@@ -9,6 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import AutoModelForSequenceClassification
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CTC_MAPPING_NAMES,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
+)
 
 _ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 """Kinds of layers, as configurations call them, that attend to earlier tokens and keep nothing else."""
@@ -26,6 +31,9 @@ _NOT_HANDED_ON = (
 )
 _CHOSEN_KEYS = "chooses by an index which earlier tokens a query sees, which packed attention does not have"
 _COMPRESSED = "attends to compressed runs of earlier tokens, which packed attention does not have"
+_HEARS = "has a part that hears, and sound is given to no model here (docs/multimodal.md#sound)"
+_AUDIO_PARTS = ("audio_config", "audio_encoder", "audio_encoder_config", "talker_config")
+"""Parts of configurations that read or make sound."""
 _BIDIRECTIONAL = "looks at later tokens too (use_bidirectional_attention), so it cannot generate"
 
 _NAMED = {
@@ -67,6 +75,16 @@ def check_family(config: Any, auto_class: Any, path: str) -> None:
         )
 
 
+def _hears(config: Any) -> bool:
+    """Whether a model reads sound, or makes it: Qwen2-Audio, Qwen2.5-Omni, Gemma 3n, Whisper and others."""
+    of_sound = config.model_type in {
+        *MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+        *MODEL_FOR_CTC_MAPPING_NAMES,
+        *MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
+    }
+    return of_sound or any(getattr(config, name, None) is not None for name in _AUDIO_PARTS)
+
+
 def _missing(config: Any, *, is_value_model: bool) -> str:
     """Why transformers has no class for a configuration; empty where the folder's own code may bring one."""
     if getattr(config, "auto_map", None):
@@ -83,6 +101,8 @@ def _missing(config: Any, *, is_value_model: bool) -> str:
 
 def _reason(config: Any, model_class: Any, *, is_value_model: bool) -> str:
     """Why not; empty for a family that is carried, or that nothing is known of."""
+    if _hears(config):
+        return _HEARS
     text = config.get_text_config()
     named = _NAMED.get(text.model_type) or _NAMED.get(config.model_type)
     if named:

@@ -28,9 +28,11 @@ class ToolResponse:
     text: str | None = None
     image: list[Any] | None = None
     video: list[Any] | None = None
+    audio: list[Any] | None = None
+    """Not shown to any model: it reads a sentence in its place."""
 
     def __post_init__(self) -> None:
-        for name in ("image", "video"):
+        for name in ("image", "video", "audio"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, list):
                 raise ValueError(
@@ -41,11 +43,11 @@ class ToolResponse:
 
     def is_empty(self) -> bool:
         """There is nothing in it."""
-        return not (self.text or self.image or self.video)
+        return not (self.text or self.image or self.video or self.audio)
 
     def is_text_only(self) -> bool:
-        """There is text, and no image or video."""
-        return bool(self.text) and not self.image and not self.video
+        """There is text, and no image, video or sound."""
+        return bool(self.text) and not (self.image or self.video or self.audio)
 
 
 class BaseTool:

@@ -286,21 +286,24 @@ class McpTool(BaseTool):
 
 
 def read_result(result: Any) -> ToolResponse:
-    """The text and the images of a result; other contents are named."""
+    """The text, images and sound of a result; other contents are named."""
     texts: list[str] = []
     images: list[Any] = []
+    audio: list[Any] = []
     for part in result.content:
         if part.type == "text":
             texts.append(part.text)
         elif part.type == "image":
             images.append(base64.b64decode(part.data))
+        elif part.type == "audio":
+            audio.append(part.mime_type)  # it goes no further
         elif part.type == "resource" and getattr(part.resource, "text", None) is not None:
             texts.append(part.resource.text)
         else:
             texts.append(f"({part.type})")
-    if not texts and not images and result.structured_content is not None:
+    if not texts and not images and not audio and result.structured_content is not None:
         texts.append(json.dumps(storable(result.structured_content), ensure_ascii=False))
-    return ToolResponse(text="\n".join(texts) or None, image=images or None)
+    return ToolResponse(text="\n".join(texts) or None, image=images or None, audio=audio or None)
 
 
 def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:

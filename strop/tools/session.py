@@ -248,10 +248,9 @@ class ToolSession:
     def _unshown(self, response: ToolResponse, num_shown: int) -> str:
         """A sentence about what a result holds and the model is not shown; empty where there is no such thing."""
         kinds = {"image": len(response.image or ()) - num_shown, "video": len(response.video or ())}
-        reasons = {
-            "image": self._why_no_images,
-            "video": "results of tools are shown as text and images alone",
-        }
+        kinds["audio"] = len(response.audio or ())
+        reasons = dict.fromkeys(kinds, "results of tools are shown as text and images alone")
+        reasons["image"] = self._why_no_images
         found = [
             f"({count} {kind}{'s' if count > 1 else ''} cannot be shown: {reasons[kind]})"
             for kind, count in kinds.items()

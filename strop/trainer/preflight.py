@@ -106,7 +106,7 @@ def run_preflight(config: Config, *, num_prompts: int) -> Preflight:
     if is_remote(config):
         return _asked(config, num_prompts=num_prompts)
     set_threads(config.resources, config.model)
-    data = load_training_data(config)
+    data = load_training_data(config, reads_media=True)
     check_models(config)
     with start_runtime(config, log_dir=None) as runtime:
         roles = make_roles(

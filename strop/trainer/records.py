@@ -90,8 +90,9 @@ class StepRecord:
             weights: checksum of the weights of each trained role after the step.
         """
         losses = [number for step in self.optimizer_steps for number in step.losses()]
+        films = [one.key for prompt in self.collected.prompts for one in prompt.media if one.frames]
         return {
-            "data": digest([prompt.uid for prompt in self.collected.prompts]),
+            "data": digest([prompt.uid for prompt in self.collected.prompts], *films),
             **({} if self.learned is None else self.learned.summary.digests),
             "loss": digest(list(map(float.hex, losses))),
             "weights": weights["actor"],

@@ -58,12 +58,15 @@ class TrainingData:
         return lines
 
 
-def load_training_data(config: Config, *, data: DataConfig | None = None) -> TrainingData:
+def load_training_data(
+    config: Config, *, data: DataConfig | None = None, reads_media: bool = False
+) -> TrainingData:
     """Tokenizer, prompts and order of a run.
 
     Args:
         config: of the run.
         data: with other limits, in tokens of somebody else's model; not given: those of the run.
+        reads_media: decode every video of the rows, which a run does when it needs it.
 
     Raises:
         ValueError, FileNotFoundError: the sentence says what is wrong with model folder, files or columns, or which
@@ -101,10 +104,13 @@ def load_training_data(config: Config, *, data: DataConfig | None = None) -> Tra
         chosen=chosen,
         reorder_every=data.reorder_every,
         instance=sampler_object(data.sampler, train.row_numbers, data),
+        films=train.films if isinstance(train, PromptDataset) else "",
     )
     limits = [limit for limit in (sampler.num_steps, config.trainer.max_steps) if limit is not None]
     num_steps = min(limits)  # the configuration sees to it that there is one
-    val_prompts = load_val_prompts(data, tokenizer, setup) if data.val_files else []
+    if reads_media and isinstance(train, PromptDataset):
+        train.read_media()
+    val_prompts = load_val_prompts(data, tokenizer, setup, reads_media=reads_media) if data.val_files else []
     _check_media(config, has_media=train.has_media or any(prompt.media for prompt in val_prompts))
     prune(cache_folder(data.cache_dir), data.cache_max_bytes)
     return TrainingData(
@@ -186,10 +192,14 @@ def refuse_media_of_engine(rollout: RolloutConfig) -> None:
         )
 
 
-def load_val_prompts(data: DataConfig, tokenizer: Any, setup: AgentSetup) -> list[Prompt]:
+def load_val_prompts(
+    data: DataConfig, tokenizer: Any, setup: AgentSetup, *, reads_media: bool = False
+) -> list[Prompt]:
     """The validation prompts, in the order of the files; `setup` knows what their agents and tools show."""
     rows = load_rows(data, "val", tokenizer)
     dataset = PromptDataset(with_agents(rows, setup, "val"), tokenizer, data, "val")
+    if reads_media:
+        dataset.read_media()
     return [dataset.prompt(row, val_uid(row)) for row in dataset.row_numbers]
 
 

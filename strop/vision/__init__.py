@@ -2,6 +2,9 @@
 
 rows.py, sources.py   the media of a row: found in columns and messages; files, contents, Pillow images
 placing.py            as many tokens as stand for each
+films.py              videos as files: times and frames (PyAV)
+pictures.py           images in files (Pillow)
+video_settings.py     which frames of a video, at which size, with which values
 pixels.py             pictures into the patches that a vision tower takes, with the model's image processor
 inputs.py             patches and positions as arguments of the forward pass
 probe.py              a loaded model on packed prompts with images, compared with its own forward pass

@@ -14,6 +14,8 @@ Source: Wang et al. 2024, arXiv:2409.12191, section 2.1 (M-RoPE).
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,9 @@ class Vision(MediaInputs):
         self._processor = processor
         self.token_ids = media_token_ids(module.config)
         """Kind of media -> id of its token; the model is never to choose one of these."""
+        self._merged = int(module.config.vision_config.spatial_merge_size) ** 2
+        """Patches of a token."""
+        self._tells_seconds = "second_per_grid_ts" in inspect.signature(self._get_rope_index).parameters
         self.tower = _tower(module)
         self.text_id = min(set(range(len(self.token_ids) + 1)) - set(self.token_ids.values()))
         """The first token that stands for no media."""
@@ -67,7 +72,7 @@ class Vision(MediaInputs):
             ValueError: they do not fit.
         """
         for kind, token in self.token_ids.items():
-            wanted = sum(one.num_tokens for one in media if one.kind == kind)
+            wanted = sum(math.prod(one.grid) // self._merged for one in media if one.kind == kind)
             found = token_ids.count(token)
             if wanted != found:
                 raise ValueError(
@@ -85,6 +90,9 @@ class Vision(MediaInputs):
             for kind, (_, name) in _ARGUMENTS.items()
             if any(one.kind == kind for one in media)
         }
+        seconds = [one.seconds_per_patch for one in media if one.kind == "video"]
+        if seconds and self._tells_seconds:
+            grids["second_per_grid_ts"] = torch.tensor(seconds)
         positions, _ = self._get_rope_index(token_ids[None], mm_token_type_ids=types[None], **grids)
         found: Tensor = positions[:, 0]
         return found

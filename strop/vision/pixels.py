@@ -1,8 +1,9 @@
 """Images and videos into the patches that a vision tower takes.
 
-The image processor of transformers that lies beside the model does the resizing, scaling and cutting, with its
-Pillow and numpy back end, so that a picture gives the same pixels on every machine. How many patches there will
-be follows from the size alone, which is in the head of a file: nothing is decoded before a model needs it.
+For images, the image processor of transformers that lies beside the model does the resizing, scaling and cutting, with
+its Pillow and numpy back end, so that a picture gives the same pixels on every machine; for videos see
+video_settings.py. How many patches there will be follows from sizes and times alone: pixels are not made before a
+model needs them.
 
 Patches are made once per process: they are kept, up to a bound, under the key of the picture.
 """
@@ -10,13 +11,13 @@ Patches are made once per process: they are kept, up to a bound, under the key o
 from __future__ import annotations
 
 import functools
-import io
+import hashlib
 import math
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,34 +25,46 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, AutoImageProcessor
 
-from strop.engines.model_folder import model_json, reading
+from strop.engines.model_folder import reading
 from strop.trajectory import Media
-
-T = TypeVar("T")
+from strop.vision.films import digest_of, read_frames
+from strop.vision.pictures import upright_pictures
+from strop.vision.video_settings import VideoSettings, load_video_settings
 
 PROCESSOR_FILE = "preprocessor_config.json"
-_VIDEO_FILE = "video_preprocessor_config.json"
-SETTINGS = (PROCESSOR_FILE, _VIDEO_FILE, "processor_config.json", "chat_template.json")
+SETTINGS = (PROCESSOR_FILE, "video_preprocessor_config.json", "processor_config.json", "chat_template.json")
 """Files of a model folder that say how its media are read."""
 MAX_KEPT_BYTES = 1 << 30
 """Patches kept per process: those of a few hundred pictures of 448 x 448, a step's worth."""
 MAX_ASPECT = 200
 """Longest side over shortest side that is accepted, as in the reference of the Qwen models."""
-_CONTIGUOUS_VIDEOS = frozenset({"qwen2_vl", "qwen2_5_vl"})
+_TAKES_VIDEOS = {"qwen2_vl": False, "qwen2_5_vl": False, "qwen3_vl": True, "qwen3_vl_moe": True}
+"""Model type -> whether the times of a video's patches stand as text between them."""
 _FRAMES_IN_BOUNDS = frozenset({"glm4v", "glm4v_moe", "glm46v"})
 """Models whose bounds are of pixels times frames of a patch, and which first enlarge what is smaller than a token."""
-_ROTATED = frozenset({5, 6, 7, 8})
-"""EXIF orientations that exchange width and height."""
-_EXIF_ORIENTATION = 0x0112
 
 
 def fitted_size(
-    height: int, width: int, *, factor: int, min_pixels: float, max_pixels: float
+    height: int,
+    width: int,
+    *,
+    factor: int,
+    min_pixels: float,
+    max_pixels: float,
+    num_frames: int = 1,
+    per_patch: int = 1,
 ) -> tuple[int, int]:
     """Height and width, multiples of `factor`, whose area is between the bounds and whose shape is kept.
 
     Round both to the nearest multiple. Where the area is too large, divide both sides by sqrt(h w / max_pixels) and
     round down, to at least one factor; where it is too small, multiply by sqrt(min_pixels / (h w)) and round up.
+
+    Args:
+        height, width: before.
+        factor: of both sides after.
+        min_pixels, max_pixels: the bounds.
+        num_frames: areas are those of so many frames together; they are compared with the bounds as whole groups.
+        per_patch: frames of such a group.
 
     Raises:
         ValueError: one side is more than MAX_ASPECT times the other.
@@ -61,12 +74,13 @@ def fitted_size(
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise ValueError(f"one side of {width}x{height} is more than {MAX_ASPECT} times the other; crop it")
     high, wide = round(height / factor) * factor, round(width / factor) * factor
-    if high * wide > max_pixels:
-        shrink = math.sqrt(height * width / max_pixels)
+    counted = round(num_frames / per_patch) * per_patch
+    if counted * high * wide > max_pixels:
+        shrink = math.sqrt(num_frames * height * width / max_pixels)
         high = max(factor, math.floor(height / shrink / factor) * factor)
         wide = max(factor, math.floor(width / shrink / factor) * factor)
-    elif high * wide < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
+    elif counted * high * wide < min_pixels:
+        grow = math.sqrt(min_pixels / (num_frames * height * width))
         high = math.ceil(height * grow / factor) * factor
         wide = math.ceil(width * grow / factor) * factor
     return high, wide
@@ -81,7 +95,6 @@ class MediaProcessor:
         model_config: Any,
         *,
         folder: Path,
-        video_size: dict[str, int] | None = None,
     ) -> None:
         """Read sizes and token ids.
 
@@ -89,11 +102,12 @@ class MediaProcessor:
             image_processor: of transformers, for models whose patches are counted by a grid.
             model_config: the model's configuration, which names the tokens of media.
             folder: where its settings are.
-            video_size: bounds of a frame's pixels; those of an image where it is None.
+
+        Raises:
+            ValueError: the settings of videos cannot be used.
         """
         self._processor = image_processor
         self._folder = folder
-        self._video_size = video_size
         self.patch_size = int(image_processor.patch_size)
         self.merge_size = int(image_processor.merge_size)
         """Patches along each side that become one token."""
@@ -108,8 +122,14 @@ class MediaProcessor:
         )
         """Ids of the tokens around the tokens of a picture."""
         self._counts_frames = model_config.model_type in _FRAMES_IN_BOUNDS
-        self.takes_videos = model_config.model_type in _CONTIGUOUS_VIDEOS
-        """Whether a video is one run of tokens, without text between its frames."""
+        has_stamps = _TAKES_VIDEOS.get(model_config.model_type)
+        self.video: VideoSettings | None = None
+        """How the model reads videos; None where it is given none here."""
+        if has_stamps is not None:
+            self.video = load_video_settings(folder, image_processor, has_stamps=has_stamps)
+        borders = (getattr(model_config, f"vision_{side}_token_id", None) for side in ("start", "end"))
+        self.around_step = tuple(int(token) for token in borders if token is not None)
+        """Tokens before and after those of a patch of time between time stamps."""
         self._kept: OrderedDict[str, Tensor] = OrderedDict()
         self._kept_bytes = 0
         self.num_made = 0
@@ -123,9 +143,13 @@ class MediaProcessor:
         """
         width, height = size
         factor = self.patch_size * self.merge_size
-        if getattr(self._processor, "do_resize", True):
-            bounds = self._bounds(kind)
-            if self._counts_frames and min(height, width) < factor:
+        video = self.video if kind == "video" else None
+        if getattr(self._processor if video is None else video, "do_resize", True):
+            bounds, grows, per = self._bounds(), self._counts_frames, 1
+            if video is not None:
+                bounds = {**video.size, "longest_edge": video.max_pixels(num_frames)}
+                grows, per = video.has_stamps, video.temporal_patch_size
+            if grows and min(height, width) < factor:
                 larger = max(factor / height, factor / width)
                 height, width = int(height * larger), int(width * larger)
             height, width = fitted_size(
@@ -134,6 +158,8 @@ class MediaProcessor:
                 factor=factor,
                 min_pixels=bounds["shortest_edge"],
                 max_pixels=bounds["longest_edge"],
+                num_frames=max(num_frames, per) if video is not None and video.has_stamps else 1,
+                per_patch=per if video is not None and video.has_stamps else 1,
             )
         elif height % factor or width % factor:
             raise ValueError(
@@ -172,45 +198,51 @@ class MediaProcessor:
                 shutil.copyfile(self._folder / name, folder / name)
 
     def _make(self, media: Media) -> Tensor:
-        frames = [frame for part in media.parts for frame in _decoded(part, every=media.kind == "video")]
-        options = {} if media.kind == "image" else {"size": self._bounds("video")}
-        made = self._processor(images=frames, return_tensors="np", **options)
+        with torch.inference_mode(False):  # generation makes them, and training uses them
+            return self._of_video(media) if media.kind == "video" else self._of_image(media)
+
+    def _of_image(self, media: Media) -> Tensor:
+        made = self._processor(images=upright_pictures(media.parts[0], every=False), return_tensors="np")
         patches: NDArray[np.float32] = made["pixel_values"]
-        grids = [tuple(int(n) for n in grid) for grid in made["image_grid_thw"]]
-        if media.kind == "video":
-            patches, grids = self._joined_frames(patches, grids)
-        if grids != [media.grid]:
+        self._check_grid(media, tuple(int(n) for n in made["image_grid_thw"][0]))
+        return torch.from_numpy(np.ascontiguousarray(patches, dtype=np.float32))
+
+    def _of_video(self, media: Media) -> Tensor:
+        assert self.video is not None, "a model without videos counts none"
+        if media.frames:
+            if film_key(digest_of(media.parts[0]), media.frames) != media.key:
+                raise ValueError(
+                    f"the {media.kind} {media.parts[0]!r:.200} has changed since its tokens were counted"
+                )
+            frames = read_frames(media.parts[0], media.frames)
+        else:
+            stills = [upright_pictures(part, every=False)[0] for part in media.parts]
+            if len({still.size for still in stills}) > 1:
+                raise ValueError("the frames of a video have different sizes; make them equal")
+            frames = torch.from_numpy(np.stack([np.asarray(still) for still in stills])).permute(0, 3, 1, 2)
+        high, wide = frames.shape[-2:]
+        self._check_grid(media, self.grid("video", (wide, high), len(frames)))
+        return self.video.patches(frames, media.grid)
+
+    def _check_grid(self, media: Media, found: tuple[int, ...]) -> None:
+        if found != media.grid:
             raise ValueError(
-                f"a {media.kind} has {grids} patches (time, height, width), but {media.grid} when its tokens were "
+                f"a {media.kind} has {found} patches (time, height, width), but {media.grid} when its tokens were "
                 f"counted; did the file change since the run started?"
             )
-        with torch.inference_mode(False):  # generation makes them, and training uses them
-            return torch.from_numpy(np.ascontiguousarray(patches, dtype=np.float32))
 
-    def _joined_frames(
-        self, patches: NDArray[np.float32], grids: Sequence[tuple[int, ...]]
-    ) -> tuple[NDArray[np.float32], list[tuple[int, ...]]]:
-        """Patches of single frames as patches over time; the last frame is repeated where one is missing.
-
-        The processor gives each frame as if it stood still: all time slices of its patches are the same.
-        """
-        if len(set(grids)) > 1:
-            raise ValueError("the frames of a video have different sizes; make them equal")
-        count, (_, high, wide), per = len(grids), grids[0], self.frames_per_patch
-        still = patches.reshape(count, high * wide, -1, per, self.patch_size**2)
-        order = np.minimum(np.arange(-(-count // per) * per), count - 1)
-        moving = still[order, :, :, 0].reshape(-1, per, high * wide, still.shape[2], self.patch_size**2)
-        joined = moving.transpose(0, 2, 3, 1, 4).reshape(-1, patches.shape[1])
-        return joined, [(len(order) // per, high, wide)]
-
-    def _bounds(self, kind: str) -> Mapping[str, float]:
-        """Fewest and most pixels of a picture, under the processor's names."""
-        if kind == "video" and self._video_size is not None:
-            return self._video_size
+    def _bounds(self) -> Mapping[str, float]:
+        """Fewest and most pixels of an image, under the processor's names."""
         names, size = ("shortest_edge", "longest_edge"), self._processor.size
         if not self._counts_frames:
             return {name: size[name] for name in names}
         return {name: size[name] / self.frames_per_patch for name in names}
+
+
+def film_key(digest: str, frames: Sequence[int]) -> str:
+    """Equal for equal frames of equal files."""
+    chosen = ",".join(map(str, frames))
+    return hashlib.blake2b(f"{digest} {chosen}".encode(), digest_size=16).hexdigest()
 
 
 def media_token_ids(model_config: Any) -> dict[str, int]:
@@ -251,61 +283,10 @@ def _load(folder: str, _changed: int) -> MediaProcessor | None:
         raise ValueError(
             f"the image processor of {folder!r} cannot be used ({reason}); install Pillow: pip install 'strop[vision]'"
         ) from error
-    video = Path(folder) / _VIDEO_FILE
-    size = (
-        model_json(video, f"model folder {folder!r} cannot be used").get("size") if video.is_file() else None
-    )
-    return MediaProcessor(processor, config, folder=Path(folder), video_size=size)
+    return MediaProcessor(processor, config, folder=Path(folder))
 
 
 def takes_media(config: Any) -> bool:
     """Whether a model reads pictures by patches in a grid, as those of the Qwen-VL family do."""
     vision = getattr(config, "vision_config", None)
     return bool(media_token_ids(config)) and getattr(vision, "spatial_merge_size", None) is not None
-
-
-def picture_size(part: bytes | str) -> tuple[tuple[int, int], int]:
-    """Width and height of a picture, and its number of frames, from the head of the file.
-
-    Raises:
-        ValueError: there is no such file, or it is no picture.
-    """
-
-    def measure(image: Any) -> tuple[tuple[int, int], int]:
-        width, height = image.size
-        if image.getexif().get(_EXIF_ORIENTATION) in _ROTATED:
-            width, height = height, width
-        return (width, height), int(getattr(image, "n_frames", 1))
-
-    return _with_image(part, measure)
-
-
-def _decoded(part: bytes | str, *, every: bool) -> list[Any]:
-    """The picture of a file, upright and in red, green and blue; `every` frame of it, or the first."""
-    from PIL import ImageOps, ImageSequence
-
-    def decode(image: Any) -> list[Any]:
-        frames = ImageSequence.Iterator(image) if every else [image]
-        return [ImageOps.exif_transpose(frame).convert("RGB") for frame in frames]
-
-    return _with_image(part, decode)
-
-
-def _with_image(part: bytes | str, use: Callable[[Any], T]) -> T:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ValueError(
-            "rows with images need Pillow; install it with: pip install 'strop[vision]'"
-        ) from error
-    named = f"the file {part!r}" if isinstance(part, str) else f"an image of {len(part)} bytes"
-    try:
-        with Image.open(io.BytesIO(part) if isinstance(part, bytes) else part) as image:
-            return use(image)
-    except FileNotFoundError as error:
-        raise ValueError(f"{named} does not exist; paths in rows start at the current directory") from error
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(
-            f"{named} cannot be read as a picture ({reason}); use PNG, JPEG, WebP or GIF"
-        ) from error

@@ -5,19 +5,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from strop.trajectory import Media, MediaTokens
-from strop.vision.pixels import MediaProcessor, load_media_processor
+from strop.vision.films import Film, read_film, read_frames
+from strop.vision.pixels import MediaProcessor, film_key, load_media_processor
 from strop.vision.sources import MediaSource, source_of
 
-MAX_FRAMES = 768
-"""Most frames of a video, as in the processors of the Qwen models."""
 _RESULT = "the result of a tool"
 
 
@@ -28,22 +27,31 @@ class Measured:
     source: MediaSource
     size: tuple[int, int]
     grid: tuple[int, int, int]
-    num_tokens: int
+    token_ids: tuple[int, ...] = field(repr=False)
+    """What stands for it, in place of the one token that the chat template writes."""
+    first: int = 0
+    """Where the first token for its patches is among these."""
+    frames: tuple[int, ...] = ()
+    times: tuple[float, ...] = ()
+    seconds_per_patch: float = 1.0
+    digest: str = ""
+    """Of the contents of a video in one file."""
+    uneven: str = ""
+    """About frames of a video that are shown at other times than their numbers tell."""
 
     @property
     def kind(self) -> str:
         """`image` or `video`."""
         return self.source.kind
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that stand for it."""
+        return len(self.token_ids)
+
     def at(self, start: int) -> Media:
         """What ids carry in which its tokens begin at `start`."""
         parts = self.source.encoded()
-        state = hashlib.blake2b(digest_size=16)
-        for part in parts:
-            if isinstance(part, str):
-                state.update(f"{part} {Path(part).stat().st_mtime_ns}".encode())
-            else:
-                state.update(hashlib.blake2b(part).digest())
         return Media(
             kind=self.kind,
             parts=parts,
@@ -51,7 +59,10 @@ class Measured:
             grid=self.grid,
             start=start,
             num_tokens=self.num_tokens,
-            key=state.hexdigest(),
+            key=film_key(self.digest, self.frames) if self.frames else _key(parts),
+            frames=self.frames,
+            times=self.times,
+            seconds_per_patch=self.seconds_per_patch,
         )
 
 
@@ -61,9 +72,29 @@ class RowMedia:
     def __init__(self, processor: MediaProcessor, media: Sequence[Measured], where: str) -> None:
         self._processor, self._media, self._where = processor, media, where
 
+    @property
+    def films(self) -> list[str]:
+        """Digests of its videos in files, and of which frames are taken."""
+        return [film_key(one.digest, one.frames) for one in self._media if one.frames]
+
+    @property
+    def notes(self) -> list[str]:
+        """Videos whose frames are shown at uneven distances, so that their numbers do not tell when."""
+        return [one.uneven for one in self._media if one.uneven]
+
     def expand(self, token_ids: Sequence[int]) -> array[int]:
         """The ids with as many tokens for each medium as stand for it."""
-        return _expanded(self._processor, token_ids, self._media, self._where)
+        placed = [(one.kind, one.token_ids) for one in self._media]
+        return _expanded(self._processor, token_ids, placed, self._where)
+
+    def read(self) -> None:
+        """Decode the videos in files up to the last frame that is taken."""
+        for one in self._media:
+            if one.frames:
+                try:
+                    read_frames(one.source.files[0], one.frames)
+                except ValueError as error:
+                    raise ValueError(f"{self._where}: {error}") from error
 
     def spans(self, token_ids: Sequence[int]) -> list[tuple[int, int]]:
         """[start, end) of each medium with the tokens that open and close it."""
@@ -99,7 +130,11 @@ def row_media(tokenizer: PreTrainedTokenizerBase, sources: Sequence[MediaSource]
             )
     except ValueError as error:
         raise ValueError(f"{where} has images or videos, but {error}") from error
-    return RowMedia(processor, [_measured(processor, source, where) for source in sources], where)
+
+    def encode(text: str) -> list[int]:
+        return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    return RowMedia(processor, [_measured(processor, source, where, encode) for source in sources], where)
 
 
 class ToolImages:
@@ -125,7 +160,7 @@ class ToolImages:
         source = source_of("image", image, _RESULT)
         if isinstance(source.files[0], str):
             source = MediaSource(kind="image", files=(_contents(source.files[0]),))
-        media = _measured(self._processor, source, _RESULT).at(0)
+        media = _measured_image(self._processor, source, _RESULT).at(0)
         self._processor.patches(media)
         return media
 
@@ -135,7 +170,8 @@ class ToolImages:
         Raises:
             ValueError: there are not as many places for images as images.
         """
-        return self.place(_expanded(self._processor, token_ids, images, _RESULT).tolist(), images)
+        placed = [(one.kind, (self.token_id,) * one.num_tokens) for one in images]
+        return self.place(_expanded(self._processor, token_ids, placed, _RESULT).tolist(), images)
 
     def place(self, token_ids: Sequence[int], images: Sequence[Media]) -> MediaTokens:
         """Ids in which tokens stand for the images already, carrying the images.
@@ -154,37 +190,108 @@ class ToolImages:
         return MediaTokens(token_ids, moved)
 
 
-def _measured(processor: MediaProcessor, source: MediaSource, where: str) -> Measured:
+def _measured(
+    processor: MediaProcessor, source: MediaSource, where: str, encode: Callable[[str], list[int]]
+) -> Measured:
     kind = source.kind
-    if kind not in processor.token_ids or (kind == "video" and not processor.takes_videos):
+    if kind not in processor.token_ids or (kind == "video" and processor.video is None):
         raise ValueError(f"{where} has {kind}s, which this model is not given here; use images")
+    if kind == "image":
+        return _measured_image(processor, source, where)
     try:
-        size, num_frames = source.measure()
-        if kind == "video" and num_frames > MAX_FRAMES:
-            raise ValueError(f"a video has {num_frames} frames, over the limit of {MAX_FRAMES}; take fewer")
-        grid = processor.grid(kind, size, num_frames)
+        return _measured_video(processor, source, encode)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    return Measured(source=source, size=size, grid=grid, num_tokens=processor.num_tokens(grid))
+
+
+def _measured_image(processor: MediaProcessor, source: MediaSource, where: str) -> Measured:
+    try:
+        size, _ = source.measure()
+        grid = processor.grid("image", size)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    ids = (processor.token_ids["image"],) * processor.num_tokens(grid)
+    return Measured(source=source, size=size, grid=grid, token_ids=ids)
+
+
+def _measured_video(
+    processor: MediaProcessor, source: MediaSource, encode: Callable[[str], list[int]]
+) -> Measured:
+    settings = processor.video
+    assert settings is not None, "the model takes videos"
+    film = read_film(source.files[0]) if source.is_film else None
+    if film is not None:
+        size, count, fps = film.size, len(film.times), film.fps
+        frames = settings.frames(count, fps, source.sampling)
+    else:
+        (size, count), fps = source.measure(), source.frame_rate
+        frames = settings.given_frames(count)
+    grid = processor.grid("video", size, len(frames))
+    pads = [processor.token_ids["video"]] * (processor.num_tokens(grid) // grid[0])
+    ids, first = pads * grid[0], 0
+    if settings.has_stamps:
+        start, end = processor.around_step
+        stamps = [encode(f"<{time:.1f} seconds>") for time in settings.stamps(frames, fps)]
+        pieces = [[*stamp, start, *pads, end] for stamp in stamps]
+        ids, first = [token for piece in pieces for token in piece], pieces[0].index(pads[0])
+    return Measured(
+        source=source,
+        size=size,
+        grid=grid,
+        token_ids=tuple(ids),
+        first=first,
+        frames=() if film is None else tuple(frames),
+        times=() if film is None else tuple(film.times[number] for number in frames),
+        seconds_per_patch=settings.seconds_per_patch(len(frames), count, fps),
+        digest="" if film is None else film.digest,
+        uneven="" if film is None else _uneven(film, frames),
+    )
+
+
+def _uneven(film: Film, frames: Sequence[int]) -> str:
+    """Which of the frames is shown more than a frame's time off what its number says; empty where none is."""
+    worst = max(frames, key=lambda number: abs(film.times[number] - number / film.fps))
+    told = worst / film.fps
+    if abs(film.times[worst] - told) <= 1 / film.fps:
+        return ""
+    return (
+        f"frames of a video are shown at uneven distances: frame {worst} at {film.times[worst]:.2f} s, and by its "
+        f"number at {told:.2f} s, which is what models are told"
+    )
+
+
+def _key(parts: Sequence[bytes | str]) -> str:
+    """Equal for equal contents, and for a path as long as its file does not change."""
+    state = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        if isinstance(part, str):
+            state.update(f"{part} {Path(part).stat().st_mtime_ns}".encode())
+        else:
+            state.update(hashlib.blake2b(part).digest())
+    return state.hexdigest()
 
 
 def _expanded(
-    processor: MediaProcessor, token_ids: Sequence[int], media: Sequence[Measured | Media], where: str
+    processor: MediaProcessor,
+    token_ids: Sequence[int],
+    placed: Sequence[tuple[str, Sequence[int]]],
+    where: str,
 ) -> array[int]:
-    """The ids with as many tokens for each medium as stand for it, where the template put one."""
+    """The ids with what stands for each medium (its kind, and its tokens), where the template put one token."""
     kinds = {token: kind for kind, token in processor.token_ids.items()}
-    rest = iter(media)
+    rest = iter(placed)
     expanded, found = array("i"), []
     for token in token_ids:
         if token not in kinds:
             expanded.append(token)
             continue
         found.append(kinds[token])
-        one = next(rest, None)
-        expanded.extend([token] * (1 if one is None else one.num_tokens))
-    if found != [one.kind for one in media]:
+        _, own = next(rest, ("", (token,)))
+        expanded.extend(own)
+    wanted = [kind for kind, _ in placed]
+    if found != wanted:
         raise ValueError(
-            f"{where}: the chat template makes {_counted(found)} of {_counted([one.kind for one in media])}; use a "
+            f"{where}: the chat template makes {_counted(found)} of {_counted(wanted)}; use a "
             f"template for images, and write no control tokens into messages"
         )
     return expanded
@@ -196,7 +303,8 @@ def _starts(
     """Where the tokens of each medium begin."""
     at, starts, ids = 0, [], array("i", token_ids)
     for one in media:
-        at = ids.index(processor.token_ids[one.kind], at)
+        first = one.first if isinstance(one, Measured) else 0
+        at = ids.index(processor.token_ids[one.kind], at) - first
         starts.append(at)
         at += one.num_tokens
     return starts

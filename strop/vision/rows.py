@@ -43,6 +43,9 @@ def take_media(
                     asked[kind] += 1
                     given = next(given_here[kind].rest, None)
                 if given is not None:
+                    if kind == "video":  # what a part says of its frames
+                        said = {name: value for name, value in part.items() if name not in ("type", "path")}
+                        given = {**said, "video": given}
                     found.append(source_of(kind, given, where))
                 part = {"type": kind}
             parts.append(part)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -144,3 +146,41 @@ def test_a_trl_script_becomes_a_configuration_that_loads(tmp_path: Path) -> None
 )
 def test_what_cannot_be_migrated_has_its_sentence(words: list[str], sentence: str) -> None:
     assert sentence in cli("migrate", *words).sentence
+
+
+def test_a_script_that_validates_alone_becomes_a_command_that_does(project: Project, tmp_path: Path) -> None:
+    kwargs = "actor_rollout_ref.rollout.val_kwargs"
+    script = tmp_path / "validate.sh"
+    script.write_text(
+        f"python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files={project.data('train')} "
+        f"data.val_files={project.data('val')} data.max_prompt_length=32 data.max_response_length=6 "
+        f"data.train_batch_size=8 actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.ppo_mini_batch_size=8 "
+        f"actor_rollout_ref.model.path={project.model} {kwargs}.do_sample=True {kwargs}.temperature=1.0 {kwargs}.n=2 "
+        f"{kwargs}.top_k=1 custom_reward_function.path={project.folder / 'reward.py'} trainer.n_gpus_per_node=1 "
+        f"trainer.nnodes=1 trainer.total_epochs=1 trainer.val_only=True trainer.logger=console\n"
+    )
+    made = cli("migrate", "verl", script, "-o", tmp_path / "made.yaml")
+    assert made.code == 0, made.err
+    command = made.out.splitlines()[-1].partition("validate with: strop ")[2]
+    assert command == f"eval --config {tmp_path / 'made.yaml'}"
+
+    def answers(*words: str) -> dict[str, list[str]]:
+        out = tmp_path / "answers.jsonl"
+        result = cli(*shlex.split(command), *words, "--out", out, "resources.num_threads=1")
+        assert result.code == 0, result.err
+        found: dict[str, list[str]] = {}
+        for line in out.read_text().splitlines():
+            one = json.loads(line)
+            found.setdefault(json.dumps(one["prompt"]), []).append(one["response"])
+        return found
+
+    # Of the one most likely token, samples at a temperature of 1 are the greedy answer; of all tokens, they are not.
+    greedy = answers("eval.temperature=0", "eval.samples_per_prompt=1")
+    assert answers() == {prompt: one * 2 for prompt, one in greedy.items()}
+    assert answers("eval.top_k=0", "eval.top_p=1e-6") == {prompt: one * 2 for prompt, one in greedy.items()}
+    assert answers("eval.top_k=0") != {prompt: one * 2 for prompt, one in greedy.items()}
+    assert "is a file of settings: say --config" in cli("eval", tmp_path / "made.yaml").sentence
+    assert (
+        "--step best chooses a checkpoint of a run: name the run"
+        in cli(*command.split(), "--step", "best").sentence
+    )

@@ -7,7 +7,7 @@ import pytest
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
-from strop.compat.migration import Migration, migrate_verl, migrate_verl_sft, read_verl
+from strop.compat.migration import Migration, migrate_verl, migrate_verl_sft, read_verl, verl_command
 from strop.compat.migration.verl_algorithm import _SAME_ESTIMATORS, _SAME_LOSSES
 
 A, R, M, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
@@ -652,13 +652,49 @@ def test_a_generation_batch_that_is_larger_is_a_round(tmp_path: Path) -> None:
     assert "set data.train_batch_size=1536" in reason
 
 
-def test_validation_that_is_greedy_in_2025_alone_is_said(tmp_path: Path) -> None:
+def test_validation_without_sampling_is_greedy_and_said(tmp_path: Path) -> None:
     keys = f"{R}.val_kwargs"
-    migration = migrate(tmp_path, f"{keys}.do_sample=False", f"{keys}.temperature=0.6")
-    assert ours(migration)["eval.temperature"] == 0.6
-    assert "versions of 2025 validate greedily" in status(migration, f"{keys}.do_sample")[1]
-    sampled = migrate(tmp_path, f"{keys}.do_sample=True", f"{keys}.temperature=0.6")
+    rest = (f"{keys}.temperature=0.6", f"{keys}.top_p=0.9", f"{keys}.top_k=20", f"{keys}.n=4")
+    greedy = migrate(tmp_path, f"{keys}.do_sample=False", *rest)
+    found = ours(greedy)
+    assert found["eval.temperature"] == 0
+    assert not {"eval.top_p", "eval.top_k", "eval.samples_per_prompt"} & set(found)
+    assert "those of 2026 do not read it" in status(greedy, f"{keys}.do_sample")[1]
+    assert greedy.clashes() == {}
+    sampled = migrate(tmp_path, f"{keys}.do_sample=True", *rest)
     assert status(sampled, f"{keys}.do_sample")[0] == "not needed"
+    assert {key: ours(sampled)[key] for key in ours(sampled) if key.startswith("eval.s") or "top" in key} == {
+        "eval.samples_per_prompt": 4, "eval.top_p": 0.9, "eval.top_k": 20,
+    }  # fmt: skip
+    assert ours(sampled)["eval.temperature"] == 0.6
+    unsaid = migrate(tmp_path, *rest)
+    assert ours(unsaid)["eval.temperature"] == 0.6
+    assert "are greedy without val_kwargs.do_sample=true" in status(unsaid, f"{keys}.temperature")[1]
+    alone = migrate(tmp_path, f"{keys}.n=4")
+    assert status(alone, f"{keys}.n") == (
+        "not needed",
+        "greedy answers to a prompt are all the same, so there is one",
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "command", "said"),
+    [
+        (["trainer.val_only=True"], "eval", "validation alone: strop eval --config"),
+        (
+            ["trainer.val_only=True", "trainer.val_before_train=False"],
+            "train",
+            "read with trainer.val_before_train",
+        ),
+        (["trainer.val_only=False"], "train", "off there too"),
+    ],
+)
+def test_validation_alone_is_another_command(
+    settings: list[str], command: str, said: str, tmp_path: Path
+) -> None:
+    migration = migrate(tmp_path, *settings)
+    assert said in status(migration, "trainer.val_only")[1]
+    assert verl_command(read_verl([tmp_path / "run.sh"], {}).found) == command
 
 
 def test_parameters_on_the_host_are_a_setting_of_fine_tuning(tmp_path: Path) -> None:

@@ -157,7 +157,13 @@ EVERY_RUN = ("llama4", "gemma4")
 others are slow tests."""
 
 _STATE, _OWN = "carry a state from token to token", "computes attention in code of its own"
+_HEARS = "which has a part that hears, and sound is given to no model here"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "gemma3n": ({}, f"Gemma3nForConditionalGeneration, {_HEARS}"),
+    "phi4_multimodal": ({}, f"Phi4MultimodalForCausalLM, {_HEARS}"),
+    "qwen2_5_omni": ({}, f"qwen2_5_omni, {_HEARS}"),
+    "qwen2_audio": ({}, f"qwen2_audio, {_HEARS}"),
+    "whisper": ({}, f"WhisperForCausalLM, {_HEARS}"),
     "bamba": ({"attn_layer_indices": [1]}, rf"BambaForCausalLM, which has layers .* {_STATE}"),
     "bloom": ({}, f"BloomForCausalLM, which {_OWN}"),
     "codegen": ({}, f"CodeGenForCausalLM, which {_OWN}"),

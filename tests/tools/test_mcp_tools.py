@@ -32,7 +32,7 @@ SERVER = '''
 import base64, os, sys, time
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import ImageContent, TextContent
+from mcp_types import AudioContent, ImageContent, TextContent
 
 server = MCPServer("test")
 memory = []
@@ -75,6 +75,11 @@ def pid() -> str:
 def picture() -> list:
     """A picture."""
     return [TextContent(text="see"), ImageContent(data="CONTENTS", mime_type="image/png")]
+
+@server.tool(structured_output=False)
+def voice() -> list:
+    """A voice."""
+    return [AudioContent(data="UklG", mime_type="audio/wav")]
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
@@ -125,7 +130,7 @@ def _line(process: psutil.Process) -> list[str]:
 
 def test_a_stdio_server_gives_its_tools_and_ends_with_the_connection(script: Path, tmp_path: Path) -> None:
     tools = load_all_tools(tools_file(tmp_path, stdio(script)))
-    assert sorted(tools) == ["add", "crash", "fail", "picture", "pid", "remember", "sleep"]
+    assert sorted(tools) == ["add", "crash", "fail", "picture", "pid", "remember", "sleep", "voice"]
     assert servers() == [], "the server that was asked has ended"
     schema = tools["add"].tool_schema.model_dump()["function"]
     assert schema["description"] == "Add two numbers."
@@ -149,6 +154,11 @@ def test_a_stdio_server_gives_its_tools_and_ends_with_the_connection(script: Pat
             assert unseen.response.image == [PICTURE]
             assert unseen.text == "see\n(1 image cannot be shown: the model takes text alone)"
             assert unseen.error == "not_shown"
+            unheard = await session.call("voice", {})
+            assert unheard.text == (
+                "(1 audio cannot be shown: results of tools are shown as text and images alone)"
+            )
+            assert unheard.error == "not_shown"
 
     asyncio.run(run())
     assert len(servers()) == 1, "one server for all calls of the process"

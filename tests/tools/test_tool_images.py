@@ -337,6 +337,16 @@ def test_a_template_without_images_in_results_is_told_too(folder: Path) -> None:
     assert one.media == ()
 
 
+def test_sound_is_named_and_images_beside_it_are_shown(folder: Path) -> None:
+    heard = ToolResponse(text="see", image=[png(WIDE)], audio=[b"RIFF"])
+    assert not heard.is_text_only()
+    one, _ = episode(setup_of(folder, Camera(heard), max_assistant_turns=2), "a", "b")
+    assert result_of(one)["content"] == (
+        "[image]\nsee\n(1 audio cannot be shown: results of tools are shown as text and images alone)"
+    )
+    assert len(one.media) == 1
+
+
 def test_a_video_is_named_and_images_beside_it_are_shown(folder: Path) -> None:
     setup = setup_of(
         folder,
@@ -596,6 +606,27 @@ def test_images_of_a_loop_that_do_not_fit_its_tokens_are_refused(
     prompts = [dataclasses.replace(one, agent_name="sees") for one in prompts_of(path, ("plain", []))]
     with pytest.raises(ValueError, match=match):
         played(model, prompts, setup_of(path, Camera(ToolResponse(text="x"))))
+
+
+@pytest.mark.parametrize(
+    ("content", "given", "match"),
+    [
+        ([{"type": "audio"}], {}, "a conversation of an agent loop has sound in message 1"),
+        ([{"type": "input_audio"}], {"token_ids": [1]}, "a turn of an agent loop has sound in message 1"),
+        ("a", {"audios": [b"RIFF"]}, "agent loops cannot show audio to the model"),
+    ],
+)
+def test_a_loop_cannot_show_sound(
+    content: Any, given: dict[str, Any], match: str, folder: Path, registered: None
+) -> None:
+    class Hears(AgentLoopBase):
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> None:
+            place = self.ct_merge_non_assistant_msg if "token_ids" in given else self.apply_chat_template
+            await place(messages=[{"role": "user", "content": content}], **given)
+
+    agents["hears"] = Hears
+    with pytest.raises(ValueError, match=match):
+        episode(setup_of(folder, Camera(ToolResponse(text="x"))), agent_name="hears")
 
 
 def test_a_loop_with_a_model_of_text_cannot_show_images(folder: Path, registered: None) -> None:

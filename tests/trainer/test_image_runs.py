@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 import transformers
@@ -12,10 +15,12 @@ from safetensors.torch import load_file
 from test_ray_runs import cut_after
 from tiny_runs import Done, check_records, resume_in, train_in
 
+from references.videos import EVEN, UNEVEN, write_video
 from strop.data.prompts import PromptDataset
 from strop.engines.model import load_tokenizer
 from strop.protocol import DataProto
 from strop.run import RunFolder
+from strop.trainer.preflight import run_preflight
 from strop.trainer.roles import check_models
 from strop.trainer.setup import load_training_data, training_sampling
 from strop.vision.pixels import load_media_processor
@@ -73,6 +78,42 @@ def test_samples_name_their_image(two_steps: Done) -> None:
 def test_a_resumed_run_goes_on_as_if_nothing_had_happened(two_steps: Done, tmp_path: Path) -> None:
     resumed = resume_in(cut_after(two_steps.folder, tmp_path / "cut", step=1))
     assert [one.chain for one in resumed.chain] == [one.chain for one in two_steps.chain]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_run_on_video_files_goes_on_with_the_same_files_alone(kind: str, tmp_path: Path) -> None:
+    task = ImageTask(tmp_path, kind=kind)
+    films = [write_video(tmp_path / f"{number}.mp4", UNEVEN[number:]) for number in range(2)]
+    rows = [
+        {
+            "data_source": "films",
+            "prompt": [{"role": "user", "content": "<video>?"}],
+            "videos": [{"video": str(films[number % 2]), "fps": 3}],
+            "reward_model": {"style": "rule", "ground_truth": "red"},
+        }
+        for number in range(8)
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
+    config = task.config("data.max_prompt_tokens=200", "run.save_every=1", "data.prompts_per_step=2")
+    whole = train_in(tmp_path / "run", config)
+    assert max(numbers["training/rollout_log_probs_diff_max"] for numbers in whole.steps) < 1e-4
+    with RunFolder.open(whole.folder, read_only=True) as run:
+        assert all("frames from 0.0 to" in row["prompt"] for row in run.samples.read(1))
+    for film in films:  # as on another machine
+        os.utime(film, ns=(0, 0))
+    resumed = resume_in(cut_after(whole.folder, tmp_path / "cut", step=1))
+    assert [one.chain for one in resumed.chain] == [one.chain for one in whole.chain]
+    content = bytearray(write_video(films[0], EVEN, size=(320, 240)).read_bytes())
+    content[5900:5940] = bytes(40)
+    films[0].write_bytes(content)
+    with pytest.raises(
+        ValueError, match="the video files that the rows name are not those of the run to resume"
+    ):
+        resume_in(cut_after(whole.folder, tmp_path / "other", step=1))
+
+    with pytest.raises(ValueError, match="train row 0: .*0.mp4' is damaged at frame"):
+        run_preflight(config, num_prompts=1)
 
 
 def test_images_and_a_model_of_text_are_refused_before_anything_runs(

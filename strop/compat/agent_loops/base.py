@@ -12,6 +12,7 @@ from typing import Any
 from strop.agents.context import AgentContext
 from strop.compat.agent_loops.inputs import refuse
 from strop.compat.agent_loops.server import ServerManager
+from strop.data.media import refuse_audio
 
 
 class AgentLoopBase(ABC):
@@ -83,6 +84,7 @@ class AgentLoopBase(ABC):
         images: Any = None,
         videos: Any = None,
         remove_system_prompt: bool = False,
+        audios: Any = None,
         **kwargs: Any,
     ) -> list[int]:
         """Token ids of messages with the header of an answer; without the system prompt, as what follows an answer.
@@ -91,11 +93,12 @@ class AgentLoopBase(ABC):
             messages: images in them are parts {"type": "image"} of their contents.
             tools: schemas.
             images: as many as parts, in order.
-            videos: refused.
+            videos, audios: refused, as parts of messages too.
             remove_system_prompt: as said above.
             kwargs: not used; template variables are those of the run.
         """
-        refuse(videos=videos)
+        refuse(videos=videos, audio=audios)
+        refuse_audio({}, messages, "a conversation of an agent loop")
         if remove_system_prompt:
             return await self.ct_merge_non_assistant_msg([], messages, tools, images)
         return self._with_images(self.context.template.prompt_ids(messages, _schemas(tools)), images)
@@ -147,6 +150,7 @@ class AgentLoopBase(ABC):
     ) -> list[int]:
         """The tokens so far, with tool results or user turns appended and the header of the next answer."""
         refuse(videos=videos)
+        refuse_audio({}, messages, "a turn of an agent loop")
         names = [str(m.get("name") or "tool") for m in messages if m["role"] == "tool"]
         stop_ids = self.context.stop_ids
         reply = self.context.template.reply(

@@ -21,7 +21,7 @@ from strop.compat.migration.openrlhf import migrate_openrlhf
 from strop.compat.migration.python_calls import read_calls
 from strop.compat.migration.tables import Migration, Row
 from strop.compat.migration.trl import migrate_trl
-from strop.compat.migration.verl import migrate_verl, migrate_verl_sft
+from strop.compat.migration.verl import migrate_verl, migrate_verl_sft, verl_command
 
 __all__ = [
     "PROGRAMS",
@@ -35,4 +35,5 @@ __all__ = [
     "read_calls",
     "read_openrlhf",
     "read_verl",
+    "verl_command",
 ]

@@ -316,14 +316,58 @@ def config_name(key: str, value: Any, facts: Facts) -> Outcome:
 # Sampling and agents.
 
 
+def samples_in_validation(facts: Facts) -> bool:
+    """Validation may sample; it never does where the script says so."""
+    return facts.get(f"{R}.val_kwargs.do_sample") is not False
+
+
 def greedy_validation(key: str, value: Any, facts: Facts) -> Outcome:
     """Whether validation samples: in 2025 whatever its temperature, in 2026 the temperature alone says it."""
-    if value is False and facts.get(f"{R}.val_kwargs.temperature"):
+    if value is not False:
+        return skip("val_kwargs.temperature says it; 0 is greedy")
+    note = "greedy"
+    if facts.get(f"{R}.val_kwargs.temperature"):
         note = (
-            "verl's versions of 2025 validate greedily then, those of 2026 at val_kwargs.temperature, as here"
+            "greedy, as in verl's versions of 2025; those of 2026 do not read it and sample at val_kwargs.temperature: "
+            "set eval.temperature to that"
         )
-        return many({}, f"{note}; for greedy validation set eval.temperature=0")
-    return skip("eval.temperature says it; 0 is greedy")
+    return many({"eval.temperature": 0}, note)
+
+
+def validation_temperature(key: str, value: Any, facts: Facts) -> Outcome:
+    """The temperature of validation, where it samples."""
+    if not samples_in_validation(facts):
+        return skip("val_kwargs.do_sample=false is greedy")
+    ours = {"eval.temperature": number(value)}
+    if value and facts.get(f"{R}.val_kwargs.do_sample") is None:
+        return many(ours, "verl's versions of 2025 are greedy without val_kwargs.do_sample=true")
+    return many(ours)
+
+
+def validation_answers(key: str, value: Any, facts: Facts) -> Outcome:
+    """Answers per prompt in validation; greedy ones are all the same."""
+    count = integer(value)
+    if count > 1 and not (samples_in_validation(facts) and facts.get(f"{R}.val_kwargs.temperature")):
+        return skip("greedy answers to a prompt are all the same, so there is one")
+    return many({"eval.samples_per_prompt": count})
+
+
+def validation_alone(key: str, value: Any, facts: Facts) -> Outcome:
+    """No training: another command, with the same configuration."""
+    if value is not True:
+        return skip("off there too")
+    if facts.get("trainer.val_before_train") is False:
+        return skip("read with trainer.val_before_train=true alone")
+    return many(
+        {}, "validation alone: strop eval --config, with eval and data.val_files of this configuration"
+    )
+
+
+def verl_command(found: Sequence[Found]) -> str:
+    """The command that takes what is made of a verl script of reinforcement learning: train, or eval."""
+    given = {one.key: one.value for one in found if one.kind == "set" and not one.unresolved}
+    alone = given.get("trainer.val_only") is True and given.get("trainer.val_before_train") is not False
+    return "eval" if alone else "train"
 
 
 def rounds(key: str, value: Any, facts: Facts) -> Outcome:
@@ -404,7 +448,8 @@ FUNCTIONS = {
         *(uses_reference, uses_critic, has_tools, has_turns, samples_per_update, token_budget, micro_batch),
         *(reward_micro_batch, warmup, warmup_share, ranks, sft_ranks, sft_micro_batch, filter_overlong),
         *(truncation, sample_limit, generated, precision, saved, value_aggregation, trackers, critic_warmup),
-        *(config_name, greedy_validation, rounds, clips_beside_the_optimizer, interactions, default_agent),
+        *(config_name, greedy_validation, validation_temperature, validation_answers, validation_alone),
+        *(samples_in_validation, rounds, clips_beside_the_optimizer, interactions, default_agent),
         *(function_name, sandbox_server, manager),
         *(manager_file, model_only, model_path),
         *verl_algorithm.FUNCTIONS,
