@@ -223,7 +223,7 @@ class _Loading:
         place = torch.device("cpu") if self._is_sharded_later else self._place
         module.to(place)
         module.eval()
-        check_packed(module, place)
+        check_packed(module, place, by_formula=self._config.attn_implementation == "eager")
         media = media_inputs(module, self._config.path)
         if self._config.gradient_checkpointing:
             # The second name is that of older versions of transformers.
