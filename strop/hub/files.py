@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -78,6 +79,18 @@ def lacking(folder: Path, *, weights: bool = True) -> str:
     except ValueError as error:
         return f"weights ({error})" if INDEX in names else "model.safetensors"
     return ""
+
+
+def settle(staging: Path, folder: Path) -> None:
+    """Move what was fetched into its folder: by one rename, or beside what an earlier fetch of less left there."""
+    if not folder.is_dir():
+        staging.rename(folder)
+        return
+    for file in sorted(path for path in staging.rglob("*") if path.is_file()):
+        target = folder / file.relative_to(staging)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(target)
+    shutil.rmtree(staging)
 
 
 def hashes(folder: Path) -> dict[str, dict[str, int | str]]:

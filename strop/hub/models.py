@@ -70,7 +70,9 @@ class Fetch:
     """How long a hub or store may send nothing, in seconds."""
 
 
-def fetch_model(text: str, how: Fetch, *, key: str = "model.path", revision: str = "") -> Fetched:
+def fetch_model(
+    text: str, how: Fetch, *, key: str = "model.path", revision: str = "", state: str = ""
+) -> Fetched:
     """The folder of a model, fetched if it lies elsewhere.
 
     Args:
@@ -78,6 +80,7 @@ def fetch_model(text: str, how: Fetch, *, key: str = "model.path", revision: str
         how: what is fetched, and who hears of it.
         key: what `text` was given as, for sentences.
         revision: branch, tag or commit; empty: the one in `text`, else the main one.
+        state: the revision that an earlier fetch resolved, in place of any other.
 
     Raises:
         ValueError: the name means nothing, or the model cannot be had: the sentence says why, and what to do.
@@ -96,7 +99,7 @@ def fetch_model(text: str, how: Fetch, *, key: str = "model.path", revision: str
     if place.is_here:
         return Fetched(place=place, folder=place.name)
     ask(key, f"{text} (fetched)")
-    place = Place(kind=place.kind, name=place.name, revision=revision or place.revision)
+    place = Place(kind=place.kind, name=place.name, revision=state or revision or place.revision)
     try:
         remote = _remote(place)
         return _Fetching(place, remote, how).fetch()

@@ -14,6 +14,7 @@ import huggingface_hub.constants as constants
 import pytest
 from cli_calls import Project, cli, interrupted_after
 from hub_cases import StandIn, asked_here, serving
+from store_cases import opened
 
 
 @pytest.fixture
@@ -71,6 +72,51 @@ def test_commands_on_a_model_take_a_name_of_the_hub(project: Project, hub: Stand
     assert "model.path 'tiny/modle' cannot be fetched" in wrong.sentence
     assert "the nearest is tiny/model" in wrong.sentence
     assert not run.exists()
+
+
+def test_a_url_that_gives_nothing_ends_before_anything_is_loaded(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with opened("hdfs", tmp_path, monkeypatch) as store:
+        store.put("config.json", b"{}")
+        with_model = ["train", "--config", project.config, "--out", run, f"model.path={store.elsewhere}"]
+        missing = cli(*with_model)
+        assert "cannot be fetched: FileNotFoundError: File does not exist" in missing.sentence
+        assert missing.sentence.endswith("check the address")
+        store.close()
+        denied = cli(*with_model, f"model.path={store.root}")
+        assert "Permission denied" in denied.sentence
+        rows = cli(
+            "train", "--config", project.config, "--out", run, f"data.train_files=[{store.root}/rows.jsonl]"
+        )
+        assert "rows.jsonl' cannot be fetched (PermissionError: Permission denied" in rows.sentence
+    assert not run.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["web", "hdfs"])
+def test_a_run_with_model_and_rows_at_urls(
+    project: Project, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with opened(kind, tmp_path, monkeypatch) as store:
+        for file in project.model.iterdir():
+            store.put(f"model/{file.name}", file.read_bytes())
+        store.put("rows.parquet", project.data("train").read_bytes())
+        words = [f"model.path={store.root}/model", f"data.train_files=[{store.root}/rows.parquet]",
+                 "trainer.max_steps=2", "run.save_every=1"]  # fmt: skip
+        with interrupted_after(step=1):
+            begun = cli("train", "--config", project.config, *words, "--out", run)
+        assert begun.code == 130, begun.err
+        model = json.loads((run / "models.json").read_text())["model.path"]
+        assert (model["source"], model["kind"]) == (f"{store.root}/model", "url")
+        weights = (project.model / "model.safetensors").read_bytes()
+        assert model["files"]["model.safetensors"]["sha256"] == hashlib.sha256(weights).hexdigest()
+        store.put("model/config.json", b"{}")  # another state, which cannot be used
+        done = cli("train", "--resume", run, "--json")
+        assert done.code == 0, done.err
+        assert done.record["steps"] == 2
 
 
 @pytest.mark.slow
