@@ -64,13 +64,13 @@ def wanted_weights(names: Collection[str], index: Mapping[str, Any] | None) -> l
     )
 
 
-def lacking(folder: Path, *, weights: bool = True) -> str:
+def lacking(folder: Path, *, weights: bool = True, tokenizer: bool = True) -> str:
     """The first file that a folder would need and does not have; empty where it is whole."""
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     if ADAPTER not in names:
         if weights and "config.json" not in names:
             return "config.json"
-        if not any(name.startswith(_TOKENIZERS) or name.endswith(".tiktoken") for name in names):
+        if tokenizer and not any(n.startswith(_TOKENIZERS) or n.endswith(".tiktoken") for n in names):
             return "the tokenizer"
     if not weights:
         return ""

@@ -25,7 +25,7 @@ from filelock import FileLock
 from strop.base.foreign_files import read_json
 from strop.base.trust import ask
 from strop.hub.face import FaceModel
-from strop.hub.files import INDEX, lacking, wanted_settings, wanted_weights
+from strop.hub.files import ADAPTER, INDEX, lacking, wanted_settings, wanted_weights
 from strop.hub.places import Place, place_of
 from strop.hub.remote import Listing, Refused, Remote, Unreachable
 from strop.hub.scope import ScopeModel
@@ -112,23 +112,37 @@ def fetch_model(
 _SNAPSHOT = re.compile(r"models--(?P<name>[\w.-]+)/snapshots/(?P<commit>[0-9a-f]{40})", re.ASCII)
 
 
-def fetch_copy(folder: Path) -> bool:
-    """Make a folder of the hub's cache that another machine of the run has and this one lacks; whether it was one.
+def fetch_copy(
+    folder: Path, *, weights: bool, tokenizer: bool = False, code: bool = False, offline: bool = False
+) -> None:
+    """Fetch what this machine lacks of a folder of the hub's cache that the run was begun with on another one.
+
+    Nothing happens for any other folder, or where all is there. A process that comes while another one fetches waits.
+
+    Args:
+        folder: perhaps of the hub's cache; it need not exist.
+        weights: they are needed.
+        tokenizer: it is needed.
+        code: fetch Python files too.
+        offline: contact nobody.
 
     Raises:
         ValueError: it cannot be fetched, or the cache of this machine is elsewhere.
     """
     match = _SNAPSHOT.fullmatch("/".join(folder.parts[-3:]))
     if match is None:
-        return False
+        return
+    has_settings = any((folder / name).is_file() for name in ("config.json", ADAPTER))
+    if has_settings and not lacking(folder, weights=weights, tokenizer=tokenizer):
+        return
     name = match["name"].replace("--", "/")
-    fetched = fetch_model(f"hub:{name}@{match['commit']}", Fetch(say=logger.info))
+    how = Fetch(say=logger.info, weights=weights, code=code, offline=offline)
+    fetched = fetch_model(f"hub:{name}@{match['commit']}", how)
     if Path(fetched.folder) != folder:
         raise ValueError(
             f"this machine ({platform.node()}) keeps {name} in {fetched.folder}, and the run began with {folder}: set "
             f"HF_HOME to the same folder on every machine"
         )
-    return True
 
 
 _KINDS = {"folder": "a folder", "url": "a URL"}

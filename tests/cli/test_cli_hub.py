@@ -138,3 +138,50 @@ def test_the_real_client_is_told_by_its_own_variables(project: Project, tmp_path
     assert (
         tmp_path / "home" / "hub" / "models--tiny--model" / "snapshots" / commit / "config.json"
     ).is_file()
+
+
+_ON_OTHER_MACHINES = """
+import shutil, sys
+from pathlib import Path
+from strop.cli.main import main
+from strop.trainer import loop
+
+made = loop.make_roles
+kept = Path(sys.argv.pop(1))
+
+
+def make_roles(*arguments, **options):
+    if kept.name:  # what the machine of the controller has, those of the ranks have not
+        shutil.rmtree(kept)
+    return made(*arguments, **options)
+
+
+loop.make_roles = make_roles
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_model", [True, False], ids=["same machine", "machines without the model"])
+def test_two_ranks_on_ray_fetch_a_model_once_for_their_machine(
+    project: Project, has_model: bool, tmp_path: Path
+) -> None:
+    script, run, home = tmp_path / "program.py", tmp_path / "run", tmp_path / "home"
+    script.write_text(_ON_OTHER_MACHINES)
+    kept = home / "hub" / "models--tiny--model"
+    with serving() as hub:
+        commit = hub.add_folder("tiny/model", project.model)
+        hub.slow_s = 0.05  # the second rank comes while the first one fetches
+        done = subprocess.run(
+            [sys.executable, script, "" if has_model else kept, "train", "--config", project.config,
+             "model.path=tiny/model", "trainer.max_steps=1", "resources.runtime=ray", "resources.ranks=2",
+             "resources.cpus_per_rank=0.25", "--out", run],
+            env={**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(home)},
+            capture_output=True, text=True, timeout=250, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        times = 1 if has_model else 2
+        assert [hub.bodies().count(name) for name in ("model.safetensors", "config.json")] == [times, times]
+    model = json.loads((run / "models.json").read_text())["model.path"]
+    assert (model["source"], model["revision"]) == ("tiny/model", commit)
+    assert (kept / "snapshots" / commit / "model.safetensors").is_file()

@@ -11,7 +11,6 @@ from scope_cases import ScopeStandIn, asked_here
 from strop.hub.models import Fetch, Fetched, fetch_model
 
 pytestmark = pytest.mark.stores
-pytest.importorskip("modelscope_hub", reason="`make stores` installs it")
 
 WEIGHTS = bytes(range(256)) * 1024  # 256 KiB
 MODEL = {
@@ -23,6 +22,7 @@ NEEDED = ["additional_chat_templates/own.jinja", "config.json", "model.safetenso
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScopeStandIn]:
+    pytest.importorskip("modelscope_hub", reason="`make stores` installs it")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "cache"))
     with asked_here(monkeypatch) as stand_in:
