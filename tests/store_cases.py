@@ -30,6 +30,8 @@ class Relay:
 
     def __init__(self, target: int) -> None:
         self._target, self._left, self._is_stopped, self._once = target, -1, False, False
+        self.slow_s = 0.0
+        """Pause before each piece of an answer, in seconds."""
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listening.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
@@ -60,6 +62,7 @@ class Relay:
                     piece = one.recv(PIECE)
                     if not piece:
                         return
+                    time.sleep(self.slow_s if one is far else 0)
                     if one is far and self._left >= 0:
                         if self._left < len(piece):
                             self._left = -1 if self._once else 0

@@ -40,6 +40,8 @@ Say = Callable[[str], object]
 """Takes one line for the person who watches."""
 
 _MEBIBYTE = 1 << 20
+_SAY_EVERY_S = {True: 2.0, False: 10.0}
+"""How often it is said how far a fetch is, in seconds: on a terminal, and in a log."""
 _ROOM = 64 * _MEBIBYTE
 """Left free on the disk beside the model, in bytes."""
 
@@ -288,8 +290,7 @@ class _Fetching:
         return while_heard(work, self._remote.traffic, self._how.silence_s, show=show)
 
     def _show(self, done: int, total: int) -> None:
-        every_s = 2.0 if sys.stderr.isatty() else 10.0
-        if time.monotonic() - self._said_at >= every_s:
+        if time.monotonic() - self._said_at >= _SAY_EVERY_S[sys.stderr.isatty()]:
             self._said_at = time.monotonic()
             self._how.say(f"fetching {self._place}: {_size(min(done, total))} of {_size(total)}")
 

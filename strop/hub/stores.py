@@ -55,6 +55,7 @@ def folder_of(system: Any, path: str) -> Mapping[str, Mapping[str, Any]] | None:
 
 def name_below(path: str, name: str) -> str:
     """What a file is called in a copy: its path below the folder, or the last part of its own name."""
+    name, path = name.lstrip("/"), path.lstrip("/")  # some stores begin names of one kind alone with it
     if name == path:
         # A web address may end in ?query.
         return PurePosixPath(urlsplit(name).path if "://" in name else name).name

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.arrow import ArrowFSWrapper, HadoopFileSystem
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from store_cases import Store, opened
 
 from strop.data.sources import fetch
+from strop.hub import models
 from strop.hub.files import hashes
 from strop.hub.models import Fetch, Fetched, fetch_model
 
@@ -56,6 +61,20 @@ def test_a_model_is_fetched_once_for_each_state_and_named_by_it(store: Store) ->
     assert (Path(second.folder) / "model.safetensors").read_bytes() == WEIGHTS[::-1]
     store.close()
     assert get(store.root, offline=True) == second
+
+
+@pytest.mark.parametrize("store", ["web", pytest.param("s3", marks=pytest.mark.stores)], indirect=True)
+def test_who_watches_is_told_how_far_it_is(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_SAY_EVERY_S", {True: 0.1, False: 0.1})
+    get(store.root, weights=False)
+    store.relay.slow_s = 0.004
+    said: list[str] = []
+    fetch_model(store.root, Fetch(say=said.append, silence_s=0.8))
+    told = [re.fullmatch(r"fetching \S+: (\d+) KiB of 1024 KiB", line) for line in said[1:-1]]
+    amounts = [int(match[1]) for match in told if match is not None]
+    assert len(amounts) == len(told)
+    assert len(set(amounts)) >= 2
+    assert amounts == sorted(amounts)
 
 
 def test_settings_alone_and_then_the_weights_too(store: Store) -> None:
@@ -123,3 +142,33 @@ def test_rows_are_fetched_once_for_each_state_or_not_at_all(store: Store, tmp_pa
     assert names(cache) == before
     store.relay.mend()
     assert rows() == long
+
+
+def test_hdfs_through_arrow_but_for_the_wire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system of fsspec that stands for hdfs://, over a folder: there is no name node to ask."""
+
+    def over_folder(self: HadoopFileSystem, host: str, port: int) -> None:
+        ArrowFSWrapper.__init__(self, fs=SubTreeFileSystem(str(tmp_path / "root"), LocalFileSystem()))
+        assert (host, port) == ("name-node", 9000)
+
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(HadoopFileSystem, "__init__", over_folder)
+    HadoopFileSystem.clear_instance_cache()
+    for name, body in FILES.items():
+        path = tmp_path / "root" / "user" / "model" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+    first = get("hdfs://name-node:9000/user/model")
+    assert names(Path(first.folder)) == NEEDED
+    (tmp_path / "root" / "user" / "model" / "model.safetensors").write_bytes(WEIGHTS[::-1])
+    assert get("hdfs://name-node:9000/user/model").revision != first.revision
+    rows = fetch("hdfs://name-node:9000/user/model/config.json", (".json",), tmp_path / "rows")
+    assert rows.read_bytes() == b"{}"
+    with pytest.raises(ValueError, match=r"cannot be fetched: FileNotFoundError[^\n]*check the address$"):
+        get("hdfs://name-node:9000/user/none")
+
+
+@pytest.mark.skipif("HADOOP_HOME" in os.environ, reason="HADOOP_HOME names one")
+def test_a_machine_without_hadoop_is_told_what_reads_hdfs() -> None:
+    with pytest.raises(ValueError, match=r"(libjvm|libhdfs)[^\n]*hdfs-native[^\n]*webhdfs://[^\n]*$"):
+        get("hdfs://127.0.0.1:9/user/model")
