@@ -113,7 +113,7 @@ def meant_by(error: Exception) -> Exception:
     """What lies under an error: fsspec says of whatever fails on the web that there is no such file."""
     below = error.__cause__
     is_web = isinstance(error, FileNotFoundError) and type(below).__module__.startswith("aiohttp")
-    return below if is_web and isinstance(below, Exception) else error
+    return below if is_web and isinstance(below, Exception) and _status(below) != 404 else error
 
 
 def is_refusal(error: Exception) -> bool:

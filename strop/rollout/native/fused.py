@@ -157,7 +157,7 @@ def fused_step(model: CausalLM) -> FusedStep | None:
     if model.compute_dtype not in TOLERANCE or not torch._C._has_mkldnn:
         return None
     backbone: Any = model.module.base_model
-    if backbone.config._attn_implementation == FORMULA_NAME:
+    if model.config._attn_implementation == FORMULA_NAME:
         return None
     layers = list(getattr(backbone, "layers", ()))
     rope = getattr(getattr(backbone, "rotary_emb", None), "rope_type", "")
