@@ -121,8 +121,7 @@ def fetch(
     _ask(url)
     try:
         system, path = open_store(url)
-        root, found = while_heard(lambda: listing_of(system, path), lambda: 0, silence_s)
-        is_folder = root["type"] == "directory"
+        is_folder, found = while_heard(lambda: listing_of(system, path), lambda: 0, silence_s)
         wanted = {name_below(path, name): name for name in found if _is_wanted(name, suffixes, is_folder)}
         if not wanted:
             raise FileNotFoundError(f"the folder holds no {', '.join(suffixes)} files")

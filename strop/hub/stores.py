@@ -33,24 +33,18 @@ def open_store(url: str) -> tuple[Any, str]:
     return system, path
 
 
-def listing_of(system: Any, path: str) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]]]:
-    """What the store says about a path, and about the files there by their names."""
-    info: Mapping[str, Any] = system.info(path)
-    return info, system.find(path, detail=True) if info["type"] == "directory" else {path: info}
-
-
-def folder_of(system: Any, path: str) -> Mapping[str, Mapping[str, Any]] | None:
-    """What the store says about the files of a folder, by their names; None for a file.
+def listing_of(system: Any, path: str) -> tuple[bool, Mapping[str, Mapping[str, Any]]]:
+    """Whether a path is a folder, and what the store says about the files there by their names.
 
     A web server has pages alone: one of HTML that links to files below it is a folder.
     """
-    info, found = listing_of(system, path)
+    info: Mapping[str, Any] = system.info(path)
     if info["type"] == "directory":
-        return found
-    if info.get("mimetype") != "text/html":
-        return None
-    linked = system.find(path, maxdepth=2)
-    return {name: system.info(name) for name in linked} or None
+        return True, system.find(path, detail=True)
+    linked = system.find(path, maxdepth=2) if info.get("mimetype") == "text/html" else []
+    if linked:
+        return True, {name: system.info(name) for name in linked}
+    return False, {path: info}
 
 
 def name_below(path: str, name: str) -> str:
@@ -202,10 +196,10 @@ class StoredModel:
         """As of Remote."""
         try:
             self._system, path = open_store(self._url.rstrip("/"))
-            found = folder_of(self._system, path)
+            is_folder, found = listing_of(self._system, path)
         except Exception as error:
             raise self._translated(error) from error
-        if found is None:
+        if not is_folder:
             raise Refused("it is a file: give the address of the model's folder")
         infos = {name_below(path, name): info for name, info in found.items()}
         self._names = {name_below(path, name): name for name in found}

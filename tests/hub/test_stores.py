@@ -131,6 +131,9 @@ def test_rows_are_fetched_once_for_each_state_or_not_at_all(store: Store, tmp_pa
     assert rows() == b'{"a": 1}\n'
     store.put("rows.jsonl", b'{"a": 2}\n')
     assert rows() == b'{"a": 2}\n'
+    for name in ("set/a.jsonl", "set/below/b.jsonl", "set/README.md"):
+        store.put(name, b"{}\n")
+    assert names(fetch(f"{store.root}/set", (".jsonl",), cache)) == ["a.jsonl", "below/b.jsonl"]
     long = b'{"a": 3}\n' * 100_000
     store.put("rows.jsonl", long)
     before = names(cache)
