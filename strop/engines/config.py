@@ -61,6 +61,18 @@ class LoraConfig:
         return self.rank > 0
 
 
+def _no_such_attention(name: str) -> str:
+    """Why there is no attention of this name of transformers here."""
+    if name.startswith("flash_attention"):
+        return (
+            "sdpa takes FlashAttention's kernel on CUDA by itself where a sequence needs no mask, and the package "
+            "flash-attn is not used"
+        )
+    if name == "flex_attention":
+        return "flex attention has no backward pass on a CPU, and is not used"
+    return "there is no kernel of that name"
+
+
 @section("model")
 class ModelConfig:
     path: str = ""
@@ -80,6 +92,11 @@ class ModelConfig:
     """Jinja template in place of the tokenizer's: the text itself, or a file. Saved with the checkpoints."""
     external_lib: str = ""
     """Python module that is imported before the model is made, in every process; it may register model classes."""
+    attn_implementation: str = "sdpa"
+    """How attention on packed tokens is computed, and in the part that reads images. sdpa: PyTorch's fused kernels, on
+    CUDA FlashAttention among them, and strop's own kernels for decoding on a CPU; eager: matrix products and a softmax,
+    to look for a fault in kernels. For the policy, and for a reference and a critic; engines of their own process
+    (vLLM, SGLang) have their own."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """Compute precision; master weights stay in float32 (float64 for float64). auto: bfloat16 on an
     accelerator, float32 on a CPU, where bfloat16 is often slower. float16 needs an accelerator; losses are scaled."""
@@ -93,6 +110,13 @@ class ModelConfig:
     """Run norms, SwiGLU and rotary embeddings through liger-kernel; CUDA only (install strop[liger])."""
     freeze_vision_tower: bool = False
     """Train the language part of a vision-language model alone; the part that reads images stays as it is."""
+
+    def __post_init__(self) -> None:
+        if self.attn_implementation not in ("sdpa", "eager"):
+            raise ValueError(
+                f"model.attn_implementation is {self.attn_implementation!r}, and strop computes attention on packed "
+                f"tokens itself: {_no_such_attention(self.attn_implementation)}; choose sdpa or eager"
+            )
 
     @property
     def tokenizer_folder(self) -> str:

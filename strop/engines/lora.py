@@ -27,6 +27,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig
 from strop.engines.gradients import full
 from strop.engines.weights import named_weights, weights_metadata
+from strop.hub.models import fetch_copy
 
 ADAPTER = "default"
 """PEFT's name of the one adapter; part of its parameters' names."""
@@ -226,6 +227,7 @@ def _settings(peft: Any, config: LoraConfig, model: CausalLM) -> Any:
 def _settings_of_folder(peft: Any, config: LoraConfig, model: CausalLM) -> Any:
     """PEFT's configuration of an adapter folder."""
     folder = Path(config.path)
+    fetch_copy(folder, weights=True)
     if not (folder / _CONFIG_FILE).is_file():
         raise ValueError(f"model.lora.path {config.path!r} has no {_CONFIG_FILE}; give a PEFT adapter folder")
     try:

@@ -45,8 +45,9 @@ class MediaInputs(Protocol):
     def touched(self, hidden: Tensor) -> Tensor:
         """`hidden`, with a gradient of 0 for every weight of the tower that is trained: ranks add gradients up."""
 
-    def attention(self, name: str) -> str | dict[str, str]:
-        """Argument of `set_attn_implementation` that gives the language part the attention of this name."""
+    def attention(self, name: str, *, by_formula: bool) -> str | dict[str, str]:
+        """Argument of `set_attn_implementation` that gives the language part the attention of this name; the part that
+        reads media keeps its own, or computes it by the formula."""
 
     def probe(self, device: torch.device) -> Callable[[Any], float] | None:
         """The module's own results on prompts with media; from a `CausalLM` on packed ones, the largest log-prob

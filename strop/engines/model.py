@@ -43,6 +43,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
     """
     shape, source = read_shape(config), config.tokenizer_folder
     key = "model.tokenizer_path" if config.tokenizer_path else "model.path"
+    fetch_copy(Path(source), weights=False, tokenizer=True, offline=config.local_files_only)
     if not Path(source).is_dir():
         raise ValueError(f"{key} {source!r} is not a folder; give one with a tokenizer")
     names = sorted(p.name for p in Path(source).iterdir())
@@ -223,7 +224,7 @@ class _Loading:
         place = torch.device("cpu") if self._is_sharded_later else self._place
         module.to(place)
         module.eval()
-        check_packed(module, place)
+        check_packed(module, place, by_formula=self._config.attn_implementation == "eager")
         media = media_inputs(module, self._config.path)
         if self._config.gradient_checkpointing:
             # The second name is that of older versions of transformers.
@@ -292,6 +293,7 @@ def _read_module(
         else "causal language model"
     )
     source, trust = config.path, runs_own_code(config)
+    fetch_copy(Path(source), weights=True, code=trust, offline=config.local_files_only)
     if config.override_config:  # else transformers reads the file itself
         shape = read_shape(config)
         for name, value in options.items():
@@ -376,7 +378,8 @@ def read_shape(config: ModelConfig) -> Any:
     if not config.path:
         raise ValueError("model.path is not set; give a Hugging Face model folder: model.path=FOLDER")
     folder = Path(config.path)
-    if not folder.is_dir() and not fetch_copy(folder):
+    fetch_copy(folder, weights=False, code=config.trust_remote_code, offline=config.local_files_only)
+    if not folder.is_dir():
         raise ValueError(
             f"model.path {config.path!r} is not a folder; give a Hugging Face model folder on this machine"
             f"{_how_to_fetch(config.path)}"

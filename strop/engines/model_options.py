@@ -13,8 +13,7 @@ from strop.base.trust import ask
 from strop.engines.config import ModelConfig
 
 _REFUSED = {
-    "attn_implementation": "training and rollout compute attention on packed tokens themselves, so there is no other "
-    "to choose",
+    "attn_implementation": "set model.attn_implementation",
     "model_type": "it names another kind of model",
     "architectures": "it names another kind of model",
     "auto_map": "it names code: model.trust_remote_code runs that of the folder",

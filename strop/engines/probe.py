@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.engines.attention import ATTENTION_NAME, AttentionForm, NoContext, PackedAttention, Segment
+from strop.engines.attention import (
+    ATTENTION_NAME,
+    FORMULA_NAME,
+    AttentionForm,
+    NoContext,
+    PackedAttention,
+    Segment,
+)
 from strop.engines.causal_lm import CausalLM, logit_form, max_positions
 from strop.engines.head import Head
 from strop.engines.media import MediaInputs, media_inputs
@@ -51,7 +58,7 @@ class _Recorder:
 
 
 @torch.no_grad()
-def check_packed(module: Any, device: torch.device) -> None:
+def check_packed(module: Any, device: torch.device, *, by_formula: bool = False) -> None:
     """Give the module packed attention, and compare it and our head with its own forward pass on two sequences.
 
     What short sequences and small numbers do not show is made to show: windows are shorter than the sequences, logits
@@ -62,6 +69,7 @@ def check_packed(module: Any, device: torch.device) -> None:
     Args:
         module: a model in evaluation mode; it ends in that mode.
         device: where it is.
+        by_formula: compute attention by its formula in every layer, and in the part that reads media.
 
     Raises:
         ValueError: packed computation gives another result for this architecture.
@@ -73,7 +81,10 @@ def check_packed(module: Any, device: torch.device) -> None:
         head = _LargeLogits(module)
         own = torch.cat([head.run_alone(ids) for ids in sequences])
         media_difference = None if media is None else media.probe(device)
-        module.set_attn_implementation(ATTENTION_NAME if media is None else media.attention(ATTENTION_NAME))
+        name = FORMULA_NAME if by_formula else ATTENTION_NAME
+        module.set_attn_implementation(
+            name if media is None else media.attention(name, by_formula=by_formula)
+        )
         model = CausalLM(module, compute_dtype=torch.float32)
         for is_training in (False, True):
             module.train(is_training)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -63,13 +64,13 @@ def wanted_weights(names: Collection[str], index: Mapping[str, Any] | None) -> l
     )
 
 
-def lacking(folder: Path, *, weights: bool = True) -> str:
+def lacking(folder: Path, *, weights: bool = True, tokenizer: bool = True) -> str:
     """The first file that a folder would need and does not have; empty where it is whole."""
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     if ADAPTER not in names:
         if weights and "config.json" not in names:
             return "config.json"
-        if not any(name.startswith(_TOKENIZERS) or name.endswith(".tiktoken") for name in names):
+        if tokenizer and not any(n.startswith(_TOKENIZERS) or n.endswith(".tiktoken") for n in names):
             return "the tokenizer"
     if not weights:
         return ""
@@ -78,6 +79,18 @@ def lacking(folder: Path, *, weights: bool = True) -> str:
     except ValueError as error:
         return f"weights ({error})" if INDEX in names else "model.safetensors"
     return ""
+
+
+def settle(staging: Path, folder: Path) -> None:
+    """Move what was fetched into its folder: by one rename, or beside what an earlier fetch of less left there."""
+    if not folder.is_dir():
+        staging.rename(folder)
+        return
+    for file in sorted(path for path in staging.rglob("*") if path.is_file()):
+        target = folder / file.relative_to(staging)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(target)
+    shutil.rmtree(staging)
 
 
 def hashes(folder: Path) -> dict[str, dict[str, int | str]]:

@@ -25,7 +25,7 @@ from filelock import FileLock
 from strop.base.foreign_files import read_json
 from strop.base.trust import ask
 from strop.hub.face import FaceModel
-from strop.hub.files import INDEX, lacking, wanted_settings, wanted_weights
+from strop.hub.files import ADAPTER, INDEX, lacking, wanted_settings, wanted_weights
 from strop.hub.places import Place, place_of
 from strop.hub.remote import Listing, Refused, Remote, Unreachable
 from strop.hub.scope import ScopeModel
@@ -40,6 +40,8 @@ Say = Callable[[str], object]
 """Takes one line for the person who watches."""
 
 _MEBIBYTE = 1 << 20
+_SAY_EVERY_S = {True: 2.0, False: 10.0}
+"""How often it is said how far a fetch is, in seconds: on a terminal, and in a log."""
 _ROOM = 64 * _MEBIBYTE
 """Left free on the disk beside the model, in bytes."""
 
@@ -70,7 +72,9 @@ class Fetch:
     """How long a hub or store may send nothing, in seconds."""
 
 
-def fetch_model(text: str, how: Fetch, *, key: str = "model.path", revision: str = "") -> Fetched:
+def fetch_model(
+    text: str, how: Fetch, *, key: str = "model.path", revision: str = "", state: str = ""
+) -> Fetched:
     """The folder of a model, fetched if it lies elsewhere.
 
     Args:
@@ -78,6 +82,7 @@ def fetch_model(text: str, how: Fetch, *, key: str = "model.path", revision: str
         how: what is fetched, and who hears of it.
         key: what `text` was given as, for sentences.
         revision: branch, tag or commit; empty: the one in `text`, else the main one.
+        state: the revision that an earlier fetch resolved, in place of any other.
 
     Raises:
         ValueError: the name means nothing, or the model cannot be had: the sentence says why, and what to do.
@@ -96,7 +101,7 @@ def fetch_model(text: str, how: Fetch, *, key: str = "model.path", revision: str
     if place.is_here:
         return Fetched(place=place, folder=place.name)
     ask(key, f"{text} (fetched)")
-    place = Place(kind=place.kind, name=place.name, revision=revision or place.revision)
+    place = Place(kind=place.kind, name=place.name, revision=state or revision or place.revision)
     try:
         remote = _remote(place)
         return _Fetching(place, remote, how).fetch()
@@ -109,23 +114,37 @@ def fetch_model(text: str, how: Fetch, *, key: str = "model.path", revision: str
 _SNAPSHOT = re.compile(r"models--(?P<name>[\w.-]+)/snapshots/(?P<commit>[0-9a-f]{40})", re.ASCII)
 
 
-def fetch_copy(folder: Path) -> bool:
-    """Make a folder of the hub's cache that another machine of the run has and this one lacks; whether it was one.
+def fetch_copy(
+    folder: Path, *, weights: bool, tokenizer: bool = False, code: bool = False, offline: bool = False
+) -> None:
+    """Fetch what this machine lacks of a folder of the hub's cache that the run was begun with on another one.
+
+    Nothing happens for any other folder, or where all is there. A process that comes while another one fetches waits.
+
+    Args:
+        folder: perhaps of the hub's cache; it need not exist.
+        weights: they are needed.
+        tokenizer: it is needed.
+        code: fetch Python files too.
+        offline: contact nobody.
 
     Raises:
         ValueError: it cannot be fetched, or the cache of this machine is elsewhere.
     """
     match = _SNAPSHOT.fullmatch("/".join(folder.parts[-3:]))
     if match is None:
-        return False
+        return
+    has_settings = any((folder / name).is_file() for name in ("config.json", ADAPTER))
+    if has_settings and not lacking(folder, weights=weights, tokenizer=tokenizer):
+        return
     name = match["name"].replace("--", "/")
-    fetched = fetch_model(f"hub:{name}@{match['commit']}", Fetch(say=logger.info))
+    how = Fetch(say=logger.info, weights=weights, code=code, offline=offline)
+    fetched = fetch_model(f"hub:{name}@{match['commit']}", how)
     if Path(fetched.folder) != folder:
         raise ValueError(
             f"this machine ({platform.node()}) keeps {name} in {fetched.folder}, and the run began with {folder}: set "
             f"HF_HOME to the same folder on every machine"
         )
-    return True
 
 
 _KINDS = {"folder": "a folder", "url": "a URL"}
@@ -271,8 +290,7 @@ class _Fetching:
         return while_heard(work, self._remote.traffic, self._how.silence_s, show=show)
 
     def _show(self, done: int, total: int) -> None:
-        every_s = 2.0 if sys.stderr.isatty() else 10.0
-        if time.monotonic() - self._said_at >= every_s:
+        if time.monotonic() - self._said_at >= _SAY_EVERY_S[sys.stderr.isatty()]:
             self._said_at = time.monotonic()
             self._how.say(f"fetching {self._place}: {_size(min(done, total))} of {_size(total)}")
 

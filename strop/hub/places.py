@@ -36,7 +36,7 @@ class Place:
     name: str
     """The folder, the ORG/NAME, or the URL."""
     revision: str = ""
-    """Branch, tag or commit of a hub; empty: its main one."""
+    """Branch, tag or commit of a hub; empty: its main one. Of a URL, the state of its files that is asked for."""
 
     @property
     def is_here(self) -> bool:
@@ -45,7 +45,8 @@ class Place:
 
     def __str__(self) -> str:
         prefix = "modelscope:" if self.kind == "modelscope" else ""
-        return f"{prefix}{self.name}{f'@{self.revision}' if self.revision else ''}"
+        has_revision = self.revision and self.kind != "url"
+        return f"{prefix}{self.name}{f'@{self.revision}' if has_revision else ''}"
 
 
 def is_url(text: str) -> bool:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from strop.hub.files import settle
 from strop.hub.remote import Listing, Refused, Unreachable
+from strop.hub.stores import reason
 from strop.hub.waiting import size_of
+
+STATE = "files-"
+"""Begins the name of a state, which is made of the hashes of its files: the client tells no commit of a branch."""
 
 
 class ScopeModel:
-    """One model of ModelScope. Its states have no hash that the client tells, so they are named by those of the files.
+    """One model of ModelScope.
 
     Copies lie in `strop/` of the client's own cache folder, one folder for each state.
     """
@@ -34,7 +41,10 @@ class ScopeModel:
                 "the client of ModelScope is not installed: pip install 'strop[modelscope]'"
             ) from error
         self._errors: Any = importlib.import_module("modelscope_hub.errors")
-        self._api = client.HubApi()
+        _be_silent()
+        settings = client.HubConfig()  # of the environment as it is now
+        self._api = client.HubApi(settings)
+        self._where = settings.endpoint
         self._name = name
         home = os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope"
         self.cache = Path(home).expanduser() / "strop"
@@ -49,22 +59,27 @@ class ScopeModel:
         return folder if folder.is_dir() else None
 
     def list(self, revision: str) -> Listing:
-        """As of Remote; `revision` may be the key of a state, which the main branch must still have."""
-        is_key = (self._folder / revision).is_dir() if revision else False
-        self._branch = "" if is_key else revision
+        """As of Remote; the main branch must still have the state that `revision` may name."""
+        self._branch = "" if revision.startswith(STATE) else revision
         try:
             files = self._api.list_repo_files(self._name, "model", revision=self._branch or None)
         except Exception as error:
             raise self._translated(error) from error
-        found = {file.path: file for file in files if not getattr(file, "is_dir", False)}
+        found = {file.path: file for file in files if not file.is_dir}
         state = hashlib.sha256()
         for path, file in sorted(found.items()):
             state.update(repr((path, file.size, file.sha256)).encode())
-        return Listing(
-            revision=state.hexdigest()[:40],
+        listing = Listing(
+            revision=f"{STATE}{state.hexdigest()[:24]}",
             sizes={path: int(file.size or 0) for path, file in found.items()},
             sha256={path: file.sha256 for path, file in found.items() if file.sha256},
         )
+        if revision.startswith(STATE) and revision != listing.revision:
+            raise Refused(
+                f"its main branch has other files by now ({listing.revision}), and {self._folder / revision}, which "
+                f"had them, is gone: put that folder back"
+            )
+        return listing
 
     def get(self, listing: Listing, name: str) -> Path:
         """As of Remote."""
@@ -83,9 +98,9 @@ class ScopeModel:
 
     def finish(self, listing: Listing) -> Path:
         """As of Remote."""
-        folder = self._folder / listing.revision
-        if not folder.is_dir():
-            (self._folder / f"{listing.revision}.part").rename(folder)
+        folder, staging = self._folder / listing.revision, self._folder / f"{listing.revision}.part"
+        if staging.is_dir():
+            settle(staging, folder)
         ref = self._folder / "refs" / (self._branch or "master")
         ref.parent.mkdir(parents=True, exist_ok=True)
         ref.write_text(listing.revision, encoding="utf-8")
@@ -105,7 +120,17 @@ class ScopeModel:
             return Refused("ModelScope asks who you are: set MODELSCOPE_API_TOKEN to your token")
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
             return error
-        lines = str(error).strip().splitlines()
-        return Unreachable(
-            f"ModelScope does not give it ({type(error).__name__}: {lines[0] if lines else ''})"
-        )
+        if isinstance(error, errors.FileIntegrityError):
+            return Refused(f"{error.message}: try again; its files may have changed while they were fetched")
+        below: BaseException = error
+        for _ in range(10):
+            below = below.__cause__ or below.__context__ or below
+        return Unreachable(f"{self._where} does not give it ({reason(below)})")
+
+
+def _be_silent() -> None:
+    """The client draws a bar for each file and tells of each attempt: the caller says how far all of it is."""
+    logging.getLogger("modelscope_hub").setLevel(logging.ERROR)
+    download: Any = importlib.import_module("modelscope_hub._download")
+    if hasattr(download, "tqdm"):
+        download.tqdm = partial(importlib.import_module("tqdm").tqdm, disable=True)

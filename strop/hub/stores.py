@@ -5,35 +5,51 @@ from __future__ import annotations
 import errno
 import hashlib
 import importlib
+import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+from strop.hub.files import settle
 from strop.hub.remote import Listing, Refused, Unreachable
 from strop.hub.waiting import size_of
 
-_IDENTITY = ("size", "etag", "checksum", "md5", "generation", "version", "mtime", "lastmodified", "last_modified",
-             "updated", "created", "modified")  # fmt: skip
-"""What stores say about the contents of a file, in lower case; each store says some of them."""
+_IDENTITY = ("size", "etag", "checksum", "md5", "md5hash", "contentmd5", "crc32c", "digest", "generation", "version",
+             "versionid", "mtime", "lastmodified", "modificationtime", "updated", "created", "modified")  # fmt: skip
+"""What stores say about the contents of a file, in lower case without dashes; each store says some of them."""
+_DENIED = (401, 403)
+"""HTTP status of an answer to somebody who may not."""
 CACHE = Path("~/.cache/strop/models")
 
 
 def open_store(url: str) -> tuple[Any, str]:
     """The file system of fsspec that a URL needs, and the path in it."""
     fsspec: Any = importlib.import_module("fsspec.core")
+    logging.getLogger("gcsfs").setLevel(logging.ERROR)  # it warns at every call without credentials
     system, path = fsspec.url_to_fs(url)
+    system.invalidate_cache()  # what it saw earlier in this process
     return system, path
 
 
-def listing_of(system: Any, path: str) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]]]:
-    """What the store says about a path, and about the files there by their names."""
+def listing_of(system: Any, path: str) -> tuple[bool, Mapping[str, Mapping[str, Any]]]:
+    """Whether a path is a folder, and what the store says about the files there by their names.
+
+    A web server has pages alone: one of HTML that links to files below it is a folder.
+    """
     info: Mapping[str, Any] = system.info(path)
-    return info, system.find(path, detail=True) if info["type"] == "directory" else {path: info}
+    if info["type"] == "directory":
+        return True, system.find(path, detail=True)
+    linked = system.find(path, maxdepth=2) if info.get("mimetype") == "text/html" else []
+    if linked:
+        return True, {name: system.info(name) for name in linked}
+    return False, {path: info}
 
 
 def name_below(path: str, name: str) -> str:
     """What a file is called in a copy: its path below the folder, or the last part of its own name."""
+    name, path = name.lstrip("/"), path.lstrip("/")  # some stores begin names of one kind alone with it
     if name == path:
         # A web address may end in ?query.
         return PurePosixPath(urlsplit(name).path if "://" in name else name).name
@@ -44,7 +60,7 @@ def key_of(url: str, infos: Mapping[str, Mapping[str, Any]]) -> str:
     """A name for the contents of these files at a URL: another one when the store says that they changed."""
     state = hashlib.blake2b(url.encode("utf-8", "surrogatepass"), digest_size=12)
     for local, info in sorted(infos.items()):
-        named = {str(key).lower(): value for key, value in info.items()}
+        named = {re.sub("[-_]", "", str(key)).lower(): value for key, value in info.items()}
         state.update(repr((local, [(key, str(named[key])) for key in _IDENTITY if key in named])).encode())
     return state.hexdigest()
 
@@ -61,20 +77,93 @@ def inside(folder: Path, name: str) -> Path:
     return target
 
 
+def get_file(system: Any, path: str, target: Path, *, name: str, stated: int | None) -> None:
+    """Fetch one file.
+
+    Args:
+        system, path: the store, and where the file is in it.
+        target: where it goes; a part of it stays there when the connection breaks.
+        name: what it is called in sentences.
+        stated: its bytes, as the store says; None where it does not.
+
+    Raises:
+        ConnectionError: it is not whole.
+        Exception: of the store's client, for other reasons.
+    """
+    why = ""
+    try:
+        system.get_file(path, str(target))
+    except Exception as error:
+        if not target.exists() or is_refusal(meant_by(error)) or _is_of_disk(error):
+            raise
+        why = f" ({type(error).__name__})"
+    found = target.stat().st_size
+    if why or (stated is not None and found != int(stated)):
+        size = "" if stated is None else f" of {stated}"
+        raise ConnectionError(f"{name} broke off after {found}{size} bytes{why}")
+
+
+def meant_by(error: Exception) -> Exception:
+    """What lies under an error: fsspec says of whatever fails on the web that there is no such file."""
+    below = error.__cause__
+    is_web = isinstance(error, FileNotFoundError) and type(below).__module__.startswith("aiohttp")
+    return below if is_web and isinstance(below, Exception) and _status(below) != 404 else error
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether asking again is of no use: there is no such thing, or it is not for us, or a package is missing."""
+    kinds = (FileNotFoundError, ImportError, ValueError, PermissionError)
+    return isinstance(error, kinds) or _status(error) == 404 or _is_denied(error) or _is_of_java(error)
+
+
 def way_out(error: Exception) -> str:
     """What to do about an error of a store."""
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) or _status(error) == 404:
         return "check the address"
+    if _is_denied(error):
+        return (
+            "the store asks who you are: give its client what lets it read (AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY or AWS_PROFILE for s3://, GOOGLE_APPLICATION_CREDENTIALS for gs://)"
+        )
+    if _is_of_java(error):
+        return (
+            "hdfs:// goes through Hadoop's library, which needs JAVA_HOME, HADOOP_HOME and CLASSPATH; pip install "
+            "hdfs-native needs none of them, and webhdfs://HOST:PORT/FOLDER the package requests alone"
+        )
     if isinstance(error, ImportError):
         return "install the package that it names"
     if isinstance(error, ValueError) and "rotocol" in str(error):
         return "use a kind of URL that fsspec knows, such as s3://, gs://, https:// or file://"
+    if isinstance(error, ConnectionError) and "broke off" in str(error):
+        return "start again"
     if isinstance(error, TimeoutError):
         return "check the address, and that this machine can reach it"
     return "check the address, and that this machine may read it"
 
 
-def reason(error: Exception) -> str:
+def _status(error: Exception) -> int | None:
+    """The HTTP status that a client's error carries."""
+    name = "status" if hasattr(error, "status") else "code"
+    found = getattr(error, name, None)
+    return int(found) if isinstance(found, int | str) and str(found).isdecimal() else None
+
+
+def _is_denied(error: Exception) -> bool:
+    is_unknown = "credential" in type(error).__name__.lower()
+    return isinstance(error, PermissionError) or is_unknown or _status(error) in _DENIED
+
+
+def _is_of_disk(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _is_of_java(error: Exception) -> bool:
+    return isinstance(error, OSError) and any(
+        name in str(error) for name in ("libjvm", "libhdfs", "CLASSPATH")
+    )
+
+
+def reason(error: BaseException) -> str:
     """Kind and first line of an error."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
@@ -107,10 +196,10 @@ class StoredModel:
         """As of Remote."""
         try:
             self._system, path = open_store(self._url.rstrip("/"))
-            root, found = listing_of(self._system, path)
+            is_folder, found = listing_of(self._system, path)
         except Exception as error:
             raise self._translated(error) from error
-        if root["type"] != "directory":
+        if not is_folder:
             raise Refused("it is a file: give the address of the model's folder")
         infos = {name_below(path, name): info for name, info in found.items()}
         self._names = {name_below(path, name): name for name in found}
@@ -131,23 +220,18 @@ class StoredModel:
             target.parent.mkdir(parents=True, exist_ok=True)
             broken = target.with_name(f"{target.name}.incomplete")
             try:
-                self._system.get_file(self._names[name], str(broken))
+                get_file(self._system, self._names[name], broken, name=name, stated=listing.sizes[name])
             except Exception as error:
                 raise self._translated(error) from error
-            if broken.stat().st_size != listing.sizes[name]:
-                raise Unreachable(
-                    f"{name} broke off after {broken.stat().st_size} of {listing.sizes[name]} bytes; start again"
-                )
             broken.rename(target)
         return target
 
     def finish(self, listing: Listing) -> Path:
         """As of Remote."""
-        folder = self.cache / listing.revision
-        if not folder.is_dir():
-            staging = self.cache / f"{listing.revision}.part"
+        folder, staging = self.cache / listing.revision, self.cache / f"{listing.revision}.part"
+        if staging.is_dir():
             (staging / ".url").write_text(self._url, encoding="utf-8")
-            staging.rename(folder)
+            settle(staging, folder)
         return folder
 
     def traffic(self) -> int:
@@ -155,8 +239,9 @@ class StoredModel:
         return sum(size_of(path) for path in self.cache.glob("*.part"))
 
     def _translated(self, error: Exception) -> Exception:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and _is_of_disk(error):
             return error
-        if isinstance(error, FileNotFoundError | ImportError | ValueError | PermissionError):
+        error = meant_by(error)
+        if is_refusal(error):
             return Refused(f"{reason(error)}; {way_out(error)}")
         return Unreachable(f"{reason(error)}; {way_out(error)}")

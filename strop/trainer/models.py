@@ -74,10 +74,9 @@ def locate(
         if key not in keys:
             continue
         revision = config.model.revision if key == "model.path" else ""
-        if known is not None and key in known:
-            text, revision = _pinned(text, str(known[key].get("revision", "")), key)
+        state = str((known or {}).get(key, {}).get("revision", ""))
         some = dataclasses.replace(how, weights=False) if key == "model.tokenizer_path" else how
-        fetched = fetch_model(text, some, key=key, revision=revision)
+        fetched = fetch_model(text, some, key=key, revision=revision, state=state)
         tree = _replaced(tree, key, fetched.folder)
         if not fetched.place.is_here:
             found[key] = {
@@ -154,14 +153,6 @@ def check_models_same(known: Mapping[str, Mapping[str, Any]], located: Located) 
                 f"{key}: {changed[0]} of {model['source']} in {model['folder']} is not the file that this run began "
                 f"with: remove that folder, so that it is fetched again, or put the file back"
             )
-
-
-def _pinned(text: str, revision: str, key: str) -> tuple[str, str]:
-    """The name without its revision, and the one that was resolved."""
-    place = place_of(text, key)
-    if place.is_here or not revision:
-        return text, ""
-    return str(dataclasses.replace(place, revision="")), revision
 
 
 def _replaced(config: Any, key: str, value: str) -> Any:

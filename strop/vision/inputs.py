@@ -140,11 +140,11 @@ class Vision(MediaInputs):
         features = _tensors([seen.pooler_output, getattr(seen, "deepstack_features", None)])
         return hidden + torch.stack([0.0 * part.sum() for part in features]).sum().to(hidden.dtype)
 
-    def attention(self, name: str) -> dict[str, str]:
-        """Attention of this name in the language part; the vision tower, which is not causal, keeps its own."""
+    def attention(self, name: str, *, by_formula: bool) -> dict[str, str]:
+        """Attention of this name in the language part; the vision tower, not causal, has one of transformers."""
         config = self._module.config
         parts = dict.fromkeys(config.sub_configs, name)
-        parts["vision_config"] = config.vision_config._attn_implementation
+        parts["vision_config"] = "eager" if by_formula else config.vision_config._attn_implementation
         return {"": name, **parts}
 
     def probe(self, device: torch.device) -> Callable[[Any], float] | None:

@@ -14,6 +14,7 @@ import huggingface_hub.constants as constants
 import pytest
 from cli_calls import Project, cli, interrupted_after
 from hub_cases import StandIn, asked_here, serving
+from store_cases import opened
 
 
 @pytest.fixture
@@ -73,6 +74,51 @@ def test_commands_on_a_model_take_a_name_of_the_hub(project: Project, hub: Stand
     assert not run.exists()
 
 
+def test_a_url_that_gives_nothing_ends_before_anything_is_loaded(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with opened("hdfs", tmp_path, monkeypatch) as store:
+        store.put("config.json", b"{}")
+        with_model = ["train", "--config", project.config, "--out", run, f"model.path={store.elsewhere}"]
+        missing = cli(*with_model)
+        assert "cannot be fetched: FileNotFoundError: File does not exist" in missing.sentence
+        assert missing.sentence.endswith("check the address")
+        store.close()
+        denied = cli(*with_model, f"model.path={store.root}")
+        assert "Permission denied" in denied.sentence
+        rows = cli(
+            "train", "--config", project.config, "--out", run, f"data.train_files=[{store.root}/rows.jsonl]"
+        )
+        assert "rows.jsonl' cannot be fetched (PermissionError: Permission denied" in rows.sentence
+    assert not run.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["web", "hdfs"])
+def test_a_run_with_model_and_rows_at_urls(
+    project: Project, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with opened(kind, tmp_path, monkeypatch) as store:
+        for file in project.model.iterdir():
+            store.put(f"model/{file.name}", file.read_bytes())
+        store.put("rows.parquet", project.data("train").read_bytes())
+        words = [f"model.path={store.root}/model", f"data.train_files=[{store.root}/rows.parquet]",
+                 "trainer.max_steps=2", "run.save_every=1"]  # fmt: skip
+        with interrupted_after(step=1):
+            begun = cli("train", "--config", project.config, *words, "--out", run)
+        assert begun.code == 130, begun.err
+        model = json.loads((run / "models.json").read_text())["model.path"]
+        assert (model["source"], model["kind"]) == (f"{store.root}/model", "url")
+        weights = (project.model / "model.safetensors").read_bytes()
+        assert model["files"]["model.safetensors"]["sha256"] == hashlib.sha256(weights).hexdigest()
+        store.put("model/config.json", b"{}")  # another state, which cannot be used
+        done = cli("train", "--resume", run, "--json")
+        assert done.code == 0, done.err
+        assert done.record["steps"] == 2
+
+
 @pytest.mark.slow
 def test_the_real_client_is_told_by_its_own_variables(project: Project, tmp_path: Path) -> None:
     with serving() as hub:
@@ -92,3 +138,50 @@ def test_the_real_client_is_told_by_its_own_variables(project: Project, tmp_path
     assert (
         tmp_path / "home" / "hub" / "models--tiny--model" / "snapshots" / commit / "config.json"
     ).is_file()
+
+
+_ON_OTHER_MACHINES = """
+import shutil, sys
+from pathlib import Path
+from strop.cli.main import main
+from strop.trainer import loop
+
+made = loop.make_roles
+kept = Path(sys.argv.pop(1))
+
+
+def make_roles(*arguments, **options):
+    if kept.name:  # what the machine of the controller has, those of the ranks have not
+        shutil.rmtree(kept)
+    return made(*arguments, **options)
+
+
+loop.make_roles = make_roles
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_model", [True, False], ids=["same machine", "machines without the model"])
+def test_two_ranks_on_ray_fetch_a_model_once_for_their_machine(
+    project: Project, has_model: bool, tmp_path: Path
+) -> None:
+    script, run, home = tmp_path / "program.py", tmp_path / "run", tmp_path / "home"
+    script.write_text(_ON_OTHER_MACHINES)
+    kept = home / "hub" / "models--tiny--model"
+    with serving() as hub:
+        commit = hub.add_folder("tiny/model", project.model)
+        hub.slow_s = 0.05  # the second rank comes while the first one fetches
+        done = subprocess.run(
+            [sys.executable, script, "" if has_model else kept, "train", "--config", project.config,
+             "model.path=tiny/model", "trainer.max_steps=1", "resources.runtime=ray", "resources.ranks=2",
+             "resources.cpus_per_rank=0.25", "--out", run],
+            env={**os.environ, "HF_ENDPOINT": hub.address, "HF_HOME": str(home)},
+            capture_output=True, text=True, timeout=250, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        times = 1 if has_model else 2
+        assert [hub.bodies().count(name) for name in ("model.safetensors", "config.json")] == [times, times]
+    model = json.loads((run / "models.json").read_text())["model.path"]
+    assert (model["source"], model["revision"]) == ("tiny/model", commit)
+    assert (kept / "snapshots" / commit / "model.safetensors").is_file()

@@ -279,6 +279,15 @@ def test_fine_tuning_takes_templates_and_revisions_over(tmp_path: Path) -> None:
     assert (found["model.chat_template"], found["model.use_liger"], found["model.revision"]) == (
         "chat.jinja", True, "v2",
     )  # fmt: skip
+    for name, outcome in {
+        "eager": ("translated", ""), "flash_attention_2": ("not needed", "FlashAttention's kernel"),
+        "flex_attention": ("refused", "sdpa or eager"),
+    }.items():  # fmt: skip
+        given, migration = fine_tuning(tmp_path, f"model_init_kwargs={{'attn_implementation': '{name}'}}")
+        assert given.get("model.attn_implementation") == ("eager" if name == "eager" else None)
+        what, why = status(migration, "SFTConfig.model_init_kwargs")
+        assert what == outcome[0]
+        assert outcome[1] in why
     assert found["eval.every"] == 0, "SFTConfig validates when it is told to, strop whenever there is data"
     _, migration = fine_tuning(tmp_path, "chat_template_path='org/model', load_best_model_at_end=True")
     assert (

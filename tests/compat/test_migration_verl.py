@@ -59,6 +59,7 @@ def status(migration: Migration, key: str) -> tuple[str, str]:
                 "resources.runtime": "ray",
             },
         ),
+        ([f"+{M}.override_config.attn_implementation=eager"], {"model.attn_implementation": "eager"}),
         # 10 steps of 1024 / 256 = 4 mini-batches, each visited twice.
         (
             [f"{A}.optim.lr_warmup_steps=10", f"{A}.ppo_epochs=2", f"{A}.optim.warmup_style=cosine"],

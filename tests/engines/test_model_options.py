@@ -47,7 +47,7 @@ def test_override_config_is_the_same_as_another_config_json(
         ({"rms_norm_epss": 0.5}, "no such setting; the nearest is rms_norm_eps"),
         ({"rms_norm_eps": "big"}, "is 'big', but in this model it is"),
         ({"use_cache": 1}, "is 1, but in this model it is True"),
-        ({"attn_implementation": "eager"}, "attention on packed tokens themselves"),
+        ({"attn_implementation": "eager"}, "set model.attn_implementation"),
         ({"model_type": "llama"}, "another kind of model"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
     ],
@@ -57,6 +57,22 @@ def test_settings_that_the_model_does_not_have_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         read_shape(with_options(tiny_model, override_config=override))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "flash_attention_2",
+            "sdpa takes FlashAttention's kernel on CUDA by itself .*; choose sdpa or eager",
+        ),
+        ("flex_attention", "no backward pass on a CPU"),
+        ("kernels-community/flash-attn3", "no kernel of that name"),
+    ],
+)
+def test_attention_that_is_not_here_is_refused_with_the_reason(name: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"model.attn_implementation is '{name}'.*{reason}"):
+        ModelConfig(attn_implementation=name)
 
 
 def test_sizes_that_do_not_fit_the_weights_are_refused(tiny_model: Path) -> None:

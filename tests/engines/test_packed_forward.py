@@ -107,6 +107,28 @@ def test_packed_gradient_equals_the_models_own(
         torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-10, rtol=1e-10, msg=name)
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "mistral"])
+def test_eager_attention_is_the_same_without_a_fused_kernel(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    fused = tiny(kind)
+    wanted = log_probs_of(fused, rows_of(PAIRS), temperature=0.7, max_tokens=60)
+    wanted_loss = gradient(fused, rows_of(PAIRS), max_tokens=60)
+    model = tiny(kind, attn_implementation="eager")
+
+    def no_kernel(*arguments: object, **options: object) -> Tensor:
+        raise AssertionError("a fused kernel was called")
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", no_kernel)
+    found = log_probs_of(model, rows_of(PAIRS), temperature=0.7, max_tokens=60)
+    torch.testing.assert_close(found, wanted, atol=1e-10, rtol=1e-10)
+    found_loss = gradient(model, rows_of(PAIRS), max_tokens=60)
+    assert found_loss[0] == pytest.approx(wanted_loss[0], abs=1e-10)
+    torch.testing.assert_close(found_loss[1], wanted_loss[1], atol=1e-10, rtol=1e-10)
+    with pytest.raises(AssertionError, match="a fused kernel"):
+        log_probs_of(fused, rows_of(PAIRS), temperature=0.7, max_tokens=60)
+
+
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2", "gemma3"])
 def test_shared_prompt_equals_separate_prompts(tiny: Tiny, kind: str) -> None:
     model = tiny(kind)

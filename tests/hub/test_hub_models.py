@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import huggingface_hub.constants as constants
@@ -13,6 +15,8 @@ import pytest
 from hub_cases import StandIn, asked_here
 
 from strop.base import trust
+from strop.engines.config import ModelConfig
+from strop.engines.model import load_model, load_tokenizer, read_shape
 from strop.hub.files import hashes
 from strop.hub.models import Fetch, Fetched, fetch_model
 
@@ -188,12 +192,31 @@ def test_several_at_once_fetch_once(hub: StandIn) -> None:
     assert hub.bodies().count("model.safetensors") == 1
 
 
+def test_ranks_of_a_machine_with_a_part_of_the_model_fetch_the_rest_once(
+    hub: StandIn, tiny_model: Path
+) -> None:
+    hub.add_folder("tiny/model", tiny_model)
+    folder = get("tiny/model", weights=False).folder
+    sent = hub.bodies()
+    load_tokenizer(ModelConfig(path=folder))
+    assert hub.bodies() == sent, "settings and tokenizer are there"
+    with ThreadPoolExecutor(2) as ranks:
+        configs = [ModelConfig(path=folder, dtype="float32")] * 2
+        models = list(ranks.map(lambda config: load_model(config, device="cpu"), configs))
+    assert len(models) == 2
+    assert hub.bodies().count("model.safetensors") == 1
+    for path in Path(folder).glob("tokenizer*"):
+        path.unlink()
+    load_tokenizer(ModelConfig(path=folder))
+    shutil.rmtree(Path(folder))
+    with pytest.raises(ValueError, match="local_files_only"):
+        read_shape(ModelConfig(path=folder, local_files_only=True))
+
+
 def test_a_full_disk_is_said_before_weights_are_asked_for(
     hub: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.add("tiny/model", MODEL)
-    import shutil
-
     from strop.hub import models
 
     usage = shutil.disk_usage("/")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -33,7 +34,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 def tiny(tiny_folder: Callable[[str], Path]) -> Callable[..., CausalLM]:
     """The tiny model of a kind, loaded for packed computation."""
 
-    def load(kind: str, *, dtype: str = "float64", device: str = "cpu", **options: bool) -> CausalLM:
+    def load(kind: str, *, dtype: str = "float64", device: str = "cpu", **options: Any) -> CausalLM:
         return load_model(ModelConfig(path=str(tiny_folder(kind)), dtype=dtype, **options), device=device)
 
     return load

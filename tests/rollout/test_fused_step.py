@@ -13,7 +13,7 @@ from torch import Tensor
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
-from strop.rollout.native import fused
+from strop.rollout.native import cache, fused
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.cache import DecodeAttention, SlotCache
 from strop.rollout.native.fused import FusedStep, fused_step
@@ -72,6 +72,31 @@ def test_a_step_is_the_forward_pass_of_the_model(
     for layer in range(model.config.num_hidden_layers):
         for left, right in zip(ours.layer(layer, 5, 40), own.layer(layer, 5, 40), strict=True):
             assert float((left - right).abs().max()) < tolerance * float(right.abs().max())
+
+
+@torch.inference_mode()
+def test_eager_attention_takes_no_compiled_step_and_no_compiled_attention(
+    tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, eager = (
+        load(tiny_folder("mistral"), attn_implementation=name) for name in ("sdpa", "eager")
+    )  # with a window
+    assert fused_step(eager) is None
+    ids, lengths = torch.tensor([3, 5, 8, 13, 21]), torch.tensor(LENGTHS)
+
+    def logits(model: CausalLM) -> Tensor:
+        attention = DecodeAttention(caches(model)[0], lengths, num_tokens=max(LENGTHS) + 1)
+        return model.head.logits(model.hidden(ids[None], lengths[None], attention))
+
+    wanted = logits(plain)
+
+    def no_kernel(*arguments: object) -> None:
+        raise AssertionError("a compiled kernel was asked for")
+
+    monkeypatch.setattr(cache, "decode_kernel", no_kernel)
+    torch.testing.assert_close(logits(eager), wanted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(AssertionError, match="compiled kernel"):
+        logits(plain)
 
 
 def test_a_step_takes_the_weights_of_now(tiny_folder: Callable[[str], Path]) -> None:

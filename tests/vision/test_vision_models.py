@@ -132,6 +132,23 @@ def test_packed_log_probs_are_those_of_each_sequence_alone(kind: str, folder: Ca
         torch.testing.assert_close(ours, expected, rtol=0, atol=TOLERANCE)
 
 
+def test_eager_attention_is_that_of_the_vision_tower_too(
+    folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder(KINDS[0])
+    rows = samples(path)
+    with torch.no_grad():
+        expected = own_log_probs(plain(path), path, rows)
+    model = load(path, attn_implementation="eager")
+
+    def no_kernel(*arguments: object, **options: object) -> Tensor:
+        raise AssertionError("a fused kernel was called")
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", no_kernel)
+    ours, _ = log_probs_of(model, rows, temperature=1.0, max_tokens=1000)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_reach_language_and_vision_as_without_packing(
     kind: str, folder: Callable[[str], Path]

@@ -162,8 +162,22 @@ CONVERSIONS: dict[str, Callable[[Any, Facts], Any]] = {
     "list": lambda value, facts: one_or_more(value),
     "pair": lambda value, facts: _pair(value),
     "unless_empty": lambda value, facts: value or skip("empty there too"),
+    "attention": lambda value, facts: attention(value),
 }
 """Conversions that every library's rows may name. `never_below_zero` makes their -1 for off our 0."""
+
+
+def attention(value: Any) -> Any:
+    """model.attn_implementation for a name of transformers."""
+    if value is None:
+        return skip("not set")
+    if value in ("sdpa", "eager"):
+        return value
+    if isinstance(value, str) and value.startswith("flash_attention"):
+        return skip(
+            "model.attn_implementation=sdpa takes FlashAttention's kernel on CUDA where no mask is needed"
+        )
+    return refuse("attention on packed tokens is computed by sdpa or eager: model.attn_implementation")
 
 
 def model_path(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:

@@ -23,7 +23,7 @@ from strop.compat.migration.outcomes import (
     refuse,
     skip,
 )
-from strop.compat.migration.rules import model_path, tracker_names
+from strop.compat.migration.rules import attention, model_path, tracker_names
 from strop.compat.migration.tables import Migration, Table, apply_table, read_table
 
 KINDS = ("GRPO", "RLOO", "SFT")
@@ -206,18 +206,27 @@ def model_arguments(key: str, value: Any, facts: Facts) -> Outcome:
         raise UnreadableError(f"{value!r} would have to be a dictionary")
     ours: dict[str, Any] = {}
     left = []
+    note = "placement is the engine's"
     for name, given in (value or {}).items():
-        if name in ("torch_dtype", "dtype") and given in ("bfloat16", "float16", "float32", "auto"):
+        if name == "attn_implementation":
+            chosen = attention(given)
+            if not isinstance(chosen, Outcome):
+                ours["model.attn_implementation"] = chosen
+            elif chosen.status == "refused":
+                return chosen
+            else:
+                note = chosen.note
+        elif name in ("torch_dtype", "dtype") and given in ("bfloat16", "float16", "float32", "auto"):
             ours["model.dtype"] = given
         elif name in ("trust_remote_code", "revision", "local_files_only"):
             ours[f"model.{name}"] = given
-        elif name not in ("attn_implementation", "device_map", "use_cache"):
+        elif name not in ("device_map", "use_cache"):
             left.append(name)
     if left:
         return refuse(
             f"{', '.join(left)} cannot be passed on: what belongs to config.json is set in model.override_config"
         )
-    return many(ours) if ours else skip("attention and placement are the engine's")
+    return many(ours) if ours else skip(note)
 
 
 def template_file(key: str, value: Any, facts: Facts) -> Outcome:

@@ -162,7 +162,7 @@ class DecodeAttention:
         value_dim = value.shape[2]
         keys, values = self._cache.layer(layer, b, self._num_tokens)  # [B, Hkv, T, D]
         fills = keys.shape[1] == kv_heads and keys.shape[3] == dim == value_dim
-        kernel = decode_kernel(query, keys) if form.is_plain and form.chunk is None and fills else None
+        kernel = decode_kernel(query, keys) if form.is_fused and form.chunk is None and fills else None
         if kernel is not None:
             out = kernel.attend(
                 query, key, value, keys, values, self._lengths, scaling=form.scaling, window=form.window
@@ -175,7 +175,7 @@ class DecodeAttention:
         grouped = (query.reshape(b, kv_heads, -1, dim) * form.scaling).to(keys.dtype)  # [B, Hkv, H / Hkv, D]
         scores = torch.matmul(grouped, keys.transpose(-1, -2))
         mask = self._mask(form, grouped)
-        if form.is_plain:
+        if form.is_fused:
             scores += mask
             probs = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
         else:

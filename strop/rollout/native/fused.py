@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from strop.engines.attention import FORMULA_NAME
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.cache import SlotCache
 from strop.rollout.native.kernel import DecodeKernel, compiled
@@ -156,6 +157,8 @@ def fused_step(model: CausalLM) -> FusedStep | None:
     if model.compute_dtype not in TOLERANCE or not torch._C._has_mkldnn:
         return None
     backbone: Any = model.module.base_model
+    if model.config._attn_implementation == FORMULA_NAME:
+        return None
     layers = list(getattr(backbone, "layers", ()))
     rope = getattr(getattr(backbone, "rotary_emb", None), "rope_type", "")
     if not layers or any(type(one).__name__ not in LAYERS for one in layers) or rope not in ROPES:
