@@ -32,7 +32,7 @@ from strop.data.chat import (
     to_chat,
     to_messages,
 )
-from strop.data.media import MEDIA_COLUMNS, RowMedia, content_parts, has_media, media_reader
+from strop.data.media import MEDIA_COLUMNS, RowMedia, content_parts, has_media, media_reader, refuse_audio
 from strop.sft.config import SftDataConfig
 from strop.trajectory import Media
 
@@ -198,8 +198,7 @@ class SftDataset:
                 f"{where} has no assistant message to train on, after a first one of another role (roles: "
                 f"{', '.join(message['role'] for message in messages)}); add the answer, or remove the row"
             )
-        if row.get("audios"):
-            raise ValueError(f"{where} has audios, which fine-tuning does not take; remove the column")
+        refuse_audio(row, messages, where)  # before the other media, which may be missing
         options, columns = config.chat_template_kwargs, {**MEDIA_COLUMNS, "image": config.image_key}
         if not has_media(row, messages, columns):
             return to_chat(row, messages, options=options, where=where), first_trained

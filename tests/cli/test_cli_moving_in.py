@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from cli_calls import Project, cli
+from transformers import AutoModelForSequenceClassification
 
 from strop.agents import agents
+from strop.config import load_config
 from strop.run import RunFolder
+from strop.trainer.config import Config
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
@@ -84,6 +90,33 @@ args = GRPOConfig(
 )
 trainer = GRPOTrainer(
     model="{folder}/model", reward_funcs=spread, args=args,
+    train_dataset=load_dataset("parquet", data_files="{folder}/data/train.parquet", split="train"),
+)
+trainer.train()
+"""
+
+TRL_PPO = """\
+import torch
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from trl import PPOConfig, PPOTrainer
+
+args = PPOConfig(
+    output_dir="out", per_device_train_batch_size=2, gradient_accumulation_steps=1, num_mini_batches=2,
+    num_ppo_epochs=2, total_episodes=4, learning_rate=3e-6, lr_scheduler_type="linear", warmup_steps=1,
+    response_length=4, temperature=1.0, kl_coef=0.05, kl_estimator="k3", cliprange=0.1, cliprange_value=0.3,
+    gamma=1.0, lam=0.9, vf_coef=0.1, stop_token="eos", save_steps=1, report_to="none", bf16=False,
+    gradient_checkpointing=False, seed=3, whiten_rewards=False, local_rollout_forward_batch_size=1,
+    num_sample_generations=0, sft_model_path="{folder}/model", reward_model_path="{folder}/judge",
+)
+tokenizer = AutoTokenizer.from_pretrained("{folder}/model", padding_side="left")
+policy = AutoModelForCausalLM.from_pretrained("{folder}/model")
+ref_policy = AutoModelForCausalLM.from_pretrained("{folder}/model")
+value_model = AutoModelForSequenceClassification.from_pretrained("{folder}/judge", num_labels=1)
+reward_model = AutoModelForSequenceClassification.from_pretrained("{folder}/judge", num_labels=1)
+trainer = PPOTrainer(
+    args=args, processing_class=tokenizer, model=policy, ref_model=ref_policy, reward_model=reward_model,
+    value_model=value_model,
     train_dataset=load_dataset("parquet", data_files="{folder}/data/train.parquet", split="train"),
 )
 trainer.train()
@@ -178,6 +211,59 @@ def reward_func(queries, prompts, labels, **kwargs):
     rewards = torch.tensor(rewards, dtype=torch.float)
     return {"rewards": rewards, "scores": rewards, "extra_logs": {"labels_seen": rewards * 0 + len(labels)}}
 '''
+
+
+def test_a_trl_project_of_ppo_moves_in_with_its_reward_and_value_models(
+    tmp_path: Path, project: Project
+) -> None:
+    judge = project.folder / "judge"
+    if not judge.exists():
+        shutil.copytree(project.folder / "model", judge)
+        torch.manual_seed(1)
+        module = AutoModelForSequenceClassification.from_pretrained(judge, num_labels=1, pad_token_id=0)
+        module.save_pretrained(judge)
+    script, out, run = tmp_path / "ppo.py", tmp_path / "ppo.yaml", tmp_path / "run"
+    script.write_text(TRL_PPO.replace("{folder}", str(project.folder)))
+    result = cli("migrate", "trl", script, "-o", out, "--json")
+    assert result.code == 0, result.err
+    assert (result.record["refused"], result.record["unknown"], result.record["unresolved"]) == (0, 0, 0)
+    config = load_config(Config, source=out)
+    assert (config.data.prompts_per_step, config.rollout.samples_per_prompt) == (4, 1)
+    assert (config.actor.samples_per_update, config.critic.samples_per_update) == (2, 2)
+    assert (config.actor.epochs, config.critic.epochs, config.trainer.max_steps) == (2, 2, 1)
+    assert config.actor.optim == config.critic.optim
+    assert (config.actor.optim.lr, config.actor.optim.schedule, config.actor.optim.warmup_steps) == (
+        3e-6,
+        "linear",
+        1,
+    )
+    algorithm = config.algorithm
+    assert (algorithm.adv_estimator, algorithm.lam, algorithm.gamma) == ("gae", 0.9, 1.0)
+    assert (algorithm.clip_ratio, algorithm.cliprange_value, algorithm.clip_ratio_c) == (0.1, 0.3, math.inf)
+    assert (algorithm.use_kl_in_reward, algorithm.kl_ctrl.kl_coef, algorithm.kl_penalty) == (
+        True,
+        0.05,
+        "low_var_kl",
+    )
+    assert (config.reward_model.path, config.critic.path, config.reward.weight) == (
+        str(judge),
+        str(judge),
+        0.0,
+    )
+    assert (config.data.max_response_tokens, config.rollout.temperature) == (4, 1.0)
+    trained = cli("train", "--config", out, "--out", run, *MADE_SMALL)
+    assert trained.code == 0, trained.err
+    with RunFolder.open(run, read_only=True) as folder:
+        rows = folder.samples.read(1)
+        folder.ledger.check()
+    assert len(rows) == 4
+    (step,) = [
+        line
+        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        if "actor/loss" in line
+    ]
+    assert step["critic/rewards/max"] > step["critic/rewards/min"]
+    assert step["critic/lr"] > 0
 
 
 @pytest.mark.slow

@@ -236,6 +236,14 @@ TRL: dict[str, str] = {
         "vllm_importance_sampling_cap off_policy_mask_threshold use_bias_correction_kl log_completions_hub_repo"
     ),
     "RLOOConfig": f"{_TRAINING_ARGUMENTS} {_GENERATING} normalize_advantages reward_clip_range",
+    "PPOConfig": (
+        f"{_TRAINING_ARGUMENTS} num_mini_batches total_episodes local_rollout_forward_batch_size "
+        "num_sample_generations response_length stop_token stop_token_id temperature missing_eos_penalty "
+        "sft_model_path world_size num_total_batches micro_batch_size local_batch_size batch_size "
+        "local_mini_batch_size mini_batch_size exp_name dataset_num_proc reward_model_path model_adapter_name "
+        "ref_adapter_name num_ppo_epochs whiten_rewards kl_coef kl_estimator cliprange vf_coef cliprange_value gamma "
+        "lam ds3_gather_for_generation"
+    ),
     "SFTConfig": (
         f"{_TRAINING_ARGUMENTS} model_init_kwargs chat_template_path dataset_text_field dataset_kwargs "
         "dataset_num_proc eos_token max_length truncation_mode shuffle_dataset packing packing_strategy padding_free "

@@ -231,6 +231,64 @@ def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
     assert not witness.exists()
 
 
+def of_ppo(folder: Path, config: str, trainer: str = "reward_model='rm'") -> Migration:
+    path = folder / "train.py"
+    path.write_text(
+        f"from trl import PPOConfig, PPOTrainer\nPPOTrainer(args=PPOConfig({config}), model='m', {trainer})\n"
+    )
+    script = read_calls(path)
+    assert script.kind == "PPO"
+    return migrate_trl(script.found, script.kind, processes=2)
+
+
+def test_ppo_counts_batches_and_steps_as_its_trainer_does(tmp_path: Path) -> None:
+    """4 x 3 accumulated x 5 mini-batches x 2 processes are 120 answers, 24 an optimizer step; 1000 are 9 steps."""
+    batch = "per_device_train_batch_size=4, gradient_accumulation_steps=3, num_mini_batches=5"
+    found = ours(of_ppo(tmp_path, f"{batch}, total_episodes=1000"))
+    assert (found["data.prompts_per_step"], found["actor.samples_per_update"]) == (120, 24)
+    assert (found["trainer.max_steps"], found["rollout.samples_per_prompt"]) == (9, 1)
+    # What PPOConfig assumes.
+    assert (found["critic.optim.lr"], found["actor.epochs"], found["data.max_response_tokens"]) == (
+        5e-5,
+        4,
+        53,
+    )
+    assert (found["rollout.temperature"], found["algorithm.lam"]) == (0.7, 0.95)
+    assert found["algorithm.kl_penalty"] == "kl"
+
+
+@pytest.mark.parametrize(
+    ("config", "trainer", "key", "kind", "note"),
+    [
+        (
+            "missing_eos_penalty=1.0",
+            "reward_model='rm'",
+            "PPOConfig.missing_eos_penalty",
+            "refused",
+            "reward model",
+        ),
+        (
+            "whiten_rewards=True",
+            "reward_model='rm'",
+            "PPOConfig.whiten_rewards",
+            "refused",
+            "rewards are not",
+        ),
+        ("kl_estimator='k2'", "reward_model='rm'", "PPOConfig.kl_coef", "refused", "use k1 or k3"),
+        ("stop_token_id=7", "reward_model='rm'", "PPOConfig.stop_token_id", "translated", ""),
+        ("", "reward_model=rm", "PPOTrainer.reward_model", "unresolved", "no literal value"),
+        ("", "reward_model='rm', ref_model='r'", "PPOTrainer.ref_model", "translated", ""),
+        ("", "reward_model='rm', ref_model='m'", "PPOTrainer.ref_model", "not needed", "in the beginning"),
+    ],
+)
+def test_what_ppo_has_and_strop_has_not_is_said(
+    tmp_path: Path, config: str, trainer: str, key: str, kind: str, note: str
+) -> None:
+    found, reason = status(of_ppo(tmp_path, config, trainer), key)
+    assert found == kind
+    assert note in reason
+
+
 def test_rloo_takes_its_kl_off_the_reward(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(

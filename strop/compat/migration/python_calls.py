@@ -14,10 +14,19 @@ from typing import Any
 
 from strop.compat.migration.found import Found
 
-CONFIGS = ("GRPOConfig", "RLOOConfig", "SFTConfig")
+CONFIGS = ("GRPOConfig", "RLOOConfig", "PPOConfig", "SFTConfig")
 TRAINERS = {
     "GRPOTrainer": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
     "RLOOTrainer": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
+    "PPOTrainer": (
+        "args",
+        "processing_class",
+        "model",
+        "ref_model",
+        "reward_model",
+        "train_dataset",
+        "value_model",
+    ),
     "SFTTrainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
 }
 """Trainers, and the names of their arguments by position."""
@@ -25,13 +34,13 @@ OTHER_TRAINERS = (
     "DPOTrainer",
     "KTOTrainer",
     "ORPOTrainer",
-    "PPOTrainer",
     "RewardTrainer",
     "OnlineDPOTrainer",
 )
 
 _LONGEST_CHAIN = 50
 """Steps that are followed from a data set back to where it is loaded."""
+_MODELS = ("model", "ref_model", "reward_model", "value_model")
 _DATA = {"train_dataset": "train_files", "eval_dataset": "val_files"}
 _WHY, _WAY_OUT = "is no literal value", "write the number or text itself, or set our key afterwards"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -43,7 +52,7 @@ class Script:
 
     found: tuple[Found, ...]
     kind: str
-    """GRPO, RLOO or SFT."""
+    """GRPO, RLOO, PPO or SFT."""
 
 
 def read_calls(path: Path) -> Script:
@@ -154,7 +163,7 @@ class _Reader:
             if dataset is not None:
                 return Found(key=key, value=dataset, place=place)
         if (
-            argument == "model"
+            argument in _MODELS
             and isinstance(node, ast.Call)
             and _name(node.func) == "from_pretrained"
             and node.args

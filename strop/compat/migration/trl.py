@@ -25,13 +25,14 @@ from strop.compat.migration.outcomes import (
 )
 from strop.compat.migration.rules import attention, model_path, tracker_names
 from strop.compat.migration.tables import Migration, Table, apply_table, read_table
+from strop.compat.migration.trl_ppo import PPO_FUNCTIONS, of_ppo, with_critic
 
-KINDS = ("GRPO", "RLOO", "SFT")
+KINDS = ("GRPO", "RLOO", "PPO", "SFT")
 
 
 @cache
 def trl_table(kind: str) -> Table:
-    """The arguments of a trainer and its configuration: GRPO, RLOO or SFT."""
+    """The arguments of a trainer and its configuration, of one of KINDS."""
     return read_table("trl", FUNCTIONS, kind=kind)
 
 
@@ -40,7 +41,7 @@ def migrate_trl(found: Sequence[Found], kind: str, *, processes: int = 1) -> Mig
 
     Args:
         found: its arguments.
-        kind: GRPO, RLOO or SFT.
+        kind: one of KINDS.
         processes: with how many the script was started.
     """
     table = trl_table(kind)
@@ -50,7 +51,8 @@ def migrate_trl(found: Sequence[Found], kind: str, *, processes: int = 1) -> Mig
     if kind != "SFT" and given.get(f"{kind}Config.use_vllm") is True:
         write_out.append(f"{kind}Config.vllm_importance_sampling_correction")
     start = Found(key="processes", value=processes, place="--processes")
-    return apply_table([start, *found], table, defaults=defaults, write_out=write_out)
+    migration = apply_table([start, *found], table, defaults=defaults, write_out=write_out)
+    return with_critic(migration) if kind == "PPO" else migration
 
 
 def _of(facts: Facts, name: str) -> Any:
@@ -77,7 +79,7 @@ class _Batch:
         together = whole("per_device_train_batch_size") * int(facts.number("processes"))
         self.per_update = together * accumulated
         """Samples of an optimizer step."""
-        default = together * whole("steps_per_generation", accumulated)
+        default = together * whole("steps_per_generation", accumulated * whole("num_mini_batches"))
         self.per_step = whole("generation_batch_size", default)
         """Samples that are generated together."""
         self.num_generations = whole("num_generations")
@@ -92,6 +94,8 @@ def batches(key: str, value: Any, facts: Facts) -> Outcome:
         ours = {"sft.examples_per_update": batch.per_update}
         return many(ours, "per device x processes x accumulation")
     prompts, left = divmod(batch.per_step, batch.num_generations)
+    if key.startswith("PPO"):
+        return many(of_ppo(batch.per_step, batch.per_update), "one answer to each prompt there")
     if left:
         raise UnreadableError(
             f"{batch.per_step} samples are generated together, which is no multiple of "
@@ -456,6 +460,7 @@ FUNCTIONS = {
             level,
         ),
         *(scale, of_sapo, cap, correction, rewards, dataset, model_path),
+        *PPO_FUNCTIONS,
     )
 }
 """What the rows of trl.toml name."""
