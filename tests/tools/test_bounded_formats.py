@@ -257,4 +257,4 @@ def test_an_episode_with_hostile_answers_lets_others_play(name: str) -> None:
 
     asyncio.run(episode())
     assert held
-    assert max(held) < 1.0
+    assert max(held) < 5.0  # 1,801 results in one turn: 0.5 s of processor time, 1.7 s on a slow machine

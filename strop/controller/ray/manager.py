@@ -256,12 +256,16 @@ class WorkerManager:
             )
 
     def close(self, timeout_s: float) -> None:
-        """Let all workers close what they hold, then stop; an error of one is raised after the stop."""
+        """Let all workers close what they hold, then stop; an error of one is raised after the stop.
+
+        Where a process still runs a call, or failed at one, they are stopped without closing.
+        """
         with self._lock:
             if self.stopped_because:
                 return
             try:
-                if not any(member.queue for member in self.members):
+                self._settle_ready()
+                if not any(pending.method for member in self.members for pending in member.queue):
                     number = self.next_call()
                     pending_calls = [
                         self.give(
