@@ -33,6 +33,8 @@ class PreferDataConfig:
     """Column with the other one."""
     completion_key: Column = "completion"
     """With loss=kto: column with the answer."""
+    margin_key: Column = "margin"
+    """With loss=reward: column with how much better the better answer is; 0 for a row without it."""
     label_key: Column = "label"
     """With loss=kto: column that says whether it is good."""
     max_tokens: PositiveInt = 1024
@@ -49,7 +51,8 @@ class PreferConfig:
     """sigmoid: DPO (Rafailov et al. 2023, arXiv:2305.18290, eq. 7); hinge: SLiC's (Zhao et al. 2023,
     arXiv:2305.10425, as DPO's margin); ipo (Azar et al. 2023, arXiv:2310.12036, eq. 17, of mean log-probs); kto
     (Ethayarajh et al. 2024, arXiv:2402.01306, eq. 7 and 8), of single answers with a label; reward: a reward model
-    instead of a policy (Bradley and Terry; Ouyang et al. 2022, arXiv:2203.02155, eq. 1)."""
+    instead of a policy (Ouyang et al. 2022, arXiv:2203.02155, eq. 1; margins of rows as Touvron et al. 2023,
+    arXiv:2307.09288, eq. 2)."""
     beta: PositiveFloat = 0.1
     """How dearly the policy pays for leaving the model that it began with; not for loss=reward."""
     label_smoothing: Share = 0.0
@@ -58,6 +61,9 @@ class PreferConfig:
     """Weight of good answers: kto alone."""
     undesirable_weight: PositiveFloat = 1.0
     """Weight of bad answers: kto alone."""
+    nll_coef: NonNegativeFloat = 0.0
+    """Weight of the loss of imitating the better answers, per token (Pang et al. 2024, arXiv:2404.19733, eq. 1):
+    sigmoid, hinge and ipo alone."""
     center_coef: NonNegativeFloat = 0.0
     """Pulls the sum of both scores towards 0 (Eisenstein et al. 2023, arXiv:2312.09244, eq. 2): reward alone."""
     data: PreferDataConfig = field(default_factory=PreferDataConfig)
@@ -88,6 +94,7 @@ class PreferConfig:
         for name, readers, default in (
             ("beta", ("sigmoid", "hinge", "ipo", "kto"), 0.1),
             ("label_smoothing", ("sigmoid",), 0.0),
+            ("nll_coef", ("sigmoid", "hinge", "ipo"), 0.0),
             ("desirable_weight", ("kto",), 1.0),
             ("undesirable_weight", ("kto",), 1.0),
             ("center_coef", ("reward",), 0.0),

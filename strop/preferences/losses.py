@@ -27,6 +27,8 @@ class Batch:
     """[n, 2]: the same log-probs under the model that the policy began with; zeros for scores."""
     lengths: Tensor
     """[n, 2]: tokens of the answers."""
+    margins: Tensor
+    """[n]: by how much a better answer is to win, with loss=reward."""
     is_good: Tensor
     """[n]: with loss=kto."""
 
@@ -44,7 +46,7 @@ class Weighed:
 
 def weigh(config: PreferConfig, batch: Batch) -> Weighed:
     """The loss and its derivative by the numbers of the batch."""
-    numbers = batch.numbers.detach().requires_grad_()
+    numbers = batch.numbers.detach().clone().requires_grad_()
     terms, metrics = _terms(config, numbers, batch)
     loss = terms.mean()
     (weights,) = torch.autograd.grad(loss, numbers)
@@ -55,26 +57,31 @@ def _terms(config: PreferConfig, numbers: Tensor, batch: Batch) -> tuple[Tensor,
     """The loss of each example [n], differentiable, and numbers of the batch."""
     if config.loss == "reward":
         margins = numbers[:, 0] - numbers[:, 1]
-        terms = -F.logsigmoid(margins) + config.center_coef * numbers.sum(1).square()
+        terms = -F.logsigmoid(margins - batch.margins) + config.center_coef * numbers.sum(1).square()
         return terms, _seen(numbers.detach())
     ratios = numbers - batch.reference
     rewards = config.beta * ratios.detach()
     if config.loss == "kto":
-        return _kto(config, ratios, batch.is_good)
-    seen = _seen(rewards) | {
-        "logps/chosen": float(numbers[:, 0].mean()), "logps/rejected": float(numbers[:, 1].mean())
-    }  # fmt: skip
+        return _kto(config, ratios, batch)
+    logps = numbers.detach().mean(0)
+    seen = _seen(rewards) | {"logps/chosen": float(logps[0]), "logps/rejected": float(logps[1])}
+    imitation = -config.nll_coef * numbers[:, 0] / batch.lengths[:, 0]
+    return _of_margins(config, ratios, batch.lengths) + imitation, seen
+
+
+def _of_margins(config: PreferConfig, ratios: Tensor, lengths: Tensor) -> Tensor:
+    """The loss of each comparison [n]."""
     margins = config.beta * (ratios[:, 0] - ratios[:, 1])
     if config.loss == "hinge":
-        return F.relu(1 - margins), seen
+        return F.relu(1 - margins)
     if config.loss == "ipo":
-        means = ratios / batch.lengths
-        return (means[:, 0] - means[:, 1] - 1 / (2 * config.beta)).square(), seen
+        means = ratios / lengths
+        return (means[:, 0] - means[:, 1] - 1 / (2 * config.beta)).square()
     wrong = config.label_smoothing
-    return -(1 - wrong) * F.logsigmoid(margins) - wrong * F.logsigmoid(-margins), seen
+    return -(1 - wrong) * F.logsigmoid(margins) - wrong * F.logsigmoid(-margins)
 
 
-def _kto(config: PreferConfig, ratios: Tensor, is_good: Tensor) -> tuple[Tensor, dict[str, float]]:
+def _kto(config: PreferConfig, ratios: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
     """Good answers rise above, bad ones sink below the distance to the starting model, which itself is not trained:
     the mean log-ratio of answers to prompts that are not theirs, at least 0."""
     distance = ratios[:, 1].detach().mean().clamp(min=0)
@@ -83,10 +90,13 @@ def _kto(config: PreferConfig, ratios: Tensor, is_good: Tensor) -> tuple[Tensor,
     bad = config.undesirable_weight * (1 - torch.sigmoid(-above))
     rewards = config.beta * ratios[:, 0].detach()
     seen = {"kl": float(distance)}
-    for name, chosen in (("rewards/chosen", is_good), ("rewards/rejected", ~is_good)):
-        if bool(chosen.any()):
-            seen[name] = float(rewards[chosen].mean())
-    return torch.where(is_good, good, bad), seen
+    for name, of_kind in (("chosen", batch.is_good), ("rejected", ~batch.is_good)):
+        if bool(of_kind.any()):
+            seen[f"rewards/{name}"] = float(rewards[of_kind].mean())
+            seen[f"logps/{name}"] = float(batch.numbers.detach()[of_kind, 0].mean())
+    if {"rewards/chosen", "rewards/rejected"} <= seen.keys():
+        seen["rewards/margins"] = seen["rewards/chosen"] - seen["rewards/rejected"]
+    return torch.where(batch.is_good, good, bad), seen
 
 
 def _seen(rewards: Tensor) -> dict[str, float]:

@@ -6,6 +6,7 @@ to the same prompt, by which the distance to the starting model is estimated.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +35,12 @@ class Compared:
     row: int
     """Row number in the files, before any filter."""
     pair: tuple[SftExample, SftExample]
+    margin: float = 0.0
+    """With loss=reward: how much better the first one is."""
     is_good: bool = True
     """With loss=kto: what the row says of the first one."""
+    has_empty: bool = False
+    """Whether an answer of the row has no text: it is trained to end at once."""
 
 
 class PreferenceDataset:
@@ -95,6 +100,8 @@ class PreferenceDataset:
         )
         if self._loss == "kto":
             line += f", {sum(one.is_good for one in self._examples)} of them good"
+        if empty := sum(one.has_empty for one in self._examples):
+            line += f"; {empty} with an empty answer"
         if dropped := self._num_rows - len(self):
             share = 100 * dropped / self._num_rows
             line += f"; dropped {dropped} ({share:.1f} %) longer than prefer.data.max_tokens={self._config.max_tokens}"
@@ -112,7 +119,22 @@ class PreferenceDataset:
         sides = [self._tokenized(row, prompt, answer, number, where) for answer in (chosen, rejected)]
         if sides[0].token_ids == sides[1].token_ids:
             raise ValueError(f"{where} compares an answer with itself; remove the row")
-        return Compared(row=number, pair=(sides[0], sides[1]))
+        has_empty = not all(
+            answer[-1].get("content") or answer[-1].get("tool_calls") for answer in (chosen, rejected)
+        )
+        margin = self._margin(row, where) if self._loss == "reward" else 0.0
+        return Compared(row=number, pair=(sides[0], sides[1]), margin=margin, has_empty=has_empty)
+
+    def _margin(self, row: Mapping[str, Any], where: str) -> float:
+        key = self._config.margin_key
+        margin = row.get(key)
+        if margin is None:
+            return 0.0
+        if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
+            raise ValueError(
+                f"{where} has the margin {margin!r} in {key!r}; write a finite number, or leave it out"
+            )
+        return float(margin)
 
     def _parts(self, row: Mapping[str, Any], where: str) -> tuple[Messages, Messages, Messages]:
         """Prompt, better and other answer."""
@@ -169,7 +191,12 @@ class PreferenceDataset:
             other = read[(number + 1) % len(read)][1]
             sides = [self._tokenized(row, prompt, one, number, where) for one in (answer, other)]
             made.append(
-                Compared(row=number, pair=(sides[0], _within(sides[1], config.max_tokens)), is_good=label)
+                Compared(
+                    row=number,
+                    pair=(sides[0], _within(sides[1], config.max_tokens)),
+                    is_good=label,
+                    has_empty=not (answer[-1].get("content") or answer[-1].get("tool_calls")),
+                )
             )
         return made
 

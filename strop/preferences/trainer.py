@@ -32,10 +32,11 @@ from strop.workers.rows import GRAD_NORM, merged_update
 PREFERENCE = Metric(
     "prefer/<what>",
     "nats; the rewards of `rewards/` as the loss sees them",
-    "of `strop prefer`: `loss`, `rewards/{chosen,rejected,margins,accuracies}`, `logps/{chosen,rejected}`, `kl`",
+    "of `strop prefer`: `loss`, `rewards/{chosen,rejected,margins,accuracies}`, `logps/{chosen,rejected}`, `kl`; "
+    "with loss=kto of good and bad answers",
 )
 VALIDATION = Metric(
-    "val/prefer/<what>", "as `prefer/<what>`", "the same on held-out rows, by mean of batches"
+    "val/prefer/<what>", "as `prefer/<what>`", "the same of all held-out rows, as if they were one batch"
 )
 REFERENCE = "reference.safetensors"
 """File of the run folder: log-probs of all answers under the model that the run began with."""
@@ -89,7 +90,7 @@ class PreferenceTrainer(SupervisedTrainer):
 
     def _numbers(self, examples: Sequence[Compared]) -> Tensor:
         """[n, 2] float64: what the model says of these examples now."""
-        size = max(self._sft.examples_per_update, 1)
+        size = self._sft.examples_per_update
         parts = [
             self._worker.call.compute_numbers(preference_batch(examples[start : start + size]))
             for start in range(0, len(examples), size)
@@ -102,6 +103,7 @@ class PreferenceTrainer(SupervisedTrainer):
             numbers=self._numbers(examples),
             reference=self._reference[split][list(places)],
             lengths=torch.tensor(lengths, dtype=torch.float64),
+            margins=torch.tensor([one.margin for one in examples], dtype=torch.float64),
             is_good=torch.tensor([one.is_good for one in examples]),
         )
         return weigh(self._sft, batch)
@@ -113,10 +115,11 @@ class PreferenceTrainer(SupervisedTrainer):
         self._run.ledger.issue(step, ids)
         places = [row for _, row in visits]
         examples = [self._examples[row] for row in places]
-        batch = preference_batch(examples)
+        num_sides = 1 if self._sft.loss == "kto" else 2  # answers to other prompts are not trained
+        batch = preference_batch(examples, num_sides)
         with phases.phase("numbers"):
             weighed = self._weighed(examples, places, "train")
-        weights = DataProto.from_dict({"weights": weighed.weights.flatten()})
+        weights = DataProto.from_dict({"weights": weighed.weights[:, :num_sides].flatten()})
         with phases.phase("update"):
             update = merged_update(as_list(self._worker.call.update(batch.union(weights))))
         skipped = update.skipped
@@ -143,30 +146,22 @@ class PreferenceTrainer(SupervisedTrainer):
         return numbers
 
     def _validate(self, dataset: PreferenceDataset, step: int) -> dict[str, float]:
-        """The numbers of a step on held-out rows: each the mean over batches, by their sizes."""
-        size = self._sft.examples_per_update
-        sums: dict[str, float] = {}
-        counts: dict[str, int] = {}
-        for start in range(0, len(dataset), size):
-            places = range(start, min(start + size, len(dataset)))
-            found = _named(VALIDATION, self._weighed([dataset[i] for i in places], places, "val"))
-            for name, value in found.items():
-                sums[name] = sums.get(name, 0.0) + value * len(places)
-                counts[name] = counts.get(name, 0) + len(places)
-        means = {name: total / counts[name] for name, total in sums.items()}
-        self._run.events.append("validation", step, loss=means[VALIDATION.of("loss")])
-        return means
+        """The numbers of a step, of all held-out rows."""
+        places = range(len(dataset))
+        weighed = self._weighed([dataset[i] for i in places], places, "val")
+        self._run.events.append("validation", step, loss=weighed.loss)
+        return _named(VALIDATION, weighed)
 
 
 def _named(metric: Metric, weighed: Weighed) -> dict[str, float]:
     return {metric.of(name): value for name, value in {"loss": weighed.loss, **weighed.metrics}.items()}
 
 
-def preference_batch(examples: Sequence[Compared]) -> DataProto:
-    """The conversations of examples, two rows each: columns prompts [B, P~] and responses, loss_mask [B, R~]."""
+def preference_batch(examples: Sequence[Compared], num_sides: int = 2) -> DataProto:
+    """Both conversations of examples, or the first ones: columns prompts [B, P~] and responses, loss_mask [B, R~]."""
     prompts, responses, masks = [], [], []
     for example in examples:
-        for side in example.pair:
+        for side in example.pair[:num_sides]:
             cut = side.loss_mask.index(True)
             prompts.append(torch.tensor(side.token_ids[:cut]))
             responses.append(torch.tensor(side.token_ids[cut:]))

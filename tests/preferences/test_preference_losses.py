@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -23,12 +24,14 @@ def batch(
     reference: list[list[float]] | None = None,
     lengths: list[list[float]] | None = None,
     good: list[bool] | None = None,
+    margins: list[float] | None = None,
 ) -> Batch:
     n = len(numbers)
     return Batch(
         numbers=torch.tensor(numbers, dtype=torch.float64),
         reference=torch.tensor(reference or [[0.0, 0.0]] * n, dtype=torch.float64),
         lengths=torch.tensor(lengths or [[1.0, 1.0]] * n, dtype=torch.float64),
+        margins=torch.tensor(margins or [0.0] * n, dtype=torch.float64),
         is_good=torch.tensor(good or [True] * n),
     )
 
@@ -70,12 +73,14 @@ def test_kto_by_hand() -> None:
     expected = [[-3.0 * 2 * good * (1 - good) / 2, 0.0], [0.5 * 2 * 0.25 / 2, 0.0]]
     assert found.weights.tolist() == [pytest.approx(row) for row in expected]
     assert (found.metrics["rewards/chosen"], found.metrics["rewards/rejected"]) == (2.6, 0.6)
+    assert (found.metrics["logps/chosen"], found.metrics["logps/rejected"]) == (1.3, 0.3)
+    assert found.metrics["rewards/margins"] == 2.0
 
 
 def test_kto_knows_no_distance_below_nothing() -> None:
     found = weigh(PreferConfig(loss="kto"), batch([[0.0, -0.4], [0.0, -0.2]], good=[True, True]))
     assert found.metrics["kl"] == 0.0
-    assert "rewards/rejected" not in found.metrics
+    assert not {"rewards/rejected", "logps/rejected", "rewards/margins"} & found.metrics.keys()
 
 
 def test_a_reward_model_by_hand() -> None:
@@ -86,6 +91,19 @@ def test_a_reward_model_by_hand() -> None:
     assert found.weights.tolist() == [[pytest.approx(-pull + 0.06), pytest.approx(pull + 0.06)]]
 
 
+def test_a_margin_of_a_row_is_to_be_won() -> None:
+    """-log sigmoid(2 - 1 - 0.5), and as it is for the row without one."""
+    found = weigh(PreferConfig(loss="reward"), batch([[2.0, 1.0], [2.0, 1.0]], margins=[0.5, 0.0]))
+    assert found.loss == pytest.approx((math.log1p(math.exp(-0.5)) + math.log1p(math.exp(-1))) / 2)
+
+
+def test_imitation_of_better_answers_is_a_mean_over_their_tokens() -> None:
+    at = batch([[-6.0, -3.0]], [[-6.0, -3.0]], [[4.0, 1.0]])
+    found = weigh(PreferConfig(nll_coef=0.5), at)
+    assert found.loss == pytest.approx(math.log(2) + 0.5 * 6 / 4)
+    assert found.weights.tolist() == [[pytest.approx(-0.05 - 0.5 / 4), pytest.approx(0.05)]]
+
+
 def plain(config: PreferConfig, at: Batch) -> float:
     """The same sums, written out in plain Python."""
     terms = []
@@ -93,18 +111,20 @@ def plain(config: PreferConfig, at: Batch) -> float:
     distance = max(0.0, sum(row[1] for row in ratios) / len(ratios))
     for number, (one, other) in enumerate(ratios):
         margin = config.beta * (one - other)
+        imitation = -config.nll_coef * float(at.numbers[number, 0]) / float(at.lengths[number, 0])
         match config.loss:
             case "sigmoid":
                 right, wrong = (math.log(1 / (1 + math.exp(-sign * margin))) for sign in (1, -1))
-                terms.append(-(1 - config.label_smoothing) * right - config.label_smoothing * wrong)
+                smooth = config.label_smoothing
+                terms.append(-(1 - smooth) * right - smooth * wrong + imitation)
             case "hinge":
-                terms.append(max(0.0, 1 - margin))
+                terms.append(max(0.0, 1 - margin) + imitation)
             case "ipo":
                 means = [
                     ratio / length
                     for ratio, length in zip((one, other), at.lengths[number].tolist(), strict=True)
                 ]
-                terms.append((means[0] - means[1] - 0.5 / config.beta) ** 2)
+                terms.append((means[0] - means[1] - 0.5 / config.beta) ** 2 + imitation)
             case "kto":
                 above = config.beta * (one - distance)
                 good = bool(at.is_good[number])
@@ -112,16 +132,15 @@ def plain(config: PreferConfig, at: Batch) -> float:
                 terms.append((config.desirable_weight if good else config.undesirable_weight) * (1 - value))
             case "reward":
                 scores = at.numbers[number].tolist()
-                terms.append(
-                    math.log1p(math.exp(scores[1] - scores[0])) + config.center_coef * sum(scores) ** 2
-                )
+                lost = float(at.margins[number]) + scores[1] - scores[0]
+                terms.append(math.log1p(math.exp(lost)) + config.center_coef * sum(scores) ** 2)
     return sum(terms) / len(terms)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "sigmoid": {"beta": 0.7, "label_smoothing": 0.2},
+    "sigmoid": {"beta": 0.7, "label_smoothing": 0.2, "nll_coef": 0.3},
     "hinge": {"beta": 0.3},
-    "ipo": {"beta": 0.4},
+    "ipo": {"beta": 0.4, "nll_coef": 0.1},
     "kto": {"beta": 0.6, "desirable_weight": 1.5, "undesirable_weight": 0.7},
     "reward": {"center_coef": 0.05},
 }
@@ -142,7 +161,7 @@ def test_loss_and_derivative_are_those_of_plain_sums(loss: Any, data: st.DataObj
         st.lists(st.booleans(), min_size=rows, max_size=rows)
     ))  # fmt: skip
     if loss == "reward":
-        at = batch(at.numbers.tolist())
+        at = batch(at.numbers.tolist(), margins=data.draw(st.lists(number, min_size=rows, max_size=rows)))
     found = weigh(config, at)
     assert found.loss == pytest.approx(plain(config, at), rel=1e-9, abs=1e-12)
     step = 1e-6
@@ -164,7 +183,7 @@ def test_loss_and_derivative_are_those_of_plain_sums(loss: Any, data: st.DataObj
 def shifted(at: Batch, row: int, side: int, by: float) -> Batch:
     numbers = at.numbers.clone()
     numbers[row, side] += by
-    return Batch(numbers=numbers, reference=at.reference, lengths=at.lengths, is_good=at.is_good)
+    return dataclasses.replace(at, numbers=numbers)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +193,7 @@ def shifted(at: Batch, row: int, side: int, by: float) -> Batch:
         ({"center_coef": 0.1}, "prefer.center_coef is 0.1, which prefer.loss=sigmoid does not read"),
         ({"loss": "ipo", "label_smoothing": 0.1}, "use sigmoid"),
         ({"desirable_weight": 2.0}, "use kto"),
+        ({"loss": "kto", "nll_coef": 1.0}, "use sigmoid or hinge or ipo"),
         ({"label_smoothing": 0.5}, "use a number below 0.5"),
         ({"engine": {"max_tokens_per_device": 1024}}, "raise the first above that"),
     ],

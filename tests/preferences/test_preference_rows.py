@@ -52,6 +52,21 @@ def test_every_form_is_the_same_comparison(tokenizer: Any, row: dict[str, Any]) 
     assert [texts(tokenizer, side)[1] for side in example.pair] == ["Yes<|im_end|>", "no<|im_end|>"]
 
 
+def test_margins_are_read_for_a_reward_model(tokenizer: Any) -> None:
+    rows = [{**PAIR, "margin": 2}, PAIR, {**PAIR, "margin": None}]
+    dataset = PreferenceDataset(rows, tokenizer, PreferDataConfig(), loss="reward")
+    assert [one.margin for one in dataset] == [2.0, 0.0, 0.0]
+    renamed = PreferDataConfig(margin_key="by")
+    assert PreferenceDataset([{**PAIR, "by": 0.5}], tokenizer, renamed, loss="reward")[0].margin == 0.5
+
+
+def test_empty_answers_are_counted(tokenizer: Any) -> None:
+    rows = [PAIR, {**PAIR, "rejected": ""}]
+    dataset = PreferenceDataset(rows, tokenizer, PreferDataConfig(), loss="sigmoid")
+    assert texts(tokenizer, dataset[1].pair[1])[1] == "<|im_end|>"
+    assert dataset.report().endswith("; 1 with an empty answer")
+
+
 def test_a_reward_model_reads_the_conversation_to_its_end(tokenizer: Any) -> None:
     (example,) = PreferenceDataset([PAIR], tokenizer, PreferDataConfig(), loss="reward")
     text = tokenizer.apply_chat_template([user("hi"), assistant("Yes")], tokenize=False)
@@ -86,6 +101,7 @@ def test_long_comparisons_are_dropped_and_counted(tokenizer: Any) -> None:
     [
         ({"prompt": "hi", "chosen": "a"}, "sigmoid", "train row 0 has no 'rejected'; columns found: prompt, chosen"),
         ({"chosen": "a", "rejected": "b"}, "sigmoid", "has no 'prompt', and its answers are no whole conversations"),
+        ({**PAIR, "margin": "much"}, "reward", "has the margin 'much' in 'margin'; write a finite number"),
         ({**PAIR, "rejected": "Yes"}, "ipo", "compares an answer with itself"),
         (
             {"chosen": [user("a"), assistant("b")], "rejected": [user("c"), assistant("d")]}, "reward",

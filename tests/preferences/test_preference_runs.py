@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Task
+from preference_task import Task
 from safetensors.torch import load_file
 from trainer.tiny_runs import chain_of
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -84,7 +84,10 @@ def test_a_step_has_the_gradient_of_the_loss_itself(task: Task, loss: Any, budge
     )
     lengths = torch.tensor([[sum(side.loss_mask) for side in one.pair] for one in examples]).double()
     good = torch.tensor([one.is_good for one in examples])
-    weighed = weigh(config, Batch(numbers=numbers, reference=reference, lengths=lengths, is_good=good))
+    at = Batch(
+        numbers=numbers, reference=reference, lengths=lengths, margins=torch.zeros(4).double(), is_good=good
+    )
+    weighed = weigh(config, at)
     _plain(config, numbers, reference, lengths, good).backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
 
@@ -95,7 +98,9 @@ def test_a_step_has_the_gradient_of_the_loss_itself(task: Task, loss: Any, budge
     batch = preference_batch(examples)
     seen = worker.compute_numbers(batch).tensors()["numbers"].reshape(4, 2)
     torch.testing.assert_close(seen, numbers.detach(), rtol=1e-9, atol=1e-9)
-    update = worker.update(batch.union(DataProto.from_dict({"weights": weighed.weights.flatten()})))
+    sides = 1 if loss == "kto" else 2  # answers to other prompts are not trained
+    weights = DataProto.from_dict({"weights": weighed.weights[:, :sides].flatten()})
+    update = worker.update(preference_batch(examples, sides).union(weights))
     assert metric_values(update.metrics)["train/grad_norm"] == pytest.approx(float(norm), rel=1e-8)
     assert float(norm) > 1e-4
 
@@ -108,14 +113,13 @@ def _plain(config: PreferConfig, numbers: Any, reference: Any, lengths: Any, goo
         means = ratios / lengths
         return ((means[:, 0] - means[:, 1] - 1 / (2 * config.beta)) ** 2).mean()
     if config.loss == "kto":
-        distance = max(0.0, float(ratios[:, 1].mean()))
+        distance = max(0.0, float(ratios[:, 1].detach().mean()))
         signs = torch.where(good, 1.0, -1.0).double()
         return (1 - torch.sigmoid(signs * config.beta * (ratios[:, 0] - distance))).mean()
     return torch.log1p(torch.exp(-config.beta * (ratios[:, 0] - ratios[:, 1]))).mean()
 
 
 def _rows(task: Task, loss: str) -> list[dict[str, Any]]:
-
     return [
         json.loads(line) for line in (task.rated if loss == "kto" else task.pairs).read_text().splitlines()
     ]
@@ -135,6 +139,9 @@ def test_a_run_learns_and_a_resume_is_a_continuation(
         assert first["val/prefer/loss"] == pytest.approx(math.log(2), abs=1e-6)
     if loss != "kto":
         assert last["val/prefer/rewards/accuracies"] == 1.0
+    else:  # each of its kind of all held-out answers, not of batches
+        gap = last["val/prefer/rewards/chosen"] - last["val/prefer/rewards/rejected"]
+        assert last["val/prefer/rewards/margins"] == pytest.approx(gap)
     step = PreferenceTrainer._step
 
     def stopped(self: PreferenceTrainer, number: int) -> dict[str, float]:
