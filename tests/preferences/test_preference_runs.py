@@ -68,6 +68,9 @@ def test_a_step_has_the_gradient_of_the_loss_itself(task: Task, loss: Any, budge
     scores = loss == "reward"
     config = PreferConfig(loss=loss)
     rows = _rows(task, loss)[:4]
+    if loss in ("sigmoid", "ipo"):  # what the user says within an answer is neither counted nor trained
+        said = [("assistant", "AB"), ("user", "more"), ("assistant", "ABAB")]
+        rows[1]["chosen"] = [{"role": role, "content": text} for role, text in said]
     dataset = PreferenceDataset(
         rows, load_tokenizer(ModelConfig(path=str(task.model))), config.data, loss=loss
     )
@@ -136,7 +139,10 @@ def test_a_run_learns_and_a_resume_is_a_continuation(
     assert last["val/prefer/loss"] < first["val/prefer/loss"] - 0.05
     assert whole.val_loss == last["val/prefer/loss"]
     if loss == "sigmoid":
-        assert first["val/prefer/loss"] == pytest.approx(math.log(2), abs=1e-6)
+        kept = load_file(tmp_path / "whole" / "reference.safetensors")
+        assert first["val/prefer/logps/chosen"] == pytest.approx(float(kept["val"][:, 0].mean()), abs=1e-5)
+        for name, line in (("val/prefer/loss", first), ("prefer/loss", lines[1])):  # of rows in a drawn order
+            assert line[name] == pytest.approx(math.log(2), abs=1e-6)
     if loss != "kto":
         assert last["val/prefer/rewards/accuracies"] == 1.0
     else:  # each of its kind of all held-out answers, not of batches
