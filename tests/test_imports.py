@@ -31,15 +31,15 @@ RANKS = (
     {"trainer"},
     {"cli"},
     {"judges", "sft", "tracing", "vision"},
-    {"sandbox"},
+    {"preferences", "sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
     {"checks", "compat", "gateway", "quickstart", "sweep", "view"},
     {"__main__"},
 )
 GUESTS = (
-    "checks", "compat", "environments", "gateway", "interactions", "judges", "quickstart", "sandbox", "scorers", "sft",
-    "sweep", "tools", "tracing", "view", "vision",
+    "checks", "compat", "environments", "gateway", "interactions", "judges", "preferences", "quickstart",
+    "sandbox", "scorers", "sft", "sweep", "tools", "tracing", "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,14 +14,14 @@ from strop.algorithms.aggregation import BatchTotals, batch_totals
 from strop.base.device import device_name
 from strop.base.metrics import Metric, metric_values
 from strop.base.sections import section_of
-from strop.controller import WorkerGroup, as_list, role
+from strop.controller import RoleSpec, WorkerGroup, as_list, role
 from strop.data.readers import read_rows
 from strop.data.sampler import PromptSampler, visit_uid
 from strop.engines.model import check_language_model, load_tokenizer, read_shape
 from strop.engines.ulysses import check_sequence_parallel
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
-from strop.sft.config import SftConfig, SftDataConfig
+from strop.sft.config import SftConfig
 from strop.sft.conversations import SftDataset, SftExample
 from strop.sft.result import SftResult, sft_result_of
 from strop.sft.worker import LOSS, SupervisedWorker
@@ -43,7 +44,11 @@ VALIDATION_LOSS = Metric(
 
 
 class SupervisedTrainer:
-    """One fine-tuning."""
+    """One fine-tuning; a subclass trains on rows of another kind."""
+
+    name = "sft"
+    """Of the command and its section of the configuration."""
+    section: type[Any] = SftConfig
 
     def __init__(
         self,
@@ -61,21 +66,23 @@ class SupervisedTrainer:
         self._start_step = checkpoint.step if checkpoint is not None else 0
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         say(threads.line())
-        self._sft = sft = section_of(config, SftConfig)
+        self._sft = sft = section_of(config, self.section)
         check_trackers(config.trainer.trackers)
-        check_ranks("sft", sft.engine, config.resources.ranks)
-        check_language_model(config.model)
+        check_ranks(self.name, sft.engine, config.resources.ranks)
+        self._check_model()
         ranks, size = config.resources.ranks, sft.engine.sequence_parallel
-        check_sequence_parallel(read_shape(config.model), size, ranks, section="sft.engine")
+        check_sequence_parallel(read_shape(config.model), size, ranks, section=f"{self.name}.engine")
         self._tokenizer = load_tokenizer(config.model)
         if not sft.data.train_files:
-            raise ValueError("sft.data.train_files is empty; name at least one .parquet or .jsonl file")
+            raise ValueError(
+                f"{self.name}.data.train_files is empty; name at least one .parquet or .jsonl file"
+            )
         self._examples = self._load(sft.data, sft.data.train_files, "train")
         self._val = self._load(sft.data, sft.data.val_files, "val") if sft.data.val_files else None
         if size > 1 and any(one is not None and one.has_media for one in (self._examples, self._val)):
             raise ValueError(
-                f"sft.engine.sequence_parallel is {size}, but conversations have images, and it divides sequences over "
-                f"ranks, which images cannot be: use sft.engine.sequence_parallel=1"
+                f"{self.name}.engine.sequence_parallel is {size}, but conversations have images, and it divides "
+                f"sequences over ranks, which images cannot be: use {self.name}.engine.sequence_parallel=1"
             )
         self._sampler = PromptSampler(
             range(len(self._examples)),
@@ -91,7 +98,11 @@ class SupervisedTrainer:
         self._checkpoint = None if checkpoint is None else checkpoint.path
         self._optimizer = optimizer_of(run, checkpoint)
 
-    def _load(self, data: SftDataConfig, files: Sequence[str], split: str) -> SftDataset:
+    def _check_model(self) -> None:
+        """Refuse a model that cannot be trained so, before it is loaded."""
+        check_language_model(self._config.model)
+
+    def _load(self, data: Any, files: Sequence[str], split: str) -> Any:
         dataset = SftDataset(
             read_rows(files, self._config.data.cache_dir), self._tokenizer, data, split=split
         )
@@ -102,10 +113,11 @@ class SupervisedTrainer:
         """Train to the last step and save it."""
         start = time.perf_counter()
         setup = TrackerSetup(
-            folder=self._run.path, total_steps=self._num_steps, resume_step=self._start_step, label="sft"
+            folder=self._run.path, total_steps=self._num_steps, resume_step=self._start_step, label=self.name
         )
         with ExitStack() as stack:
             self._start_worker(stack)
+            self._begin()
             trackers = stack.enter_context(TrackerGroup(self._config.trainer.trackers, setup))
             if self._val is not None and self._wants_first_validation():
                 trackers.log(0, self._validate(self._val, 0))
@@ -117,6 +129,9 @@ class SupervisedTrainer:
         losses = {"loss": self._last_loss("step"), "val_loss": self._last_loss("validation")}
         self._run.events.append("finished", self._num_steps, fsync=True, seconds=seconds, **losses)
         return sft_result_of(self._run)
+
+    def _begin(self) -> None:
+        """What is to be done once with the model at the start, before the first step of this process."""
 
     def _run_step(self, step: int, trackers: TrackerGroup) -> None:
         """One step with its records and its checkpoint, which is also written where the run is asked to end."""
@@ -134,17 +149,14 @@ class SupervisedTrainer:
     def _start_worker(self, stack: ExitStack) -> None:
         config, sft = self._config, self._sft
         runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
-        spec = role(
-            SupervisedWorker,
-            config.model,
-            sft.engine,
-            sft.optim,
+        spec = self._role(
             device=device_name(config.resources.device),
             num_updates=self._num_steps,
             checkpoint=self._checkpoint,
             optimizer=self._optimizer,
-        ).on(role_mesh(config, "actor", sft.engine))
-        self._worker: WorkerGroup[SupervisedWorker] = runtime.groups({"actor": spec})["actor"]
+        )
+        mesh = role_mesh(config, "actor", sft.engine)
+        self._worker: WorkerGroup[Any] = runtime.groups({"actor": spec.on(mesh)})["actor"]
         self._checkpointer = Checkpointer(
             self._run,
             {"actor": self._worker},
@@ -154,6 +166,10 @@ class SupervisedTrainer:
             sampler=self._sampler,
         )
         stack.callback(self._checkpointer.settle)
+
+    def _role(self, **given: Any) -> RoleSpec[Any]:
+        """What is made on every rank, with these arguments."""
+        return role(SupervisedWorker, self._config.model, self._sft.engine, self._sft.optim, **given)
 
     def _last_loss(self, kind: str) -> object:
         """From the records, where there is one of this kind: a resume may have had no step left to do."""
@@ -195,7 +211,7 @@ class SupervisedTrainer:
         wanted = self._config.eval.before_train and self._start_step == 0
         return wanted and not self._run.events.read("validation")
 
-    def _validate(self, dataset: SftDataset, step: int) -> dict[str, float]:
+    def _validate(self, dataset: Any, step: int) -> dict[str, float]:
         """The mean loss per trained token of held-out rows, with its record."""
         size = self._sft.examples_per_update
         total, count = 0.0, 0

@@ -90,6 +90,7 @@ _REASONS: Mapping[str, str] = {
     "reward_model.": "rewards of one run must be comparable",
     "algorithm.": "its loss would be another one from one step to the next",
     "sft.": "what it has seen, and what comes next, is counted in its own data",
+    "prefer.": "what it has seen, and what comes next, is counted in its own data",
 }
 """Why other settings cannot be given anew, by the beginning of their keys."""
 

@@ -12,12 +12,14 @@ import pytest
 from cli_calls import Project, cli
 
 import strop
+from strop.base.guests import targets
 from strop.cli.main import COMMANDS
 from strop.cli.output import UsageError
 from strop.cli.unread import READS, refuse_unread_overrides
 from strop.config import to_flat_dict
 from strop.config.schema import tree
 from strop.gateway import command as gateway
+from strop.preferences import command as prefer
 from strop.sandbox import command as sandbox
 from strop.sft import command as sft
 from strop.trainer.config import Config
@@ -121,7 +123,13 @@ def test_a_continued_run_refuses_what_its_command_does_not_read(project: Project
 
 
 def test_each_command_uses_or_refuses_each_key() -> None:
-    told = {**READS, "sft": sft.READS, "serve": gateway.READS, "sandbox check": sandbox.READS}
+    told = {
+        **READS,
+        "sft": sft.READS,
+        "prefer": prefer.READS,
+        "serve": gateway.READS,
+        "sandbox check": sandbox.READS,
+    }
     for command, reads in told.items():
         for key in to_flat_dict(Config()):
             if reads.covers(key):
@@ -146,6 +154,8 @@ def test_each_command_with_settings_says_what_it_reads() -> None:
 def test_every_key_has_a_reader() -> None:
     texts = {path: path.read_text() for path in Path(strop.__file__).parent.rglob("*.py")}
     for key in tree(Config).values():
+        if key.key in targets("section"):
+            continue  # found by its class; its settings follow
         name, home = key.key.rpartition(".")[2], Path(inspect.getfile(key.owner))
         used = any(
             re.search(rf'{"(?<!self)" if path == home else ""}\.{name}\b|\["{name}"\]', text)
@@ -157,7 +167,7 @@ def test_every_key_has_a_reader() -> None:
 
 def test_what_commands_are_said_to_read_are_keys() -> None:
     known = to_flat_dict(Config())
-    told = (*READS.values(), sft.READS, gateway.READS, sandbox.READS)
+    told = (*READS.values(), sft.READS, prefer.READS, gateway.READS, sandbox.READS)
     named = [key for reads in told for key in (*reads.keys, *reads.but, *reads.instead) if key]
     assert [key for key in named if not any(one == key or one.startswith(f"{key}.") for one in known)] == []
 

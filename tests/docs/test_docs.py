@@ -74,7 +74,7 @@ NOT_OURS = {
     "reward_model.ground_truth",
 }  # fmt: skip
 """Keys on the pages that are none of strop's: names of verl's, the typing error that is explained, a column."""
-FILE_ENDINGS = {"py", "yaml", "json", "jsonl", "parquet", "md", "png", "txt"}
+FILE_ENDINGS = {"py", "yaml", "json", "jsonl", "parquet", "md", "png", "txt", "safetensors"}
 
 
 def page_id(path: Path) -> str:
