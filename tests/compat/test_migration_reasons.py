@@ -57,7 +57,7 @@ SAID_ELSEWHERE = {
     "checkpoints are set under run",
     "the reference is read as the policy is",
 }
-"""The command line, another setting of the same script, or the folder of a model decides it; the rows of those are translated."""
+"""The command line, another setting of the same script, or the folder of a model decides it."""
 
 PACKED = (
     "engines/test_packed_forward.py::test_packed_log_probs_equal_the_models_own_forward",
