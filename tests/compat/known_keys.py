@@ -1,8 +1,8 @@
 """Names of settings of other libraries, as their own configuration references list them.
 
 verl: `verl/trainer/config` of the versions of mid-2025 and of 2026, `_generated_ppo_trainer.yaml` and what it is made
-of, `sft_trainer.yaml` and `sft_trainer_engine.yaml`. TRL: GRPOConfig, RLOOConfig and SFTConfig of 2026, with the
-arguments of transformers' TrainingArguments.
+of, `sft_trainer.yaml` and `sft_trainer_engine.yaml`. TRL: GRPOConfig, RLOOConfig, SFTConfig and PPOConfig of 2026,
+with the arguments of transformers' TrainingArguments.
 """
 
 from __future__ import annotations
@@ -237,12 +237,12 @@ TRL: dict[str, str] = {
     ),
     "RLOOConfig": f"{_TRAINING_ARGUMENTS} {_GENERATING} normalize_advantages reward_clip_range",
     "PPOConfig": (
-        f"{_TRAINING_ARGUMENTS} num_mini_batches total_episodes local_rollout_forward_batch_size "
+        f"{_TRAINING_ARGUMENTS} dataset_num_proc num_mini_batches total_episodes local_rollout_forward_batch_size "
         "num_sample_generations response_length stop_token stop_token_id temperature missing_eos_penalty "
         "sft_model_path world_size num_total_batches micro_batch_size local_batch_size batch_size "
-        "local_mini_batch_size mini_batch_size exp_name dataset_num_proc reward_model_path model_adapter_name "
-        "ref_adapter_name num_ppo_epochs whiten_rewards kl_coef kl_estimator cliprange vf_coef cliprange_value gamma "
-        "lam ds3_gather_for_generation"
+        "local_mini_batch_size mini_batch_size exp_name reward_model_path model_adapter_name ref_adapter_name "
+        "num_ppo_epochs whiten_rewards kl_coef kl_estimator cliprange vf_coef cliprange_value gamma lam "
+        "ds3_gather_for_generation"
     ),
     "SFTConfig": (
         f"{_TRAINING_ARGUMENTS} model_init_kwargs chat_template_path dataset_text_field dataset_kwargs "

@@ -30,7 +30,7 @@ TABLES: dict[str, Table] = {
 KNOWN: dict[str, dict[str, str]] = {
     "verl": VERL,
     "verl-sft": VERL_SFT,
-    **{kind: {f"{kind}Config": TRL[f"{kind}Config"]} for kind in ("GRPO", "RLOO", "PPO", "SFT")},
+    **{kind: {f"{kind}Config": TRL[f"{kind}Config"]} for kind in KINDS},
 }
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"algorithm.adv_estimator": "grpo", f"{A}.use_kl_loss": True, "reward_model.enable": True},

@@ -231,64 +231,6 @@ def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
     assert not witness.exists()
 
 
-def of_ppo(folder: Path, config: str, trainer: str = "reward_model='rm'") -> Migration:
-    path = folder / "train.py"
-    path.write_text(
-        f"from trl import PPOConfig, PPOTrainer\nPPOTrainer(args=PPOConfig({config}), model='m', {trainer})\n"
-    )
-    script = read_calls(path)
-    assert script.kind == "PPO"
-    return migrate_trl(script.found, script.kind, processes=2)
-
-
-def test_ppo_counts_batches_and_steps_as_its_trainer_does(tmp_path: Path) -> None:
-    """4 x 3 accumulated x 5 mini-batches x 2 processes are 120 answers, 24 an optimizer step; 1000 are 9 steps."""
-    batch = "per_device_train_batch_size=4, gradient_accumulation_steps=3, num_mini_batches=5"
-    found = ours(of_ppo(tmp_path, f"{batch}, total_episodes=1000"))
-    assert (found["data.prompts_per_step"], found["actor.samples_per_update"]) == (120, 24)
-    assert (found["trainer.max_steps"], found["rollout.samples_per_prompt"]) == (9, 1)
-    # What PPOConfig assumes.
-    assert (found["critic.optim.lr"], found["actor.epochs"], found["data.max_response_tokens"]) == (
-        5e-5,
-        4,
-        53,
-    )
-    assert (found["rollout.temperature"], found["algorithm.lam"]) == (0.7, 0.95)
-    assert found["algorithm.kl_penalty"] == "kl"
-
-
-@pytest.mark.parametrize(
-    ("config", "trainer", "key", "kind", "note"),
-    [
-        (
-            "missing_eos_penalty=1.0",
-            "reward_model='rm'",
-            "PPOConfig.missing_eos_penalty",
-            "refused",
-            "reward model",
-        ),
-        (
-            "whiten_rewards=True",
-            "reward_model='rm'",
-            "PPOConfig.whiten_rewards",
-            "refused",
-            "rewards are not",
-        ),
-        ("kl_estimator='k2'", "reward_model='rm'", "PPOConfig.kl_coef", "refused", "use k1 or k3"),
-        ("stop_token_id=7", "reward_model='rm'", "PPOConfig.stop_token_id", "translated", ""),
-        ("", "reward_model=rm", "PPOTrainer.reward_model", "unresolved", "no literal value"),
-        ("", "reward_model='rm', ref_model='r'", "PPOTrainer.ref_model", "translated", ""),
-        ("", "reward_model='rm', ref_model='m'", "PPOTrainer.ref_model", "not needed", "in the beginning"),
-    ],
-)
-def test_what_ppo_has_and_strop_has_not_is_said(
-    tmp_path: Path, config: str, trainer: str, key: str, kind: str, note: str
-) -> None:
-    found, reason = status(of_ppo(tmp_path, config, trainer), key)
-    assert found == kind
-    assert note in reason
-
-
 def test_rloo_takes_its_kl_off_the_reward(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(
@@ -352,3 +294,89 @@ def test_fine_tuning_takes_templates_and_revisions_over(tmp_path: Path) -> None:
         "write the template of org/model into a file" in status(migration, "SFTConfig.chat_template_path")[1]
     )
     assert status(migration, "SFTConfig.load_best_model_at_end")[0] == "not there"
+
+
+PPO = """
+from trl import PPOConfig, PPOTrainer
+args = PPOConfig({arguments})
+policy = AutoModelForCausalLM.from_pretrained(args.sft_model_path)
+PPOTrainer(args, tokenizer, policy, {trainer})
+"""
+
+
+def ppo(
+    folder: Path, arguments: str, trainer: str = "None, None, None, None", *, processes: int = 1
+) -> Migration:
+    path = folder / "ppo.py"
+    path.write_text(PPO.format(arguments=f"sft_model_path='m', {arguments}", trainer=trainer))
+    script = read_calls(path)
+    assert script.kind == "PPO"
+    return migrate_trl(script.found, script.kind, processes=processes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        # 4 x 2 accumulated x 2 processes are 16 episodes; both accumulated passes of an epoch make one optimizer step,
+        # into however many mini-batches they are cut; warm-up counts steps of the loop, four optimizer steps each.
+        (("per_device_train_batch_size=4, gradient_accumulation_steps=2, num_mini_batches=2, total_episodes=100, "
+         "warmup_steps=3, save_steps=5"),
+         {"data.prompts_per_step": 16, "actor.samples_per_update": 16, "critic.samples_per_update": 16,
+          "actor.epochs": 4, "critic.epochs": 4, "trainer.max_steps": 7, "trainer.num_epochs": 7,
+          "actor.optim.warmup_steps": 12, "critic.optim.warmup_steps": 12, "run.save_every": 5}),
+        # Four mini-batches of a batch that is not accumulated are four optimizer steps.
+        ("per_device_train_batch_size=16, num_mini_batches=4, num_ppo_epochs=1, num_train_epochs=2, max_steps=9",
+         {"data.prompts_per_step": 32, "actor.samples_per_update": 8, "critic.samples_per_update": 8,
+          "actor.epochs": 1, "trainer.num_epochs": 2, "trainer.max_steps": None}),
+        ("", {"algorithm.adv_estimator": "gae", "rollout.samples_per_prompt": 1, "rollout.temperature": 0.7,
+              "algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.05, "algorithm.kl_penalty": "kl",
+              "algorithm.lam": 0.95, "algorithm.cliprange_value": 0.2, "data.max_response_tokens": 53,
+              "actor.optim.lr": 5e-5, "critic.optim.lr": 5e-5, "critic.optim.max_grad_norm": float("inf"),
+              "algorithm.clip_ratio_c": float("inf"), "model.path": "m"}),
+        ("kl_coef=0.0, missing_eos_penalty=2.0, stop_token_id=7",
+         {"algorithm.use_kl_in_reward": None, "reward.overlong_buffer": 1, "reward.overlong_penalty": 2.0,
+          "rollout.stop_token_ids": [7]}),
+        ("total_episodes=320, num_sample_generations=4, num_train_epochs=0.5",
+         {"trainer.max_steps": 20, "eval.every": 5, "eval.temperature": 0.01}),
+    ],
+)  # fmt: skip
+def test_what_arguments_of_ppo_become(tmp_path: Path, arguments: str, expected: dict[str, Any]) -> None:
+    found = ours(ppo(tmp_path, arguments, processes=2))
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_models_of_ppo_are_followed_to_where_they_are_loaded(tmp_path: Path) -> None:
+    load = "AutoModelForSequenceClassification.from_pretrained"
+    found = ours(ppo(tmp_path, "", f"None, {load}('rm', num_labels=1), None, {load}('values', num_labels=1)"))
+    assert (found["model.path"], found["reward_model.path"], found["critic.path"]) == ("m", "rm", "values")
+    assert found["reward.weight"] == 0.0, "the reward is the model's alone"
+    assert "reference.path" not in found
+    same = ppo(tmp_path, "", "policy, None, None, None")
+    assert status(same, "PPOTrainer.ref_model")[0] == "not needed", "the policy itself, as it begins"
+    assert ours(ppo(tmp_path, "", "'other', None, None, None"))["reference.path"] == "other"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "answer", "sentence"),
+    [
+        ("stop_token=None", "stop_token", "refused", "TRL samples on to response_length"),
+        ("stop_token='eos'", "stop_token", "not needed", "ends a response here too"),
+        ("whiten_rewards=True", "whiten_rewards", "refused", "rewards stay as they are"),
+        ("kl_estimator='k2'", "kl_estimator", "refused", "use k1 or k3"),
+        ("num_sample_generations=10", "num_sample_generations", "refused", "set eval.every"),
+        ("num_mini_batches=3", "per_device_train_batch_size", "unresolved", "cannot be cut into 3 mini-batches"),
+        ("gradient_accumulation_steps=3, num_mini_batches=2, per_device_train_batch_size=2",
+         "per_device_train_batch_size", "unresolved", "4 passes of an epoch are no multiple of 3"),
+    ],
+)  # fmt: skip
+def test_what_ppo_does_otherwise_is_said(
+    tmp_path: Path, arguments: str, key: str, answer: str, sentence: str
+) -> None:
+    what, why = status(ppo(tmp_path, arguments), f"PPOConfig.{key}")
+    assert what == answer
+    assert sentence in why
+
+
+def test_max_steps_ends_a_run_after_as_many_epochs_as_it_takes(tmp_path: Path) -> None:
+    found = ours(migrate(tmp_path, "max_steps=50, num_train_epochs=1"))
+    assert (found["trainer.max_steps"], found["trainer.num_epochs"]) == (50, 50)

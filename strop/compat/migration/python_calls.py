@@ -14,10 +14,11 @@ from typing import Any
 
 from strop.compat.migration.found import Found
 
-CONFIGS = ("GRPOConfig", "RLOOConfig", "PPOConfig", "SFTConfig")
+CONFIGS = ("GRPOConfig", "RLOOConfig", "SFTConfig", "PPOConfig")
 TRAINERS = {
     "GRPOTrainer": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
     "RLOOTrainer": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
+    "SFTTrainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
     "PPOTrainer": (
         "args",
         "processing_class",
@@ -27,7 +28,6 @@ TRAINERS = {
         "train_dataset",
         "value_model",
     ),
-    "SFTTrainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
 }
 """Trainers, and the names of their arguments by position."""
 OTHER_TRAINERS = (
@@ -40,7 +40,7 @@ OTHER_TRAINERS = (
 
 _LONGEST_CHAIN = 50
 """Steps that are followed from a data set back to where it is loaded."""
-_MODELS = ("model", "ref_model", "reward_model", "value_model")
+_MODELS = ("model", "ref_model", "reward_model", "value_model", "policy", "ref_policy")
 _DATA = {"train_dataset": "train_files", "eval_dataset": "val_files"}
 _WHY, _WAY_OUT = "is no literal value", "write the number or text itself, or set our key afterwards"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -52,7 +52,7 @@ class Script:
 
     found: tuple[Found, ...]
     kind: str
-    """GRPO, RLOO, PPO or SFT."""
+    """GRPO, RLOO, SFT or PPO."""
 
 
 def read_calls(path: Path) -> Script:
@@ -156,7 +156,7 @@ class _Reader:
         if argument == "reward_funcs":
             return Found(key=key, value=self._rewards(node), place=place)
         node = self._followed(node)
-        if argument in ("args", "peft_config") and isinstance(node, ast.Call | ast.Name):
+        if argument in ("args", "config", "peft_config") and isinstance(node, ast.Call | ast.Name):
             return Found(key=key, value=ast.unparse(node), place=place)
         if argument in _DATA:
             dataset = self._dataset(node)
@@ -181,6 +181,9 @@ class _Reader:
     def _followed(self, node: ast.expr) -> ast.expr:
         """What a name stands for: its one value, or of several, one after the other, the last one above."""
         for _ in range(5):
+            if isinstance(node, ast.Attribute) and (given := self._argument(node)) is not None:
+                node = given
+                continue
             if not isinstance(node, ast.Name):
                 break
             values = self.assigned.get(node.id, [])
@@ -191,6 +194,13 @@ class _Reader:
                 break
             node = values[0]
         return node
+
+    def _argument(self, node: ast.Attribute) -> ast.expr | None:
+        """What `args.name` stands for, where args is a configuration that the script makes."""
+        made = self._followed(node.value) if isinstance(node.value, ast.Name) else node.value
+        if not isinstance(made, ast.Call) or _name(made.func) not in CONFIGS:
+            return None
+        return next((keyword.value for keyword in made.keywords if keyword.arg == node.attr), None)
 
     def _dataset(self, node: ast.expr) -> dict[str, Any] | None:
         """The literal arguments of load_dataset(...), and what is done to its rows afterwards; None for others."""

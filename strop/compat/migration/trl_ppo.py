@@ -1,102 +1,175 @@
-"""TRL's PPO: one answer to each prompt, a value model and a reward model, and one optimizer for policy and values."""
+"""TRL's arguments of PPO: batches in episodes, a KL penalty in the reward, a critic, samples to look at.
+
+One optimizer steps policy and values together there; every row for the actor holds for the critic too (trl.py).
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
-from strop.compat.migration.outcomes import Facts, Outcome, integer, many, number, refuse, skip
-from strop.compat.migration.tables import Migration
+from strop.compat.migration.outcomes import (
+    Facts,
+    Outcome,
+    UnreadableError,
+    integer,
+    many,
+    number,
+    refuse,
+    skip,
+)
+from strop.compat.migration.rules import model_path
+from strop.compat.migration.trl_loop import argument, epochs, warmup_share
 
-_ACTOR, _CRITIC = "actor.optim.", "critic.optim."
 
-
-def of_ppo(per_step: int, per_update: int) -> dict[str, Any]:
-    """The batches of policy and critic, in samples."""
-    return {
-        "data.prompts_per_step": per_step,
+def trainer(key: str, value: Any, facts: Facts) -> Outcome:
+    """What a trainer is, whatever its arguments say."""
+    if value != "PPO":
+        return skip("its arguments say it all")
+    ours = {
+        "algorithm.adv_estimator": "gae",
         "rollout.samples_per_prompt": 1,
-        "actor.samples_per_update": per_update,
-        "critic.samples_per_update": per_update,
+        "algorithm.clip_ratio_c": math.inf,
+        "actor.optim.max_grad_norm": math.inf,
+        "data.ground_truth_key": None,
+        "data.default_data_source": "trl",
     }
-
-
-def with_critic(migration: Migration) -> Migration:
-    """What the one optimizer is told, for the critic's as well."""
-    rows = []
-    for row in migration.rows:
-        both = {name.replace(_ACTOR, _CRITIC): value for name, value in row.outcome.ours.items()}
-        outcome = dataclasses.replace(row.outcome, ours={**row.outcome.ours, **both})
-        rows.append(dataclasses.replace(row, outcome=outcome))
-    return dataclasses.replace(migration, rows=tuple(rows))
-
-
-def _given(facts: Facts, name: str) -> Any:
-    return facts.get(f"PPOConfig.{name}")
-
-
-def episodes(key: str, value: Any, facts: Facts) -> Outcome:
-    """Answers in all, as steps."""
-    batch = int(facts.number("processes"))
-    for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches"):
-        given = _given(facts, name)
-        batch *= 1 if given is None else integer(given)
-    steps = math.ceil(integer(value) / batch)
-    return many({"trainer.max_steps": steps}, f"{value} answers / {batch} of a step")
-
-
-def passes(key: str, value: Any, facts: Facts) -> Outcome:
-    """Passes over the samples of a step."""
-    return many({"actor.epochs": integer(value), "critic.epochs": integer(value)})
-
-
-def ppo_kl(key: str, value: Any, facts: Facts) -> Outcome:
-    """The KL term, taken off the reward token by token."""
-    kinds = {"k1": "kl", "k3": "low_var_kl"}
-    if number(value) == 0:
-        return many({"algorithm.use_kl_in_reward": False})
-    if (kind := _given(facts, "kl_estimator")) not in kinds:
-        return refuse(f"kl_estimator is {kind!r}: use {' or '.join(kinds)}, algorithm.kl_penalty")
-    ours = {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": number(value)}
-    return many({**ours, "algorithm.kl_penalty": kinds[kind]})
-
-
-def ppo_clip(key: str, value: Any, facts: Facts) -> Outcome:
-    """The clip range of the policy loss."""
-    ours = {"algorithm.clip_ratio": number(value), "algorithm.clip_ratio_c": float("inf")}
-    return many(ours, "TRL has no dual clip")
-
-
-def gae(key: str, value: Any, facts: Facts) -> Outcome:
-    """The advantages, with their lambda."""
-    ours = {"algorithm.adv_estimator": "gae", "algorithm.lam": number(value)}
-    return many({**ours, "algorithm.loss_agg_mode": "token-mean"})
-
-
-def one_of_them(value: Any, facts: Facts) -> Any:
-    """A token as a list of tokens."""
-    return [integer(value)]
-
-
-def reward_model(key: str, value: Any, facts: Facts) -> Outcome:
-    """The reward model alone says what an answer is worth."""
-    if not isinstance(value, str) or not value:
-        return refuse("name its folder or its place on a hub: reward_model.path")
-    ours = {"reward_model.path": value, "reward.weight": 0.0, "data.ground_truth_key": None}
-    return many({**ours, "data.default_data_source": "trl"})
-
-
-def reference(key: str, value: Any, facts: Facts) -> Outcome:
-    """The frozen model of the KL term."""
-    if value in (None, "", facts.get("PPOTrainer.model")):
-        return skip("the model as it is in the beginning, in both")
-    return (
-        many({"reference.path": value})
-        if isinstance(value, str)
-        else refuse("name its folder: reference.path")
+    return many(
+        ours,
+        "one answer to each prompt, values from a critic, no dual clip, gradients never clipped",
     )
 
 
-PPO_FUNCTIONS = (episodes, passes, ppo_kl, ppo_clip, gae, one_of_them, reward_model, reference)
-"""What rows of trl.toml name."""
+class _Episodes:
+    """The batch arithmetic of TRL's PPO."""
+
+    def __init__(self, facts: Facts) -> None:
+        def whole(name: str, otherwise: int) -> int:
+            value = argument(facts, name)
+            return otherwise if value is None else integer(value)
+
+        device = whole("per_device_train_batch_size", 8)
+        accumulated = whole("gradient_accumulation_steps", 1)
+        parts = whole("num_mini_batches", 1)
+        local = device * accumulated
+        if local % parts:
+            raise UnreadableError(
+                f"{local} episodes of a process cannot be cut into {parts} mini-batches: TRL refuses it too"
+            )
+        passes = parts * -(-(local // parts) // device)
+        if passes % accumulated:
+            raise UnreadableError(
+                f"{passes} passes of an epoch are no multiple of {accumulated} accumulated ones, so that steps of "
+                f"the optimizer reach over epochs: set actor.samples_per_update and critic.samples_per_update"
+            )
+        self.batch = local * int(facts.number("processes"))
+        """Episodes of a step."""
+        self.updates_per_epoch = passes // accumulated
+        self.updates = self.updates_per_epoch * whole("num_ppo_epochs", 4)
+        """Optimizer steps of a step."""
+
+    def steps(self, facts: Facts) -> int | None:
+        """Steps in all; None where the rows decide."""
+        total = argument(facts, "total_episodes")
+        return None if total is None else max(1, -(-integer(total) // self.batch))
+
+
+def episodes(key: str, value: Any, facts: Facts) -> Outcome:
+    """Episodes of a step, and of an optimizer step."""
+    count = _Episodes(facts)
+    per_update = -(-count.batch // count.updates_per_epoch)
+    return many(
+        {"data.prompts_per_step": count.batch, "actor.samples_per_update": per_update},
+        "per device x accumulation x processes; TRL accumulates over mini-batches, too",
+    )
+
+
+def total_episodes(key: str, value: Any, facts: Facts) -> Outcome:
+    """The length of the run."""
+    steps = _Episodes(facts).steps(facts)
+    return skip("not set: num_train_epochs says it") if steps is None else many({"trainer.max_steps": steps})
+
+
+def ppo_epochs(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """Visits of the rows, which total_episodes replaces."""
+    steps = _Episodes(facts).steps(facts)
+    if steps is None:
+        return epochs(key, value, facts, ours=ours)
+    return many({ours: steps}, "as many as the steps of total_episodes can take")
+
+
+def ppo_warmup(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """Warm-up, in steps of the loop there and in optimizer steps here."""
+    if isinstance(value, float) and 0 < value < 1:
+        return warmup_share(key, value, facts, ours=ours)
+    updates = _Episodes(facts).updates
+    return many({ours: integer(value) * updates}, f"{updates} optimizer steps per step")
+
+
+def reward_kl(key: str, value: Any, facts: Facts) -> Outcome:
+    """The KL penalty in the reward."""
+    coef = number(value)
+    if coef == 0:
+        return skip("no KL penalty, as by default")
+    return many({"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": coef})
+
+
+def reference(key: str, value: Any, facts: Facts) -> Outcome:
+    """The frozen model of the KL penalty."""
+    if value in (None, "", facts.get("PPOTrainer.model")):
+        return skip("the policy as it is in the beginning, in both")
+    return model_path(key, value, facts, ours="reference.path")
+
+
+def stop_token(key: str, value: Any, facts: Facts) -> Outcome:
+    """Whether the end-of-sequence token ends a response."""
+    if value == "eos":
+        return skip("the end-of-sequence token ends a response here too")
+    if value is not None:
+        return refuse("it is the end-of-sequence token or none; other tokens are rollout.stop_token_ids")
+    if argument(facts, "stop_token_id") is not None:
+        return skip("stop_token_id says it")
+    return refuse("the end-of-sequence token always ends a response here; TRL samples on to response_length")
+
+
+def missing_eos(key: str, value: Any, facts: Facts) -> Outcome:
+    """A penalty on responses that were cut."""
+    ours = {"reward.overlong_buffer": 1, "reward.overlong_penalty": number(value)}
+    return many(
+        ours, "taken off responses of data.max_response_tokens tokens, also off one that ends just there"
+    )
+
+
+def sample_generations(key: str, value: Any, facts: Facts) -> Outcome:
+    """How often answers to the validation prompts are shown."""
+    if not integer(value):
+        return many({"eval.every": 0, "eval.before_train": False})
+    steps = _Episodes(facts).steps(facts)
+    if steps is None:
+        return refuse("how many steps that is follows from the rows: set eval.every")
+    ours = {
+        "eval.every": max(1, steps // integer(value)),
+        "eval.before_train": False,
+        "eval.temperature": 0.01,
+    }
+    return many(
+        ours, "TRL shows answers to one batch of eval_dataset, at this temperature; here all are validated"
+    )
+
+
+FUNCTIONS = {
+    function.__name__: function
+    for function in (
+        trainer,
+        episodes,
+        total_episodes,
+        ppo_epochs,
+        ppo_warmup,
+        reward_kl,
+        stop_token,
+        missing_eos,
+        reference,
+        sample_generations,
+    )
+}
+"""What the rows of trl.toml name."""

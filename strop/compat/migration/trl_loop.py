@@ -1,0 +1,195 @@
+"""TRL's arguments of the loop: batches, steps, epochs, checkpoints, validation, the optimizer's schedule.
+
+TRL counts samples per device and optimizer steps; strop counts prompts per step, samples per optimizer step, and
+steps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from strop.compat.migration.outcomes import (
+    Facts,
+    Outcome,
+    UnreadableError,
+    integer,
+    many,
+    number,
+    refuse,
+    skip,
+)
+from strop.compat.migration.rules import tracker_names
+
+KINDS = ("GRPO", "RLOO", "SFT", "PPO")
+
+
+def argument(facts: Facts, name: str) -> Any:
+    """An argument of the configuration, whichever kind it is."""
+    return next((value for kind in KINDS if (value := facts.get(f"{kind}Config.{name}")) is not None), None)
+
+
+def processes(key: str, value: Any, facts: Facts) -> Outcome:
+    """How many processes the script was started with."""
+    if value == 1:
+        return skip("one; say --processes N if the script was started with N")
+    return many({"resources.ranks": value, "resources.runtime": "ray"})
+
+
+class Batch:
+    """The batch arithmetic of TRL, from its arguments."""
+
+    def __init__(self, facts: Facts) -> None:
+        def whole(name: str, otherwise: int = 1) -> int:
+            value = argument(facts, name)
+            return (0 if value is None else integer(value)) or otherwise
+
+        accumulated = whole("gradient_accumulation_steps")
+        together = whole("per_device_train_batch_size") * int(facts.number("processes"))
+        self.per_update = together * accumulated
+        """Samples of an optimizer step."""
+        default = together * whole("steps_per_generation", accumulated)
+        self.per_step = whole("generation_batch_size", default)
+        """Samples that are generated together."""
+        self.num_generations = whole("num_generations")
+        self.updates = -(-self.per_step // self.per_update) * whole("num_iterations")
+        """Optimizer steps per generation."""
+
+
+def batches(key: str, value: Any, facts: Facts) -> Outcome:
+    """Samples per device as prompts per step and samples per optimizer step."""
+    batch = Batch(facts)
+    if key.startswith("SFT"):
+        ours = {"sft.examples_per_update": batch.per_update}
+        return many(ours, "per device x processes x accumulation")
+    prompts, left = divmod(batch.per_step, batch.num_generations)
+    if left:
+        raise UnreadableError(
+            f"{batch.per_step} samples are generated together, which is no multiple of "
+            f"{batch.num_generations} generations"
+        )
+    return many(
+        {"data.prompts_per_step": prompts, "actor.samples_per_update": batch.per_update},
+        f"{batch.per_step} samples / {batch.num_generations} generations; {batch.per_update} per step",
+    )
+
+
+def counted(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """A number of optimizer steps as steps."""
+    if value is None or value < 0:
+        return skip("not set")
+    if isinstance(value, float) and value < 1:
+        return refuse("a share of all steps is known only with the data: set the number")
+    steps = integer(value)
+    if key.startswith(("SFT", "PPO")) or steps == 0:
+        return many({ours: steps})
+    updates = Batch(facts).updates
+    return many(
+        {ours: max(1, -(-steps // updates))}, f"{updates} optimizer steps per step" if updates > 1 else ""
+    )
+
+
+def save_steps(key: str, value: Any, facts: Facts) -> Outcome:
+    """Steps between checkpoints."""
+    if argument(facts, "save_strategy") not in (None, "steps"):
+        return skip("read with save_strategy=steps alone")
+    return counted(key, value, facts, ours="run.save_every")
+
+
+def saved(key: str, value: Any, facts: Facts) -> Outcome:
+    """When checkpoints are written."""
+    if str(value) == "no":
+        return many({"run.save_every": 0}, "one checkpoint at the end remains")
+    is_steps = str(value) == "steps"
+    return many({}, "save_steps says when") if is_steps else refuse("say it in steps: run.save_every")
+
+
+def evaluated(key: str, value: Any, facts: Facts) -> Outcome:
+    """When and how validation samples."""
+    if str(value) == "no":
+        return many({"eval.every": 0, "eval.before_train": False})
+    if str(value) != "steps":
+        return refuse("say it in steps: eval.every")
+    given = argument(facts, "num_generations_eval")
+    ours = {
+        "eval.samples_per_prompt": argument(facts, "num_generations") if given is None else given,
+        "eval.temperature": argument(facts, "temperature"),
+    }
+    return many(ours, "TRL validates as it trains; eval_steps says when")
+
+
+def measured(key: str, value: Any, facts: Facts) -> Outcome:
+    """When the loss of validation data is measured."""
+    if str(value) == "no":
+        return many({"eval.every": 0, "eval.before_train": False})
+    if str(value) != "steps":
+        return refuse("say it in steps: eval.every")
+    return many({}, "eval_steps says when")
+
+
+def betas(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """Both decay rates, from two arguments."""
+    first, second = argument(facts, "adam_beta1"), argument(facts, "adam_beta2")
+    return many({ours: [0.9 if first is None else first, 0.999 if second is None else second]})
+
+
+def warmup(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """Steps of warm-up, or their share of all steps."""
+    if isinstance(value, float) and 0 < value < 1:
+        return warmup_share(key, value, facts, ours=ours)
+    return many({ours: integer(value)})
+
+
+def warmup_share(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """A share of all steps."""
+    total = None if key.startswith("PPO") else argument(facts, "max_steps")
+    if not value:
+        return skip("no warm-up there, none here")
+    if not isinstance(total, int) or total < 1:
+        return many({f"{ours.removesuffix('steps')}share": value})
+    return many({ours: math.ceil(round(value * total, 6))})
+
+
+def epochs(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """Whole visits of the rows; where max_steps is set, as many as those may take."""
+    limit = argument(facts, "max_steps")
+    if isinstance(limit, int) and limit > 0 and not key.startswith("PPO"):
+        return many({ours: limit}, "max_steps ends the run, after as many epochs as it takes")
+    if number(value) != int(value):
+        return refuse("strop visits every row equally often: use whole epochs, or max_steps")
+    return many({ours: int(value)})
+
+
+def precision(value: Any, facts: Facts) -> Any:
+    """bf16."""
+    return "bfloat16" if value is True else skip("float32 on a CPU, see model.dtype")
+
+
+def trackers(value: Any, facts: Facts) -> Outcome:
+    """Where metrics go."""
+    known = {"tensorboard": "tensorboard", "all": "tensorboard", "none": "console"}
+    found, missing = tracker_names(value, known)
+    ours = ["console", "jsonl", *(["tensorboard"] if "tensorboard" in found else [])]
+    note = f"no tracker for {', '.join(missing)}: metrics are in metrics.jsonl" if missing else ""
+    return many({"trainer.trackers": ours}, note)
+
+
+FUNCTIONS = {
+    function.__name__: function
+    for function in (
+        processes,
+        batches,
+        counted,
+        save_steps,
+        saved,
+        evaluated,
+        measured,
+        betas,
+        warmup,
+        warmup_share,
+        epochs,
+        precision,
+        trackers,
+    )
+}
+"""What the rows of trl.toml name."""

@@ -1,0 +1,154 @@
+"""What a TRL trainer is given: rewards, data sets, and how models are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from strop.compat.migration.outcomes import Facts, Outcome, UnreadableError, many, refuse, skip
+from strop.compat.migration.rules import attention, model_path
+from strop.compat.migration.trl_loop import argument
+
+
+def rewards(key: str, value: Any, facts: Facts) -> Outcome:
+    """Reward functions and reward models, with their weights."""
+    parts = value if isinstance(value, list) else [value]
+    if text := next((part.get("text") for part in parts if part.get("from") == "expression"), None):
+        raise UnreadableError(
+            f"{text} is neither a function of this script nor an imported one: set reward.path"
+        )
+    weights = argument(facts, "reward_weights") or [1.0] * len(parts)
+    if len(weights) != len(parts):
+        raise UnreadableError(
+            f"{len(parts)} rewards, and {len(weights)} reward_weights: set reward.functions"
+        )
+    weighed = list(zip(parts, weights, strict=True))
+    models = [(part["path"], weight) for part, weight in weighed if part["from"] == "model"]
+    functions = [(part, weight) for part, weight in weighed if part["from"] != "model"]
+    if len(models) > 1 or any(weight != 1 for _, weight in models):
+        names = ", ".join(str(path) for path, _ in models)
+        return refuse(
+            f"strop has one reward model, with weight 1, and here are {names}: put the others into functions"
+        )
+    ours: dict[str, Any] = {"data.ground_truth_key": None, "data.default_data_source": "trl"}
+    if models:
+        ours["reward_model.path"] = models[0][0]
+    if models and not functions:
+        ours["reward.weight"] = 0.0
+    problems = [problem for problem in (_problem(part, functions) for part, _ in functions) if problem]
+    if problems:
+        return refuse(problems[0])
+    places = [{"path": _file(part), "name": part["name"], "weight": weight} for part, weight in functions]
+    if len(places) == 1:
+        weight = places[0].pop("weight")
+        ours |= {f"reward.{name}": place for name, place in places[0].items()}
+        ours |= {} if weight == 1 else {"reward.weight": weight}
+    elif places:
+        ours["reward.functions"] = places
+    return many(ours, "columns of the data reach the function by name, as in TRL")
+
+
+def _file(function: Mapping[str, Any]) -> str:
+    if function["from"] == "script":
+        return str(function["path"])
+    return str(Path(function["folder"]).joinpath(*str(function["module"]).split(".")).with_suffix(".py"))
+
+
+def _problem(function: Mapping[str, Any], functions: Sequence[tuple[Mapping[str, Any], float]]) -> str:
+    """Why strop cannot load the function, and what to do; empty where it can."""
+    name = function["name"]
+    if function["from"] == "script" and function["why_not"]:
+        own = [(part["name"], weight) for part, weight in functions if part["from"] == "script"]
+        set_it = "set reward.path and reward.name"
+        if len(functions) > 1:
+            listed = ", ".join(f"{{path: FILE, name: {part}, weight: {weight}}}" for part, weight in own)
+            set_it = f"name them in reward.functions: [{listed}]"
+        names = ", ".join(part for part, _ in own)
+        return (
+            f"loading {function['path']} {function['why_not']}: move {names} into another file and {set_it}"
+        )
+    module = str(function.get("module", ""))
+    if module.partition(".")[0] in ("trl", "open_r1"):
+        return f"{name} belongs to {module}: copy it into a file of yours and set reward.path"
+    return ""
+
+
+def dataset(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """A data set by its load_dataset(...)."""
+    if value is None:
+        return skip("none there, none here")
+    if not isinstance(value, Mapping):
+        raise UnreadableError(f"{value!r} is no load_dataset(...) with literal arguments: set {ours}")
+    path, files, steps = value.get("path"), value.get("data_files"), value.get("steps") or []
+    split = value.get("split")
+    if isinstance(files, Mapping):
+        files = files.get(split or "train")
+    done = f"its rows go through {', '.join(steps)} there: write the result into a file" if steps else ""
+    if steps and key.startswith("PPO"):
+        done = (
+            f"its rows go through {', '.join(steps)} there; here prompts are text or messages: data.prompt_key names "
+            f"the column"
+        )
+    if path in ("json", "parquet") and files:
+        return many({ours: [files] if isinstance(files, str) else list(files)}, done)
+    if path and Path(path).suffix in (".json", ".jsonl", ".parquet"):
+        return many({ours: [path]}, done)
+    is_plain = isinstance(split, str) and split.replace("_", "").isalnum()
+    if isinstance(path, str) and path.count("/") == 1 and path[0] not in "./~" and is_plain and not files:
+        name = f"hub:{path}{':' + value['name'] if value.get('name') else ''}@{split}"
+        return many({ours: [name]}, done or "rows need a column `prompt`: data.prompt_key names another")
+    place = f"{path}, split {split}" if split else str(path)
+    return refuse(f"{place}: write it to a file (.parquet) and set {ours}{'; ' + done if done else ''}")
+
+
+def model_arguments(key: str, value: Any, facts: Facts) -> Outcome:
+    """What is passed on to from_pretrained."""
+    if value is not None and not isinstance(value, Mapping):
+        raise UnreadableError(f"{value!r} would have to be a dictionary")
+    ours: dict[str, Any] = {}
+    left = []
+    note = "placement is the engine's"
+    for name, given in (value or {}).items():
+        if name == "attn_implementation":
+            chosen = attention(given)
+            if not isinstance(chosen, Outcome):
+                ours["model.attn_implementation"] = chosen
+            elif chosen.status == "refused":
+                return chosen
+            else:
+                note = chosen.note
+        elif name in ("torch_dtype", "dtype") and given in ("bfloat16", "float16", "float32", "auto"):
+            ours["model.dtype"] = given
+        elif name in ("trust_remote_code", "revision", "local_files_only"):
+            ours[f"model.{name}"] = given
+        elif name not in ("device_map", "use_cache"):
+            left.append(name)
+    if left:
+        return refuse(
+            f"{', '.join(left)} cannot be passed on: what belongs to config.json is set in model.override_config"
+        )
+    return many(ours) if ours else skip(note)
+
+
+def reward_classifier(key: str, value: Any, facts: Facts) -> Outcome:
+    """The model that scores answers."""
+    found = model_path(key, value, facts, ours="reward_model.path")
+    note = "it reads the conversation through its own chat template: reward_model.chat_template names one"
+    return many({**found.ours, "reward.weight": 0.0}, note) if found.ours else found
+
+
+def template_file(key: str, value: Any, facts: Facts) -> Outcome:
+    """A file with a chat template, or a tokenizer whose template is taken."""
+    if not value:
+        return skip("the tokenizer's own")
+    if str(value).endswith((".jinja", ".j2")):
+        return many({"model.chat_template": value})
+    return refuse(f"model.chat_template takes a file or a text: write the template of {value} into a file")
+
+
+FUNCTIONS = {
+    function.__name__: function
+    for function in (rewards, dataset, model_arguments, template_file, reward_classifier, model_path)
+}
+"""What the rows of trl.toml name."""
