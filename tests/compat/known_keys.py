@@ -2,7 +2,8 @@
 
 verl: `verl/trainer/config` of the versions of mid-2025 and of 2026, `_generated_ppo_trainer.yaml` and what it is made
 of, `sft_trainer.yaml` and `sft_trainer_engine.yaml`. TRL: GRPOConfig, RLOOConfig, SFTConfig and PPOConfig of 2026,
-with the arguments of transformers' TrainingArguments.
+DPOConfig, KTOConfig and RewardConfig of 2025 (0.24) and 2026 (1.16), with the arguments of transformers'
+TrainingArguments.
 """
 
 from __future__ import annotations
@@ -228,6 +229,13 @@ _GENERATING = (
     "reward_weights mask_truncated_completions sync_ref_model ref_model_mixup_alpha ref_model_sync_steps "
     "log_completions num_completions_to_print log_unique_prompts"
 )
+_COMPARED = (
+    "model_init_kwargs ref_model_init_kwargs disable_dropout dataset_num_proc max_length max_prompt_length "
+    "max_completion_length truncation_mode precompute_ref_log_probs precompute_ref_batch_size loss_type beta "
+    "use_liger_loss base_model_attribute_name label_pad_token_id padding_value pad_token pad_to_multiple_of "
+    "generate_during_eval is_encoder_decoder sync_ref_model ref_model_mixup_alpha ref_model_sync_steps "
+    "activation_offloading router_aux_loss_coef"
+)
 TRL: dict[str, str] = {
     "GRPOConfig": (
         f"{_TRAINING_ARGUMENTS} {_GENERATING} cast_lm_head_to_fp32 delta sapo_temperature_neg sapo_temperature_pos "
@@ -249,6 +257,16 @@ TRL: dict[str, str] = {
         "dataset_num_proc eos_token max_length truncation_mode shuffle_dataset packing packing_strategy padding_free "
         "pad_to_multiple_of eval_packing completion_only_loss assistant_only_loss loss_type activation_offloading "
         "pad_token"
+    ),
+    "DPOConfig": (
+        f"{_TRAINING_ARGUMENTS} {_COMPARED} label_smoothing rpo_alpha loss_weights ld_alpha reference_free "
+        "f_divergence_type f_alpha_divergence_coef use_weighting discopop_tau padding_free tools "
+        "model_adapter_name ref_adapter_name force_use_ref_model use_logits_to_keep max_target_length"
+    ),
+    "KTOConfig": f"{_TRAINING_ARGUMENTS} {_COMPARED} desirable_weight undesirable_weight",
+    "RewardConfig": (
+        f"{_TRAINING_ARGUMENTS} model_init_kwargs chat_template_path disable_dropout dataset_num_proc eos_token "
+        "pad_token max_length pad_to_multiple_of center_rewards_coefficient activation_offloading router_aux_loss_coef"
     ),
 }
 """Keyword arguments by configuration."""

@@ -20,10 +20,11 @@ from strop.compat.migration.found import Found, read_verl
 from strop.compat.migration.openrlhf import migrate_openrlhf
 from strop.compat.migration.python_calls import read_calls
 from strop.compat.migration.tables import Migration, Row
-from strop.compat.migration.trl import migrate_trl
+from strop.compat.migration.trl import COMMANDS, migrate_trl
 from strop.compat.migration.verl import migrate_verl, migrate_verl_sft, verl_command
 
 __all__ = [
+    "COMMANDS",
     "PROGRAMS",
     "Found",
     "Migration",
