@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strop.compat.migration import migrate_trl, read_calls
+from strop.compat.migration import migrate_openrlhf, migrate_trl, read_calls, read_openrlhf
 from strop.compat.migration.tables import Migration
 from strop.config import config_of
 from strop.trainer.config import Config
@@ -93,3 +93,59 @@ def test_models_and_rows_of_a_trainer_of_trl(tmp_path: Path) -> None:
     assert said(kto, "KTOTrainer.train_dataset")[1] == "rows have prompt, completion and label"
     unread = trl(tmp_path, "DPO", "", "'/models/m', args=args, train_dataset=rows_of(1)")
     assert "set prefer.data.train_files" in said(unread, "DPOTrainer.train_dataset")[1]
+
+
+def openrlhf(folder: Path, program: str, flags: str) -> Migration:
+    path = folder / "run.sh"
+    path.write_text(f"deepspeed --module openrlhf.cli.{program} {flags}\n")
+    return migrate_openrlhf(read_openrlhf(path, {}))
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "expected"),
+    [
+        ("train_dpo", "--pretrain m --dataset a/b --chosen_key good --ipo --micro_train_batch_size 2 --max_len 256",
+         {"prefer.loss": "ipo", "prefer.data.chosen_key": "good", "prefer.data.train_files": ["hub:a/b@train"],
+          "prefer.engine.max_tokens_per_device": 1024, "prefer.data.max_tokens": 256, "prefer.optim.lr": 1e-5,
+          "prefer.examples_per_update": 128, "prefer.optim.betas": [0.9, 0.95], "prefer.optim.schedule": "cosine",
+          "prefer.optim.min_lr_ratio": 0.1, "prefer.optim.warmup_share": 0.03}),
+        ("train_dpo", "--nll_loss_coef 0.2 --label_smoothing 0.1 --beta 0.3 --dataset_split part --dataset a/b",
+         {"prefer.nll_coef": 0.2, "prefer.label_smoothing": 0.1, "prefer.beta": 0.3,
+          "prefer.data.train_files": ["hub:a/b@part"]}),
+        ("train_kto", "--input_key q --output_key a --undesirable_loss_weight 2",
+         {"prefer.loss": "kto", "prefer.data.prompt_key": "q", "prefer.data.completion_key": "a", "prefer.beta": 0.01,
+          "prefer.undesirable_weight": 2.0, "prefer.data.max_tokens": 2048}),
+        ("train_rm", "--adam_offload", {"prefer.loss": "reward", "prefer.optim.lr": 9e-6,
+                                        "prefer.engine.offload": "optimizer"}),
+        # Today's names, and what is assumed with them.
+        ("train_dpo", "--model.model_name_or_path m --model.ipo_enable --adam.lr 2e-6 --ds.lora.rank 8",
+         {"model.path": "m", "prefer.loss": "ipo", "prefer.optim.lr": 2e-6, "model.lora.rank": 8,
+          "model.dtype": "bfloat16"}),
+        ("train_rm", "--train.batch_size 8 --min_lr_ratio 0.2",
+         {"prefer.examples_per_update": 8, "prefer.optim.min_lr_ratio": 0.2}),
+    ],
+)  # fmt: skip
+def test_what_flags_of_openrlhf_become(
+    tmp_path: Path, program: str, flags: str, expected: dict[str, Any]
+) -> None:
+    found = ours(openrlhf(tmp_path, program, flags))
+    assert {key: found.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "key", "status", "sentence"),
+    [
+        ("train_dpo", "--pretrain m --ref_pretrain n", "ref_pretrain", "refused", "near the model that it begins"),
+        ("train_dpo", "--pretrain m --ref_pretrain m", "ref_pretrain", "not needed", "in both"),
+        ("train_kto", "--input_key messages", "input_key", "refused", "of its own: prefer.data.completion_key"),
+        ("train_rm", "--loss logexp", "loss", "refused", "the loss is sigmoid"),
+        ("train_rm", "--model.loss_type logexp", "model.loss_type", "refused", "the loss is sigmoid"),
+        ("train_dpo", "--optim muon", "optim", "refused", "set prefer.optim.name=muon and prefer.optim.lr"),
+    ],
+)  # fmt: skip
+def test_what_openrlhf_does_otherwise_is_said(
+    tmp_path: Path, program: str, flags: str, key: str, status: str, sentence: str
+) -> None:
+    found = said(openrlhf(tmp_path, program, flags), key)
+    assert found[0] == status
+    assert sentence in found[1]

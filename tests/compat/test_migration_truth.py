@@ -27,6 +27,7 @@ from strop.sft import command as sft
 from strop.trainer.config import Config
 
 COMMAND = dict.fromkeys(TABLES, "train") | COMMANDS | {"verl-sft": "sft", "openrlhf-sft": "sft"}
+COMMAND |= dict.fromkeys(("openrlhf-dpo", "openrlhf-kto", "openrlhf-rm"), "prefer")
 READ_BY: dict[str, Reads] = {"train": READS["train"], "sft": sft.READS, "prefer": prefer.READS}
 SETTINGS: dict[str, Any] = to_flat_dict(Config())
 KEY = re.compile(r"(?<![\w./@])[a-z_]\w*(?:\.[A-Za-z_]\w*)+(?![\w/(])")
@@ -154,7 +155,10 @@ MIGRATED: dict[str, Migration] = {
     "verl": migrate_verl([]),
     **{kind: migrate_trl([], kind) for kind in KINDS},
     "openrlhf": migrate_openrlhf(Flags(program="train_ppo_ray", found=())),
-    "openrlhf-sft": migrate_openrlhf(Flags(program="train_sft", found=())),
+    **{
+        f"openrlhf-{name}": migrate_openrlhf(Flags(program=f"train_{name}", found=()))
+        for name in ("sft", "dpo", "kto", "rm")
+    },
 }
 """A script that sets nothing."""
 

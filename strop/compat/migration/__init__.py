@@ -6,8 +6,9 @@
     outcomes.py, rules.py      what can become of a setting, and the rules that say it
     tables.py                  tables of rows, and how one is applied
     flags.py                   the flags of a launch script
+    openrlhf_names.py          flags with dots under the names that their rows have
     verl.toml, verl_sft.toml, trl.toml, openrlhf*.toml     the rows
-    verl.py, verl_algorithm.py, trl.py, openrlhf.py        what follows from several settings
+    verl.py, verl_algorithm.py, trl*.py, openrlhf.py       what follows from several settings
     names.py                   the same tables, for a key that somebody types from habit
 
 Whether the keys that the tables produce exist, and the values fit, is for the command to check.
