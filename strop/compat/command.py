@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
 def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
     """The migration, and the command that takes its result."""
     from strop.compat.migration import (
+        COMMANDS,
         PROGRAMS,
         migrate_openrlhf,
         migrate_trl,
@@ -127,7 +128,7 @@ def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
         script = read_calls(args.files[0])
         return (
             migrate_trl(script.found, script.kind, processes=args.processes),
-            "sft" if script.kind == "SFT" else "train",
+            COMMANDS.get(script.kind, "train"),
         )
     if args.library == "openrlhf":
         if len(args.files) > 1:

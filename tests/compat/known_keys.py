@@ -2,7 +2,8 @@
 
 verl: `verl/trainer/config` of the versions of mid-2025 and of 2026, `_generated_ppo_trainer.yaml` and what it is made
 of, `sft_trainer.yaml` and `sft_trainer_engine.yaml`. TRL: GRPOConfig, RLOOConfig, SFTConfig and PPOConfig of 2026,
-with the arguments of transformers' TrainingArguments.
+DPOConfig, KTOConfig and RewardConfig of 2025 (0.24) and 2026 (1.16), with the arguments of transformers'
+TrainingArguments.
 """
 
 from __future__ import annotations
@@ -228,6 +229,13 @@ _GENERATING = (
     "reward_weights mask_truncated_completions sync_ref_model ref_model_mixup_alpha ref_model_sync_steps "
     "log_completions num_completions_to_print log_unique_prompts"
 )
+_COMPARED = (
+    "model_init_kwargs ref_model_init_kwargs disable_dropout dataset_num_proc max_length max_prompt_length "
+    "max_completion_length truncation_mode precompute_ref_log_probs precompute_ref_batch_size loss_type beta "
+    "use_liger_loss base_model_attribute_name label_pad_token_id padding_value pad_token pad_to_multiple_of "
+    "generate_during_eval is_encoder_decoder sync_ref_model ref_model_mixup_alpha ref_model_sync_steps "
+    "activation_offloading router_aux_loss_coef"
+)
 TRL: dict[str, str] = {
     "GRPOConfig": (
         f"{_TRAINING_ARGUMENTS} {_GENERATING} cast_lm_head_to_fp32 delta sapo_temperature_neg sapo_temperature_pos "
@@ -250,6 +258,16 @@ TRL: dict[str, str] = {
         "pad_to_multiple_of eval_packing completion_only_loss assistant_only_loss loss_type activation_offloading "
         "pad_token"
     ),
+    "DPOConfig": (
+        f"{_TRAINING_ARGUMENTS} {_COMPARED} label_smoothing rpo_alpha loss_weights ld_alpha reference_free "
+        "f_divergence_type f_alpha_divergence_coef use_weighting discopop_tau padding_free tools "
+        "model_adapter_name ref_adapter_name force_use_ref_model use_logits_to_keep max_target_length"
+    ),
+    "KTOConfig": f"{_TRAINING_ARGUMENTS} {_COMPARED} desirable_weight undesirable_weight",
+    "RewardConfig": (
+        f"{_TRAINING_ARGUMENTS} model_init_kwargs chat_template_path disable_dropout dataset_num_proc eos_token "
+        "pad_token max_length pad_to_multiple_of center_rewards_coefficient activation_offloading router_aux_loss_coef"
+    ),
 }
 """Keyword arguments by configuration."""
 
@@ -263,6 +281,9 @@ _OPENRLHF_BOTH = (
     "adam_betas load_in_4bit lora_rank lora_alpha target_modules lora_dropout packing_samples ring_attn_size "
     "ring_head_stride eval_dataset eval_split input_key input_template apply_chat_template max_samples max_len "
     "use_wandb wandb_org wandb_group wandb_project wandb_run_name use_tensorboard use_ms"
+)
+_OPENRLHF_COMPARED = (
+    f"{_OPENRLHF_BOTH.replace('input_key ', '')} learning_rate dataset dataset_probs dataset_split"
 )
 OPENRLHF: dict[str, str] = {
     "train": f"{_OPENRLHF_BOTH} "
@@ -282,8 +303,78 @@ OPENRLHF: dict[str, str] = {
     "dynamic_filtering dynamic_filtering_reward_range perf",
     "sft": f"{_OPENRLHF_BOTH} learning_rate pretrain_mode dataset dataset_probs train_split output_key "
     "tokenizer_chat_template multiturn",
+    "dpo": f"{_OPENRLHF_COMPARED} prompt_key chosen_key rejected_key beta ipo label_smoothing nll_loss_coef "
+    "ref_pretrain ref_offload",
+    "rm": f"{_OPENRLHF_COMPARED} prompt_key chosen_key rejected_key loss margin_loss compute_fp32_loss "
+    "value_head_prefix tokenizer_chat_template",
+    "kto": f"{_OPENRLHF_COMPARED} input_key output_key label_key beta desirable_loss_weight "
+    "undesirable_loss_weight ref_offload",
 }
-"""Flags of train_ppo_ray and train_sft, as their argument parsers list them."""
+"""Flags of train_ppo_ray, train_sft, train_dpo, train_rm and train_kto without dots, as their parsers list them."""
+_DOTTED = (
+    "ckpt.output_dir ckpt.save_steps ckpt.save_hf ckpt.disable_ds logger.logging_steps eval.steps ckpt.path "
+    "ckpt.max_num ckpt.max_mem ckpt.load_enable ds.use_universal_ckpt train.micro_batch_size train.batch_size "
+    "ds.deepcompile train.seed train.full_determinism_enable local_rank ds.zero_stage ds.param_dtype ds.zpg "
+    "ds.adam_offload ds.attn_implementation ds.experts_implementation ds.grad_accum_dtype ds.overlap_comm "
+    "data.disable_fast_tokenizer data.dataloader_num_workers ds.tensor_parallel_size train.max_epochs "
+    "ds.ring_attn_size ds.ring_attn_head_stride ds.load_in_4bit ds.lora.rank ds.lora.alpha ds.lora.target_modules "
+    "ds.lora.dropout ds.packing_samples eval.dataset eval.split data.max_samples data.input_template "
+    "data.apply_chat_template data.max_len logger.wandb.key logger.wandb.org logger.wandb.group "
+    "logger.wandb.project logger.wandb.run_name logger.tensorboard_dir use_ms "
+)
+_DOTTED_SUPERVISED = (
+    "model.gradient_checkpointing_enable model.gradient_checkpointing_reentrant model.aux_loss_coef "
+    "model.model_name_or_path optim muon.lr muon.momentum muon.ns_steps muon.nesterov muon.no_nesterov adam.lr "
+    "adam.betas adam.eps adam.weight_decay lr_scheduler lr_warmup_ratio min_lr_ratio max_norm data.dataset "
+    "data.dataset_probs data.dataset_split data.tokenizer_chat_template "
+)
+OPENRLHF_DOTTED: dict[str, str] = {
+    "train_ppo_ray": _DOTTED
+    + (
+        "ref.num_nodes ref.num_gpus_per_node reward.num_nodes reward.num_gpus_per_node train.colocate_actor_ref "
+        "actor.num_nodes actor.num_gpus_per_node critic.num_nodes critic.num_gpus_per_node "
+        "train.colocate_critic_reward train.colocate_all vllm.num_engines vllm.tensor_parallel_size vllm.sync_backend "
+        "vllm.sync_with_ray vllm.enable_prefix_caching vllm.enforce_eager vllm.enable_sleep "
+        "vllm.gpu_memory_utilization algo.advantage.is_correction_level algo.advantage.is_correction_mode "
+        "algo.advantage.is_correction_gating algo.advantage.is_correction_threshold train.async_enable "
+        "train.async_queue_size train.partial_rollout_enable ckpt.best_metric_key actor.gradient_checkpointing_enable "
+        "train.enable_ema train.ema_beta ds.use_liger_kernel actor.gradient_checkpointing_reentrant ds.enable_sleep "
+        "train.dynamic_batch_enable rollout.max_tokens_per_gpu train.max_tokens_per_gpu train.num_episodes "
+        "rollout.batch_size rollout.vllm_generate_batch_size rollout.micro_batch_size rollout.max_new_tokens "
+        "actor.eps_clip actor.eps_clip_low_high actor.dual_clip critic.value_clip algo.advantage.lambd "
+        "algo.advantage.gamma reward.normalize_enable rollout.top_p rollout.temperature critic.freezing_steps "
+        "rollout.n_samples_per_prompt critic.save_value_network algo.kl.target algo.kl.horizon algo.kl.init_coef "
+        "actor.policy_loss_type actor.loss_agg_mode algo.kl.estimator algo.kl.unbiased_gradient actor.aux_loss_coef "
+        "actor.entropy_coef reward.clip_range algo.advantage.estimator algo.kl.use_loss algo.advantage.no_std_norm "
+        "reward.overlong_buffer_len reward.overlong_penalty_factor reward.stop_properly_penalty_coef "
+        "actor.model_name_or_path reward.model_name_or_path reward.remote_url critic.model_name_or_path "
+        "ds.value_head_prefix ref.offload reward.offload train.agent_func_path data.prompt_dataset data.prompt_probs "
+        "data.prompt_split eval.temperature eval.n_samples_per_prompt data.input_key data.label_key "
+        "algo.dynamic_filtering_enable algo.dynamic_filtering_range data.image_key data.max_images_per_prompt "
+        "actor.freeze_visual_encoder actor.optim critic.optim actor.muon.lr critic.muon.lr actor.muon.momentum "
+        "critic.muon.momentum actor.muon.ns_steps critic.muon.ns_steps actor.muon.nesterov critic.muon.nesterov "
+        "actor.muon.no_nesterov critic.muon.no_nesterov actor.adam.lr critic.adam.lr actor.adam.betas "
+        "critic.adam.betas actor.adam.eps critic.adam.eps actor.adam.weight_decay critic.adam.weight_decay "
+        "actor.lr_scheduler critic.lr_scheduler actor.lr_warmup_ratio critic.lr_warmup_ratio actor.min_lr_ratio "
+        "critic.min_lr_ratio actor.max_norm critic.max_norm "
+    ),
+    "train_sft": _DOTTED
+    + _DOTTED_SUPERVISED
+    + ("ds.use_liger_kernel model.pretrain_mode_enable data.multiturn data.input_key data.output_key "),
+    "train_dpo": _DOTTED
+    + _DOTTED_SUPERVISED
+    + (
+        "ref.offload ds.use_liger_kernel model.beta model.ipo_enable model.label_smoothing model.nll_loss_coef "
+        "ref.model_name_or_path data.prompt_key data.chosen_key data.rejected_key "
+    ),
+    "train_rm": _DOTTED
+    + _DOTTED_SUPERVISED
+    + (
+        "ds.value_head_prefix model.compute_fp32_loss_enable model.margin_loss_enable model.loss_type data.prompt_key "
+        "data.chosen_key data.rejected_key "
+    ),
+}
+"""Flags of today's programs, with dots (0.11)."""
 
 
 def names(sections: dict[str, str]) -> Iterator[str]:

@@ -82,8 +82,8 @@ def test_a_command_that_is_held_in_a_variable_is_read(tmp_path: Path) -> None:
     [
         ("echo hello", "has no command that starts a training of OpenRLHF"),
         (
-            "python -m openrlhf.cli.train_dpo --pretrain a",
-            "starts train_dpo, which strop has no counterpart of",
+            "python -m openrlhf.cli.train_kd --pretrain a",
+            "starts train_kd, which strop has no counterpart of",
         ),
         (
             "python -m openrlhf.cli.train_sft --seed 1\npython -m openrlhf.cli.train_sft --seed 2",
@@ -197,3 +197,52 @@ def test_a_coefficient_that_follows_the_kl_takes_its_horizon(tmp_path: Path) -> 
     found = migrated(tmp_path, "--kl_target 6 --kl_horizon 500")
     assert (found["algorithm.kl_ctrl.target_kl"], found["algorithm.kl_ctrl.horizon"]) == (6, 500)
     assert "algorithm.kl_ctrl.horizon" not in migrated(tmp_path, "--kl_horizon 500")
+
+
+DOTTED = "--actor.model_name_or_path m --data.max_len 3072 --rollout.max_new_tokens 1024"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--algo.advantage.estimator reinforce --actor.adam.lr 5e-7 --train.batch_size 64 --rollout.batch_size 32",
+         {"model.path": "m", "algorithm.adv_estimator": "reinforce_plus_plus", "actor.optim.lr": 5e-7,
+          "actor.samples_per_update": 64, "data.prompts_per_step": 32, "data.max_response_tokens": 1024,
+          "data.max_prompt_tokens": 2048, "model.dtype": "bfloat16", "critic.optim.lr": None}),
+        # Each role has flags of its own, and defaults of its own.
+        ("--actor.adam.betas 0.8 0.9 --critic.adam.weight_decay 0.1 --actor.min_lr_ratio 0.3",
+         {"actor.optim.betas": [0.8, 0.9], "critic.optim.betas": [0.9, 0.95], "critic.optim.weight_decay": 0.1,
+          "actor.optim.weight_decay": 0.0, "critic.optim.lr": 9e-6, "actor.optim.min_lr_ratio": 0.3,
+          "critic.optim.min_lr_ratio": 0.1, "critic.optim.warmup_share": 0.03}),
+        ("--algo.advantage.is_correction_level token",
+         {"algorithm.correction.weights": "token", "algorithm.correction.mode": "mask",
+          "algorithm.correction.lower": 0.5, "algorithm.correction.upper": 5.0}),
+        ("--algo.kl.use_loss --algo.kl.init_coef 1e-3 --algo.kl.estimator k3",
+         {"algorithm.use_kl_loss": True, "algorithm.kl_loss_coef": 1e-3, "algorithm.kl_loss_type": "low_var_kl"}),
+        ("--algo.advantage.is_correction_level seq", {"algorithm.correction.weights": None}),
+        ("--actor.loss_agg_mode seq-mean-token-mean", {"algorithm.loss_agg_mode": "seq-mean-token-mean"}),
+    ],
+)  # fmt: skip
+def test_flags_with_dots_are_those_of_before(tmp_path: Path, flags: str, expected: dict[str, Any]) -> None:
+    found = migrated(tmp_path, f"{DOTTED} {flags}")
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_a_flag_with_dots_is_shown_as_it_is_written(tmp_path: Path) -> None:
+    migration = migrate_openrlhf(
+        read(tmp_path, f"python -m openrlhf.cli.train_ppo_ray {DOTTED} --actor.typo 1")
+    )
+    assert [row.key for row in migration.rows if row.place != "default"] == [
+        "actor.model_name_or_path", "data.max_len", "rollout.max_new_tokens", "actor.typo",
+    ]  # fmt: skip
+    assert [row.key for row in migration.open_rows] == ["actor.typo"]
+    alone = migrate_openrlhf(read(tmp_path, "python -m openrlhf.cli.train_ppo_ray --actor.eps_clip 0.1"))
+    (limit,) = (row for row in alone.rows if row.key == "max_len")
+    assert "an answer has what its prompt leaves of 2048 tokens there" in limit.outcome.note
+
+
+def test_fine_tuning_with_dots(tmp_path: Path) -> None:
+    flags = "--model.model_name_or_path m --data.dataset a/b --data.dataset_split part --adam.lr 1e-6 --adam.eps 1e-6"
+    found = migrated(tmp_path, flags, program="train_sft")
+    assert found["sft.data.train_files"] == ["hub:a/b@part"]
+    assert (found["sft.optim.lr"], found["sft.optim.eps"], found["model.dtype"]) == (1e-6, 1e-6, "bfloat16")

@@ -74,6 +74,9 @@ EVERY_STEP = f"{RUN}::test_every_step_has_its_numbers"
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     "every step is logged": (EVERY_STEP,),
+    "log-probs of the starting model are computed once, before the first step": (
+        "preferences/test_preference_runs.py::test_what_the_starting_model_said_is_kept_and_missed",
+    ),
     "the entropy is always measured": (EVERY_STEP,),
     "how far both differ is always measured": (EVERY_STEP, "workers/test_metrics.py::test_mismatch_by_hand"),
     "critic/score and critic/rewards differ by it": (EVERY_STEP,),

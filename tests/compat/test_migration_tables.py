@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from known_keys import OPENRLHF, TRL, VERL, VERL_SFT, names
+from known_keys import OPENRLHF, OPENRLHF_DOTTED, TRL, VERL, VERL_SFT, names
 
 from strop.compat.migration.found import Found
 from strop.compat.migration.openrlhf import openrlhf_table
+from strop.compat.migration.openrlhf_names import names_of, with_names_of_rows
 from strop.compat.migration.outcomes import ACCOUNTED, Facts, UnreadableError
 from strop.compat.migration.rules import rule_of
 from strop.compat.migration.tables import Table, apply_table
@@ -25,7 +26,7 @@ TABLES: dict[str, Table] = {
     "verl-sft": verl_sft_table(),
     **{kind: trl_table(kind) for kind in KINDS},
     "openrlhf": openrlhf_table(),
-    "openrlhf-sft": openrlhf_table("sft"),
+    **{f"openrlhf-{name}": openrlhf_table(f"train_{name}") for name in ("sft", "dpo", "kto", "rm")},
 }
 KNOWN: dict[str, dict[str, str]] = {
     "verl": VERL,
@@ -58,7 +59,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 """What turns the rows of optional parts on."""
 VALUES: tuple[Any, ...] = (
     None, True, False, 1, 0.5, -1, "x", "token", "adamw", "no", "steps", "linear", "sequence", ["a"], {}, "0.5_2.0",
-    [0.9, 0.95], "kl", "cpu", "acc", "bf16", "seq-mean-token-sum-norm",
+    [0.9, 0.95], "kl", "cpu", "acc", "bf16", "seq-mean-token-sum-norm", "token-mean",
 )  # fmt: skip
 
 
@@ -84,9 +85,23 @@ def test_every_known_setting_has_a_row(name: str) -> None:
     assert [key for key in names(KNOWN[name]) if TABLES[name].find(key) is None] == []
 
 
-@pytest.mark.parametrize(("name", "command"), [("openrlhf", "train"), ("openrlhf-sft", "sft")])
-def test_every_known_flag_has_a_row(name: str, command: str) -> None:
-    assert [flag for flag in OPENRLHF[command].split() if TABLES[name].find(flag) is None] == []
+def flags_without_a_row(program: str, flags: str) -> list[str]:
+    found = [Found(key=flag, value="", place="run.sh, line 1") for flag in flags.split()]
+    renamed = with_names_of_rows(found, program)
+    return [one.written or one.key for one in renamed if openrlhf_table(program).find(one.key) is None]
+
+
+@pytest.mark.parametrize("name", OPENRLHF)
+def test_every_known_flag_has_a_row(name: str) -> None:
+    program = "train_ppo_ray" if name == "train" else f"train_{name}"
+    assert flags_without_a_row(program, OPENRLHF[name]) == []
+
+
+@pytest.mark.parametrize("program", OPENRLHF_DOTTED)
+def test_every_flag_with_dots_has_the_row_of_its_older_name_or_one_of_its_own(program: str) -> None:
+    assert flags_without_a_row(program, OPENRLHF_DOTTED[program]) == []
+    known = {flag for flags in (*OPENRLHF_DOTTED.values(), *OPENRLHF.values()) for flag in flags.split()}
+    assert names_of(program).before.keys() - known == set(), "names that there are not"
 
 
 @pytest.mark.parametrize("name", TABLES)

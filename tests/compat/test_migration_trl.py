@@ -250,7 +250,10 @@ def test_rloo_takes_its_kl_off_the_reward(tmp_path: Path) -> None:
     [
         ("def f(:\n", "line 1 is not Python"),
         ("print(1)\n", "makes no trainer that strop knows: known are GRPOTrainer"),
-        ("from trl import DPOTrainer\nDPOTrainer()\n", "it uses DPOTrainer, which has no counterpart here"),
+        (
+            "from trl import ORPOTrainer\nORPOTrainer()\n",
+            "it uses ORPOTrainer, which has no counterpart here",
+        ),
         ("SFTConfig()\nGRPOConfig()\n", "trains in several ways (GRPO, SFT)"),
     ],
 )

@@ -12,20 +12,23 @@ from typing import Any
 import pytest
 from test_migration_tables import TABLES, answers
 
-from strop.cli.main import COMMANDS, command_parser
+from strop.cli.main import COMMANDS as OF_STROP
+from strop.cli.main import command_parser
 from strop.cli.unread import READS, Reads
 from strop.compat.migration.flags import Flags
 from strop.compat.migration.openrlhf import migrate_openrlhf
 from strop.compat.migration.outcomes import ACCOUNTED, Facts, Outcome, UnreadableError
 from strop.compat.migration.tables import Migration
-from strop.compat.migration.trl import KINDS, migrate_trl
+from strop.compat.migration.trl import COMMANDS, KINDS, migrate_trl
 from strop.compat.migration.verl import migrate_verl
 from strop.config import ConfigError, config_of, to_flat_dict
+from strop.preferences import command as prefer
 from strop.sft import command as sft
 from strop.trainer.config import Config
 
-COMMAND = {name: "sft" if name in ("SFT", "verl-sft", "openrlhf-sft") else "train" for name in TABLES}
-READ_BY: dict[str, Reads] = {"train": READS["train"], "sft": sft.READS}
+COMMAND = dict.fromkeys(TABLES, "train") | COMMANDS | {"verl-sft": "sft", "openrlhf-sft": "sft"}
+COMMAND |= dict.fromkeys(("openrlhf-dpo", "openrlhf-kto", "openrlhf-rm"), "prefer")
+READ_BY: dict[str, Reads] = {"train": READS["train"], "sft": sft.READS, "prefer": prefer.READS}
 SETTINGS: dict[str, Any] = to_flat_dict(Config())
 KEY = re.compile(r"(?<![\w./@])[a-z_]\w*(?:\.[A-Za-z_]\w*)+(?![\w/(])")
 FILES = (".py", ".json", ".jsonl", ".md", ".yaml", ".parquet", ".jinja")
@@ -114,8 +117,8 @@ def test_a_setting_that_a_sentence_names_is_read_by_the_command(name: str) -> No
 def test_a_command_that_a_sentence_names_is_the_one_that_runs_and_has_the_options(name: str) -> None:
     for key, text in sentences(name):
         for called, options in CALLED.findall(text):
-            if options or called in {command.split()[0] for command in COMMANDS}:
-                assert called in COMMANDS, (key, text)
+            if options or called in {command.split()[0] for command in OF_STROP}:
+                assert called in OF_STROP, (key, text)
                 assert called not in READ_BY or called == COMMAND[name], (key, text)
                 known = command_parser(called)[0].format_help()
                 assert [option for option in options.split() if option not in known] == [], (key, text)
@@ -152,7 +155,10 @@ MIGRATED: dict[str, Migration] = {
     "verl": migrate_verl([]),
     **{kind: migrate_trl([], kind) for kind in KINDS},
     "openrlhf": migrate_openrlhf(Flags(program="train_ppo_ray", found=())),
-    "openrlhf-sft": migrate_openrlhf(Flags(program="train_sft", found=())),
+    **{
+        f"openrlhf-{name}": migrate_openrlhf(Flags(program=f"train_{name}", found=()))
+        for name in ("sft", "dpo", "kto", "rm")
+    },
 }
 """A script that sets nothing."""
 

@@ -6,8 +6,9 @@
     outcomes.py, rules.py      what can become of a setting, and the rules that say it
     tables.py                  tables of rows, and how one is applied
     flags.py                   the flags of a launch script
+    openrlhf_names.py          flags with dots under the names that their rows have
     verl.toml, verl_sft.toml, trl.toml, openrlhf*.toml     the rows
-    verl.py, verl_algorithm.py, trl.py, openrlhf.py        what follows from several settings
+    verl.py, verl_algorithm.py, trl*.py, openrlhf.py       what follows from several settings
     names.py                   the same tables, for a key that somebody types from habit
 
 Whether the keys that the tables produce exist, and the values fit, is for the command to check.
@@ -20,10 +21,11 @@ from strop.compat.migration.found import Found, read_verl
 from strop.compat.migration.openrlhf import migrate_openrlhf
 from strop.compat.migration.python_calls import read_calls
 from strop.compat.migration.tables import Migration, Row
-from strop.compat.migration.trl import migrate_trl
+from strop.compat.migration.trl import COMMANDS, migrate_trl
 from strop.compat.migration.verl import migrate_verl, migrate_verl_sft, verl_command
 
 __all__ = [
+    "COMMANDS",
     "PROGRAMS",
     "Found",
     "Migration",

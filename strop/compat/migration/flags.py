@@ -17,9 +17,12 @@ PROGRAMS: Mapping[str, str] = {
     "train_grpo": "train",
     "train_grpo_ray": "train",
     "train_sft": "sft",
+    "train_dpo": "prefer",
+    "train_kto": "prefer",
+    "train_rm": "prefer",
 }
 """OpenRLHF's programs that have a counterpart, and the command of strop that is one."""
-OTHERS = ("train_dpo", "train_kto", "train_rm", "train_prm", "train_kd", "train_opd", "train_es_ray")
+OTHERS = ("train_prm", "train_kd", "train_opd", "train_es_ray")
 """Those that have none."""
 _PROGRAM = re.compile(rf"(?:^|[./])({'|'.join((*PROGRAMS, *OTHERS))})(?:\.py)?$")
 _FLAG = re.compile(r"^--([A-Za-z][\w.-]*)(?:=(.*))?$", re.DOTALL)
@@ -76,8 +79,8 @@ def read_openrlhf(path: Path, variables: Mapping[str, str]) -> Flags:
     command, position, program = starts[0]
     if program in OTHERS:
         raise ValueError(
-            f"{path} starts {program}, which strop has no counterpart of: it trains with rewards (train_ppo_ray) and "
-            f"on conversations (train_sft)"
+            f"{path} starts {program}, which strop has no counterpart of: it trains with rewards (train_ppo_ray), "
+            f"on conversations (train_sft) and on preferences (train_dpo, train_kto, train_rm)"
         )
     found = tuple(_flags(command, position + 1, path.name))
     return Flags(program=program, found=found)

@@ -33,6 +33,8 @@ class Found:
     """Plain value; as text where it could not be read or filled in."""
     place: str
     """`run.sh, line 12` or the name of a YAML file."""
+    written: str = ""
+    """How the key is written there, where its row has another name."""
     kind: Literal["set", "reset"] = "set"
     unresolved: tuple[str, ...] = ()
     """Names in the value that nothing says what they stand for."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.compat.migration.flags import PROGRAMS, Flags
+from strop.compat.migration.openrlhf_names import CRITICS, have_dots, names_of, with_names_of_rows
 from strop.compat.migration.outcomes import (
     Facts,
     Outcome,
@@ -27,26 +28,36 @@ SOURCE = "openrlhf"
 _KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 
 
+_FILES = {"train": "openrlhf", "sft": "openrlhf_sft", "prefer": "openrlhf_prefer"}
+
+
 @cache
-def openrlhf_table(command: str = "train") -> Table:
-    """The flags of the programs that become this command: train or sft."""
-    return read_table("openrlhf_sft" if command == "sft" else "openrlhf", FUNCTIONS)
+def openrlhf_table(program: str = "train_ppo_ray") -> Table:
+    """The flags of one of its programs."""
+    command = PROGRAMS[program]
+    return read_table(_FILES[command], FUNCTIONS, kind=program if command == "prefer" else "")
 
 
 def migrate_openrlhf(flags: Flags) -> Migration:
     """What becomes of every flag of a script."""
-    table = openrlhf_table(PROGRAMS[flags.program])
-    given = {one.key: one.value for one in flags.found if not one.unresolved}
-    write_out = list(table.written_out)
-    if uses_critic(Facts(given, table.defaults)) and "advantage_estimator" in table.rules:
-        write_out.append("critic_learning_rate")
+    table, found = openrlhf_table(flags.program), with_names_of_rows(flags.found, flags.program)
+    defaults, write_out = dict(table.defaults), list(table.written_out)
+    critics = ["critic_learning_rate"]
+    if have_dots(flags.found):
+        names = names_of(flags.program)
+        defaults |= names.defaults
+        write_out = [*(key for key in write_out if key not in names.never), *names.written_out]
+        critics += CRITICS
+    given = {one.key: one.value for one in found if not one.unresolved}
+    if uses_critic(Facts(given, defaults)) and "advantage_estimator" in table.rules:
+        write_out += critics
     if given.get("lora_rank") not in (None, 0):
         write_out.append("lora_alpha")
     if given.get("eval_dataset") and "eval_temperature" in table.rules:
         write_out += ["eval_temperature", "eval_n_samples_per_prompt"]
     if "use_dynamic_batch" not in given and "micro_train_batch_size" in table.defaults:
         write_out.append("micro_train_batch_size")
-    return apply_table(flags.found, table, defaults=table.defaults, write_out=write_out)
+    return apply_table(found, table, defaults=defaults, write_out=write_out)
 
 
 # Conditions.
@@ -90,7 +101,7 @@ def dataset(key: str, value: Any, facts: Facts, *, ours: str, split: str) -> Out
     if not value:
         return skip("none there, none here")
     names = [_source(name.strip(), str(facts.get(split) or "train")) for name in str(value).split(",")]
-    extra: dict[str, Any] = {} if ours.startswith("sft.") else {"data.default_data_source": SOURCE}
+    extra: dict[str, Any] = {"data.default_data_source": SOURCE} if ours.startswith("data.") else {}
     if ours == "data.train_files" and not facts.get("label_key"):
         extra["data.ground_truth_key"] = None
     return many({ours: names, **extra})
@@ -116,6 +127,21 @@ def conversation(key: str, value: Any, facts: Facts) -> Outcome:
     if output:
         return many({"sft.data.prompt_key": str(value), "sft.data.completion_key": str(output)})
     return many({"sft.data.messages_key": str(value)}, "messages, since there is no --output_key")
+
+
+def rated_answer(key: str, value: Any, facts: Facts) -> Outcome:
+    """The columns with what was asked and with the answer."""
+    output = facts.get("output_key")
+    if output:
+        return many({"prefer.data.prompt_key": str(value), "prefer.data.completion_key": str(output)})
+    return refuse("write the answer into a column of its own: prefer.data.completion_key")
+
+
+def starting_model(key: str, value: Any, facts: Facts) -> Outcome:
+    """The model that the policy stays near."""
+    if value in (None, "", facts.get("pretrain")):
+        return skip("the policy as it is in the beginning, in both")
+    return refuse("the policy stays near the model that it begins with: --pretrain")
 
 
 # Batches.
@@ -149,10 +175,40 @@ def longest_conversation(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"sft.data.max_tokens": integer(value), "sft.data.truncation": "right"})
 
 
-def sft_micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
-    """Conversations of a pass as tokens."""
-    tokens = integer(value) * facts.whole("max_len")
-    return many({"sft.engine.max_tokens_per_device": tokens}, "strop bounds tokens, not conversations")
+def conversations(key: str, value: Any, facts: Facts, *, ours: str, of_a_row: int) -> Outcome:
+    """Rows of a pass as tokens."""
+    tokens = integer(value) * of_a_row * facts.whole("max_len")
+    return many({ours: tokens}, "strop bounds tokens, not conversations")
+
+
+def limits(key: str, value: Any, facts: Facts) -> Outcome:
+    """The limit of a prompt and its answer together, since flags have dots."""
+    if not facts.get("today"):
+        return refuse(
+            "prompt and answer have limits of their own: data.max_prompt_tokens, data.max_response_tokens"
+        )
+    answer = facts.get("max_new_tokens")
+    if answer is None:
+        return refuse(
+            f"an answer has what its prompt leaves of {value} tokens there: set data.max_prompt_tokens and "
+            f"data.max_response_tokens"
+        )
+    prompt = integer(value) - integer(answer)
+    if prompt < 1:
+        raise UnreadableError(f"answers of {answer} tokens leave no prompt of {value}")
+    return many({"data.max_prompt_tokens": prompt}, f"of {value}, answers have {answer}")
+
+
+def band_of_weights(key: str, value: Any, facts: Facts) -> Outcome:
+    """The correction of what the engine samples, since flags have dots."""
+    if value == "off":
+        return skip("off there too")
+    kinds = [facts.get(f"algo.advantage.is_correction_{name}") for name in ("mode", "gating")]
+    if (value, *kinds) != ("token", "mask", "ratio"):
+        return refuse("its band is of single tokens' ratios: algorithm.correction has others")
+    low, high = _two(facts.get("algo.advantage.is_correction_threshold"))
+    ours = {"weights": "token", "mode": "mask", "lower": low, "upper": high}
+    return many({f"algorithm.correction.{name}": value for name, value in ours.items()})
 
 
 def ranks(key: str, value: Any, facts: Facts) -> Outcome:
@@ -173,24 +229,33 @@ def both(key: str, value: Any, facts: Facts, *, ours: str, whole: bool = False) 
         read: Any = [number(one) for one in value]
     else:
         read = integer(value) if whole else number(value)
-    roles = ["actor", "critic"] if uses_critic(facts) else ["actor"]
-    return many({f"{role}.{ours}": read for role in roles})
+    return many({f"{role}.{ours}": read for role in _stepped(facts)})
+
+
+def _stepped(facts: Facts) -> list[str]:
+    """Whose optimizer a flag is about: flags with dots name it, others mean all."""
+    return ["actor", "critic"] if uses_critic(facts) and not facts.get("today") else ["actor"]
 
 
 def schedule(key: str, value: Any, facts: Facts, *, role: str) -> Outcome:
     """How the learning rate goes down."""
+    lowest = facts.get("critic.min_lr_ratio" if role == "critic" else "min_lr_ratio")
     known: dict[str, dict[str, Any]] = {
         "constant": {"schedule": "constant"},
         "constant_with_warmup": {"schedule": "constant"},
         "linear": {"schedule": "linear"},
         "cosine": {"schedule": "cosine"},
-        "cosine_with_min_lr": {"schedule": "cosine", "min_lr_ratio": 0.1},
+        "cosine_with_min_lr": {
+            "schedule": "cosine",
+            "min_lr_ratio": 0.1 if lowest is None else number(lowest),
+        },
         "warmup_stable_decay": {"schedule": "wsd"},
     }
     if str(value) not in known:
         return refuse("use constant, linear, cosine, cosine_with_min_lr or warmup_stable_decay")
-    roles = ["actor", "critic"] if role == "actor" and uses_critic(facts) else [role]
-    note = "min_lr is a tenth of the peak there" if value == "cosine_with_min_lr" else ""
+    roles = _stepped(facts) if role == "actor" else [role]
+    is_tenth = value == "cosine_with_min_lr" and lowest in (None, 0.1)
+    note = "min_lr is a tenth of the peak there" if is_tenth else ""
     settings = known[str(value)]
     return many({f"{at}.optim.{name}": to for at in roles for name, to in settings.items()}, note)
 
@@ -298,12 +363,14 @@ FUNCTIONS = {
             dataset,
             prompt_column,
             conversation,
+            rated_answer,
+            starting_model,
             longest_conversation,
             samples_per_update,
         ),
         *(
             micro_batch,
-            sft_micro_batch,
+            conversations,
             ranks,
             both,
             schedule,
@@ -313,7 +380,7 @@ FUNCTIONS = {
             kl,
             adaptive_kl,
         ),
-        *(band, correction, boards, model_path),
+        *(band, correction, limits, band_of_weights, boards, model_path),
     )
 }
 """What the rows of its tables name."""

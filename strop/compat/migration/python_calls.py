@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from strop.compat.migration.found import Found
+from strop.compat.migration.trl_loop import COMMANDS, KINDS
 
-CONFIGS = ("GRPOConfig", "RLOOConfig", "SFTConfig", "PPOConfig")
+CONFIGS = tuple(f"{kind}Config" for kind in KINDS)
 TRAINERS = {
     "GRPOTrainer": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
     "RLOOTrainer": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
@@ -28,15 +29,12 @@ TRAINERS = {
         "train_dataset",
         "value_model",
     ),
+    "DPOTrainer": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset"),
+    "KTOTrainer": ("model", "ref_model", "args"),
+    "RewardTrainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
 }
 """Trainers, and the names of their arguments by position."""
-OTHER_TRAINERS = (
-    "DPOTrainer",
-    "KTOTrainer",
-    "ORPOTrainer",
-    "RewardTrainer",
-    "OnlineDPOTrainer",
-)
+OTHER_TRAINERS = ("ORPOTrainer", "CPOTrainer", "BCOTrainer", "GKDTrainer", "OnlineDPOTrainer")
 
 _LONGEST_CHAIN = 50
 """Steps that are followed from a data set back to where it is loaded."""
@@ -52,7 +50,7 @@ class Script:
 
     found: tuple[Found, ...]
     kind: str
-    """GRPO, RLOO, SFT or PPO."""
+    """Of strop.compat.migration.trl_loop.KINDS."""
 
 
 def read_calls(path: Path) -> Script:
@@ -174,7 +172,8 @@ class _Reader:
         except (ValueError, TypeError, SyntaxError):
             text, way_out = ast.unparse(node), _WAY_OUT
             if argument in _DATA:
-                ours = f"{'sft.data' if name.startswith('SFT') else 'data'}.{_DATA[argument]}"
+                section = COMMANDS.get(name.removesuffix("Trainer"), "")
+                ours = f"{section}.data.{_DATA[argument]}".removeprefix(".")
                 way_out = f"write load_dataset(...) with the values themselves, or set {ours}"
             return Found(key=key, value=text, place=place, unresolved=(text,), why=_WHY, way_out=way_out)
 

@@ -97,9 +97,9 @@ def _rows(file: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Mapping[str
             yield from _of_section(f"{section}.", entries)
     for use in file.get("use", ()):
         if kind in use.get("kinds", (kind,)):
-            words = {"section": use["section"], **use.get("words", {})}
-            entries = _filled(file["template"][use["template"]], words)
-            yield from _of_section(f"{use['section']}.", entries)
+            section = use["section"]
+            entries = _filled(file["template"][use["template"]], {"section": section, **use.get("words", {})})
+            yield from _of_section(section and f"{section}.", entries)
 
 
 def _of_section(prefix: str, entries: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -198,7 +198,7 @@ def apply_table(
             if last[one.key] == index
             else skip("set again further down, which is what counts")
         )
-        rows.append(Row(key=one.key, value=one.value, outcome=outcome, place=one.place))
+        rows.append(Row(key=one.written or one.key, value=one.value, outcome=outcome, place=one.place))
     return Migration(rows=tuple(rows))
 
 

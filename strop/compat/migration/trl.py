@@ -1,7 +1,7 @@
 """TRL: the table of a trainer's arguments, and what becomes of those of a script.
 
 What becomes of each argument stands in trl.toml; what follows from several stands in trl_loop.py, trl_loss.py,
-trl_ppo.py and trl_sources.py.
+trl_ppo.py, trl_preferences.py and trl_sources.py.
 """
 
 from __future__ import annotations
@@ -11,21 +11,39 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from strop.compat.migration import trl_loop, trl_loss, trl_ppo, trl_sources
+from strop.compat.migration import trl_loop, trl_loss, trl_ppo, trl_preferences, trl_sources
 from strop.compat.migration.found import Found
-from strop.compat.migration.outcomes import Facts, Outcome, Rule
+from strop.compat.migration.outcomes import Facts, Outcome, Rule, many, skip
 from strop.compat.migration.tables import Migration, Table, apply_table, read_table
-from strop.compat.migration.trl_loop import KINDS
+from strop.compat.migration.trl_loop import COMMANDS, KINDS
 
-__all__ = ["KINDS", "migrate_trl", "trl_table"]
+__all__ = ["COMMANDS", "KINDS", "migrate_trl", "trl_table"]
 
-FUNCTIONS = trl_loop.FUNCTIONS | trl_loss.FUNCTIONS | trl_ppo.FUNCTIONS | trl_sources.FUNCTIONS
+
+def trainer(key: str, value: Any, facts: Facts) -> Outcome:
+    """What a trainer is, whatever its arguments say."""
+    if value == "PPO":
+        note = "one answer to each prompt, values from a critic, no dual clip, gradients never clipped"
+        return many(trl_ppo.SETTINGS, note)
+    if value == "Reward":
+        return many({"prefer.loss": "reward"}, "a classifier with one label")
+    return skip("its arguments say it all")
+
+
+FUNCTIONS = (
+    {"trainer": trainer}
+    | trl_loop.FUNCTIONS
+    | trl_loss.FUNCTIONS
+    | trl_ppo.FUNCTIONS
+    | trl_preferences.FUNCTIONS
+    | trl_sources.FUNCTIONS
+)
 """What the rows of trl.toml name."""
 
 
 @cache
 def trl_table(kind: str) -> Table:
-    """The arguments of a trainer and its configuration: GRPO, RLOO, SFT or PPO."""
+    """The arguments of a trainer and its configuration, of one of KINDS."""
     table = read_table("trl", FUNCTIONS, kind=kind)
     if kind != "PPO":
         return table
@@ -37,7 +55,7 @@ def migrate_trl(found: Sequence[Found], kind: str, *, processes: int = 1) -> Mig
 
     Args:
         found: its arguments.
-        kind: GRPO, RLOO, SFT or PPO.
+        kind: of KINDS.
         processes: with how many the script was started.
     """
     table = trl_table(kind)

@@ -21,7 +21,9 @@ from strop.compat.migration.outcomes import (
 )
 from strop.compat.migration.rules import tracker_names
 
-KINDS = ("GRPO", "RLOO", "SFT", "PPO")
+KINDS = ("GRPO", "RLOO", "SFT", "PPO", "DPO", "KTO", "Reward")
+COMMANDS = {"SFT": "sft", "DPO": "prefer", "KTO": "prefer", "Reward": "prefer"}
+"""The commands for kinds of training that `strop train` is not; their settings stand in the section of that name."""
 
 
 def argument(facts: Facts, name: str) -> Any:
@@ -59,8 +61,8 @@ class Batch:
 def batches(key: str, value: Any, facts: Facts) -> Outcome:
     """Samples per device as prompts per step and samples per optimizer step."""
     batch = Batch(facts)
-    if key.startswith("SFT"):
-        ours = {"sft.examples_per_update": batch.per_update}
+    if (kind := key.partition("Config")[0]) in COMMANDS:
+        ours = {f"{COMMANDS[kind]}.examples_per_update": batch.per_update}
         return many(ours, "per device x processes x accumulation")
     prompts, left = divmod(batch.per_step, batch.num_generations)
     if left:
@@ -81,7 +83,7 @@ def counted(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     if isinstance(value, float) and value < 1:
         return refuse("a share of all steps is known only with the data: set the number")
     steps = integer(value)
-    if key.startswith(("SFT", "PPO")) or steps == 0:
+    if key.startswith((*COMMANDS, "PPO")) or steps == 0:
         return many({ours: steps})
     updates = Batch(facts).updates
     return many(

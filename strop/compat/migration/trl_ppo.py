@@ -21,23 +21,15 @@ from strop.compat.migration.outcomes import (
 from strop.compat.migration.rules import model_path
 from strop.compat.migration.trl_loop import argument, epochs, warmup_share
 
-
-def trainer(key: str, value: Any, facts: Facts) -> Outcome:
-    """What a trainer is, whatever its arguments say."""
-    if value != "PPO":
-        return skip("its arguments say it all")
-    ours = {
-        "algorithm.adv_estimator": "gae",
-        "rollout.samples_per_prompt": 1,
-        "algorithm.clip_ratio_c": math.inf,
-        "actor.optim.max_grad_norm": math.inf,
-        "data.ground_truth_key": None,
-        "data.default_data_source": "trl",
-    }
-    return many(
-        ours,
-        "one answer to each prompt, values from a critic, no dual clip, gradients never clipped",
-    )
+SETTINGS = {
+    "algorithm.adv_estimator": "gae",
+    "rollout.samples_per_prompt": 1,
+    "algorithm.clip_ratio_c": math.inf,
+    "actor.optim.max_grad_norm": math.inf,
+    "data.ground_truth_key": None,
+    "data.default_data_source": "trl",
+}
+"""What PPOTrainer is, whatever its arguments say: one answer to each prompt, and so on."""
 
 
 class _Episodes:
@@ -160,7 +152,6 @@ def sample_generations(key: str, value: Any, facts: Facts) -> Outcome:
 FUNCTIONS = {
     function.__name__: function
     for function in (
-        trainer,
         episodes,
         total_episodes,
         ppo_epochs,

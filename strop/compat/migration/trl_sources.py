@@ -49,6 +49,16 @@ def rewards(key: str, value: Any, facts: Facts) -> Outcome:
     return many(ours, "columns of the data reach the function by name, as in TRL")
 
 
+_PROMPT = "rows need a column `prompt`: data.prompt_key names another"
+_COLUMNS = {
+    "SFT": "rows have messages, or prompt and completion",
+    "DPO": "rows have chosen and rejected, and prompt where these are no whole conversations",
+    "Reward": "rows have chosen and rejected, and prompt where these are no whole conversations",
+    "KTO": "rows have prompt, completion and label",
+}
+"""Columns of the rows of a data set, by kind of training; text in them goes through the chat template."""
+
+
 def _file(function: Mapping[str, Any]) -> str:
     if function["from"] == "script":
         return str(function["path"])
@@ -97,7 +107,7 @@ def dataset(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     is_plain = isinstance(split, str) and split.replace("_", "").isalnum()
     if isinstance(path, str) and path.count("/") == 1 and path[0] not in "./~" and is_plain and not files:
         name = f"hub:{path}{':' + value['name'] if value.get('name') else ''}@{split}"
-        return many({ours: [name]}, done or "rows need a column `prompt`: data.prompt_key names another")
+        return many({ours: [name]}, done or _COLUMNS.get(key.partition("Trainer")[0], _PROMPT))
     place = f"{path}, split {split}" if split else str(path)
     return refuse(f"{place}: write it to a file (.parquet) and set {ours}{'; ' + done if done else ''}")
 
