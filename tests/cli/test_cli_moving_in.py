@@ -334,53 +334,6 @@ def test_an_agent_of_openrlhf_moves_in_and_scores_its_episodes(tmp_path: Path, p
     assert {sample["num_turns"] for sample in samples} <= {2, 4}
 
 
-DPO_SCRIPT = """\
-from datasets import load_dataset
-from trl import DPOConfig, DPOTrainer
-
-MODEL = "{folder}/model"
-args = DPOConfig(
-    output_dir="out", loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.1], beta=0.2, learning_rate=3e-3,
-    per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=2, max_length=64,
-    max_prompt_length=32, precompute_ref_log_probs=True, report_to="none", bf16=False, seed=3, logging_steps=1,
-)
-rows = load_dataset("json", data_files="{here}/pairs.jsonl", split="train")
-trainer = DPOTrainer(model=MODEL, args=args, train_dataset=rows)
-trainer.train()
-"""
-REWARD_SCRIPT = """\
-deepspeed --module openrlhf.cli.train_rm --model.model_name_or_path {folder}/model --data.dataset {here}/pairs.jsonl \\
-   --data.prompt_key prompt --data.apply_chat_template --data.max_len 64 --train.batch_size 4 --adam.lr 3e-3 \\
-   --train.max_epochs 2 --ckpt.output_dir {here}/ckpt --ds.zero_stage 3 --ds.packing_samples --logger.logging_steps 1
-"""
-
-
-@pytest.mark.parametrize(
-    ("library", "text", "metric"),
-    [("trl", DPO_SCRIPT, "prefer/logps/chosen"), ("openrlhf", REWARD_SCRIPT, "prefer/rewards/accuracies")],
-)
-def test_a_project_with_preferences_moves_in(
-    library: str, text: str, metric: str, tmp_path: Path, project: Project
-) -> None:
-    pairs = [{"prompt": word, "chosen": word.upper(), "rejected": word} for word in ("ab", "cd", "ef", "gh")]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
-    script, out, run = tmp_path / "train", tmp_path / "prefer.yaml", tmp_path / "run"
-    script.write_text(text.format(folder=project.folder, here=tmp_path))
-    result = cli("migrate", library, script, "-o", out, "--json")
-    assert result.code == 0, result.err
-    assert (result.record["refused"], result.record["unknown"], result.record["unresolved"]) == (0, 0, 0)
-    assert f"strop prefer --config {out}" in result.out
-    trained = cli(
-        "prefer", "--config", out, "--out", run, "model.dtype=float32", "resources.num_threads=1", "--json"
-    )
-    assert trained.code == 0, trained.err
-    assert trained.record["steps"] == 2
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    first, last = (line for line in steps if metric in line)
-    assert last[metric] >= first[metric]
-    assert last["prefer/loss"] < first["prefer/loss"]
-
-
 # A project of mid-2025 with everything of its own: a tool, a file of tools, a loop, a file of loops, a reward function.
 # What it imports from verl comes from strop.agents here; nothing else is changed.
 OWN_TOOL = '''\
