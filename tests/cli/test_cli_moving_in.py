@@ -273,51 +273,65 @@ def test_an_openrlhf_project_moves_in_and_trains_with_its_own_reward(
     assert {line["reward/labels_seen/mean"] for line in metrics if "reward/labels_seen/mean" in line} == {1}
 
 
-DPO_SCRIPT = """\
-from datasets import load_dataset
-from trl import DPOConfig, DPOTrainer
+OPENRLHF_AGENT = """\
+from typing import Any, Dict
 
-MODEL = "{folder}/model"
-args = DPOConfig(
-    output_dir="out", loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.1], beta=0.2, learning_rate=3e-3,
-    per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=2, max_length=64,
-    max_prompt_length=32, precompute_ref_log_probs=True, report_to="none", bf16=False, seed=3, logging_steps=1,
-)
-rows = load_dataset("json", data_files="{here}/pairs.jsonl", split="train")
-trainer = DPOTrainer(model=MODEL, args=args, train_dataset=rows)
-trainer.train()
+import torch
+from strop.agents import AgentInstanceBase, MultiTurnAgentExecutor
+
+
+class AgentInstance(AgentInstanceBase):
+    def __init__(self, *args, **kwargs):
+        self.step_idx = 0
+
+    async def reset(self, states: dict, **kwargs):
+        self.step_idx = 0
+        return {"observation": states["observation"]}
+
+    async def step(self, states: dict, **kwargs) -> Dict[str, Any]:
+        self.step_idx += 1
+        done = self.step_idx == 2
+        reward = torch.tensor(len(states["action_text"]) / 10 if done else 0.0)
+        feedback = "" if done else "\\n<|user|>more\\n<|assistant|>"
+        return {
+            "rewards": reward, "scores": reward, "environment_feedback": feedback, "done": done,
+            "sampling_params": states.get("sampling_params", None),
+            "extra_logs": {"label_is_digit": torch.tensor(float(states["label"].isdigit()))},
+        }
+
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(AgentInstance)
 """
-REWARD_SCRIPT = """\
-deepspeed --module openrlhf.cli.train_rm --model.model_name_or_path {folder}/model --data.dataset {here}/pairs.jsonl \\
-   --data.prompt_key prompt --data.apply_chat_template --data.max_len 64 --train.batch_size 4 --adam.lr 3e-3 \\
-   --train.max_epochs 2 --ckpt.output_dir {here}/ckpt --ds.zero_stage 3 --ds.packing_samples --logger.logging_steps 1
-"""
 
 
-@pytest.mark.parametrize(
-    ("library", "text", "metric"),
-    [("trl", DPO_SCRIPT, "prefer/logps/chosen"), ("openrlhf", REWARD_SCRIPT, "prefer/rewards/accuracies")],
-)
-def test_a_project_with_preferences_moves_in(
-    library: str, text: str, metric: str, tmp_path: Path, project: Project
-) -> None:
-    pairs = [{"prompt": word, "chosen": word.upper(), "rejected": word} for word in ("ab", "cd", "ef", "gh")]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
-    script, out, run = tmp_path / "train", tmp_path / "prefer.yaml", tmp_path / "run"
-    script.write_text(text.format(folder=project.folder, here=tmp_path))
-    result = cli("migrate", library, script, "-o", out, "--json")
+def test_an_agent_of_openrlhf_moves_in_and_scores_its_episodes(tmp_path: Path, project: Project) -> None:
+    """With the flags that have dots."""
+    (tmp_path / "agent_func.py").write_text(OPENRLHF_AGENT)
+    rows = [{"question": f"{n} + 2 = ?", "answer": str(n + 2)} for n in range(2)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    script, out, run = tmp_path / "train.sh", tmp_path / "agent.yaml", tmp_path / "run"
+    script.write_text(
+        f"python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path {project.model} "
+        f"--data.prompt_dataset {tmp_path}/train.jsonl --data.input_key question --data.label_key answer "
+        f"--train.agent_func_path {tmp_path}/agent_func.py --data.apply_chat_template --data.max_len 64 "
+        f"--rollout.max_new_tokens 24 --rollout.batch_size 2 --rollout.n_samples_per_prompt 2 --train.batch_size 4 "
+        f"--algo.advantage.estimator reinforce_baseline --algo.kl.init_coef 0 --actor.num_gpus_per_node 1"
+    )
+    result = cli("migrate", "openrlhf", script, "-o", out, "--json")
     assert result.code == 0, result.err
     assert (result.record["refused"], result.record["unknown"], result.record["unresolved"]) == (0, 0, 0)
-    assert f"strop prefer --config {out}" in result.out
-    trained = cli(
-        "prefer", "--config", out, "--out", run, "model.dtype=float32", "resources.num_threads=1", "--json"
-    )
+    trained = cli("train", "--config", out, "--out", run, *MADE_SMALL, "model.dtype=float32")
     assert trained.code == 0, trained.err
-    assert trained.record["steps"] == 2
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    first, last = (line for line in steps if metric in line)
-    assert last[metric] >= first[metric]
-    assert last["prefer/loss"] < first["prefer/loss"]
+    with RunFolder.open(run, read_only=True) as folder:
+        samples = folder.samples.read(1)
+    assert len(samples) == 4
+    for sample in samples:
+        assert sample["reward_parts"]["label_is_digit"] == 1.0
+        assert sample["score"] >= 0
+        assert "<|user|>more" in sample["response"] or sample["stop_reason"] == "length"
+    assert {sample["num_turns"] for sample in samples} <= {2, 4}
 
 
 # A project of mid-2025 with everything of its own: a tool, a file of tools, a loop, a file of loops, a reward function.

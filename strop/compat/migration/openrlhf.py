@@ -88,12 +88,20 @@ def remote_reward(key: str, value: Any, facts: Facts) -> Outcome:
     text = str(value or "")
     if not text:
         return skip("not set")
+    if facts.get("agent_func_path"):
+        return skip("the reward is that of the agent")
     if not text.endswith(".py"):
         return refuse(
             "a server that speaks OpenRLHF's protocol is not asked: write a function that asks it into a file, and set "
             "reward.path; a server of strop's own form is reward.server"
         )
     return many({"reward.path": text, "reward.name": "reward_func"}, "the file works as it is")
+
+
+def agent_file(key: str, value: Any, facts: Facts) -> Outcome:
+    """A Python file with the classes AgentInstance and AgentExecutor, which scores its episodes."""
+    ours = {"agent.files": [str(value)], "agent.default_agent": "openrlhf_agent"}
+    return many(ours, "what the file imports from openrlhf comes from strop.agents")
 
 
 def dataset(key: str, value: Any, facts: Facts, *, ours: str, split: str) -> Outcome:
@@ -360,6 +368,7 @@ FUNCTIONS = {
             uses_critic,
             reward_models,
             remote_reward,
+            agent_file,
             dataset,
             prompt_column,
             conversation,

@@ -292,10 +292,9 @@ def trackers(value: Any, facts: Facts) -> Outcome:
     """The trackers of a list of verl's loggers."""
     known = {"console": "console", "tensorboard": "tensorboard", "file": "jsonl"}
     ours, missing = tracker_names(value, known)
-    if missing:
-        ours += [name for name in ("jsonl", "tensorboard") if name not in ours]
+    ours += [name for name in ("jsonl", "tensorboard")[: 1 + bool(missing)] if name not in ours]
     note = f"no tracker for {', '.join(missing)}: metrics.jsonl and TensorBoard instead" if missing else ""
-    return many({"trainer.trackers": ours or ["jsonl"]}, note)
+    return many({"trainer.trackers": ours}, note or "metrics.jsonl is what `strop doctor RUN` reads")
 
 
 def critic_warmup(value: Any, facts: Facts) -> Any:
