@@ -115,6 +115,7 @@ class Server:
             if metric.name in NUMBERS:  # one of each engine core
                 found[NUMBERS[metric.name]] += float(metric.value)
         found["prefilled_tokens"] -= found["cached_tokens"]
+        found["block_tokens"] = float(self._engine.vllm_config.cache_config.block_size)
         return found
 
     async def generate(self, message: Any) -> dict[str, Any]:
