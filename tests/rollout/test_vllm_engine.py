@@ -322,6 +322,17 @@ def test_a_probe_tells_an_engine_with_other_weights(served: Served) -> None:
         probes[1].check(found, version=4, dtype="float32")
 
 
+def test_health_has_vllms_own_counts(served: Served) -> None:
+    before = served.run(served.engine.health())
+    served.generate([*PROMPT, 5], temperature=0.0)
+    after = served.run(served.engine.health())
+    grown = {name: after[name] - before[name] for name in after}
+    assert grown["decoded_tokens"] == 20 + 1, "and that of the health check"
+    assert grown["prefilled_tokens"] + grown["cached_tokens"] >= len(PROMPT) + 1
+    assert (after["waiting"], after["running"], grown["preempted"]) == (0.0, 0.0, 0.0)
+    assert 0.0 <= after["cache_share"] < 1.0
+
+
 def test_sleep_on_a_cpu_keeps_the_weights_and_says_so(served: Served) -> None:
     before = served.generate().token_ids
     with pytest.raises(ValueError, match="on a CPU"):

@@ -171,16 +171,19 @@ async def deep_sleep_refused(trial: Trial) -> None:
 
 @check("the samples of a prompt compute it once")
 async def prefix_reuse(trial: Trial) -> None:
-    """By the engine's count of computed prompt tokens; after `flush_cache` it is computed anew."""
-    prompt = trial.prompt(_SHARED, 17)
+    """By the engine's count of computed prompt tokens; after `flush_cache` it is computed anew.
+
+    An engine that shares whole blocks of its cache says their size.
+    """
+    prompt = trial.prompt(_SHARED + 2 * await _block_tokens(trial), 17)
     for _ in range(2):
         await trial.engine.flush_cache()
         before = await trial.number("prefilled_tokens")
         outputs = await trial.ask_all([(prompt, sampled(17, n, max_tokens=4)) for n in range(6)])
         computed = await trial.number("prefilled_tokens") - before
         require(
-            _SHARED - 1 <= computed < 2 * _SHARED,
-            f"six samples of a prompt of {_SHARED} tokens after a flush: {computed:g} tokens were computed",
+            len(prompt) - 1 <= computed < 2 * len(prompt),
+            f"six samples of a prompt of {len(prompt)} tokens after a flush: {computed:g} tokens were computed",
         )
         for output in outputs:
             trial.compare(prompt, output)
@@ -189,7 +192,7 @@ async def prefix_reuse(trial: Trial) -> None:
 @check("a later turn computes only what is new")
 async def turn_reuse(trial: Trial) -> None:
     """The second turn begins with the first one's prompt and answer. An engine need not do this."""
-    first = trial.prompt(_SHARED, 18)
+    first = trial.prompt(_SHARED + 2 * await _block_tokens(trial), 18)
     answer = await trial.ask(first, sampled(18, max_tokens=12))
     second = [*first, *answer.token_ids, *trial.prompt(5, 19)]
     before = await trial.number("prefilled_tokens")
@@ -198,6 +201,11 @@ async def turn_reuse(trial: Trial) -> None:
     trial.compare(second, output)
     if computed >= len(second):
         raise Absent("every turn computes its whole prompt")
+
+
+async def _block_tokens(trial: Trial) -> int:
+    """Tokens in a block of the cache, of an engine that shares no less."""
+    return int((await trial.engine.health()).get("block_tokens", 0))
 
 
 WEIGHTS = (

@@ -69,7 +69,7 @@ class Settings:
             "seed": 0,
             "enforce_eager": self.device == "cpu",  # compiling takes a minute there, and gains nothing
             "enable_prefix_caching": True,
-            "disable_log_stats": True,
+            "disable_log_stats": False,  # `health` reads them
             "generation_config": "vllm",  # no sampling settings of the folder
             **of_device,
             **config.engine_args,
@@ -273,7 +273,6 @@ class VllmEngine:
             TimeoutError: no answer, or no token, within HEALTH_TIMEOUT_S.
             VllmDied: vLLM's process has ended.
         """
-        await self._process.ask("ping", timeout_s=HEALTH_TIMEOUT_S)
         if not self._asleep and not self._is_paused:
             name = f"health check {next(self._num_checks)}"
 
@@ -284,10 +283,12 @@ class VllmEngine:
                 )
 
             await generate_one_token(self, name, limit_s=HEALTH_TIMEOUT_S, sentence=late)
+        counted: dict[str, float] = await self._process.ask("ping", timeout_s=HEALTH_TIMEOUT_S)
         return {
             "version": float(self._version),
             "paused": float(self._is_paused),
             "running": float(len(self._running)),
+            **counted,
         }
 
     async def close(self) -> None:

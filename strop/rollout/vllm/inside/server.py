@@ -24,6 +24,15 @@ from pathlib import Path
 from typing import Any
 
 MAX_LINE_BYTES = 1 << 30
+NUMBERS = {
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:prompt_tokens": "prefilled_tokens",
+    "vllm:prompt_tokens_cached": "cached_tokens",
+    "vllm:generation_tokens": "decoded_tokens",
+    "vllm:num_preemptions": "preempted",
+    "vllm:kv_cache_usage_perc": "cache_share",
+}
+"""What vLLM counts, and what the engines of strop call it in `health`."""
 
 
 class Server:
@@ -97,8 +106,17 @@ class Server:
             "max_model_len": model.max_model_len,
         }
 
-    async def ping(self, message: Any) -> None:
-        """Nothing: the answer is that there is one."""
+    async def ping(self, message: Any) -> dict[str, float]:
+        """vLLM's own counts, by the names in NUMBERS."""
+        from vllm.v1.metrics.reader import get_metrics_snapshot
+
+        found = dict.fromkeys(NUMBERS.values(), 0.0)
+        for metric in get_metrics_snapshot():
+            if metric.name in NUMBERS:  # one of each engine core
+                found[NUMBERS[metric.name]] += float(metric.value)
+        found["prefilled_tokens"] -= found["cached_tokens"]
+        found["block_tokens"] = float(self._engine.vllm_config.cache_config.block_size)
+        return found
 
     async def generate(self, message: Any) -> dict[str, Any]:
         """Continue a prompt; how it ended, and the tokens that were not told yet."""
