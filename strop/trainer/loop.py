@@ -27,6 +27,7 @@ from strop.engines.model import describe_precision
 from strop.health import HealthMonitor
 from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
+from strop.trainer.ahead import AheadCollector
 from strop.trainer.beginning import optimizer_of
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
@@ -242,7 +243,12 @@ class Trainer:
         )
         stack.callback(self._checkpointer.settle)
         sampling = training_sampling(config, self.data.tokenizer)
-        self.collector = RolloutCollector(config, self._run, self.data, self.roles, sampling)
+        parts = config, self._run, self.data, self.roles, sampling
+        self.collector = RolloutCollector(*parts)
+        if config.rollout.max_staleness:
+            self.collector = ahead = AheadCollector(*parts, start_step=self._start_step)
+            if again := ahead.begin_again():
+                self._say(f"{again} prompts that were in play are played again, with the policy as it is now")
 
     def _run_step(self, step: int, trackers: TrackerGroup) -> None:
         """One step with its records, validation and checkpoint."""

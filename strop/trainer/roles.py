@@ -112,11 +112,26 @@ class Roles:
                 played = self._replaced(played, self._played(again, samples_per_prompt, sampling))
         return played
 
+    def begin(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> None:
+        """Begin every sample of these prompts; `ended` gives them when they have ended. As `play` otherwise."""
+        rows = DataProto.from_dict({}, non_tensors={"prompt": prompts})
+        self.rollout.call.begin(rows, samples_per_prompt, sampling)
+
+    def ended(self, due: Sequence[str], at_least: int) -> Experience:
+        """Samples of prompts that were begun and have ended, each given once; those of a prompt together.
+
+        Args:
+            due: uids that have to be among what was given until then.
+            at_least: prompts that each rollout worker has to give; fewer only where it plays no more.
+
+        Raises:
+            RewardError: the scorers cannot go on.
+        """
+        return _told(as_future(self.rollout.call.ended(list(due), at_least)))
+
     def _played(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Experience:
         rows = DataProto.from_dict({}, non_tensors={"prompt": prompts})
-        episodes = as_future(self.rollout.call.play(rows, samples_per_prompt, sampling))
-        reports = episodes.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
-        return Experience.of(episodes.select([], ["episode"]), reports)
+        return _told(as_future(self.rollout.call.play(rows, samples_per_prompt, sampling)))
 
     @staticmethod
     def _replaced(played: Experience, again: Experience) -> Experience:
@@ -156,6 +171,12 @@ class Roles:
             SyncError, WorkerFailed: an engine with weights of its own could not be brought to it, verified.
         """
         self.sync.update(version)
+
+
+def _told(episodes: DataProtoFuture) -> Experience:
+    """Episodes where they are, with their reports."""
+    reports = episodes.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
+    return Experience.of(episodes.select([], ["episode"]), reports)
 
 
 def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
