@@ -15,12 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from strop.base.metrics import Metric
 from strop.controller import as_list
 from strop.data.sampler import parse_visit_uid
 from strop.rollout.types import Sampling
-from strop.run import RunFolder
+from strop.run import CheckpointError, RunFolder
 from strop.trainer.collecting import CollectedSamples, RolloutCollector, TooFewGroups, training_rows
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
@@ -29,6 +30,7 @@ from strop.trainer.policy_sync import MAX_HEALS
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
+from strop.workers.journal import Notes, line_of, read_line
 from strop.workers.reports import EpisodeReport
 
 STALENESS = Metric(
@@ -54,6 +56,10 @@ ROLLOUT_IDLE = Metric(
 TRAINER_IDLE = Metric(
     "fully_async/trainer/idle_ratio", "1", "share of the same time in which the trainer waited for samples"
 )
+
+
+IN_PLAY = "in_play.jsonl"
+"""File of a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +102,33 @@ class AheadCollector(RolloutCollector):
         self._num_heals = 0
         self._busy_s, self._looked_s = 0.0, time.perf_counter()
 
-    def begin_again(self) -> int:
-        """Begin the prompts again that were in play when the run was interrupted: how many."""
-        uids = dict.fromkeys(name.rpartition("/")[0] for name in self._run.ledger.in_flight())
+    def texts(self) -> dict[str, str]:
+        """What was generated for the prompts of no step yet, one a line, in the order in which they were begun."""
+        notes = {uid: one for rank in as_list(self._roles.rollout.call.notes()) for uid, one in rank.items()}
+        return {
+            IN_PLAY: "".join(
+                f"{line_of(uid, begun.version, notes.get(uid, {}))}\n" for uid, begun in self._begun.items()
+            )
+        }
+
+    def begin_again(self, checkpoint: Path | None) -> list[str]:
+        """Go on with what was in play at a checkpoint: with the tokens that it holds, else from the beginning.
+
+        Raises:
+            CheckpointError: its file is damaged.
+        """
+        uids = list(dict.fromkeys(name.rpartition("/")[0] for name in self._run.ledger.in_flight()))
+        if not uids:
+            return []
+        found = {} if checkpoint is None else _in_play(checkpoint / IN_PLAY)
         prompts = [self._data.train.prompt(parse_visit_uid(uid)[1], uid) for uid in uids]
-        self._begin(self._start_step + 1, prompts)
-        return len(prompts)
+        for prompt in prompts:
+            version, _ = found.get(prompt.uid, (self._start_step, {}))
+            self._note(prompt, version)
+        notes = {uid: found[uid][1] for uid in uids if uid in found}
+        self._roles.begin(prompts, self._config.rollout.samples_per_prompt, self._sampling, notes)
+        num_tokens = sum(len(note.token_ids) for one in notes.values() for note in one.values())
+        return [f"{len(uids)} prompts that were in play go on, with {num_tokens} tokens that they had"]
 
     def collect(self, step: int) -> CollectedSamples:
         """The samples of a step.
@@ -122,6 +149,8 @@ class AheadCollector(RolloutCollector):
             metrics = self._idle(asked_s)
         self._check(episodes.reports)
         begun = [*(self._begun.pop(uid) for uid in chosen), *left_out.begun]
+        self._roles.rollout.call.forget([one.prompt.uid for one in begun])
+        self._tell_differing(step)
         kept = [row for row, report in enumerate(episodes.reports) if report.uid not in left_out.causes]
         taken = episodes.take(kept)
         metrics |= _staleness(taken.reports, step - 1) | _ages(begun[: len(chosen)])
@@ -150,15 +179,15 @@ class AheadCollector(RolloutCollector):
         if not room:
             return 0
         drawn = self._issue(step, room)
-        self._begin(step, drawn.prompts)
+        for prompt in drawn.prompts:
+            self._note(prompt, step - 1)
+        if drawn.prompts:
+            self._roles.begin(drawn.prompts, self._config.rollout.samples_per_prompt, self._sampling)
         return len(drawn.refused)
 
-    def _begin(self, step: int, prompts: Sequence[Prompt]) -> None:
-        now = time.perf_counter()
-        self._begun |= {one.uid: Begun(prompt=one, version=step - 1, at_s=now) for one in prompts}
-        self._num_begun += len(prompts)
-        if prompts:
-            self._roles.begin(prompts, self._config.rollout.samples_per_prompt, self._sampling)
+    def _note(self, prompt: Prompt, version: int) -> None:
+        self._begun[prompt.uid] = Begun(prompt=prompt, version=version, at_s=time.perf_counter())
+        self._num_begun += 1
 
     def _replace(self, step: int, left_out: _LeftOut) -> int:
         """Begin others in the place of groups that were left out, up to the limit of a step; how many visits were
@@ -199,6 +228,11 @@ class AheadCollector(RolloutCollector):
             return {uid: group for uid, group in arrived.items() if uid not in lost}
         return arrived
 
+    def _tell_differing(self, step: int) -> None:
+        """Record the samples that asked for something else than before an interruption, and were played afresh."""
+        for name in (one for rank in as_list(self._roles.rollout.call.differing_requests()) for one in rank):
+            self._run.events.append("differing_request", step, request=name)
+
     def _sort_out(self, arrived: Mapping[str, Experience], left_out: _LeftOut) -> None:
         """Keep groups for this step or a later one, or leave them out."""
         filters = self._config.algorithm.filter_groups.enable
@@ -229,6 +263,27 @@ class _LeftOut:
     groups: list[Experience] = field(default_factory=list)
     begun: list[Begun] = field(default_factory=list)
     num_replaced: int = 0
+
+
+def _in_play(file: Path) -> dict[str, tuple[int, Notes]]:
+    """By uid, what a checkpoint has of the prompts in play: at which version they were begun, and their notes.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    if not file.is_file():
+        return {}
+    found: dict[str, tuple[int, Notes]] = {}
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        try:
+            uid, version, notes = read_line(line)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{file} is damaged: line {number} does not say what was in play: {error}; remove the checkpoint, and "
+                f"the run continues from an earlier one"
+            ) from error
+        found[uid] = version, notes
+    return found
 
 
 def _by_prompt(episodes: Experience) -> dict[str, Experience]:

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -118,6 +119,14 @@ class RolloutCollector:
             )
         reports = [report for one in rounds for report in one.episodes.reports]
         return self._joined(rounds, dropped, self._counts(dropped, reports, len(rounds)))
+
+    def texts(self) -> dict[str, str]:
+        """Files of a checkpoint, by name, without which what is in play would be lost: nothing is."""
+        return {}
+
+    def begin_again(self, checkpoint: Path | None) -> list[str]:
+        """Go on with what was in play at a checkpoint; sentences that say so."""
+        return []
 
     def _joined(
         self, rounds: Sequence[CollectedSamples], dropped: Mapping[str, str], metrics: Mapping[str, float]

@@ -229,11 +229,11 @@ class Config:
         bound = self.rollout.max_staleness
         if not bound:
             return
-        if not self.algorithm.correction.is_on:
+        if not self.algorithm.corrects_for_age:
             raise ValueError(
                 f"rollout.max_staleness is {bound:g}, so samples are older than the policy that learns from them, but "
-                f"nothing corrects for it: set algorithm.correction.weights=token (or sequence, geometric), or "
-                f"algorithm.correction.reject, or rollout.max_staleness=0"
+                f"nothing corrects for it: set algorithm.correction.weights=token (or sequence, geometric), "
+                f"algorithm.correction.reject, or algorithm.old_log_probs=rollout; or rollout.max_staleness=0"
             )
         if self.trainer.skip_rollout:
             raise ValueError(

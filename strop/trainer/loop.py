@@ -233,6 +233,11 @@ class Trainer:
         if self._checkpoint is not None:
             kl.load_state(self._checkpoint.manifest.facts.get("kl", {}))
         self.learner = Learner(config, self.roles, kl)
+        sampling = training_sampling(config, self.data.tokenizer)
+        parts = config, self._run, self.data, self.roles, sampling
+        self.collector = RolloutCollector(*parts)
+        if config.rollout.max_staleness:
+            self.collector = AheadCollector(*parts, start_step=self._start_step)
         self._checkpointer = Checkpointer(
             self._run,
             self.roles.trained(),
@@ -240,15 +245,11 @@ class Trainer:
             tokenizer=self.data.tokenizer,
             source_model=Path(config.model.path),
             sampler=self.data.sampler,
+            texts=self.collector.texts,
         )
         stack.callback(self._checkpointer.settle)
-        sampling = training_sampling(config, self.data.tokenizer)
-        parts = config, self._run, self.data, self.roles, sampling
-        self.collector = RolloutCollector(*parts)
-        if config.rollout.max_staleness:
-            self.collector = ahead = AheadCollector(*parts, start_step=self._start_step)
-            if again := ahead.begin_again():
-                self._say(f"{again} prompts that were in play are played again, with the policy as it is now")
+        for line in self.collector.begin_again(checkpoint):
+            self._say(line)
 
     def _run_step(self, step: int, trackers: TrackerGroup) -> None:
         """One step with its records, validation and checkpoint."""

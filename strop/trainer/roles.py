@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
 from strop.workers.generation import check_engine
+from strop.workers.journal import Notes
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import Decided
 from strop.workers.reward_model import RewardModelWorker
@@ -112,9 +114,21 @@ class Roles:
                 played = self._replaced(played, self._played(again, samples_per_prompt, sampling))
         return played
 
-    def begin(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> None:
-        """Begin every sample of these prompts; `ended` gives them when they have ended. As `play` otherwise."""
-        rows = DataProto.from_dict({}, non_tensors={"prompt": prompts})
+    def begin(
+        self,
+        prompts: Sequence[Prompt],
+        samples_per_prompt: int,
+        sampling: Sampling,
+        notes: Mapping[str, Notes] = MappingProxyType({}),
+    ) -> None:
+        """Begin every sample of these prompts; `ended` gives them when they have ended.
+
+        Args:
+            prompts, samples_per_prompt, sampling: as for `play`.
+            notes: by uid, what was generated for some of them before the run was interrupted.
+        """
+        given = [notes.get(prompt.uid, {}) for prompt in prompts]
+        rows = DataProto.from_dict({}, non_tensors={"prompt": prompts, "notes": given})
         self.rollout.call.begin(rows, samples_per_prompt, sampling)
 
     def ended(self, due: Sequence[str], at_least: int) -> Experience:

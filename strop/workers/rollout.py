@@ -43,6 +43,7 @@ from strop.workers.episodes import Episode, episode_rows
 from strop.workers.fleet import make_fleet
 from strop.workers.generation import Generation, Place
 from strop.workers.in_flight import GroupsInFlight
+from strop.workers.journal import Journal, Notes
 from strop.workers.models import TrainedWorker
 from strop.workers.player import make_player
 from strop.workers.recording import open_recording
@@ -125,8 +126,9 @@ class RolloutWorker(Worker):
         )
         self._pool_runs = self._is_held = self._is_closed = False
         self._tally = Tally(logs, rank=self.rank)
+        self._journal = Journal(self._fleet.client)
         self._player = make_player(
-            self._fleet.client,
+            self._journal if rollout.max_staleness else self._fleet.client,
             policy,
             self._pool,
             model=model,
@@ -187,8 +189,15 @@ class RolloutWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def begin(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> None:
-        """Begin every sample of these prompts; `ended` gives them. Arguments are those of `play`."""
-        self._groups.add(self._asked(prompts), samples_per_prompt, sampling)
+        """Begin every sample of these prompts; `ended` gives them. Arguments are those of `play`.
+
+        Column `notes`, where there is one, has what an earlier process generated for each (`Notes`, possibly empty).
+        """
+        asked = self._asked(prompts)
+        given = prompts.non_tensor_batch.get("notes", [{}] * len(asked))
+        for prompt, notes in zip(asked, given, strict=True):
+            self._journal.follow(prompt.uid, notes)
+        self._groups.add(asked, samples_per_prompt, sampling)
         if self._goes_on:
             with self._generating():
                 self._runner.run(self._groups.start())
@@ -210,6 +219,22 @@ class RolloutWorker(Worker):
         with self._generating():
             groups = self._runner.run(self._groups.take(due, at_least))
         return self._told([episode for group in groups for episode in group])
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def forget(self, uids: Sequence[str]) -> None:
+        """These prompts need not be played again, whatever happens."""
+        self._journal.forget(uids)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def notes(self) -> dict[str, Notes]:
+        """By uid, what was generated for the prompts that were begun here and not forgotten."""
+        return self._runner.run(self._journal.notes())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def differing_requests(self) -> list[str]:
+        """Ids of requests that were not those of an earlier process's notes, since the call before this one."""
+        told, self._journal.differing = self._journal.differing, []
+        return told
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def busy_s(self) -> float:
@@ -368,7 +393,8 @@ class RolloutWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sleep(self) -> None:
-        """Give the memory of the key-value cache back, unless an engine of its own is at work; the next call takes it."""
+        """Give the memory of the key-value cache back, unless an engine of its own is at work; the next call takes it
+        again."""
         if self._groups.is_idle or (self._is_held and self._target is None):
             self._runner.run(self._fleet.sleep())
 

@@ -13,7 +13,8 @@ from tiny_runs import Done, Project, check_records, resume_in, train_in
 from strop.config.errors import ConfigError
 from strop.run import RunFolder
 from strop.trainer import loop
-from strop.trainer.ahead import AheadCollector
+from strop.trainer.ahead import IN_PLAY, AheadCollector
+from strop.workers.journal import read_line
 
 CORRECTED = ["algorithm.correction.weights=token", "trainer.max_steps=5"]
 AHEAD = [*CORRECTED, "rollout.max_staleness=1", "data.max_response_tokens=8"]
@@ -69,9 +70,9 @@ def test_samples_are_at_most_so_many_versions_old_and_none_is_lost(project: Proj
     check_records(done.folder, num_steps=5)
     check_bound(done, 1)
     assert [len(record.reports) for record in done.records] == [16] * 5
-    assert any(report.versions[0] < report.versions[1] for record in done.records for report in record.reports), (
-        "one went on across new weights"
-    )
+    assert any(
+        report.versions[0] < report.versions[1] for record in done.records for report in record.reports
+    ), "one went on across new weights"
     ahead = [numbers["training/off_policy/prompts_ahead"] for numbers in done.steps]
     assert ahead == [4, 4, 4, 4, 0], "the last step leaves nothing behind"
     clipped = [numbers["rollout_corr/rollout_is_max"] for numbers in done.steps]
@@ -88,7 +89,9 @@ def test_tokens_are_recorded_under_the_version_that_sampled_them(project: Projec
     ]
     assert spans
     for row in spans:
-        sampled = [version for version, chosen in zip(row["versions"], row["response_mask"], strict=True) if chosen]
+        sampled = [
+            version for version, chosen in zip(row["versions"], row["response_mask"], strict=True) if chosen
+        ]
         assert sampled == sorted(sampled)
 
 
@@ -101,20 +104,42 @@ def test_several_versions_ahead_and_a_fraction_of_one(project: Project, tmp_path
     check_bound(half, 1)
 
 
-def test_an_interrupted_run_plays_again_what_was_in_play(project: Project, tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_with_the_tokens_that_were_in_play(
+    project: Project, tmp_path: Path
+) -> None:
     config = project.config(*AHEAD, *FEW, "run.save_every=1", "run.keep_last=9")
     whole = train_in(tmp_path / "whole", config)
     folder = cut_after(whole.folder, tmp_path / "cut", step=2)
     rest = resume_in(folder)
-    assert any("4 prompts that were in play are played again" in line for line in rest.said)
+    (line,) = [line for line in rest.said if "in play" in line]
+    lines = (folder / "checkpoints" / "global_step_2" / IN_PLAY).read_text().splitlines()
+    kept = {uid: (version, notes) for uid, version, notes in map(read_line, lines)}
+    num_tokens = sum(len(note.token_ids) for _, notes in kept.values() for note in notes.values())
+    assert num_tokens > 0
+    assert line == f"4 prompts that were in play go on, with {num_tokens} tokens that they had"
     assert [record.step for record in rest.records] == [3, 4, 5]
     check_records(folder, num_steps=5)
     assert set(trained(folder).values()) == {1}
     assert trained(folder).keys() == trained(whole.folder).keys(), "the same prompts, each once"
+    with RunFolder.open(folder, read_only=True) as run:
+        rows = {row["id"]: row for step in (3, 4, 5) for row in run.samples.read(step)}
+        assert not run.events.read("differing_request")
+    for version, notes in kept.values():
+        assert version in (1, 2)
+        for name, note in notes.items():
+            row, count = rows[name.partition("#")[0]], len(note.token_ids)
+            assert row["response_ids"][:count] == list(note.token_ids)
+            assert row["rollout_log_probs"][:count] == list(note.log_probs)
+            assert row["versions"][:count] == list(note.versions)
+            assert (len(row["response_ids"]) == count) == (note.stop_reason is not None)
 
 
 def test_groups_that_cannot_teach_are_replaced_while_others_play(project: Project, tmp_path: Path) -> None:
-    filtered = ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score", "data.val_files=[]"]
+    filtered = [
+        "algorithm.filter_groups.enable=true",
+        "algorithm.filter_groups.metric=score",
+        "data.val_files=[]",
+    ]
     done = train_in(
         tmp_path / "run",
         project.config(*AHEAD, *FEW, *filtered, "rollout.samples_per_prompt=2", "trainer.max_steps=4"),
@@ -136,11 +161,19 @@ def test_a_validation_in_between_leaves_what_is_in_play_alone(project: Project, 
     ("given", "sentence"),
     [
         ([], r"rollout.max_staleness is 1, so samples are older .* set algorithm.correction.weights=token"),
-        (["algorithm.correction.weights=token", "trainer.skip_rollout=x"], "recorded samples, of which none is"),
-        (["algorithm.correction.weights=token", "algorithm.adv_estimator=remax"], "with a greedy answer of the"),
+        (
+            ["algorithm.correction.weights=token", "trainer.skip_rollout=x"],
+            "recorded samples, of which none is",
+        ),
+        (
+            ["algorithm.correction.weights=token", "algorithm.adv_estimator=remax"],
+            "with a greedy answer of the",
+        ),
     ],
 )
-def test_settings_that_do_not_go_with_it_are_refused(project: Project, given: list[str], sentence: str) -> None:
+def test_settings_that_do_not_go_with_it_are_refused(
+    project: Project, given: list[str], sentence: str
+) -> None:
     with pytest.raises(ConfigError, match=sentence):
         project.config("rollout.max_staleness=1", *given)
 
