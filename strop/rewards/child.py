@@ -8,7 +8,6 @@ waits on the same pipe does so on every other system.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import faulthandler
 import fcntl
@@ -22,7 +21,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.base.guests import joined
 from strop.border import usable
@@ -32,6 +31,9 @@ from strop.rewards.combining import Part, combine
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe, load_functions
 from strop.rewards.outcome import OutcomeKind, RewardUnavailable, Value
 from strop.rewards.wire import MAX_PARTS_BYTES, decode, encode
+
+if TYPE_CHECKING:
+    import asyncio
 
 _READ_BYTES = 1 << 16
 MAX_ERROR_CHARACTERS = 2000
@@ -102,6 +104,8 @@ class _Caller:
         if not inspect.isawaitable(returned):
             return returned
         if self._loop is None:
+            import asyncio  # half of what a process would import otherwise
+
             self._loop = asyncio.new_event_loop()
 
         async def wait() -> Any:

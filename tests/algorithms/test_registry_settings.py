@@ -131,5 +131,8 @@ def test_a_built_in_function_has_the_signature_that_its_declaration_says() -> No
 
 
 def test_the_tables_name_every_built_in_function_and_no_other() -> None:
-    assert set(ADV_DECLARATIONS) == set(ADV_ESTIMATOR_REGISTRY)
-    assert set(LOSS_DECLARATIONS) == set(POLICY_LOSS_REGISTRY)
+    for declared, registered in (
+        (ADV_DECLARATIONS, ADV_ESTIMATOR_REGISTRY), (LOSS_DECLARATIONS, POLICY_LOSS_REGISTRY)
+    ):  # fmt: skip
+        others = {name for name, one in registered.items() if not one.__module__.startswith("strop.")}
+        assert set(declared) - others == set(registered) - others

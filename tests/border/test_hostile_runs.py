@@ -175,6 +175,7 @@ def check_readable(run: Path) -> None:
         check_harmless(out + err)
 
 
+@pytest.mark.slow
 def test_a_run_full_of_hostile_values_ends_and_can_be_read(files: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, out, err = cli("train", "--out", run, *settings(files))
@@ -223,6 +224,7 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_a_run_that_a_lone_surrogate_once_ended_resumes(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

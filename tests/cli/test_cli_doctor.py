@@ -109,6 +109,7 @@ def test_more_ranks_than_cores_are_counted_before_the_run() -> None:
     assert finding.text.startswith("68 ranks on 1 nodes need 68 CPU cores; there are 64 on 1 nodes")
 
 
+@pytest.mark.slow
 def test_this_machine_is_looked_at_for_real(tmp_path: Path) -> None:
     result = cli("doctor", "resources.runtime=ray", "--path", tmp_path, "--json")
     findings = {(one["check"], one["is_fine"]) for one in json.loads(result.out)["findings"]}

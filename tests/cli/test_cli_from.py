@@ -83,6 +83,7 @@ def test_a_checkpoint_is_chosen(word: str, step: int, trained: Path, tmp_path: P
     assert all(bool((start[name] == value).all()) for name, value in weights(model).items())  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_optimizer_comes_along_where_it_is_asked_for(trained: Path, tmp_path: Path) -> None:
     for words, expected in ((("--with-optimizer",), {3.0}), ((), {1.0})):
         run = tmp_path / f"run{len(words)}"

@@ -148,7 +148,12 @@ def test_all_commands_over_all_kinds(kind: str, interrupted: Path, tmp_path: Pat
             "num_hidden_layers is 10000000, and no model is built with more than 4096",
         ),
         ("tokenizer_broken", "generate", "has no usable tokenizer"),
-        ("samples_that_decompress_to_gigabytes", "samples", "too much for the memory here"),
+        pytest.param(
+            "samples_that_decompress_to_gigabytes",
+            "samples",
+            "too much for the memory here",
+            marks=pytest.mark.slow,
+        ),
         ("samples_id_null", "samples", "row 0: it has no id"),
         (
             "config_yaml_missing",

@@ -23,6 +23,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
         yield stand_in
 
 
+@pytest.mark.slow
 def test_a_run_names_the_revision_that_it_began_with_and_goes_on_with_it(
     project: Project, hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ def test_what_cannot_be_migrated_has_its_sentence(words: list[str], sentence: st
     assert sentence in cli("migrate", *words).sentence
 
 
+@pytest.mark.slow
 def test_a_script_that_validates_alone_becomes_a_command_that_does(project: Project, tmp_path: Path) -> None:
     kwargs = "actor_rollout_ref.rollout.val_kwargs"
     script = tmp_path / "validate.sh"

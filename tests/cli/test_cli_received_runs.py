@@ -291,6 +291,7 @@ def scored(run: Path) -> Result:
     return cli("score", "same", run, "--limit", 1)
 
 
+@pytest.mark.slow
 def test_a_run_of_ones_own_needs_no_flag(made: Path, own: Path, project: Project) -> None:
     for run in (made, Path("run"), own):  # the last one is a copy elsewhere
         assert scored(run).code == 0

@@ -80,6 +80,7 @@ def test_a_broken_reward_is_named_with_row_and_answer(tmp_path: Path, name: str,
         assert found["answer"].strip() == ""
 
 
+@pytest.mark.slow
 def test_a_sound_reward_is_ok_and_a_containing_one_of_trl_is_doubtful(tmp_path: Path) -> None:
     sound = check(tmp_path, "compute_score", code=0)
     assert (sound["verdict"], sound["findings"]) == ("ok", [])

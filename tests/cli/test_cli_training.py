@@ -40,6 +40,7 @@ def test_the_last_line_of_train_is_json(project: Project, tmp_path: Path) -> Non
     assert "loading weights" not in result.err.lower(), "progress bars of libraries stay away"
 
 
+@pytest.mark.slow
 def test_train_names_the_best_checkpoint_where_it_is_not_the_last(project: Project, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (tmp_path / "reward.py").write_text(

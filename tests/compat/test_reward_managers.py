@@ -80,6 +80,7 @@ def run(folder: Path, tokenizer: str, texts: list[str], **fields: Any) -> list[O
     return asyncio.run(score())
 
 
+@pytest.mark.slow
 def test_manager_scores_in_worker_processes(tmp_path: Path, tokenizer: str) -> None:
     right, wrong, broken = run(tmp_path, tokenizer, ["12", "3", "boom"], manager="named")
     assert (right.score, wrong.score) == (1.25, 0.25)

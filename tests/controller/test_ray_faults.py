@@ -76,6 +76,7 @@ def test_a_killed_worker_is_named_with_its_signal_and_its_peer_is_stopped(tmp_pa
             runtime.groups({"critic": role(Doubler)})
 
 
+@pytest.mark.slow
 def test_an_error_is_reported_with_its_traceback_while_the_peer_waits_in_a_collective(tmp_path: Path) -> None:
     with two_workers(tmp_path, collective=True) as (_, actor):
         pids = actor.call.pid()
@@ -209,6 +210,7 @@ def test_the_end_of_a_process_is_read_from_its_log() -> None:
     assert end_of(1, log) is None
 
 
+@pytest.mark.slow
 def test_the_cluster_listens_on_loopback_only() -> None:
     shared_cluster()
     own = psutil.Process()

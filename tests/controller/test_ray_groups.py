@@ -222,6 +222,7 @@ def test_what_a_worker_does_not_have_is_said_without_asking_it(stage: Stage) -> 
         stage["actor"].bound("close")
 
 
+@pytest.mark.slow
 def test_groups_under_the_names_of_verl(tmp_path: Path) -> None:
     shared_cluster()
     pool = RayResourcePool(

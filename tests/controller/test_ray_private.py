@@ -44,7 +44,7 @@ def test_a_token_that_others_could_read_is_closed(home: Path, caplog: pytest.Log
     """Ray itself makes it so."""
     (home / ".ray").mkdir()
     token = home / ".ray" / "auth_token"
-    token.write_text("0" * 64)
+    token.write_text("5e" * 32)
     token.chmod(0o644)
     with caplog.at_level(logging.WARNING):
         private.keep_token_private()

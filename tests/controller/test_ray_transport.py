@@ -147,6 +147,7 @@ def test_content_is_counted_and_references_are_not() -> None:
     assert payload_bytes(data) <= payload_bytes(elsewhere) <= payload_bytes(data) + 8
 
 
+@pytest.mark.slow
 def test_without_ray_the_controller_works_and_the_runtime_names_the_extra() -> None:
     program = """
 import sys

@@ -10,6 +10,7 @@ from doc_pages import ROOT, Session
 from strop.run import RunFolder
 
 
+@pytest.mark.slow
 def test_the_page_about_agents(tmp_path: Path) -> None:
     session = Session(folder=tmp_path)
     assert session.follow(ROOT / "docs" / "agents.md") == 1

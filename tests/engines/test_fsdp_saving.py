@@ -28,7 +28,7 @@ def save(ranks: Ranks, case: Case, folder: str) -> tuple[str, str]:
     return before, engine.checksum()
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama", "llama_score"])
+@pytest.mark.parametrize("kind", [pytest.param("qwen3", marks=pytest.mark.slow), "llama", "llama_score"])
 def test_a_sharded_model_saves_the_files_of_one_process(
     tiny_folder: Folder, tmp_path: Path, kind: str
 ) -> None:

@@ -79,6 +79,7 @@ def on_ranks(ranks: Ranks, folder: str, out: str, checkpointing: bool) -> dict[s
     return {**results(engine, which), "reports": reports}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_two_ranks_train_the_adapter_of_one_process(
     tiny_folder: Folders, tmp_path: Path, checkpointing: bool

@@ -163,6 +163,7 @@ def assert_like_torch(results: list[dict[str, Any]], settings: dict[str, Any], t
         assert other["reports"] == first["reports"]  # the same float to the last bit
 
 
+@pytest.mark.slow
 def test_adamw_on_two_ranks_equals_torchs_on_whole_parameters() -> None:
     results = run_ranks(stepped, 2, ADAMW)
     assert_like_torch(results, ADAMW, 1e-10)

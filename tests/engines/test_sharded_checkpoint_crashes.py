@@ -117,6 +117,7 @@ def test_kill_9_of_a_process_that_trains_and_saves_in_the_background(
     assert_whole(found.path, found.step)
 
 
+@pytest.mark.slow
 def test_a_rank_or_a_controller_that_dies_meanwhile_leaves_the_checkpoint_before(
     folder: Path, start: Start
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_rank_or_a_controller_that_dies_meanwhile_leaves_the_checkpoint_before
     assert chosen() == (1, [])
 
 
+@pytest.mark.slow
 def test_a_full_disk_comes_to_light_at_the_next_save(tmp_path: Path) -> None:
     shell = 'mount -t tmpfs -o size=4m tmpfs "$1" 2>/dev/null || exit 77; exec "$2" -c "$3" "$1/run"'
     script = (

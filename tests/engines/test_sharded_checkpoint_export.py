@@ -69,6 +69,7 @@ def save_on_two(ranks: Ranks, case: Case, folder: Path) -> dict[str, Any]:
     return {name: p.full_tensor().detach() for name, p in engine.model.named_parameters()}  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2"])
 def test_a_checkpoint_of_two_ranks_becomes_an_ordinary_folder(
     with_tokenizer: Folders, tmp_path: Path, kind: str

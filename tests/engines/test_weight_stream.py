@@ -358,6 +358,7 @@ def sharded_language_model(ranks: Ranks, folder: str) -> list[bool]:
     ]
 
 
+@pytest.mark.slow
 def test_two_ranks_stream_and_digest_what_one_has(tmp_path: Path) -> None:
     for facts in run_ranks(streams_of_a_sharded_model, 2, 0):
         assert all(facts), facts

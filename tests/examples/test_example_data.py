@@ -74,6 +74,7 @@ def test_config_of_the_example_loads(example: str) -> None:
         assert (REPO / config.reward.path).is_file()
 
 
+@pytest.mark.slow
 def test_reasoning_gym_rows_are_scored_by_the_task(tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym")
     prepare = load_example("reasoning_gym/prepare.py")

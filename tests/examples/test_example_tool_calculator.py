@@ -58,6 +58,7 @@ def test_transcripts_of_the_calculator_example_have_the_stated_shares(
     assert kinds[1, 3] / 1000 == pytest.approx(0.12, abs=0.051)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_one_step_of_the_calculator_example_plays_agent_episodes(
     prepare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -163,6 +163,7 @@ def test_other_samples_are_the_same_with_and_without_faults(tmp_path: Path) -> N
 REPO = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_descriptors_and_threads_do_not_grow_with_crashes(tmp_path: Path) -> None:
     config = RewardConfig(path=write_reward(tmp_path, FAULTS), num_workers=1)
     score_all(config, ["exit", "1"])

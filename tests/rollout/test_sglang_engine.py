@@ -253,6 +253,7 @@ def test_requests_that_it_cannot_serve(
         asyncio.run(engine.generate("a", prompt, Sampling(key=0, max_tokens=max_tokens)))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_is_noticed(python: str, folder: Path, tmp_path: Path) -> None:
     async def work() -> None:
         engine = await started(python, folder, tmp_path)

@@ -559,7 +559,7 @@ def test_whoever_does_not_know_the_secret_is_cut_off(pair: Pair, caplog: pytest.
     endpoint = pair.sender._session.endpoint
     stranger = WeightReceiver(ModuleTarget(net(3)), timeout_s=0.5)
     with pytest.raises(ConnectionError, match="the weight sender .* does not answer"):
-        stranger.join(replace(endpoint, session="0" * 64), index=0)
+        stranger.join(replace(endpoint, session="5e" * 32), index=0)
     assert_repaired_by(pair, 1)
     assert "turned away at the weight sync (it does not know the secret)" in caplog.text
 
@@ -788,7 +788,7 @@ def test_a_tensor_whose_digest_is_not_told_does_not_pass(monkeypatch: pytest.Mon
 
 
 def test_the_digest_of_all_weights_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    change_commit(monkeypatch, lambda content: content.update(digest="0" * 64))
+    change_commit(monkeypatch, lambda content: content.update(digest="5e" * 32))
     _, error = one_sync(net(1), WeightReceiver(ModuleTarget(net(2))))
     assert "sync 1 corrupted: the digest of all weights is" in str(error)
 

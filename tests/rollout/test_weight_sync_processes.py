@@ -102,7 +102,8 @@ def receiver_that_dies(file: Path, index: int) -> None:
     receiver.receive(1)
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "collective"])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared_memory", pytest.param("collective", marks=pytest.mark.slow)])
 def test_a_sender_killed_midway_leaves_an_incomplete_sync_and_no_memory(
     transport: str, tmp_path: Path, start: Callable[..., BaseProcess]
 ) -> None:
@@ -140,6 +141,7 @@ def digest_of_next_sync(receiver: WeightReceiver) -> str:
     return received.digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shared_memory", "collective"])
 def test_a_receiver_killed_midway_is_named_and_the_others_are_told(
     transport: str, tmp_path: Path, start: Callable[..., BaseProcess], monkeypatch: pytest.MonkeyPatch
@@ -171,6 +173,7 @@ def test_a_receiver_killed_midway_is_named_and_the_others_are_told(
     sender.close()
 
 
+@pytest.mark.slow
 def test_memory_of_a_sender_killed_before_it_was_mapped_is_removed_by_the_next_one(
     tmp_path: Path, start: Callable[..., BaseProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -346,6 +346,7 @@ def compute_score(solution_str, **_):
 """
 
 
+@pytest.mark.slow
 def test_nothing_that_a_program_does_leaves_its_sample_without_a_score(tmp_path: Path) -> None:
     """The deadline of a sample is a second: each of these takes longer, or aims at what scores it."""
     right = fenced("import time\ntime.sleep(0.02)\nprint(sum(map(int, input().split())))")
@@ -376,6 +377,7 @@ def test_nothing_that_a_program_does_leaves_its_sample_without_a_score(tmp_path:
     ], asked
 
 
+@pytest.mark.slow
 def test_deadline_goes_on_outside_of_the_sandbox(tmp_path: Path) -> None:
     path = tmp_path / "reward.py"
     path.write_text(ASK.replace("    return", "    while True: pass\n    return"))
@@ -405,6 +407,7 @@ def test_failed_sandbox_is_an_error_and_not_a_score(monkeypatch: pytest.MonkeyPa
     assert issubclass(SandboxUnavailable, ValueError)
 
 
+@pytest.mark.slow
 def test_payloads_for_maths_graders_end_within_the_deadline(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     payloads = [

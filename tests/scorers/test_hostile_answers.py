@@ -107,6 +107,7 @@ def test_answers_that_are_too_long_are_wrong_and_say_so() -> None:
     check(TOO_LONG, note="characters; at most 2000 are compared")
 
 
+@pytest.mark.slow
 def test_a_tower_of_powers_is_wrong_and_its_neighbours_are_right() -> None:
     check({"tower": ENDLESS["tower"]}, note=TOO_MUCH)
 
@@ -143,6 +144,7 @@ def test_every_grader_that_works_answers_out_has_the_budget(
     assert (graded["score"], graded["acc"], graded["note"]) == (wrong, False, TOO_MUCH)
 
 
+@pytest.mark.slow
 def test_a_grader_that_hangs_in_c_or_overflows_the_stack_is_done_again_without_that_comparison(
     tmp_path: Path,
 ) -> None:

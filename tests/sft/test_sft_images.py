@@ -168,6 +168,7 @@ def settings(folder: Path, model: Path, *more: str) -> Config:
     ])  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_learns_which_image_has_which_answer_and_its_resume_is_the_same(
     folder: Path, tmp_path: Path
 ) -> None:

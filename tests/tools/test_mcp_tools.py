@@ -128,6 +128,7 @@ def _line(process: psutil.Process) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_a_stdio_server_gives_its_tools_and_ends_with_the_connection(script: Path, tmp_path: Path) -> None:
     tools = load_all_tools(tools_file(tmp_path, stdio(script)))
     assert sorted(tools) == ["add", "crash", "fail", "picture", "pid", "remember", "sleep", "voice"]
@@ -239,6 +240,7 @@ def test_a_picture_of_a_server_is_an_image_for_a_model_that_sees(script: Path, t
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_server_that_crashes_is_an_error_for_the_model_and_starts_again(
     script: Path, tmp_path: Path
 ) -> None:

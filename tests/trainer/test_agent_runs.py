@@ -239,6 +239,7 @@ def test_rewritten_history_makes_several_rows_of_one_sample(
                 assert row["prompt_ids"][: len(first["prompt_ids"]) - 1] == first["prompt_ids"][:-1]
 
 
+@pytest.mark.slow
 def test_the_same_seed_plays_the_same_episodes_however_many_run_at_once(
     project: Project, models: dict[str, Path], tools_file: Path, tmp_path: Path
 ) -> None:

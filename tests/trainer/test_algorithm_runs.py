@@ -187,6 +187,7 @@ def test_a_step_goes_on_until_it_has_its_groups(project: Project, tmp_path: Path
             assert sum(group) / 2 <= 0.45
 
 
+@pytest.mark.slow
 def test_a_larger_round_is_enough_and_what_is_beyond_is_left_out(project: Project, tmp_path: Path) -> None:
     more = ["algorithm.filter_groups.prompts_per_round=11", "trainer.max_steps=2"]
     done = train_in(tmp_path / "run", project.config(*FILTER, *more))
@@ -212,6 +213,7 @@ def scores_of(record: StepRecord, uid: str) -> list[float]:
     return [one.outcome.score for one in record.reports if one.uid == uid and one.outcome is not None]
 
 
+@pytest.mark.slow
 def test_at_its_limit_it_trains_on_what_there_is_or_stops(project: Project, tmp_path: Path) -> None:
     rare = [*FILTER, "trainer.max_steps=1", "algorithm.filter_groups.max_rounds=1"]
     config = project.config(*rare, "algorithm.filter_groups.highest_mean=0.2")
@@ -229,6 +231,7 @@ def test_at_its_limit_it_trains_on_what_there_is_or_stops(project: Project, tmp_
         )
 
 
+@pytest.mark.slow
 def test_a_filtered_run_that_is_resumed_is_the_one_that_was_not(project: Project, tmp_path: Path) -> None:
     config = project.config(
         *FILTER, "trainer.max_steps=4", "run.save_every=1", "run.keep_last=9",

@@ -52,6 +52,7 @@ def constant_reward(folder: Path) -> str:
     return f"reward.path='{folder / 'constant.py'}'"
 
 
+@pytest.mark.slow
 def test_the_teacher_teaches_where_every_reward_is_the_same(
     project: Project, teacher: Path, tmp_path: Path
 ) -> None:
@@ -76,6 +77,7 @@ def test_the_teacher_teaches_where_every_reward_is_the_same(
         assert run.ledger.counts()["trained"] == 6 * 16
 
 
+@pytest.mark.slow
 def test_a_resumed_distillation_is_the_one_that_was_not_interrupted(
     project: Project, teacher: Path, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def visits(run: Path) -> list[list[tuple[int, int]]]:
     return [[parse_visit_uid(uid) for uid in event["samples"]] for event in issued]
 
 
+@pytest.mark.slow
 def test_new_rows_are_visited_from_the_next_epoch_on(project: Project, tmp_path: Path) -> None:
     done = train_in(tmp_path / "run", project.config(*growing(project, tmp_path)))
     by_epoch: dict[int, list[int]] = {}
@@ -91,6 +92,7 @@ def test_rows_of_before_the_first_step_are_in_the_first_epoch(project: Project, 
     assert sorted(row for row in first if row >= 24) == [24, 25]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_rows_in_the_same_order(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +115,7 @@ def test_a_resumed_run_has_the_same_rows_in_the_same_order(
     assert (tmp_path / "run" / "grown.jsonl").read_text() == (tmp_path / "whole" / "grown.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_dataset_class_that_hears_of_batches_adds_rows(project: Project, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CLASS)
     settings = [

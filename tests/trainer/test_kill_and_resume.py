@@ -219,6 +219,7 @@ def check_death_at(
     assert done.result.pass_rate_final == uninterrupted.result.pass_rate_final
 
 
+@pytest.mark.slow
 def test_a_death_before_a_record_of_the_log_is_survived(
     config: Config, uninterrupted: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,6 +175,7 @@ def test_a_resumed_run_does_not_repeat_it(tried: Done, tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- commands
 
 
+@pytest.mark.slow
 def test_the_command_shows_answers_and_ends_with_the_verdict(
     project: Project, flat: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,6 +196,7 @@ def test_the_command_shows_answers_and_ends_with_the_verdict(
     assert not list(tmp_path.glob("runs/*")), "nothing is written"
 
 
+@pytest.mark.slow
 def test_a_refused_run_leaves_a_sentence_and_no_folder_and_force_starts_it(
     flat: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -263,6 +263,7 @@ def test_all_sockets_of_a_run_are_private_and_strangers_change_nothing(
     assert not folder.parent.exists()
 
 
+@pytest.mark.slow
 def test_more_ranks_than_the_machine_has_fail_at_once(project: Project, tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(ValueError, match=r"(?s)1000.*resources\.(ranks|cpus_per_rank)"):

@@ -55,6 +55,7 @@ def test_a_sample_that_was_drawn_twice_counts_twice_in_the_loss(project: Project
     assert done.steps[0]["actor/pg_loss"] == pytest.approx(float(expected), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_resampled_run_that_is_resumed_is_the_one_that_was_not(project: Project, tmp_path: Path) -> None:
     config = project.config(
         "algorithm=pf_ppo",

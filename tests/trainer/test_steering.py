@@ -49,6 +49,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, *rates: float) -> None:
 # ------------------------------------------------------------------ longer, and otherwise
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_is_made_longer_is_the_longer_run(project: Project, tmp_path: Path) -> None:
     whole = train_in(tmp_path / "whole", project.config("trainer.max_steps=5"))
     run = train_in(tmp_path / "run", project.config("trainer.max_steps=3")).folder
@@ -67,6 +68,7 @@ def test_a_finished_run_that_is_made_longer_is_the_longer_run(project: Project, 
     assert again.is_finished
 
 
+@pytest.mark.slow
 def test_another_learning_rate_holds_from_there_on_also_after_a_crash(
     project: Project, tmp_path: Path
 ) -> None:
@@ -134,6 +136,7 @@ def test_patience_by_hand(rates: list[float], patience: int, expected: bool) -> 
     assert has_stalled(rates, patience) is expected
 
 
+@pytest.mark.slow
 def test_a_target_that_is_reached_ends_the_run_with_a_checkpoint(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +207,7 @@ def test_what_ends_a_run_by_validations_needs_some(project: Project, lacking: st
 # ------------------------------------------------------------------ a machine that is taken away
 
 
+@pytest.mark.slow
 def test_a_run_ends_before_its_machine_does_and_goes_on_elsewhere(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ def visits(done: Done) -> list[tuple[int, int]]:
     return [parse_visit_uid(prompt.uid) for record in done.records for prompt in record.collected.prompts]
 
 
+@pytest.mark.slow
 def test_a_sampler_of_the_users_own_orders_the_next_epoch_by_results_also_after_a_resume(
     project: Project, tmp_path: Path, own: str
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_sampler_of_the_users_own_orders_the_next_epoch_by_results_also_after_
         assert [one.chain for one in again.chain] == [one.chain for one in whole.chain], step
 
 
+@pytest.mark.slow
 def test_a_sampler_class_in_the_fields_form_goes_on_after_a_resume(
     project: Project, tmp_path: Path, own: str
 ) -> None:
@@ -257,6 +259,7 @@ TERMS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "k3+" else pytest.mark.slow) for name in TERMS]
 )

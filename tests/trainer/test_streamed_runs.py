@@ -47,6 +47,7 @@ def test_a_streamed_run_is_the_run_that_holds_its_rows(
     assert [step["training/overlong_prompts"] for step in done.steps] == [0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_long_prompts_are_counted_and_a_resumed_run_is_the_one_that_was_not(
     project: Project, tmp_path: Path
 ) -> None:

@@ -126,6 +126,7 @@ def test_rows_carry_their_images_to_the_training_roles(two_steps: Done) -> None:
     assert any(len(keys) > 1 for keys in seen.values()), "samples of one prompt saw different pictures"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_images_of_tools_goes_on_as_if_nothing_had_happened(
     task: ImageTask, tmp_path: Path
 ) -> None:

@@ -331,6 +331,7 @@ def test_a_skipped_update_does_not_hide_why_other_samples_failed(
     assert fates == {("error", "failed"), ("score", "filtered")}
 
 
+@pytest.mark.slow
 def test_roles_that_leave_the_device_between_their_turns_change_no_bit(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -254,6 +254,7 @@ def test_an_episode_that_nobody_waits_for_ends_its_request(shared: Shared) -> No
     shared.runner.run(asyncio.wait_for(run(), 20))
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_replaced_and_its_episodes_are_played_again(
     shared: Shared, tmp_path: Path
 ) -> None:
