@@ -31,7 +31,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.rewards.outcome import Outcome
 from strop.rewards.pool import RewardPool
-from strop.rollout.client import GenerateClient, RolloutClient
+from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt, Trajectory
@@ -280,7 +280,7 @@ async def _together(
 
 
 def make_player(
-    client: RolloutClient,
+    client: GenerateClient,
     policy: CausalLM | None,
     scorers: RewardPool | None,
     *,

@@ -194,7 +194,7 @@ class RolloutWorker(Worker):
         Column `notes`, where there is one, has what an earlier process generated for each (`Notes`, possibly empty).
         """
         asked = self._asked(prompts)
-        given = prompts.non_tensor_batch.get("notes", [{}] * len(asked))
+        given: Sequence[Notes] = list(prompts.non_tensor_batch.get("notes", [{}] * len(asked)))
         for prompt, notes in zip(asked, given, strict=True):
             self._journal.follow(prompt.uid, notes)
         self._groups.add(asked, samples_per_prompt, sampling)

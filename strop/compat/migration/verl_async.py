@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strop.compat.migration.outcomes import Facts, Outcome, integer, many, refuse, skip
+from strop.compat.migration.outcomes import Facts, Outcome, integer, many, number, refuse, skip
 
 _ASYNC = "async_training"
 _MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
@@ -48,7 +48,7 @@ def prompts_per_step(key: str, value: Any, facts: Facts) -> Outcome:
 def staleness(key: str, value: Any, facts: Facts) -> Outcome:
     """How far generation is ahead."""
     note = "of the prompts of a step; answers on their way go on with the new weights"
-    return many({"rollout.max_staleness": float(value), **_corrected(facts)}, note)
+    return many({"rollout.max_staleness": float(number(value)), **_corrected(facts)}, note)
 
 
 def _corrected(facts: Facts) -> dict[str, Any]:

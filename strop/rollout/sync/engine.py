@@ -23,6 +23,7 @@ class VerifiedEngine:
         self._engine = engine
         self._receiver = receiver
         self._num_running = 0
+        self._is_paused = False
         self._is_updated = asyncio.Event()
         self._is_updated.set()
 
@@ -45,7 +46,7 @@ class VerifiedEngine:
                 f"first"
             )
             await asyncio.to_thread(self._receiver.refuse, version, reason)
-        holds = self._num_running > 0
+        holds = self._num_running > 0 and not self._is_paused
         self._is_updated.clear()
         try:
             if holds:
@@ -102,10 +103,12 @@ class VerifiedEngine:
 
     async def pause(self) -> None:
         """As the engine does."""
+        self._is_paused = True
         await self._engine.pause()
 
     async def resume(self) -> None:
         """As the engine does."""
+        self._is_paused = False
         await self._engine.resume()
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:
