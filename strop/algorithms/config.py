@@ -190,6 +190,15 @@ class AlgorithmConfig:
                 f"names no function: name it, or remove them"
             )
 
+    @property
+    def corrects_for_age(self) -> bool:
+        """The loss knows which policy sampled each token: its ratio is taken to the rollout, or a correction is on."""
+        return self.correction.is_on or self._is_ratio_to_rollout
+
+    @property
+    def _is_ratio_to_rollout(self) -> bool:
+        return self.old_log_probs == "rollout" and self.policy_loss not in ("reinforce", "gpg")
+
     def _check_aggregation(self) -> None:
         wants_scale = self.loss_agg_mode == "seq-mean-token-sum-norm"
         if not wants_scale and self.loss_scale_factor is not None:
@@ -222,8 +231,7 @@ class AlgorithmConfig:
             )
 
     def _check_correction(self) -> None:
-        holds_it = self.old_log_probs == "rollout" and self.policy_loss not in ("reinforce", "gpg")
-        if self.correction.weights != "none" and holds_it:
+        if self.correction.weights != "none" and self._is_ratio_to_rollout:
             raise ValueError(
                 f"algorithm.correction.weights is {self.correction.weights}, but with "
                 f"algorithm.old_log_probs=rollout the ratio of policy_loss={self.policy_loss} is taken against the "

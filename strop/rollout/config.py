@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated
 
-from annotated_types import Gt
+from annotated_types import Ge, Gt
 
 from strop.base.field_types import NonEmptyText, NonNegativeInt, PositiveInt, PositiveShare
 from strop.base.sections import section
@@ -42,6 +42,10 @@ class RolloutConfig:
     """Sample from this many most likely tokens; 0 is off."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response, besides the end-of-sequence tokens of the model folder."""
+    max_staleness: Annotated[float, Ge(0)] = 0.0
+    """How many versions of the policy generation may run ahead of training. 0: each step waits for its own samples. 1:
+    the samples of the next step are begun while this one trains, and those that have not ended go on with the new
+    weights. A fraction (0.5) runs ahead by that share of a step. Needs algorithm.correction (docs/asynchronous.md)."""
     max_running: PositiveInt = 256
     """Sequences decoded together; more wait and enter as others finish."""
     deterministic: bool = False

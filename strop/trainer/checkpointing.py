@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Checkpointer:
         tokenizer: Any,
         source_model: Path,
         sampler: PromptSampler,
+        texts: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """Say what belongs into a checkpoint.
 
@@ -44,7 +45,9 @@ class Checkpointer:
             tokenizer: saved beside the policy.
             source_model: where the policy came from; its generation settings are saved too.
             sampler: its position is.
+            texts: contents of further files, by name, at the moment of a save.
         """
+        self._texts = texts
         self._run, self._trained, self._settings = run, trained, settings
         self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
         self._writing: PendingCheckpoint | None = None
@@ -80,6 +83,8 @@ class Checkpointer:
         with pending.writing():
             for group in self._trained.values():
                 group.call.save_checkpoint(pending.folder, in_background=in_background)
+            for name, text in self._texts().items():
+                (pending.folder / name).write_text(text)
             # What `strop export` needs besides the weights.
             self._tokenizer.save_pretrained(pending.folder / next(iter(self._trained)) / CONFIG_FOLDER)
             if self._wants_model(is_last):

@@ -13,13 +13,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED, left_out_for
 from strop.base.metrics import Metric
 from strop.data.sampler import parse_visit_uid
-from strop.data.streaming import draw
+from strop.data.streaming import Drawn, draw
 from strop.protocol import DataProto
 from strop.protocol.schema import made_by
 from strop.rewards import check_failed_share
@@ -116,7 +117,16 @@ class RolloutCollector:
                 f"({', '.join(f'{n} {cause}' for cause, n in Counter(dropped.values()).items())}): use data "
                 f"of another difficulty, raise algorithm.filter_groups.max_rounds, or set at_limit=train"
             )
-        return self._joined(rounds, dropped, self._counts(dropped, rounds))
+        reports = [report for one in rounds for report in one.episodes.reports]
+        return self._joined(rounds, dropped, self._counts(dropped, reports, len(rounds)))
+
+    def texts(self) -> dict[str, str]:
+        """Files of a checkpoint, by name, without which what is in play would be lost: nothing is."""
+        return {}
+
+    def begin_again(self, checkpoint: Path | None) -> list[str]:
+        """Go on with what was in play at a checkpoint; sentences that say so."""
+        return []
 
     def _joined(
         self, rounds: Sequence[CollectedSamples], dropped: Mapping[str, str], metrics: Mapping[str, float]
@@ -133,33 +143,46 @@ class RolloutCollector:
             episodes=Experience.concat([one.episodes for one in rounds]),
             experience=experience,
             dropped=dropped,
-            metrics={
-                **metrics,
-                **({OVERLONG_PROMPTS: float(num_refused)} if self._config.data.streaming else {}),
-            },
+            metrics={**metrics, **self._passed_over(num_refused)},
         )
+
+    def _passed_over(self, num_refused: int) -> dict[str, float]:
+        """How many visits were passed over, where that may happen."""
+        return {OVERLONG_PROMPTS: float(num_refused)} if self._config.data.streaming else {}
 
     def _round(self, step: int, num_prompts: int) -> CollectedSamples:
         """Prompts of the next visits, played; they count as consumed, with those that were passed over."""
-        drawn = draw(self._data.train, self._data.sampler, num_prompts)
+        drawn = self._issue(step, num_prompts)
         prompts = drawn.prompts
-        samples = range(self._config.rollout.samples_per_prompt)
-        uids = [*(prompt.uid for prompt in prompts), *drawn.refused]
-        self._run.ledger.issue(step, [f"{uid}/{i}" for uid in uids for i in samples])
-        self._run.ledger.settle(
-            step,
-            {f"{uid}/{i}": Fate("filtered", why) for uid, why in drawn.refused.items() for i in samples},
-        )
         baselines = self._greedy_rewards(prompts) if self._config.needs("reward_baselines") else {}
         episodes = self._roles.play(prompts, self._config.rollout.samples_per_prompt, self._sampling)
-        check_failed_episodes(episodes.reports)
-        self._check_scores(episodes.reports)
-        experience = training_rows(self._config, self._roles, episodes, self._sampling)
+        experience = self._rows(episodes)
         if self._config.needs("reward_baselines") and experience.reports:
             experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
         return CollectedSamples(
             prompts=tuple(prompts), num_refused=len(drawn.refused), episodes=episodes, experience=experience
         )
+
+    def _issue(self, step: int, num_prompts: int) -> Drawn:
+        """The next visits, in the ledger; those that are passed over have their fate."""
+        drawn = draw(self._data.train, self._data.sampler, num_prompts)
+        samples = range(self._config.rollout.samples_per_prompt)
+        uids = [*(prompt.uid for prompt in drawn.prompts), *drawn.refused]
+        self._run.ledger.issue(step, [f"{uid}/{i}" for uid in uids for i in samples])
+        self._run.ledger.settle(
+            step,
+            {f"{uid}/{i}": Fate("filtered", why) for uid, why in drawn.refused.items() for i in samples},
+        )
+        return drawn
+
+    def _rows(self, episodes: Experience) -> Experience:
+        """What is trained on of samples that have ended.
+
+        Raises:
+            EpisodesFailed, RewardError: too many of them failed.
+        """
+        self._check(episodes.reports)
+        return training_rows(self._config, self._roles, episodes, self._sampling)
 
     def _greedy_rewards(self, prompts: list[Prompt]) -> dict[str, float | None]:
         """By uid: the reward of the greedy answer, ReMax's baseline."""
@@ -184,8 +207,9 @@ class RolloutCollector:
         limit = self._sampling.max_tokens
         return training_rewards(reports, self._config.reward, max_response_tokens=limit)
 
-    def _check_scores(self, reports: Sequence[EpisodeReport]) -> None:
-        """Too many samples that could not be scored end the run."""
+    def _check(self, reports: Sequence[EpisodeReport]) -> None:
+        """Too many samples that failed, or could not be scored, end the run."""
+        check_failed_episodes(reports)
         outcomes = [report.outcome for report in reports if report.outcome is not None]
         reward = self._config.reward
         check_failed_share(outcomes, max_failed_share=reward.max_failed_share, timeout_s=reward.timeout_s)
@@ -206,13 +230,15 @@ class RolloutCollector:
                 self._data.sampler.defer(row, epoch, epochs=settings.defer_failed)
         return causes
 
-    def _counts(self, dropped: Mapping[str, str], rounds: Sequence[CollectedSamples]) -> dict[str, float]:
+    def _counts(
+        self, dropped: Mapping[str, str], reports: Sequence[EpisodeReport], num_rounds: float
+    ) -> dict[str, float]:
         """Metrics of the filter."""
-        uids = [report.uid for one in rounds for report in one.episodes.reports]
+        uids = [report.uid for report in reports]
         causes = Counter(dropped[uid] for uid in uids if uid in dropped)
         surplus = causes.pop(SURPLUS, 0)
         counts = {
-            FILTER.of("rounds"): float(len(rounds)),
+            FILTER.of("rounds"): float(num_rounds),
             FILTER.of("evicted_samples"): float(causes.total()),
             FILTER.of("discarded_surplus_samples"): float(surplus),
         }

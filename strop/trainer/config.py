@@ -119,6 +119,7 @@ class Config:
         self._check_services()
         self._check_ending()
         self._check_recording()
+        self._check_staleness()
 
     def _complete_algorithm(self) -> None:
         """Defaults of the algorithm that follow from other sections; here alone, so that config.yaml records them."""
@@ -221,6 +222,28 @@ class Config:
                 f"trainer.skip_rollout takes recorded samples, and algorithm.adv_estimator="
                 f"{self.algorithm.adv_estimator} compares them with greedy answers, which are not recorded: use "
                 f"another estimator, or remove it"
+            )
+
+    def _check_staleness(self) -> None:
+        """Samples of older policies are corrected for, and can be had while the trainer works."""
+        bound = self.rollout.max_staleness
+        if not bound:
+            return
+        if not self.algorithm.corrects_for_age:
+            raise ValueError(
+                f"rollout.max_staleness is {bound:g}, so samples are older than the policy that learns from them, but "
+                f"nothing corrects for it: set algorithm.correction.weights=token (or sequence, geometric), "
+                f"algorithm.correction.reject, or algorithm.old_log_probs=rollout; or rollout.max_staleness=0"
+            )
+        if self.trainer.skip_rollout:
+            raise ValueError(
+                "trainer.skip_rollout takes recorded samples, of which none is ahead: set rollout.max_staleness=0"
+            )
+        if self.needs("reward_baselines"):
+            raise ValueError(
+                f"algorithm.adv_estimator={self.algorithm.adv_estimator} compares samples with a greedy answer of the "
+                f"same policy, and rollout.max_staleness is {bound:g}: use another estimator, or "
+                f"rollout.max_staleness=0"
             )
 
     def _check_ending(self) -> None:

@@ -100,7 +100,7 @@ class Learner:
             StaleSamples: some are of an older policy, and no correction is on.
         """
         config, context = self._config, StepContext(self._config, self._roles, self.kl.value)
-        check_versions(experience.reports, step - 1, is_corrected=config.algorithm.correction.is_on)
+        check_versions(experience.reports, step - 1, is_corrected=config.algorithm.corrects_for_age)
         experience = produced(experience, wanted_before_updates(config, experience), context, stages)
         trained, not_drawn = self._drawn(experience, step)
         steps: list[OptimizerStep] = []

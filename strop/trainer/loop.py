@@ -27,6 +27,7 @@ from strop.engines.model import describe_precision
 from strop.health import HealthMonitor
 from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
+from strop.trainer.ahead import AheadCollector
 from strop.trainer.beginning import optimizer_of
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
@@ -232,6 +233,11 @@ class Trainer:
         if self._checkpoint is not None:
             kl.load_state(self._checkpoint.manifest.facts.get("kl", {}))
         self.learner = Learner(config, self.roles, kl)
+        sampling = training_sampling(config, self.data.tokenizer)
+        parts = config, self._run, self.data, self.roles, sampling
+        self.collector = RolloutCollector(*parts)
+        if config.rollout.max_staleness:
+            self.collector = AheadCollector(*parts, start_step=self._start_step)
         self._checkpointer = Checkpointer(
             self._run,
             self.roles.trained(),
@@ -239,10 +245,11 @@ class Trainer:
             tokenizer=self.data.tokenizer,
             source_model=Path(config.model.path),
             sampler=self.data.sampler,
+            texts=self.collector.texts,
         )
         stack.callback(self._checkpointer.settle)
-        sampling = training_sampling(config, self.data.tokenizer)
-        self.collector = RolloutCollector(config, self._run, self.data, self.roles, sampling)
+        for line in self.collector.begin_again(checkpoint):
+            self._say(line)
 
     def _run_step(self, step: int, trackers: TrackerGroup) -> None:
         """One step with its records, validation and checkpoint."""

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
 from strop.workers.generation import check_engine
+from strop.workers.journal import Notes
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import Decided
 from strop.workers.reward_model import RewardModelWorker
@@ -112,11 +114,38 @@ class Roles:
                 played = self._replaced(played, self._played(again, samples_per_prompt, sampling))
         return played
 
+    def begin(
+        self,
+        prompts: Sequence[Prompt],
+        samples_per_prompt: int,
+        sampling: Sampling,
+        notes: Mapping[str, Notes] = MappingProxyType({}),
+    ) -> None:
+        """Begin every sample of these prompts; `ended` gives them when they have ended.
+
+        Args:
+            prompts, samples_per_prompt, sampling: as for `play`.
+            notes: by uid, what was generated for some of them before the run was interrupted.
+        """
+        given = [notes.get(prompt.uid, {}) for prompt in prompts]
+        rows = DataProto.from_dict({}, non_tensors={"prompt": prompts, "notes": given})
+        self.rollout.call.begin(rows, samples_per_prompt, sampling)
+
+    def ended(self, due: Sequence[str], at_least: int) -> Experience:
+        """Samples of prompts that were begun and have ended, each given once; those of a prompt together.
+
+        Args:
+            due: uids that have to be among what was given until then.
+            at_least: prompts that each rollout worker has to give; fewer only where it plays no more.
+
+        Raises:
+            RewardError: the scorers cannot go on.
+        """
+        return _told(as_future(self.rollout.call.ended(list(due), at_least)))
+
     def _played(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Experience:
         rows = DataProto.from_dict({}, non_tensors={"prompt": prompts})
-        episodes = as_future(self.rollout.call.play(rows, samples_per_prompt, sampling))
-        reports = episodes.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
-        return Experience.of(episodes.select([], ["episode"]), reports)
+        return _told(as_future(self.rollout.call.play(rows, samples_per_prompt, sampling)))
 
     @staticmethod
     def _replaced(played: Experience, again: Experience) -> Experience:
@@ -156,6 +185,12 @@ class Roles:
             SyncError, WorkerFailed: an engine with weights of its own could not be brought to it, verified.
         """
         self.sync.update(version)
+
+
+def _told(episodes: DataProtoFuture) -> Experience:
+    """Episodes where they are, with their reports."""
+    reports = episodes.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
+    return Experience.of(episodes.select([], ["episode"]), reports)
 
 
 def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:

@@ -13,7 +13,8 @@ step on them came to), estimates.py (rollout correction and advantages), summary
 batch).
 
 Playing, for training, validation and every command alike: player.py (Player: engine, agents and scorers of one
-process), agents/ (AgentWorkers: episodes in processes of their own), episodes.py (Episode, and the rows that are
-trained on), reports.py (episodes without their tokens), tally.py (how far a call is), metrics.py and
-validation_metrics.py (numbers of episodes, from plain tensors).
+process), agents/ (AgentWorkers: episodes in processes of their own), in_flight.py (episodes over several calls),
+journal.py (what was generated for them), episodes.py (Episode, and the rows that are trained on), reports.py
+(episodes without their tokens), tally.py (how far a call is), metrics.py and validation_metrics.py (numbers of
+episodes, from plain tensors).
 """

@@ -80,6 +80,14 @@ class Fleet:
         """Every engine gives its memory back."""
         await self._each(lambda one: one.engine.sleep(), waits=True)
 
+    async def pause(self) -> None:
+        """Every engine holds its requests where they are."""
+        await self._each(lambda one: one.engine.pause(), waits=True)
+
+    async def resume(self) -> None:
+        """Every engine goes on after a pause."""
+        await self._each(lambda one: one.engine.resume(), waits=True)
+
     async def set_version(self, version: int) -> None:
         """Every engine holds this policy version; those with weights of their own take them over from the policy.
 

@@ -31,7 +31,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.rewards.outcome import Outcome
 from strop.rewards.pool import RewardPool
-from strop.rollout.client import GenerateClient, RolloutClient
+from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt, Trajectory
@@ -138,19 +138,11 @@ class Player:
             RewardError: the scorers cannot go on.
             ValueError, RuntimeError: the agents cannot be loaded in processes of their own.
         """
-        if self._workers is not None:
-            await self._workers.start()
-        for observer in self._observers:
-            observer.begin()
-
-        async def sample(prompt: Prompt, index: int) -> Episode:
-            episode = await self.episode(prompt, index, sampling, keeps_failure=True)
-            on_episode(episode)
-            return episode
-
-        groups = [
-            asyncio.create_task(_together(partial(sample, prompt), samples_per_prompt)) for prompt in prompts
-        ]
+        await self.begin()
+        play = partial(
+            self.group, samples_per_prompt=samples_per_prompt, sampling=sampling, on_episode=on_episode
+        )
+        groups = [asyncio.create_task(play(prompt)) for prompt in prompts]
         try:
             for ended in asyncio.as_completed(groups):
                 yield await ended
@@ -158,6 +150,34 @@ class Player:
             for group in groups:
                 group.cancel()
             await asyncio.gather(*groups, return_exceptions=True)
+
+    async def begin(self) -> None:
+        """Be ready for `group`.
+
+        Raises:
+            ValueError, RuntimeError: as `stream`.
+        """
+        if self._workers is not None:
+            await self._workers.start()
+        for observer in self._observers:
+            observer.begin()
+
+    async def group(
+        self,
+        prompt: Prompt,
+        *,
+        samples_per_prompt: int,
+        sampling: Sampling,
+        on_episode: Callable[[Episode], None] = lambda episode: None,
+    ) -> tuple[Episode, ...]:
+        """The samples of one prompt, by number; arguments and errors are those of `stream`, after `begin`."""
+
+        async def sample(index: int) -> Episode:
+            episode = await self.episode(prompt, index, sampling, keeps_failure=True)
+            on_episode(episode)
+            return episode
+
+        return await _together(sample, samples_per_prompt)
 
     async def episode(
         self, prompt: Prompt, sample_index: int, sampling: Sampling, *, keeps_failure: bool = False
@@ -260,7 +280,7 @@ async def _together(
 
 
 def make_player(
-    client: RolloutClient,
+    client: GenerateClient,
     policy: CausalLM | None,
     scorers: RewardPool | None,
     *,

@@ -246,12 +246,13 @@ def check_failed_episodes(reports: Sequence[EpisodeReport]) -> None:
 def check_versions(reports: Sequence[EpisodeReport], version: int, *, is_corrected: bool) -> None:
     """Refuse to train on samples of an older policy, unless the algorithm corrects for the difference.
 
-    A loss takes the ratio to the log-probs that the trainer computes anew, so it does not see who sampled.
+    A loss that takes the ratio to the log-probs that the trainer computes anew does not see who sampled.
 
     Args:
         reports: of the samples.
         version: of the policy that is to be trained.
-        is_corrected: algorithm.correction weighs or rejects what trainer and rollout disagree about.
+        is_corrected: the loss takes the ratio to the rollout's log-probs, or algorithm.correction weighs or rejects
+            what trainer and rollout disagree about.
 
     Raises:
         StaleSamples: a token was sampled by an older version, and nothing corrects for it.
@@ -263,7 +264,8 @@ def check_versions(reports: Sequence[EpisodeReport], version: int, *, is_correct
         raise StaleSamples(
             f"{len(stale)} of {len(reports)} samples are older than the policy: {stale[0].id} was sampled by version "
             f"{stale[0].versions[0]}, and version {version} is trained. The loss would take them for its own: set "
-            f"algorithm.correction.weights (token, sequence or geometric) or algorithm.correction.reject"
+            f"algorithm.correction.weights (token, sequence or geometric), algorithm.correction.reject or "
+            f"algorithm.old_log_probs=rollout"
         )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.algorithms.extensions import load_extensions
+from strop.base.call_loop import CallLoop, ThreadRunner
 from strop.controller import Dispatch, Worker, register
 from strop.data.media import shown_text
 from strop.engines.causal_lm import CausalLM
@@ -41,6 +42,8 @@ from strop.trajectory import Prompt
 from strop.workers.episodes import Episode, episode_rows
 from strop.workers.fleet import make_fleet
 from strop.workers.generation import Generation, Place
+from strop.workers.in_flight import GroupsInFlight
+from strop.workers.journal import Journal, Notes
 from strop.workers.models import TrainedWorker
 from strop.workers.player import make_player
 from strop.workers.recording import open_recording
@@ -102,7 +105,9 @@ class RolloutWorker(Worker):
         self._samples = None if samples is None else SampleStore(samples)
         self._tokenizer = load_tokenizer(model)
         self._trained = None if share_with is None else self._engine_of(share_with)
-        self._runner = asyncio.Runner()
+        # Generation that runs ahead in processes of its own goes on between calls; elsewhere it has its turns.
+        self._goes_on = share_with is None and rollout.max_staleness > 0
+        self._runner = ThreadRunner("rollout") if self._goes_on else asyncio.Runner(loop_factory=CallLoop)
         place = Place(
             model=model,
             rollout=rollout,
@@ -119,10 +124,11 @@ class RolloutWorker(Worker):
         self._pool = RewardPool(
             reward, tokenizer=model.path, rank=self.rank, count=self.world_size, logs=logs
         )
-        self._pool_runs = self._is_closed = False
+        self._pool_runs = self._is_held = self._is_closed = False
         self._tally = Tally(logs, rank=self.rank)
+        self._journal = Journal(self._fleet.client)
         self._player = make_player(
-            self._fleet.client,
+            self._journal if rollout.max_staleness else self._fleet.client,
             policy,
             self._pool,
             model=model,
@@ -136,6 +142,9 @@ class RolloutWorker(Worker):
             seed=seed,
             recording=None if recording is None else open_recording(recording, reward),
         )
+        self._groups = GroupsInFlight(self._player, self._tally.add)
+        if self._goes_on:
+            self._runner.run(_use_threads(torch.get_num_threads()))
 
     def _take(self, made: Generation) -> CausalLM | None:
         """Use this engine; where its weights come from other processes, they are received and verified here."""
@@ -166,19 +175,8 @@ class RolloutWorker(Worker):
             Columns `report` of EpisodeReport and `episode` of Episode, one row per sample in the order of prompts and
             samples.
         """
-        asked: list[Prompt] = list(prompts.non_tensor_batch["prompt"])
-        if self._keeps_text and any(prompt.media for prompt in asked):
-            raise ValueError(
-                "prompts have images, which the reward model would not see: remove reward_model.path, or the images"
-            )
-        shared = self._trained if self._target is None else None
-        with contextlib.nullcontext() if shared is None else shared.full_parameters():
-            if not self._pool_runs:
-                self._runner.run(self._pool.start())
-                self._pool_runs = True
-            self._fleet.begin()
-            self._runner.run(self._fleet.wake_up())
-            self._tally.begin()
+        asked = self._asked(prompts)
+        with self._generating():
             episodes = self._runner.run(
                 self._player.play(
                     asked,
@@ -187,6 +185,92 @@ class RolloutWorker(Worker):
                     on_episode=self._tally.add,
                 )
             )
+        return self._told(episodes)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def begin(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> None:
+        """Begin every sample of these prompts; `ended` gives them. Arguments are those of `play`.
+
+        Column `notes`, where there is one, has what an earlier process generated for each (`Notes`, possibly empty).
+        """
+        asked = self._asked(prompts)
+        given: Sequence[Notes] = list(prompts.non_tensor_batch.get("notes", [{}] * len(asked)))
+        for prompt, notes in zip(asked, given, strict=True):
+            self._journal.follow(prompt.uid, notes)
+        self._groups.add(asked, samples_per_prompt, sampling)
+        if self._goes_on:
+            with self._generating():
+                self._runner.run(self._groups.start())
+
+    @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, blocking=False)
+    def ended(self, due: Sequence[str], at_least: int) -> DataProto:
+        """Samples of prompts that were begun and have ended, each given once; those of a prompt together.
+
+        Waits until the prompts of `due` that are played here have ended, and `at_least` so many in all. The others go
+        on: meanwhile, where generation has processes of its own, else in the next call.
+
+        Args:
+            due: uids; those of other workers among them.
+            at_least: prompts of this worker.
+
+        Returns:
+            As `play`, first the prompt that ended first; possibly none.
+        """
+        with self._generating():
+            groups = self._runner.run(self._groups.take(due, at_least))
+        return self._told([episode for group in groups for episode in group])
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def forget(self, uids: Sequence[str]) -> None:
+        """These prompts need not be played again, whatever happens."""
+        self._journal.forget(uids)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def notes(self) -> dict[str, Notes]:
+        """By uid, what was generated for the prompts that were begun here and not forgotten."""
+        return self._runner.run(self._journal.notes())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def differing_requests(self) -> list[str]:
+        """Ids of requests that were not those of an earlier process's notes, since the call before this one."""
+        told, self._journal.differing = self._journal.differing, []
+        return told
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def busy_s(self) -> float:
+        """Seconds in which prompts that were begun were played."""
+        return self._runner.run(self._groups.busy_s())
+
+    @contextlib.contextmanager
+    def _generating(self) -> Iterator[None]:
+        """While samples are played. Where the policy is somebody else's, what goes on afterwards is held until the next
+        time."""
+        shared = self._trained if self._target is None else None
+        with contextlib.nullcontext() if shared is None else shared.full_parameters():
+            if not self._pool_runs:
+                self._runner.run(self._pool.start())
+                self._pool_runs = True
+            self._fleet.begin()
+            self._runner.run(self._fleet.wake_up())
+            if self._is_held:
+                self._runner.run(self._fleet.resume())
+                self._is_held = False
+            self._tally.begin()
+            yield
+            if not self._goes_on and not self._groups.is_idle:
+                self._runner.run(self._fleet.pause())
+                self._is_held = True
+
+    def _asked(self, prompts: DataProto) -> list[Prompt]:
+        asked: list[Prompt] = list(prompts.non_tensor_batch["prompt"])
+        if self._keeps_text and any(prompt.media for prompt in asked):
+            raise ValueError(
+                "prompts have images, which the reward model would not see: remove reward_model.path, or the images"
+            )
+        return asked
+
+    def _told(self, episodes: Sequence[Episode]) -> DataProto:
+        """What came of them, in columns `report` and `episode`."""
         if self._keeps_text and any(one.media for episode in episodes for one in episode.sequences):
             raise ValueError(
                 "a tool gave images, which the reward model would not see: remove reward_model.path, or have tools "
@@ -309,8 +393,10 @@ class RolloutWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sleep(self) -> None:
-        """Give the memory of the key-value cache back; the next `play` takes it again."""
-        self._runner.run(self._fleet.sleep())
+        """Give the memory of the key-value cache back, unless an engine of its own is at work; the next call takes it
+        again."""
+        if self._groups.is_idle or (self._is_held and self._target is None):
+            self._runner.run(self._fleet.sleep())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:
@@ -322,7 +408,13 @@ class RolloutWorker(Worker):
         """End the scorers and the loop. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
+            self._runner.run(self._groups.close())
             self._runner.run(self._pool.close())
             self._runner.run(self._fleet.close())
             self._player.close()
             self._runner.close()
+
+
+async def _use_threads(count: int) -> None:
+    """In the thread of the loop, which begins with a number of its own."""
+    torch.set_num_threads(count)

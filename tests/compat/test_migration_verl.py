@@ -704,3 +704,66 @@ def test_parameters_on_the_host_are_a_setting_of_fine_tuning(tmp_path: Path) -> 
     found = ours(migrate_verl_sft(read_verl([script], {}).found))
     assert found["sft.engine.offload"] == "all"
     assert "resources.offload_idle" not in found
+
+
+FULLY_ASYNC = (
+    "data.train_batch_size=0",
+    "data.gen_batch_size=1",
+    f"{R}.n=16",
+    f"{A}.ppo_mini_batch_size=32",
+    "actor_rollout_ref.hybrid_engine=False",
+    "rollout.nnodes=2",
+    "rollout.n_gpus_per_node=8",
+    "rollout.total_rollout_steps=51200",
+    "async_training.staleness_threshold=0.5",
+    "async_training.trigger_parameter_sync_step=4",
+    "async_training.require_batches=1",
+    "async_training.partial_rollout=True",
+)
+
+
+def test_fully_asynchronous_training_is_a_bound_on_staleness(tmp_path: Path) -> None:
+    """128 prompts between two updates of the weights, half as many ahead of them; 400 of these windows."""
+    script = tmp_path / "run.sh"
+    program = "verl.experimental.fully_async_policy.fully_async_main"
+    script.write_text(f"python3 -m {program} " + " \\\n    ".join(FULLY_ASYNC) + "\n")
+    migration = migrate_verl(read_verl([script], {}).found)
+    found = ours(migration)
+    assert found["data.prompts_per_step"] == 128
+    assert found["actor.samples_per_update"] == 512
+    assert found["rollout.max_staleness"] == 0.5
+    assert found["trainer.max_steps"] == 400
+    assert found["resources.apart"] == {"rollout": 16}
+    assert found["algorithm.old_log_probs"] == "rollout"
+    assert [row.key for row in migration.rows if row.outcome.status in ("refused", "unknown")] == []
+    assert status(migration, "actor_rollout_ref.hybrid_engine")[1].startswith("rollout.n_gpus_per_node says")
+
+
+def test_an_older_policy_is_weighed_where_verl_weighs_it(tmp_path: Path) -> None:
+    found = ours(migrate(tmp_path, *FULLY_ASYNC, "async_training.compute_prox_log_prob=True"))
+    assert found["algorithm.correction.weights"] == "token"
+    assert "algorithm.old_log_probs" not in found
+    found = ours(migrate(tmp_path, *FULLY_ASYNC, "algorithm.rollout_correction.rollout_is=sequence"))
+    assert found["algorithm.correction.weights"] == "sequence"
+    assert "algorithm.old_log_probs" not in found
+
+
+def test_one_step_off_is_one_version_ahead(tmp_path: Path) -> None:
+    found = ours(
+        migrate(
+            tmp_path,
+            "actor_rollout_ref.hybrid_engine=False",
+            "rollout.nnodes=1",
+            "rollout.n_gpus_per_node=2",
+            "data.train_batch_size=64",
+        )
+    )
+    assert found["rollout.max_staleness"] == 1
+    assert found["resources.apart"] == {"rollout": 2}
+    assert found["data.prompts_per_step"] == 64
+    assert status(
+        migrate(tmp_path, "actor_rollout_ref.hybrid_engine=False"), "actor_rollout_ref.hybrid_engine"
+    ) == (
+        "refused",
+        "say where generation is: resources.apart={rollout: N}",
+    )

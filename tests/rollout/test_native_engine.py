@@ -547,10 +547,28 @@ def test_sleep_is_refused_while_sequences_run(model: CausalLM) -> None:
         engine = NativeEngine(model, max_running=2)
         tasks = started(engine, [20] * 2)
         await turns(4)
-        with pytest.raises(ValueError, match="2 sequences are running; wait for them or abort them first"):
+        with pytest.raises(
+            ValueError, match="2 sequences are running; wait for them, pause or abort them first"
+        ):
             await engine.sleep()
         await asyncio.gather(*tasks)
         await engine.sleep()
+
+    run(body())
+
+
+def test_sequences_that_are_paused_give_their_memory_back_and_go_on(model: CausalLM) -> None:
+    async def body() -> None:
+        whole = await asyncio.gather(*started(NativeEngine(model, max_running=2), [20] * 2))
+        engine = NativeEngine(model, max_running=2)
+        tasks = started(engine, [20] * 2)
+        await turns(6)
+        await engine.pause()
+        assert (await engine.health())["cache_bytes"] > 0
+        await engine.sleep()
+        assert (await engine.health())["cache_bytes"] == 0
+        await engine.resume()
+        assert [one.token_ids for one in await asyncio.gather(*tasks)] == [one.token_ids for one in whole]
 
     run(body())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -155,17 +156,19 @@ def test_a_failed_sync_refuses_generation_and_a_good_one_repairs_it(
     run(scenario())
 
 
-def test_requests_that_come_during_a_sync_are_refused(rollout: Rollout) -> None:
+def test_requests_that_come_during_a_sync_wait_for_its_end(rollout: Rollout) -> None:
     async def scenario() -> None:
         await rollout.sync(1)
         updating = asyncio.create_task(rollout.engine.update_weights(2))
         sending = asyncio.create_task(asyncio.to_thread(slow_send))
         await asyncio.to_thread(begun.wait, 10.0)
-        with pytest.raises(UnverifiedWeights, match="sync 2 is under way"):
-            await rollout.generate()
+        request = asyncio.create_task(rollout.generate())
+        await turns(5)
+        assert not request.done()
+        assert (await rollout.engine.health())["paused"] == 1, "it lives, and is not taken for lost"
         go_on.set()
         await asyncio.gather(updating, sending)
-        assert await rollout.generate()
+        assert await request == await rollout.generate()
 
     def slow_send() -> None:
         names = [name for name in rollout.trained.module.state_dict() if name != "lm_head.weight"]
@@ -180,7 +183,33 @@ def test_requests_that_come_during_a_sync_are_refused(rollout: Rollout) -> None:
     run(scenario())
 
 
-def test_a_sync_does_not_begin_while_a_request_runs(rollout: Rollout) -> None:
+def test_a_request_that_runs_goes_on_with_the_new_weights(rollout: Rollout) -> None:
+    async def scenario() -> None:
+        await rollout.sync(1)
+        long = dataclasses.replace(SAMPLING, max_tokens=20, stop_token_ids=())
+        for is_paused in (False, True):
+            request = asyncio.create_task(rollout.engine.generate("slow", PROMPT, long))
+            await turns(6)
+            if is_paused:
+                await rollout.engine.pause()
+            before = rollout.engine.version
+            await rollout.sync(before + 1)
+            if is_paused:
+                await turns(5)
+                assert not request.done(), "its owner has held it"
+                await rollout.engine.resume()
+            versions = (await request).versions
+            assert list(versions) == sorted(versions)
+            assert set(versions) == {before, before + 1}
+
+    run(scenario())
+
+
+def test_a_sync_does_not_begin_while_a_request_runs_that_could_not_go_on(
+    rollout: Rollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NativeEngine, "abilities", frozenset())
+
     async def scenario() -> None:
         await rollout.sync(1)
         request = asyncio.create_task(rollout.generate("slow"))

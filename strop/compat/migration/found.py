@@ -13,7 +13,7 @@ from strop.compat.migration.shell import Command, Word, read_commands
 from strop.config.overrides import parse_override
 from strop.config.yaml_text import parse
 
-PROGRAM = re.compile(r"(?:^|[./])(main_\w+|\w*sft_trainer\w*)(?:\.py)?$")
+PROGRAM = re.compile(r"(?:^|[./])(main_\w+|fully_async_main|\w*sft_trainer\w*)(?:\.py)?$")
 """Programs that take the settings: verl.trainer.main_ppo, recipe.dapo.main_dapo, verl.trainer.fsdp_sft_trainer."""
 
 GIVEN = " (given)"

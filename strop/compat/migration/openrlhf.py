@@ -350,6 +350,16 @@ def correction(key: str, value: Any, facts: Facts) -> Outcome:
     return lack("of its kinds there are tis and icepop: algorithm.correction has others")
 
 
+def ahead(key: str, value: Any, facts: Facts) -> Outcome:
+    """Generation ahead of training by as many batches as its queue holds."""
+    if value is not True:
+        return skip("off there too")
+    ours: dict[str, Any] = {"rollout.max_staleness": float(facts.get("async_queue_size") or 1)}
+    if facts.get("enable_vllm_is_correction") is not True:
+        ours["algorithm.correction.weights"] = "token"  # there, older samples are taken for new ones
+    return many(ours, "older samples are weighed; for processes apart: resources.apart={rollout: N}")
+
+
 def boards(value: Any, facts: Facts) -> Any:
     """Where metrics go."""
     return ["console", "jsonl", "tensorboard"] if value else skip("not set")
@@ -365,6 +375,7 @@ FUNCTIONS = {
     function.__name__: function
     for function in (
         *(
+            ahead,
             uses_critic,
             reward_models,
             remote_reward,

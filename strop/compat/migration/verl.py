@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from strop.compat.migration import verl_algorithm
+from strop.compat.migration import verl_algorithm, verl_async
 from strop.compat.migration.found import GIVEN, Found
 from strop.compat.migration.outcomes import (
     Facts,
@@ -257,6 +257,8 @@ def generated(key: str, value: Any, facts: Facts) -> Outcome:
     """Prompts that are drawn for a batch."""
     if value is None or value == facts.get("data.train_batch_size"):
         return skip("equal to data.train_batch_size")
+    if verl_async.is_fully_async(facts):
+        return skip("prompts are begun one by one, as there is room")
     if facts.get("algorithm.filter_groups.enable") is True:
         return many({"algorithm.filter_groups.prompts_per_round": integer(value)})
     return refuse(
@@ -452,6 +454,7 @@ FUNCTIONS = {
         *(function_name, sandbox_server, manager),
         *(manager_file, model_only, model_path),
         *verl_algorithm.FUNCTIONS,
+        *verl_async.FUNCTIONS,
     )
 }
 """What the rows of verl's tables name."""

@@ -140,17 +140,21 @@ class NativeEngine:
     async def sleep(self, level: Literal[1, 2] = 1) -> None:
         """Give the cache's memory back; the next request takes it again.
 
+        Sequences that a pause holds are computed again from their tokens when they go on.
+
         Raises:
-            ValueError: a sequence is running; or level 2: the weights are the model's, not the engine's.
+            ValueError: a sequence is running, and not paused; or level 2: the weights are the model's.
         """
         if level != 1:
             raise ValueError(
                 f"sleep({level}) of the in-process engine: its weights are those of the model; off-load the model"
             )
-        if self._batch.running:
+        if self._batch.running and self._running.is_set():
             raise ValueError(
-                f"{len(self._batch.running)} sequences are running; wait for them or abort them first"
+                f"{len(self._batch.running)} sequences are running; wait for them, pause or abort them first"
             )
+        if self._batch.running:
+            self._batch.put_back()
         self._batch.free()
 
     async def wake_up(self) -> None:

@@ -1,7 +1,8 @@
 """A rollout engine that generates with verified weights only.
 
-Concurrency: one asyncio loop calls it, as the engine inside. A sync runs in a thread while the loop goes on; requests
-that come meanwhile are refused, and it does not begin while one is running.
+Concurrency: one asyncio loop calls it, as the engine inside. A sync runs in a thread while the loop goes on. Requests
+that run are held meanwhile and go on with the new weights, where the engine is able to `update_in_flight`; else a sync
+does not begin while one runs. Requests that come meanwhile wait for its end.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ class VerifiedEngine:
         self._engine = engine
         self._receiver = receiver
         self._num_running = 0
+        self._is_paused = False
+        self._is_updated = asyncio.Event()
+        self._is_updated.set()
 
     def join(self, endpoint: Endpoint, *, index: int) -> None:
         """Meet the sender of the weights; raises as `WeightReceiver.join`. It waits, so not on the loop."""
@@ -31,17 +35,28 @@ class VerifiedEngine:
         """Take part in the sync to this version; the engine's cache is flushed once, after the verification.
 
         Raises:
-            SyncRefused: a request is running; its weights stay, and the sender is told.
-            SyncError: the sync failed; generation is refused until a later one succeeds.
+            SyncRefused: a request is running, and the engine cannot take weights meanwhile; its weights stay, and the
+                sender is told.
+            SyncError: the sync failed; generation is refused until a later one succeeds, and requests that run stay
+                held.
         """
-        if self._num_running:
+        if self._num_running and "update_in_flight" not in self._engine.abilities:
             reason = (
                 f"it would overwrite the weights of {self._num_running} running requests; wait for them or abort them "
                 f"first"
             )
             await asyncio.to_thread(self._receiver.refuse, version, reason)
-        report = await asyncio.to_thread(self._receiver.receive, version)
-        await self._engine.set_version(version)
+        holds = self._num_running > 0 and not self._is_paused
+        self._is_updated.clear()
+        try:
+            if holds:
+                await self._engine.pause()
+            report = await asyncio.to_thread(self._receiver.receive, version)
+            await self._engine.set_version(version)
+            if holds:
+                await self._engine.resume()
+        finally:
+            self._is_updated.set()
         return report
 
     @property
@@ -67,6 +82,7 @@ class VerifiedEngine:
         Raises:
             UnverifiedWeights: there is no verified version; the message says what happened to the last sync.
         """
+        await self._is_updated.wait()
         self._receiver.require_verified(f"request {request_id}")
         self._num_running += 1
         try:
@@ -87,10 +103,12 @@ class VerifiedEngine:
 
     async def pause(self) -> None:
         """As the engine does."""
+        self._is_paused = True
         await self._engine.pause()
 
     async def resume(self) -> None:
         """As the engine does."""
+        self._is_paused = False
         await self._engine.resume()
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:
@@ -115,10 +133,12 @@ class VerifiedEngine:
         await self._engine.close()
 
     async def health(self) -> Mapping[str, float]:
-        """As the engine does, with the verified version.
+        """As the engine does, with the verified version; while weights arrive, that it is paused.
 
         Raises:
             UnverifiedWeights: there is none: the engine cannot do its work.
         """
+        if not self._is_updated.is_set():
+            return {"version": float(self.version), "paused": 1.0, "running": float(self._num_running)}
         version = self._receiver.require_verified("a health check")
         return {**await self._engine.health(), "verified_version": float(version)}

@@ -1,0 +1,320 @@
+"""Samples that are made while the trainer works: rollout.max_staleness > 0.
+
+Before each step as many prompts are begun as the bound allows (`Pace`), then the step waits for enough groups that have
+ended. Generation in processes of its own goes on while the trainer works. Where it shares those of the trainer it has
+its turns while a step waits, and what has not ended is held until the next one. In both cases unfinished samples go on
+with the new weights, and say of each token which version sampled it.
+
+With algorithm.filter_groups, a group that cannot teach is replaced as soon as it has ended.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from strop.base.metrics import Metric
+from strop.controller import as_list
+from strop.data.sampler import parse_visit_uid
+from strop.rollout.types import Sampling
+from strop.run import CheckpointError, RunFolder
+from strop.trainer.collecting import CollectedSamples, RolloutCollector, TooFewGroups, training_rows
+from strop.trainer.config import Config
+from strop.trainer.experience import Experience
+from strop.trainer.pacing import Pace
+from strop.trainer.policy_sync import MAX_HEALS
+from strop.trainer.roles import Roles
+from strop.trainer.setup import TrainingData
+from strop.trajectory import Prompt
+from strop.workers.journal import Notes, line_of, read_line
+from strop.workers.reports import EpisodeReport
+
+STALENESS = Metric(
+    "training/off_policy/{trajectory_staleness,trajectory_staleness_worst,trajectory_spans}/{mean,max,min}",
+    "versions",
+    "of the samples of a step, how many versions older than the policy their last token and (`worst`) their first one "
+    "are, and how many lie between the two",
+)
+HISTOGRAM = Metric(
+    "training/off_policy/samples_by_staleness/<versions>",
+    "samples",
+    "how many began so many versions earlier",
+)
+AGE = Metric("training/off_policy/age_s/{mean,max}", "s", "from the begin of a sample's prompt to its step")
+PROMPTS_AHEAD = Metric(
+    "training/off_policy/prompts_ahead", "prompts", "begun and not in this step or an earlier one"
+)
+ROLLOUT_IDLE = Metric(
+    "fully_async/rollouter/idle_ratio",
+    "1",
+    "share of the time since the step before in which nothing was played",
+)
+TRAINER_IDLE = Metric(
+    "fully_async/trainer/idle_ratio", "1", "share of the same time in which the trainer waited for samples"
+)
+
+
+IN_PLAY = "in_play.jsonl"
+"""File of a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """The group of a prompt, in play or ended."""
+
+    prompt: Prompt
+    version: int
+    """Of the policy when it was begun."""
+    at_s: float
+    """When, by the clock of this process."""
+
+
+class AheadCollector(RolloutCollector):
+    """Fills steps with samples that were begun up to rollout.max_staleness versions earlier."""
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunFolder,
+        data: TrainingData,
+        roles: Roles,
+        sampling: Sampling,
+        *,
+        start_step: int,
+    ) -> None:
+        """As RolloutCollector; `start_step` steps of the run are done."""
+        super().__init__(config, run, data, roles, sampling)
+        self._pace = Pace(
+            groups_per_step=config.data.prompts_per_step,
+            max_staleness=config.rollout.max_staleness,
+            num_steps=data.num_steps,
+        )
+        self._begun: dict[str, Begun] = {}
+        """By uid, in the order in which they were begun, those of no step yet."""
+        self._ended: dict[str, Experience] = {}
+        """Those of them that have ended, first the one that ended first."""
+        self._start_step = start_step
+        self._num_begun = start_step * config.data.prompts_per_step
+        self._num_heals = 0
+        self._busy_s, self._looked_s = 0.0, time.perf_counter()
+
+    def texts(self) -> dict[str, str]:
+        """What was generated for the prompts of no step yet, one a line, in the order in which they were begun."""
+        notes = {uid: one for rank in as_list(self._roles.rollout.call.notes()) for uid, one in rank.items()}
+        return {
+            IN_PLAY: "".join(
+                f"{line_of(uid, begun.version, notes.get(uid, {}))}\n" for uid, begun in self._begun.items()
+            )
+        }
+
+    def begin_again(self, checkpoint: Path | None) -> list[str]:
+        """Go on with what was in play at a checkpoint: with the tokens that it holds, else from the beginning.
+
+        Raises:
+            CheckpointError: its file is damaged.
+        """
+        uids = list(dict.fromkeys(name.rpartition("/")[0] for name in self._run.ledger.in_flight()))
+        if not uids:
+            return []
+        found = {} if checkpoint is None else _in_play(checkpoint / IN_PLAY)
+        prompts = [self._data.train.prompt(parse_visit_uid(uid)[1], uid) for uid in uids]
+        for prompt in prompts:
+            version, _ = found.get(prompt.uid, (self._start_step, {}))
+            self._note(prompt, version)
+        notes = {uid: found[uid][1] for uid in uids if uid in found}
+        self._roles.begin(prompts, self._config.rollout.samples_per_prompt, self._sampling, notes)
+        num_tokens = sum(len(note.token_ids) for one in notes.values() for note in one.values())
+        return [f"{len(uids)} prompts that were in play go on, with {num_tokens} tokens that they had"]
+
+    def collect(self, step: int) -> CollectedSamples:
+        """The samples of a step.
+
+        Raises:
+            EpisodesFailed, RewardError: too many samples failed.
+            TooFewGroups: filter_groups.at_limit is stop, and the limit was reached.
+        """
+        asked_s, self._num_heals = time.perf_counter(), 0
+        left_out = _LeftOut()
+        num_refused = self._fill(step)
+        with self._roles.active("rollout"), self._roles.watch.playing(self._config.samples_per_step):
+            while (chosen := self._pace.choose(step, self._versions, list(self._ended))) is None:
+                self._sort_out(self._arrived(step), left_out)
+                num_refused += self._replace(step, left_out)
+            groups = [*(self._ended.pop(uid) for uid in chosen), *left_out.groups]
+            episodes = Experience.concat(groups) if groups else self._roles.ended([], 0)
+            metrics = self._idle(asked_s)
+        self._check(episodes.reports)
+        begun = [*(self._begun.pop(uid) for uid in chosen), *left_out.begun]
+        self._roles.rollout.call.forget([one.prompt.uid for one in begun])
+        self._tell_differing(step)
+        kept = [row for row, report in enumerate(episodes.reports) if report.uid not in left_out.causes]
+        taken = episodes.take(kept)
+        metrics |= _staleness(taken.reports, step - 1) | _ages(begun[: len(chosen)])
+        metrics |= {PROMPTS_AHEAD: float(len(self._begun)), **self._passed_over(num_refused)}
+        if self._config.algorithm.filter_groups.enable:
+            num_rounds = len(begun) / self._pace.groups_per_step
+            metrics |= self._counts(left_out.causes, episodes.reports, num_rounds)
+        return CollectedSamples(
+            prompts=tuple(one.prompt for one in begun),
+            num_refused=num_refused,
+            episodes=episodes,
+            experience=training_rows(self._config, self._roles, taken, self._sampling),
+            dropped=left_out.causes,
+            metrics=metrics,
+        )
+
+    @property
+    def _versions(self) -> dict[str, int]:
+        return {uid: one.version for uid, one in self._begun.items()}
+
+    # ------------------------------------------------------------------ begin
+
+    def _fill(self, step: int) -> int:
+        """Begin as many prompts as the bound allows; how many visits were passed over."""
+        room = self._pace.room(step, self._num_begun)
+        if not room:
+            return 0
+        drawn = self._issue(step, room)
+        for prompt in drawn.prompts:
+            self._note(prompt, step - 1)
+        if drawn.prompts:
+            self._roles.begin(drawn.prompts, self._config.rollout.samples_per_prompt, self._sampling)
+        return len(drawn.refused)
+
+    def _note(self, prompt: Prompt, version: int) -> None:
+        self._begun[prompt.uid] = Begun(prompt=prompt, version=version, at_s=time.perf_counter())
+        self._num_begun += 1
+
+    def _replace(self, step: int, left_out: _LeftOut) -> int:
+        """Begin others in the place of groups that were left out, up to the limit of a step; how many visits were
+        passed over.
+
+        Raises:
+            TooFewGroups: it was reached, and is to end the run.
+        """
+        settings, size = self._config.algorithm.filter_groups, self._pace.groups_per_step
+        limit = (settings.max_rounds - 1) * size
+        if len(left_out.groups) > limit and settings.at_limit == "stop":
+            counts = Counter(left_out.causes.values())
+            raise TooFewGroups(
+                f"{len(left_out.groups)} groups could not teach before step {step} had its {size} "
+                f"({', '.join(f'{n} {cause}' for cause, n in counts.items())}): use data of another difficulty, raise "
+                f"algorithm.filter_groups.max_rounds, or set at_limit=train"
+            )
+        replaced = min(len(left_out.groups), limit)
+        self._num_begun -= replaced - left_out.num_replaced
+        left_out.num_replaced = replaced
+        return self._fill(step)
+
+    # ------------------------------------------------------------------ what has ended
+
+    def _arrived(self, step: int) -> dict[str, Experience]:
+        """By uid the groups that have ended since the last time, after a wait for those that the step cannot do
+        without; what was lost with an engine is begun again."""
+        assert len(self._begun) > len(self._ended), "what the step waits for is in play"
+        due = [uid for uid in self._pace.due(step, self._versions) if uid not in self._ended]
+        missing = self._pace.missing(step, self._versions, self._ended)
+        ranks = self._roles.rollout.world_size
+        arrived = _by_prompt(self._roles.ended(due, max(1, math.ceil(missing / ranks))))
+        lost = [uid for uid, group in arrived.items() if any(one.engine_was_lost for one in group.reports)]
+        if lost and self._num_heals < MAX_HEALS and self._roles.sync.heal():
+            self._num_heals += 1
+            again = [self._begun[uid].prompt for uid in lost]
+            self._roles.begin(again, self._config.rollout.samples_per_prompt, self._sampling)
+            return {uid: group for uid, group in arrived.items() if uid not in lost}
+        return arrived
+
+    def _tell_differing(self, step: int) -> None:
+        """Record the samples that asked for something else than before an interruption, and were played afresh."""
+        for name in (one for rank in as_list(self._roles.rollout.call.differing_requests()) for one in rank):
+            self._run.events.append("differing_request", step, request=name)
+
+    def _sort_out(self, arrived: Mapping[str, Experience], left_out: _LeftOut) -> None:
+        """Keep groups for this step or a later one, or leave them out."""
+        filters = self._config.algorithm.filter_groups.enable
+        for uid, group in arrived.items():
+            cause = self._filter(group.reports, at_most=1)[uid] if filters else ""
+            if cause:
+                left_out.causes[uid] = cause
+                left_out.groups.append(group)
+                left_out.begun.append(self._begun.pop(uid))
+            else:
+                self._ended[uid] = group
+
+    def _idle(self, asked_s: float) -> dict[str, float]:
+        """Shares of the time since the last look, which ends now."""
+        now, busy = time.perf_counter(), as_list(self._roles.rollout.call.busy_s())
+        passed = now - self._looked_s
+        played = (sum(busy) / len(busy) - self._busy_s) / passed
+        self._busy_s, self._looked_s = sum(busy) / len(busy), now
+        return {ROLLOUT_IDLE: min(max(1 - played, 0.0), 1.0), TRAINER_IDLE: (now - asked_s) / passed}
+
+
+@dataclass
+class _LeftOut:
+    """Groups that a step does not train on, so far."""
+
+    causes: dict[str, str] = field(default_factory=dict)
+    """By uid."""
+    groups: list[Experience] = field(default_factory=list)
+    begun: list[Begun] = field(default_factory=list)
+    num_replaced: int = 0
+
+
+def _in_play(file: Path) -> dict[str, tuple[int, Notes]]:
+    """By uid, what a checkpoint has of the prompts in play: at which version they were begun, and their notes.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    if not file.is_file():
+        return {}
+    found: dict[str, tuple[int, Notes]] = {}
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        try:
+            uid, version, notes = read_line(line)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{file} is damaged: line {number} does not say what was in play: {error}; remove the checkpoint, and "
+                f"the run continues from an earlier one"
+            ) from error
+        found[uid] = version, notes
+    return found
+
+
+def _by_prompt(episodes: Experience) -> dict[str, Experience]:
+    """The samples of each prompt, which are together; first the prompt that comes first."""
+    rows: dict[str, list[int]] = {}
+    for row, report in enumerate(episodes.reports):
+        rows.setdefault(report.uid, []).append(row)
+    return {uid: episodes.take(own) for uid, own in rows.items()}
+
+
+def _staleness(reports: Sequence[EpisodeReport], version: int) -> dict[str, float]:
+    """STALENESS and HISTOGRAM of samples that are trained at this version."""
+    spans = [report.versions for report in reports if report.num_sampled_tokens]
+    if not spans:
+        return {}
+    numbers = {
+        "trajectory_staleness": [version - newest for _, newest in spans],
+        "trajectory_staleness_worst": [version - oldest for oldest, _ in spans],
+        "trajectory_spans": [newest - oldest for oldest, newest in spans],
+    }
+    metrics: dict[str, float] = {}
+    for name, values in numbers.items():
+        metrics[STALENESS.of(name, "mean")] = sum(values) / len(values)
+        metrics[STALENESS.of(name, "max")] = float(max(values))
+        metrics[STALENESS.of(name, "min")] = float(min(values))
+    counts = Counter(numbers["trajectory_staleness_worst"])
+    return metrics | {HISTOGRAM.of(str(age)): float(count) for age, count in sorted(counts.items())}
+
+
+def _ages(begun: Sequence[Begun]) -> dict[str, float]:
+    """AGE of the prompts of a step."""
+    now = time.perf_counter()
+    ages = [now - one.at_s for one in begun]
+    return {AGE.of("mean"): sum(ages) / len(ages), AGE.of("max"): max(ages)} if ages else {}

@@ -1,0 +1,102 @@
+"""Groups of samples that are played over several calls of a rollout worker.
+
+A call begins groups; a later one waits until some have ended and takes them. What has not ended goes on in the call
+after it, with other weights: each token says which version sampled it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+from strop.rollout.types import Sampling
+from strop.trajectory import Prompt
+from strop.workers.episodes import Episode
+from strop.workers.player import Player
+
+Group = tuple[Episode, ...]
+
+
+class GroupsInFlight:
+    """What was begun in a worker and not taken yet. Everything but `add` is called on the loop."""
+
+    def __init__(self, player: Player, on_episode: Callable[[Episode], None]) -> None:
+        """Args:
+        player: plays them.
+        on_episode: hears of each sample as it ends.
+        """
+        self._player, self._on_episode = player, on_episode
+        self._added: list[tuple[Prompt, int, Sampling]] = []
+        self._playing: dict[str, asyncio.Task[Group]] = {}
+        self._ended: dict[str, asyncio.Task[Group]] = {}
+        self._changed = asyncio.Event()
+        self._busy_s = 0.0
+        self._busy_since: float | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is played or about to be."""
+        return not self._added and not self._playing
+
+    def add(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> None:
+        """These groups are begun by the next `start` or `take`."""
+        self._added += [(prompt, samples_per_prompt, sampling) for prompt in prompts]
+
+    async def start(self) -> None:
+        """Begin what was added."""
+        if not self._added:
+            return
+        await self._player.begin()
+        if not self._playing:
+            self._busy_since = asyncio.get_running_loop().time()
+        added, self._added = self._added, []
+        for prompt, count, sampling in added:
+            group = self._player.group(
+                prompt, samples_per_prompt=count, sampling=sampling, on_episode=self._on_episode
+            )
+            self._playing[prompt.uid] = task = asyncio.create_task(group)
+            task.add_done_callback(partial(self._note, prompt.uid))
+
+    def _note(self, uid: str, task: asyncio.Task[Group]) -> None:
+        self._ended[uid] = self._playing.pop(uid)
+        if not self._playing:
+            self._busy_s = self._busy_until_now()
+            self._busy_since = None
+        self._changed.set()
+
+    async def take(self, due: Collection[str], at_least: int) -> list[Group]:
+        """The groups that have ended, first the one that ended first; they are forgotten here.
+
+        Waits until all of `due` that are played here have ended, and `at_least` so many in all; where fewer are played,
+        until all have ended.
+
+        Raises:
+            RewardError: the scorers cannot go on.
+        """
+        await self.start()
+        while self._playing:
+            if any(task.exception() for task in self._ended.values()):
+                break
+            if len(self._ended) >= at_least and not self._playing.keys() & set(due):
+                break
+            self._changed.clear()
+            await self._changed.wait()
+        ended, self._ended = self._ended, {}
+        return [task.result() for task in ended.values()]
+
+    async def busy_s(self) -> float:
+        """Seconds in which something was played, by the clock of the loop."""
+        return self._busy_until_now()
+
+    def _busy_until_now(self) -> float:
+        if self._busy_since is None:
+            return self._busy_s
+        return self._busy_s + asyncio.get_running_loop().time() - self._busy_since
+
+    async def close(self) -> None:
+        """End what is still played."""
+        playing = list(self._playing.values())
+        for task in playing:
+            task.cancel()
+        await asyncio.gather(*playing, return_exceptions=True)
