@@ -3,7 +3,8 @@
 The algorithm of a step
 loop.py             Trainer: collect, learn, update weights; records, validation and checkpoints around it
 collecting.py       the samples of a step, in one round or, with a group filter, in several; groups.py: groups judged
-ahead.py            samples that are made while the trainer works; pacing.py: how far ahead, and which a step takes
+ahead.py            samples that are made while the trainer works; pacing.py: how far ahead, and which a step takes;
+                    in_play.py: what a checkpoint keeps of them
 experience.py       the rows that are trained on, as references, cut into optimizer batches
 producers.py        who makes each column of protocol/schema.py, in the order of a step
 learning.py         from scored samples to new weights

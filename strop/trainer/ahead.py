@@ -21,16 +21,16 @@ from strop.base.metrics import Metric
 from strop.controller import as_list
 from strop.data.sampler import parse_visit_uid
 from strop.rollout.types import Sampling
-from strop.run import CheckpointError, RunFolder
+from strop.run import RunFolder
 from strop.trainer.collecting import CollectedSamples, RolloutCollector, TooFewGroups, training_rows
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
+from strop.trainer.in_play import IN_PLAY, in_play_text, read_in_play
 from strop.trainer.pacing import Pace
 from strop.trainer.policy_sync import MAX_HEALS
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
-from strop.workers.journal import Notes, line_of, read_line
 from strop.workers.reports import EpisodeReport
 
 STALENESS = Metric(
@@ -56,10 +56,6 @@ ROLLOUT_IDLE = Metric(
 TRAINER_IDLE = Metric(
     "fully_async/trainer/idle_ratio", "1", "share of the same time in which the trainer waited for samples"
 )
-
-
-IN_PLAY = "in_play.jsonl"
-"""File of a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,19 +93,19 @@ class AheadCollector(RolloutCollector):
         """By uid, in the order in which they were begun, those of no step yet."""
         self._ended: dict[str, Experience] = {}
         """Those of them that have ended, first the one that ended first."""
+        self._ended_before: list[str] = []
+        """Those that had ended when the run was interrupted, in that order, until they have arrived."""
         self._start_step = start_step
         self._num_begun = start_step * config.data.prompts_per_step
         self._num_heals = 0
         self._busy_s, self._looked_s = 0.0, time.perf_counter()
 
     def texts(self) -> dict[str, str]:
-        """What was generated for the prompts of no step yet, one a line, in the order in which they were begun."""
-        notes = {uid: one for rank in as_list(self._roles.rollout.call.notes()) for uid, one in rank.items()}
-        return {
-            IN_PLAY: "".join(
-                f"{line_of(uid, begun.version, notes.get(uid, {}))}\n" for uid, begun in self._begun.items()
-            )
-        }
+        """What was generated for the prompts of no step yet."""
+        told = as_list(self._roles.rollout.call.notes())
+        notes = {uid: one for rank, _ in told for uid, one in rank.items()}
+        ended = [*self._ended, *(uid for _, own in told for uid in own)]
+        return {IN_PLAY: in_play_text(self._versions, notes, ended)}
 
     def begin_again(self, checkpoint: Path | None) -> list[str]:
         """Go on with what was in play at a checkpoint: with the tokens that it holds, else from the beginning.
@@ -117,16 +113,19 @@ class AheadCollector(RolloutCollector):
         Raises:
             CheckpointError: its file is damaged.
         """
-        uids = list(dict.fromkeys(name.rpartition("/")[0] for name in self._run.ledger.in_flight()))
-        if not uids:
+        wanted = dict.fromkeys(name.rpartition("/")[0] for name in self._run.ledger.in_flight())
+        if not wanted:
             return []
-        found = {} if checkpoint is None else _in_play(checkpoint / IN_PLAY)
+        kept = {} if checkpoint is None else read_in_play(checkpoint / IN_PLAY)
+        kept = {uid: one for uid, one in kept.items() if uid in wanted}
+        uids = [*kept, *(uid for uid in wanted if uid not in kept)]
         prompts = [self._data.train.prompt(parse_visit_uid(uid)[1], uid) for uid in uids]
         for prompt in prompts:
-            version, _ = found.get(prompt.uid, (self._start_step, {}))
-            self._note(prompt, version)
-        notes = {uid: found[uid][1] for uid in uids if uid in found}
+            self._note(prompt, kept[prompt.uid].version if prompt.uid in kept else self._start_step)
+        notes = {uid: one.notes for uid, one in kept.items()}
         self._roles.begin(prompts, self._config.rollout.samples_per_prompt, self._sampling, notes)
+        places = {uid: one.place for uid, one in kept.items() if one.place is not None}
+        self._ended_before = sorted(places, key=lambda uid: places[uid])
         num_tokens = sum(len(note.token_ids) for one in notes.values() for note in one.values())
         return [f"{len(uids)} prompts that were in play go on, with {num_tokens} tokens that they had"]
 
@@ -244,6 +243,9 @@ class AheadCollector(RolloutCollector):
                 left_out.begun.append(self._begun.pop(uid))
             else:
                 self._ended[uid] = group
+        first = [uid for uid in self._ended_before if uid in self._ended]
+        self._ended = {uid: self._ended[uid] for uid in [*first, *self._ended]}
+        self._ended_before = []
 
     def _idle(self, asked_s: float) -> dict[str, float]:
         """Shares of the time since the last look, which ends now."""
@@ -263,27 +265,6 @@ class _LeftOut:
     groups: list[Experience] = field(default_factory=list)
     begun: list[Begun] = field(default_factory=list)
     num_replaced: int = 0
-
-
-def _in_play(file: Path) -> dict[str, tuple[int, Notes]]:
-    """By uid, what a checkpoint has of the prompts in play: at which version they were begun, and their notes.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
-    if not file.is_file():
-        return {}
-    found: dict[str, tuple[int, Notes]] = {}
-    for number, line in enumerate(file.read_text().splitlines(), 1):
-        try:
-            uid, version, notes = read_line(line)
-        except ValueError as error:
-            raise CheckpointError(
-                f"{file} is damaged: line {number} does not say what was in play: {error}; remove the checkpoint, and "
-                f"the run continues from an earlier one"
-            ) from error
-        found[uid] = version, notes
-    return found
 
 
 def _by_prompt(episodes: Experience) -> dict[str, Experience]:

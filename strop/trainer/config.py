@@ -227,6 +227,8 @@ class Config:
     def _check_staleness(self) -> None:
         """Samples of older policies are corrected for, and can be had while the trainer works."""
         bound = self.rollout.max_staleness
+        if self.trainer.clock == "virtual":
+            self._check_clock()
         if not bound:
             return
         if not self.algorithm.corrects_for_age:
@@ -245,6 +247,18 @@ class Config:
                 f"same policy, and rollout.max_staleness is {bound:g}: use another estimator, or "
                 f"rollout.max_staleness=0"
             )
+
+    def _check_clock(self) -> None:
+        for key, value, wanted in (
+            ("rollout.engine", self.rollout.engine, "native"),
+            ("resources.runtime", self.resources.runtime, "inline"),
+            ("agent.num_workers", self.agent.num_workers, 0),
+        ):
+            if value != wanted:
+                raise ValueError(
+                    f"trainer.clock=virtual counts the steps of an engine in the trainer's own process, but {key} is "
+                    f"{value}: set {key}={wanted}, or trainer.clock=wall"
+                )
 
     def _check_ending(self) -> None:
         """What ends a run by its validations needs some."""

@@ -388,6 +388,7 @@ def _specs(
         logs=None if logs is None else logs.absolute(),
         keeps_rows=bool(config.data.dataset_class.path),
         extensions=config.algorithm.extensions,
+        counts_steps=config.trainer.clock == "virtual",
         recording=Path(config.trainer.skip_rollout).absolute() if config.trainer.skip_rollout else None,
     )
     engines = config.engines

@@ -30,6 +30,11 @@ class TrainerConfig:
     """End when so many validations in a row were no better than the best one before them."""
     critic_warmup: NonNegativeInt = 0
     """Steps at the start in which only the critic is trained; 0: the actor is trained from the first step."""
+    clock: Literal["wall", "virtual"] = "wall"
+    """What decides which samples end first, where generation is ahead of training (rollout.max_staleness). wall: the
+    time they take. virtual: the steps of the engine, in which scoring and tools take no time; the run then follows from
+    its seed, to the bit. For runs in one process with the native engine. With rollout.max_staleness=0 both are the
+    same, since every step waits for all of its own samples."""
     skip_rollout: str = ""
     """Folder of a run whose samples are trained on in place of new ones, with their tokens, log-probs and rewards: to
     debug the trainer, and to compare losses on equal data. Empty: samples are played."""

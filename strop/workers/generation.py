@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import tempfile
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ class Place:
     """Of the longest sequence; 0: unknown."""
     logs: Path | None
     rank: int
+    gate: Callable[[], Awaitable[None]] | None = None
+    """Waited for before each step of an engine in this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +175,7 @@ def _native_engine(place: Place, policy: CausalLM) -> NativeEngine:
         max_running=rollout.max_running,
         version=place.version,
         deterministic=rollout.deterministic,
+        gate=place.gate,
     )
 
 

@@ -14,6 +14,7 @@ from strop.rollout.types import Sampling
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.player import Player
+from strop.workers.step_clock import StepClock
 
 Group = tuple[Episode, ...]
 
@@ -21,16 +22,24 @@ Group = tuple[Episode, ...]
 class GroupsInFlight:
     """What was begun in a worker and not taken yet. Everything but `add` is called on the loop."""
 
-    def __init__(self, player: Player, on_episode: Callable[[Episode], None]) -> None:
+    def __init__(
+        self, player: Player, on_episode: Callable[[Episode], None], *, clock: StepClock | None = None
+    ) -> None:
         """Args:
         player: plays them.
         on_episode: hears of each sample as it ends.
+        clock: decides what ends first; None: that of the wall.
         """
-        self._player, self._on_episode = player, on_episode
+        self._player, self._on_episode, self._clock = player, on_episode, clock
+        if clock is not None:
+            clock.on_settled = self._settle
+        self._unsettled: dict[str, asyncio.Task[Group]] = {}
+        self._num_left: dict[str, int] = {}  # samples of groups, where the clock counts
         self._added: list[tuple[Prompt, int, Sampling]] = []
         self._playing: dict[str, asyncio.Task[Group]] = {}
         self._ended: dict[str, asyncio.Task[Group]] = {}
         self._changed = asyncio.Event()
+        self._wanted: tuple[frozenset[str], int] | None = None
         self._busy_s = 0.0
         self._busy_since: float | None = None
 
@@ -38,6 +47,10 @@ class GroupsInFlight:
     def is_idle(self) -> bool:
         """Nothing is played or about to be."""
         return not self._added and not self._playing
+
+    def ended_uids(self) -> list[str]:
+        """Those that have ended and were not taken, first the one that ended first."""
+        return list(self._ended)
 
     def add(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> None:
         """These groups are begun by the next `start` or `take`."""
@@ -51,14 +64,38 @@ class GroupsInFlight:
         if not self._playing:
             self._busy_since = asyncio.get_running_loop().time()
         added, self._added = self._added, []
+        if self._clock is not None:
+            self._clock.begin(sum(count for _, count, _ in added))
+            self._num_left |= {prompt.uid: count for prompt, count, _ in added}
         for prompt, count, sampling in added:
             group = self._player.group(
-                prompt, samples_per_prompt=count, sampling=sampling, on_episode=self._on_episode
+                prompt, samples_per_prompt=count, sampling=sampling, on_episode=self._hear
             )
             self._playing[prompt.uid] = task = asyncio.create_task(group)
             task.add_done_callback(partial(self._note, prompt.uid))
 
+    def _hear(self, episode: Episode) -> None:
+        self._on_episode(episode)
+        if self._clock is not None:
+            self._num_left[episode.prompt.uid] -= 1
+            if self._num_left[episode.prompt.uid]:
+                self._clock.end()  # the last one ends with its group
+
     def _note(self, uid: str, task: asyncio.Task[Group]) -> None:
+        if self._clock is None or task.cancelled() or task.exception():
+            self._enter(uid)
+        else:
+            self._unsettled[uid] = task  # it counts once all that ends at this moment has ended
+            del self._num_left[uid]
+            self._clock.end()
+
+    def _settle(self) -> bool:
+        for uid in [uid for uid in self._playing if uid in self._unsettled]:
+            self._enter(uid)
+        self._unsettled.clear()
+        return self._wanted is not None and self._has(*self._wanted)
+
+    def _enter(self, uid: str) -> None:
         self._ended[uid] = self._playing.pop(uid)
         if not self._playing:
             self._busy_s = self._busy_until_now()
@@ -75,15 +112,21 @@ class GroupsInFlight:
             RewardError: the scorers cannot go on.
         """
         await self.start()
-        while self._playing:
-            if any(task.exception() for task in self._ended.values()):
-                break
-            if len(self._ended) >= at_least and not self._playing.keys() & set(due):
-                break
+        self._wanted = frozenset(due), at_least
+        if self._clock is not None:
+            self._clock.look()
+        while not self._has(*self._wanted):
             self._changed.clear()
             await self._changed.wait()
+        self._wanted = None
         ended, self._ended = self._ended, {}
         return [task.result() for task in ended.values()]
+
+    def _has(self, due: frozenset[str], at_least: int) -> bool:
+        """What `take` waits for is there, or an error."""
+        if not self._playing or any(task.exception() for task in self._ended.values()):
+            return True
+        return len(self._ended) >= at_least and not self._playing.keys() & due
 
     async def busy_s(self) -> float:
         """Seconds in which something was played, by the clock of the loop."""

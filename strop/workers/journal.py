@@ -13,8 +13,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from strop.rollout.client import GenerateClient
 from strop.rollout.ledger import OpenRequest
@@ -41,8 +41,12 @@ Notes = dict[str, Note]
 class Journal:
     """Answers requests, with a client or from notes."""
 
-    def __init__(self, client: GenerateClient) -> None:
-        self._client = client
+    def __init__(self, client: GenerateClient, followed: GenerateClient | None = None) -> None:
+        """Args:
+        client: of the engines.
+        followed: what requests of the prompts that it follows go through in its place, if not the same.
+        """
+        self._client, self._followed = client, followed or client
         self._kept: dict[str, Notes] = {}
         self._given: dict[str, Notes] = {}
         self.differing: list[str] = []
@@ -115,7 +119,7 @@ class Journal:
         if before:
             request.losses.append("the run was interrupted")  # so that it is asked for behind its tokens
         name, ids, sampling = request.rest()
-        output = await self._client.generate(name, ids, sampling, on_token=request.hear)
+        output = await self._followed.generate(name, ids, sampling, on_token=request.hear)
         heard = len(request.token_ids) - before  # none of an engine that says only the whole
         for token in list(zip(output.token_ids, output.log_probs, output.versions, strict=True))[heard:]:
             request.hear(*token)
@@ -125,30 +129,3 @@ class Journal:
 def _digest(prompt_ids: Sequence[int], sampling: Sampling) -> str:
     asked = [list(prompt_ids), sampling.key, sampling.position, sampling.max_tokens, sampling.temperature]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
-
-
-def line_of(uid: str, version: int, notes: Notes) -> str:
-    """One prompt as a line of JSON: its uid, the policy version at which it was begun, and its notes."""
-    found = {name: asdict(note) for name, note in notes.items()}
-    return json.dumps({"uid": uid, "version": version, "requests": found}, separators=(",", ":"))
-
-
-def read_line(line: str) -> tuple[str, int, Notes]:
-    """What `line_of` was given.
-
-    Raises:
-        ValueError: it is no such line.
-    """
-    try:
-        found = json.loads(line)
-        notes = {str(name): _note(note) for name, note in found["requests"].items()}
-        return str(found["uid"]), int(found["version"]), notes
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it has another form ({type(error).__name__}: {error})") from error
-
-
-def _note(found: Mapping[str, object]) -> Note:
-    note = Note(**found)  # type: ignore[arg-type]
-    if len({len(note.token_ids), len(note.log_probs), len(note.versions)}) > 1:
-        raise ValueError("the tokens of a request and their log-probs differ in number")
-    return note

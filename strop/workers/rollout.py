@@ -48,6 +48,7 @@ from strop.workers.models import TrainedWorker
 from strop.workers.player import make_player
 from strop.workers.recording import open_recording
 from strop.workers.reports import report_of, reward_parts, sample_row
+from strop.workers.step_clock import ClockedClient, StepClock
 from strop.workers.tally import Tally
 
 
@@ -75,6 +76,7 @@ class RolloutWorker(Worker):
         logs: Path | None = None,
         recording: Path | None = None,
         extensions: Sequence[str] = (),
+        counts_steps: bool = False,
     ) -> None:
         """Load tokenizer and policy.
 
@@ -96,6 +98,7 @@ class RolloutWorker(Worker):
             logs: folder for what the engine and reward functions print, and for how far a call is.
             recording: a run whose samples are taken in place of new ones.
             extensions: files of the user's that register an engine.
+            counts_steps: what ends first follows from the engine's steps, not from the clock on the wall.
         """
         super().__init__()
         load_extensions(extensions)
@@ -108,6 +111,7 @@ class RolloutWorker(Worker):
         # Generation that runs ahead in processes of its own goes on between calls; elsewhere it has its turns.
         self._goes_on = share_with is None and rollout.max_staleness > 0
         self._runner = ThreadRunner("rollout") if self._goes_on else asyncio.Runner(loop_factory=CallLoop)
+        clock = StepClock() if counts_steps else None
         place = Place(
             model=model,
             rollout=rollout,
@@ -117,6 +121,7 @@ class RolloutWorker(Worker):
             max_tokens=max_tokens,
             logs=logs,
             rank=self.rank,
+            gate=None if clock is None else clock.gate,
         )
         self._fleet = self._runner.run(make_fleet(place))
         policy = self._take(self._fleet.first)
@@ -126,7 +131,8 @@ class RolloutWorker(Worker):
         )
         self._pool_runs = self._is_held = self._is_closed = False
         self._tally = Tally(logs, rank=self.rank)
-        self._journal = Journal(self._fleet.client)
+        clocked = None if clock is None else ClockedClient(self._fleet.client, clock)
+        self._journal = Journal(self._fleet.client, clocked)
         self._player = make_player(
             self._journal if rollout.max_staleness else self._fleet.client,
             policy,
@@ -142,7 +148,7 @@ class RolloutWorker(Worker):
             seed=seed,
             recording=None if recording is None else open_recording(recording, reward),
         )
-        self._groups = GroupsInFlight(self._player, self._tally.add)
+        self._groups = GroupsInFlight(self._player, self._tally.add, clock=clock)
         if self._goes_on:
             self._runner.run(_use_threads(torch.get_num_threads()))
 
@@ -226,9 +232,10 @@ class RolloutWorker(Worker):
         self._journal.forget(uids)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def notes(self) -> dict[str, Notes]:
-        """By uid, what was generated for the prompts that were begun here and not forgotten."""
-        return self._runner.run(self._journal.notes())
+    def notes(self) -> tuple[dict[str, Notes], list[str]]:
+        """By uid, what was generated for the prompts that were begun here and not forgotten; and which of those that
+        were not given yet have ended, the first one first."""
+        return self._runner.run(self._journal.notes()), self._groups.ended_uids()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def differing_requests(self) -> list[str]:

@@ -13,13 +13,14 @@ from tiny_runs import Done, Project, check_records, resume_in, train_in
 from strop.config.errors import ConfigError
 from strop.run import RunFolder
 from strop.trainer import loop
-from strop.trainer.ahead import IN_PLAY, AheadCollector
-from strop.workers.journal import read_line
+from strop.trainer.ahead import AheadCollector
+from strop.trainer.in_play import IN_PLAY, read_in_play
 
 CORRECTED = ["algorithm.correction.weights=token", "trainer.max_steps=5"]
 AHEAD = [*CORRECTED, "rollout.max_staleness=1", "data.max_response_tokens=8"]
 FEW = ["rollout.max_running=6", "reward.num_workers=1"]
 """So few sequences at a time that some of a prompt's are in play when a step has enough."""
+REPEATABLE = [*FEW, "trainer.clock=virtual"]
 
 
 def trained(folder: Path) -> Counter[str]:
@@ -66,7 +67,7 @@ def test_a_lead_of_nothing_is_the_synchronous_trainer(
 
 
 def test_samples_are_at_most_so_many_versions_old_and_none_is_lost(project: Project, tmp_path: Path) -> None:
-    done = train_in(tmp_path / "run", project.config(*AHEAD, *FEW))
+    done = train_in(tmp_path / "run", project.config(*AHEAD, *REPEATABLE))
     check_records(done.folder, num_steps=5)
     check_bound(done, 1)
     assert [len(record.reports) for record in done.records] == [16] * 5
@@ -81,7 +82,7 @@ def test_samples_are_at_most_so_many_versions_old_and_none_is_lost(project: Proj
 
 def test_tokens_are_recorded_under_the_version_that_sampled_them(project: Project, tmp_path: Path) -> None:
     """The weights of step 1 differ much from those before: the log-probs tell which one sampled a token."""
-    done = train_in(tmp_path / "run", project.config(*AHEAD, *FEW, "trainer.max_steps=2", "run.save_every=1"))
+    done = train_in(tmp_path / "run", project.config(*AHEAD, *REPEATABLE, "trainer.max_steps=2"))
     spans = [
         row
         for row in RunFolder.open(done.folder, read_only=True).samples.read(2)
@@ -107,26 +108,25 @@ def test_several_versions_ahead_and_a_fraction_of_one(project: Project, tmp_path
 def test_an_interrupted_run_goes_on_with_the_tokens_that_were_in_play(
     project: Project, tmp_path: Path
 ) -> None:
-    config = project.config(*AHEAD, *FEW, "run.save_every=1", "run.keep_last=9")
+    config = project.config(*AHEAD, *REPEATABLE, "run.save_every=1", "run.keep_last=9")
     whole = train_in(tmp_path / "whole", config)
-    folder = cut_after(whole.folder, tmp_path / "cut", step=2)
+    folder = cut_after(whole.folder, tmp_path / "cut", step=1)
     rest = resume_in(folder)
     (line,) = [line for line in rest.said if "in play" in line]
-    lines = (folder / "checkpoints" / "global_step_2" / IN_PLAY).read_text().splitlines()
-    kept = {uid: (version, notes) for uid, version, notes in map(read_line, lines)}
-    num_tokens = sum(len(note.token_ids) for _, notes in kept.values() for note in notes.values())
+    kept = read_in_play(folder / "checkpoints" / "global_step_1" / IN_PLAY)
+    num_tokens = sum(len(note.token_ids) for one in kept.values() for note in one.notes.values())
     assert num_tokens > 0
     assert line == f"4 prompts that were in play go on, with {num_tokens} tokens that they had"
-    assert [record.step for record in rest.records] == [3, 4, 5]
+    assert [record.step for record in rest.records] == [2, 3, 4, 5]
     check_records(folder, num_steps=5)
     assert set(trained(folder).values()) == {1}
     assert trained(folder).keys() == trained(whole.folder).keys(), "the same prompts, each once"
     with RunFolder.open(folder, read_only=True) as run:
-        rows = {row["id"]: row for step in (3, 4, 5) for row in run.samples.read(step)}
+        rows = {row["id"]: row for step in (2, 3, 4, 5) for row in run.samples.read(step)}
         assert not run.events.read("differing_request")
-    for version, notes in kept.values():
-        assert version in (1, 2)
-        for name, note in notes.items():
+    for one in kept.values():
+        assert one.version == 0
+        for name, note in one.notes.items():
             row, count = rows[name.partition("#")[0]], len(note.token_ids)
             assert row["response_ids"][:count] == list(note.token_ids)
             assert row["rollout_log_probs"][:count] == list(note.log_probs)

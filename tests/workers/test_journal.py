@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from strop.rollout.types import OnToken, Sampling, TokenOutput
-from strop.workers.journal import Journal, Note, line_of, read_line
+from strop.workers.journal import Journal, Note
 
 SAMPLING = Sampling(key=5, max_tokens=6, stop_token_ids=(0,))
 
@@ -54,14 +54,12 @@ def test_an_answer_goes_on_where_it_was_and_an_ended_one_is_not_made_again() -> 
         before = Journal(Counting(version=1))
         before.follow("e0-1")
         whole = await before.generate("e0-1/0#0", [10], SAMPLING)
-        before._client = Counting(version=2, stops_after=2)
+        before._followed = Counting(version=2, stops_after=2)
         await interrupted(before, "e0-1/0#1", [10, 20])
-        kept = read_line(line_of("e0-1", 1, (await before.notes())["e0-1"]))
-        assert kept[:2] == ("e0-1", 1)
-
+        kept = (await before.notes())["e0-1"]
         client, heard = Counting(version=3), list[tuple[int, float, int]]()
         after = Journal(client)
-        after.follow("e0-1", kept[2])
+        after.follow("e0-1", kept)
         assert await after.generate("e0-1/0#0", [10], SAMPLING) == whole
         assert client.asked == []
         found = await after.generate(
@@ -137,18 +135,3 @@ def test_what_ended_but_was_not_written_as_ended_ends_without_another_token() ->
         assert (found.token_ids, found.stop_reason, client.asked) == ((11, 0), "stop", [])
 
     asyncio.run(work())
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "{",
-        "[]",
-        '{"uid":"a","version":1}',
-        '{"uid":"a","version":1,"requests":{"b":{}}}',
-        '{"uid":"a","version":1,"requests":{"b":{"asked":"","token_ids":[1],"log_probs":[],"versions":[]}}}',
-    ],
-)
-def test_a_damaged_line_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match="it has another form|differ in number|Expecting"):
-        read_line(line)

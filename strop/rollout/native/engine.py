@@ -9,7 +9,8 @@ it held, with the error itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal
 
 from strop.engines.causal_lm import CausalLM
@@ -27,7 +28,13 @@ class NativeEngine:
     """Generates with the given model's own parameters: no copy, no transfer of weights."""
 
     def __init__(
-        self, model: CausalLM, *, max_running: int, version: int = 0, deterministic: bool = False
+        self,
+        model: CausalLM,
+        *,
+        max_running: int,
+        version: int = 0,
+        deterministic: bool = False,
+        gate: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Nothing is computed yet.
 
@@ -37,6 +44,7 @@ class NativeEngine:
             version: policy version that they hold.
             deterministic: each request is computed alone and from its beginning, so that on a CPU neither tokens nor
                 log-probs depend, to the bit, on what runs beside or ran before it.
+            gate: waited for before each step; waiting requests then enter in the order of their ids.
         """
         self._batch = DecodeBatch(
             model, max_running=1 if deterministic else max_running, reuses=not deterministic
@@ -48,6 +56,7 @@ class NativeEngine:
         self._futures: dict[str, tuple[Request, asyncio.Future[TokenOutput]]] = {}
         self._driver: asyncio.Task[None] | None = None
         self._num_checks = 0
+        self._gate, self._is_at_gate = gate, False
         self._running = asyncio.Event()
         self._running.set()
 
@@ -166,7 +175,8 @@ class NativeEngine:
         Raises:
             TimeoutError: no token within HEALTH_TIMEOUT_S.
         """
-        if self._running.is_set():
+        is_held = self._is_at_gate or not self._running.is_set()
+        if not is_held:
             self._num_checks += 1
             name = f"health check {self._num_checks}"
 
@@ -179,7 +189,7 @@ class NativeEngine:
             await generate_one_token(self, name, limit_s=HEALTH_TIMEOUT_S, sentence=late)
         return {
             "version": float(self._version),
-            "paused": float(not self._running.is_set()),
+            "paused": float(is_held),
             "running": float(len(self._batch.running)),
             "waiting": float(len(self._batch.waiting)),
             "prefilled_tokens": float(self._batch.prefill.num_computed),
@@ -199,6 +209,8 @@ class NativeEngine:
             while not self._batch.is_idle:
                 await asyncio.sleep(0)
                 await self._running.wait()
+                if self._gate is not None:
+                    await self._wait_at(self._gate)
                 self._resolve(self._batch.step(self._version))
         except Exception as error:  # noqa: BLE001  (handed to every request that waits)
             held = list(self._futures.values())
@@ -206,6 +218,14 @@ class NativeEngine:
             for _, future in held:
                 if not future.done():
                     future.set_exception(error)
+
+    async def _wait_at(self, gate: Callable[[], Awaitable[None]]) -> None:
+        self._is_at_gate = True
+        try:
+            await gate()
+        finally:
+            self._is_at_gate = False
+        self._batch.waiting = deque(sorted(self._batch.waiting, key=lambda request: request.request_id))
 
     def _resolve(self, ended: Sequence[tuple[Request, StopReason]]) -> None:
         for request, reason in ended:

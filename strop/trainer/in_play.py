@@ -1,0 +1,82 @@
+"""The file of a checkpoint that holds what was generated for the prompts of no step yet, one a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from strop.run import CheckpointError
+from strop.workers.journal import Note, Notes
+
+IN_PLAY = "in_play.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPlay:
+    """One prompt."""
+
+    uid: str
+    version: int
+    """Of the policy when it was begun."""
+    place: int | None
+    """Its place among those that have ended, from 0 for the first; None: samples of it are on their way."""
+    notes: Notes
+
+
+def in_play_text(versions: Mapping[str, int], notes: Mapping[str, Notes], ended: Sequence[str]) -> str:
+    """The content of the file.
+
+    Args:
+        versions: by uid, in the order in which they were begun, the policy version at that time.
+        notes: by uid, what was generated.
+        ended: uids of those that have ended, the first one first.
+    """
+    places = {uid: place for place, uid in enumerate(ended)}
+    lines = [
+        {
+            "uid": uid,
+            "version": version,
+            "place": places.get(uid),
+            "requests": {name: asdict(note) for name, note in notes.get(uid, {}).items()},
+        }
+        for uid, version in versions.items()
+    ]
+    return "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines)
+
+
+def read_in_play(file: Path) -> dict[str, InPlay]:
+    """By uid, in the order in which they were begun; nothing where there is no such file.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    found: dict[str, InPlay] = {}
+    if not file.is_file():
+        return found
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        try:
+            one = _read(line)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{file} is damaged: line {number} does not say what was in play ({type(error).__name__}: {error}); "
+                f"remove the checkpoint, and the run continues from an earlier one"
+            ) from error
+        found[one.uid] = one
+    return found
+
+
+def _read(line: str) -> InPlay:
+    found = json.loads(line)
+    notes = {str(name): Note(**note) for name, note in found["requests"].items()}
+    for note in notes.values():
+        if len({len(note.token_ids), len(note.log_probs), len(note.versions)}) > 1:
+            raise ValueError("the tokens of a request and their log-probs differ in number")
+    place = found["place"]
+    return InPlay(
+        uid=str(found["uid"]),
+        version=int(found["version"]),
+        place=None if place is None else int(place),
+        notes=notes,
+    )
