@@ -1,0 +1,67 @@
+"""A run whose generation is ahead of training, killed at many moments: it goes on as if nothing had been.
+
+`make kills` does it 200 times; STROP_KILLS says another number.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from test_ahead_runs import AHEAD, FEW, check_bound, trained
+from test_kill_and_resume import DEADLINE_S, Processes, events_of, processes
+from tiny_runs import Project, chain_of, check_records, train_in
+
+from strop.config import save_config
+
+__all__ = ["processes"]
+
+NUM_STEPS = 8
+NUM_KILLS = int(os.environ.get("STROP_KILLS", "20"))
+SETTINGS = [
+    *AHEAD, *FEW, "rollout.max_staleness=2", "trainer.clock=virtual", f"trainer.max_steps={NUM_STEPS}",
+    "run.save_every=1", "eval.every=3", "data.val_files=[]",
+]  # fmt: skip
+
+
+def killed(process: subprocess.Popen[str], folder: Path, num_events: int, delay_s: float) -> bool:
+    """Kill it so many seconds after so many records of its own; False where it has ended before."""
+    before, deadline = len(events_of(folder)), time.monotonic() + DEADLINE_S
+    while len(events_of(folder)) < before + num_events and process.poll() is None:
+        assert time.monotonic() < deadline, "it does nothing"
+        time.sleep(0.001)
+    try:
+        _, said = process.communicate(timeout=delay_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=10)
+        return True
+    assert process.returncode == 0, said
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120 + 40 * NUM_KILLS)
+def test_it_is_the_run_that_was_never_killed(project: Project, tmp_path: Path, processes: Processes) -> None:
+    config = project.config(*SETTINGS)
+    whole = train_in(tmp_path / "whole", config)
+    check_bound(whole, 2)
+    file = tmp_path / "run.yaml"
+    save_config(config, file)
+    rng, num_kills, num_runs = random.Random(14), 0, 0
+    while num_kills < NUM_KILLS:
+        num_runs += 1
+        folder = tmp_path / f"run-{num_runs}"
+        words: tuple[object, ...] = ("--config", file, "--out", folder)
+        while killed(processes.start("train", *words), folder, rng.randrange(1, 24), rng.uniform(0.0, 0.2)):
+            num_kills += 1
+            words = ("--resume", folder)
+        check_records(folder, num_steps=NUM_STEPS)
+        assert [one.chain for one in chain_of(folder)] == [one.chain for one in whole.chain]
+        assert trained(folder) == trained(whole.folder)
+        assert set(trained(folder).values()) == {1}
