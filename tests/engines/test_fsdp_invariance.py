@@ -48,7 +48,7 @@ def test_alone_is_plain_transformers(tiny_folder: Folder, kind: str, dtype: str)
     assert_same_run([outcome], case, expected(case), TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2"])
+@pytest.mark.parametrize("kind", [pytest.param("qwen3", marks=pytest.mark.slow), "llama", "gpt2"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_two_ranks_are_one(tiny_folder: Folder, kind: str, dtype: str) -> None:
     check(Case(folder=str(tiny_folder(kind)), dtype=dtype, assignment=UNEVEN), world_size=2)

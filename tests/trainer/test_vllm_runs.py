@@ -50,6 +50,27 @@ def test_an_adapter_reaches_generation_apart(task: LearningTask, tmp_path: Path)
     check_records(tmp_path / "run", num_steps=4)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_generation_ahead_of_training_goes_on_with_new_weights(
+    task: LearningTask, tmp_path: Path, apart: bool
+) -> None:
+    placed = ("resources.runtime=ray", "resources.apart={rollout: 1}", "resources.cpus_per_rank=0.5")
+    done = train_in(
+        tmp_path / "run",
+        task.config(
+            None,
+            *VLLM,
+            *(placed if apart else ()),
+            *("rollout.max_staleness=1", "rollout.max_running=16", "algorithm.correction.weights=token"),
+            "trainer.max_steps=4",
+        ),
+    )
+    ages = [record.step - 1 - one.versions[0] for record in done.records for one in record.reports]
+    assert set(ages) == {0, 1}
+    assert any(one.versions[0] < one.versions[1] for record in done.records for one in record.reports)
+    check_records(tmp_path / "run", num_steps=4)
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_engine_that_is_lost_in_a_step_is_started_again_and_the_step_ends(
     how: signal.Signals, task: LearningTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -177,7 +177,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, obje
 @pytest.mark.parametrize(
     ("when", "replicas"),
     [
-        ("in a step", 1),
+        pytest.param("in a step", 1, marks=pytest.mark.slow),
         pytest.param("in a step", 2, marks=pytest.mark.slow),
         pytest.param("between steps", 1, marks=pytest.mark.slow),
     ],

@@ -154,9 +154,9 @@ def assert_equal_to_one(cut: Cut, alone: Seen, together: Sequence[Seen]) -> None
     [
         ("actor", POLICY),
         ("actor", EVERY_TERM),
-        ("actor", PER_RESPONSE),
-        ("actor", WHOLE_BATCH),
-        ("adapter", EVERY_TERM),
+        pytest.param("actor", PER_RESPONSE, marks=pytest.mark.slow),
+        pytest.param("actor", WHOLE_BATCH, marks=pytest.mark.slow),
+        pytest.param("adapter", EVERY_TERM, marks=pytest.mark.slow),
         ("critic", VALUES),
     ],
     ids=["policy", "every term", "per response", "whole batch", "adapter", "critic"],
