@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--bounds", nargs="+", type=float, default=[0, 1, 2, 4], help="rollout.max_staleness")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--lr", type=float, default=2e-4, help="actor.optim.lr")
     parser.add_argument("--apart", action="store_true", help="generation in a process of its own, on Ray")
     parser.add_argument("--json", action="store_true", help="print the last line alone")
     args = parser.parse_args()
@@ -68,14 +69,20 @@ def main() -> None:
             for bound in args.bounds:
                 out = Path(folder) / f"bound-{bound:g}-seed-{seed}"
                 found[bound].append(
-                    run(start, out, bound=bound, seed=seed, steps=args.steps, apart=args.apart)
+                    run(start, out, bound=bound, seed=seed, steps=args.steps, lr=args.lr, apart=args.apart)
                 )
                 if not args.json:
                     print(f"bound {bound:g}, seed {seed}: {found[bound][-1]}", flush=True)
-    print(json.dumps({**compared(found), "steps": args.steps, "apart": args.apart, "machine": where}))
+    print(
+        json.dumps(
+            {**compared(found), "steps": args.steps, "lr": args.lr, "apart": args.apart, "machine": where}
+        )
+    )
 
 
-def run(start: Path, out: Path, *, bound: float, seed: int, steps: int, apart: bool) -> dict[str, float]:
+def run(
+    start: Path, out: Path, *, bound: float, seed: int, steps: int, lr: float, apart: bool
+) -> dict[str, float]:
     """One run; its numbers."""
     [model] = sorted((start / "sft" / "checkpoints").glob("*/model"))[-1:]
     agent = out.with_suffix(".py")
@@ -89,6 +96,7 @@ def run(start: Path, out: Path, *, bound: float, seed: int, steps: int, apart: b
         "agent.default_agent=slow_world",
         f"rollout.max_staleness={bound:g}",
         "algorithm.correction.weights=token",
+        f"actor.optim.lr={lr:g}",
         f"trainer.max_steps={steps}",
         f"trainer.seed={seed}",
         "trainer.trackers=[jsonl]",

@@ -153,6 +153,10 @@ class FunctionRegistry(Registry[F]):
         super().__setitem__(name, function)
         self.declarations.setdefault(name, Declaration())
 
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        self.declarations.pop(name, None)
+
     def _own(self, function: F, declaration: Declaration) -> dict[str, object]:
         own = own_settings(function, declaration)
         return {name: default for name, default in own.items() if name not in self.optional_columns}

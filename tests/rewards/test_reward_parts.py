@@ -121,11 +121,13 @@ def test_lost_connection_is_infrastructure_and_says_nothing_about_the_answer(tmp
     assert "unreachable in my_reward.py could not score: ConnectionRefusedError: no service" in outcome.error
 
 
-def flaky_outcome(folder: Path, text: str, retries: int, **on_failure: Any) -> tuple[Outcome, int]:
+def flaky_outcome(
+    folder: Path, text: str, retries: int, timeout_s: float = 20.0, **on_failure: Any
+) -> tuple[Outcome, int]:
     counter = folder / "tries"
     config = RewardConfig(
         path=write_reward(folder, FUNCTIONS), name="flaky", kwargs={"counter": str(counter)}, num_workers=1,
-        timeout_s=0.5, retries=retries, on_failure=OnFailureConfig(**on_failure), failed_score=-1.0,
+        timeout_s=timeout_s, retries=retries, on_failure=OnFailureConfig(**on_failure), failed_score=-1.0,
     )  # fmt: skip
     (outcome,) = score_all(config, [text])
     return outcome, len(counter.read_text())
@@ -142,7 +144,7 @@ def test_retry_ends_after_its_number_and_excludes(tmp_path: Path) -> None:
 
 
 def test_each_kind_has_its_own_way_out(tmp_path: Path) -> None:
-    outcome, tries = flaky_outcome(tmp_path, "slow", 1, infrastructure="retry", timeout="fixed")
+    outcome, tries = flaky_outcome(tmp_path, "slow", 1, timeout_s=2.0, infrastructure="retry", timeout="fixed")
     assert (outcome.kind, outcome.score, outcome.stand_in, tries) == ("timeout", None, -1.0, 1)
 
 
