@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 def _prompts(args: argparse.Namespace, data: object) -> list[Prompt]:
     from strop.data import DataConfig, read_rows
     from strop.data.prompts import spread
-    from strop.trainer.replay import prompt_of_row
+    from strop.trainer.rescoring import prompt_of_row
 
     assert isinstance(data, DataConfig), "the section of the configuration"
     rows = read_rows([args.data], data.cache_dir)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from strop.checks.reward_probes import Probe, first_probes, second_probes
 from strop.rewards import Outcome, RewardConfig
-from strop.trainer.replay import SavedSample, replay
+from strop.trainer.rescoring import SavedSample, rescore
 from strop.trajectory import Prompt, Trajectory
 
 Verdict = Literal["ok", "doubtful", "broken"]
@@ -128,7 +128,7 @@ def _scored(
         )
         for probe in probes
     ]  # fmt: skip
-    return [one.outcome for one in replay(samples, reward, tokenizer=tokenizer)] if samples else []
+    return [one.outcome for one in rescore(samples, reward, tokenizer=tokenizer)] if samples else []
 
 
 def _best_form(row: int, probes: Sequence[Probe], outcomes: Sequence[Outcome]) -> str | None:

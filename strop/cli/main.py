@@ -70,6 +70,10 @@ COMMANDS = {
         summary="the model of a checkpoint as a Hugging Face folder, proved by its log-probs",
         module="strop.cli.export",
     ),
+    "replay": Command(
+        summary="a recorded run once more, also on other resources, and whether it came out the same",
+        module="strop.cli.replay",
+    ),
     "score": Command(
         summary="a reward over saved answers, without a model: what would change",
         module="strop.cli.score",

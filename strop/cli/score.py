@@ -16,7 +16,7 @@ from strop.cli.unread import refuse_unread
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
-    from strop.trainer.replay import Replayed, SavedSample
+    from strop.trainer.rescoring import Rescored, SavedSample
 
 EPILOG = """\
 examples:
@@ -71,12 +71,12 @@ def run(args: argparse.Namespace) -> int:
     config = _settings(args)
     samples = _samples(args, config)
     from strop.trainer.models import POLICY, locate
-    from strop.trainer.replay import replay
+    from strop.trainer.rescoring import rescore
 
     if config.reward.manager:  # it is given the tokenizer
         config = locate(config, say=say, weights=False, keys=POLICY).config
     say(f"scoring {len(samples)} samples")
-    done = replay(samples, config.reward, tokenizer=config.model.tokenizer_folder)
+    done = rescore(samples, config.reward, tokenizer=config.model.tokenizer_folder)
     if args.json:
         print_json({"reward": args.reward, "samples": str(args.samples), **_record(done)})
     else:
@@ -127,7 +127,7 @@ def _settings(args: argparse.Namespace) -> Config:
 def _samples(args: argparse.Namespace, config: Config) -> list[SavedSample]:
     from strop.data.prompts import spread
     from strop.run import RunError, RunFolder
-    from strop.trainer.replay import samples_of_file, samples_of_run
+    from strop.trainer.rescoring import samples_of_file, samples_of_run
 
     if args.samples.is_dir():
         split = args.split or "train"
@@ -145,7 +145,7 @@ def _samples(args: argparse.Namespace, config: Config) -> list[SavedSample]:
     return found if args.limit is None else [found[i] for i in spread(range(len(found)), args.limit)]
 
 
-def _record(done: Sequence[Replayed]) -> dict[str, Any]:
+def _record(done: Sequence[Rescored]) -> dict[str, Any]:
     usage: dict[str, float] = {}
     for one in done:
         for name, value in one.outcome.usage.items():
@@ -159,14 +159,14 @@ def _record(done: Sequence[Replayed]) -> dict[str, Any]:
     }
 
 
-def _by_source(done: Sequence[Replayed]) -> dict[str, list[Replayed]]:
-    sources: dict[str, list[Replayed]] = {}
+def _by_source(done: Sequence[Rescored]) -> dict[str, list[Rescored]]:
+    sources: dict[str, list[Rescored]] = {}
     for one in done:
         sources.setdefault(one.sample.prompt.data_source, []).append(one)
     return sources
 
 
-def _numbers(done: Sequence[Replayed]) -> dict[str, Any]:
+def _numbers(done: Sequence[Rescored]) -> dict[str, Any]:
     """Counts, means over the samples that have the number, and seconds of the function."""
     kinds = Counter(one.outcome.kind for one in done)
     seconds = [one.outcome.seconds for one in done]
@@ -191,7 +191,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _difference(one: Replayed) -> dict[str, Any]:
+def _difference(one: Rescored) -> dict[str, Any]:
     return {
         "id": one.sample.id, "step": one.sample.step, "data_source": one.sample.prompt.data_source,
         "old": one.sample.score, "new": one.outcome.score, "outcome": one.outcome.kind,
@@ -200,7 +200,7 @@ def _difference(one: Replayed) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _show(done: Sequence[Replayed], show: int, *, timeout_s: float) -> None:
+def _show(done: Sequence[Rescored], show: int, *, timeout_s: float) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -31,5 +31,5 @@ watching.py         how far a long generation is
 
 checkpointing.py    what a checkpoint holds, for every kind of training
 stopping.py         signals that ask a run to end
-replay.py           saved answers scored again
+rescoring.py        saved answers scored again; replay.py: a recorded run made again
 """

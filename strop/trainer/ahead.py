@@ -16,12 +16,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from strop.base.metrics import Metric
 from strop.controller import as_list
 from strop.data.sampler import parse_visit_uid
 from strop.rollout.types import Sampling
-from strop.run import RunFolder
+from strop.run import RunError, RunFolder
+from strop.run.schedule import StepSchedule, write_schedule
 from strop.trainer.collecting import CollectedSamples, RolloutCollector, TooFewGroups, training_rows
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
@@ -31,6 +33,7 @@ from strop.trainer.policy_sync import MAX_HEALS
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
+from strop.workers.journal import Notes
 from strop.workers.reports import EpisodeReport
 
 STALENESS = Metric(
@@ -81,8 +84,15 @@ class AheadCollector(RolloutCollector):
         sampling: Sampling,
         *,
         start_step: int,
+        recorded: Mapping[int, StepSchedule] = MappingProxyType({}),
     ) -> None:
-        """As RolloutCollector; `start_step` steps of the run are done."""
+        """As RolloutCollector.
+
+        Args:
+            config, run, data, roles, sampling: of the run.
+            start_step: steps of it that are done.
+            recorded: by step, the schedule of a run that this one repeats.
+        """
         super().__init__(config, run, data, roles, sampling)
         self._pace = Pace(
             groups_per_step=config.data.prompts_per_step,
@@ -91,20 +101,24 @@ class AheadCollector(RolloutCollector):
         )
         self._begun: dict[str, Begun] = {}
         """By uid, in the order in which they were begun, those of no step yet."""
+        self._arrived: dict[str, Experience] = {}
+        """Those of them that have ended and that no step has looked at, first the one that ended first."""
         self._ended: dict[str, Experience] = {}
-        """Those of them that have ended, first the one that ended first."""
+        """Those that a step has looked at, and that wait for this one or a later one, in that order."""
         self._ended_before: list[str] = []
         """Those that had ended when the run was interrupted, in that order, until they have arrived."""
         self._start_step = start_step
         self._num_begun = start_step * config.data.prompts_per_step
         self._num_heals = 0
+        self._recorded = recorded
+        self._spans = {uid: spans for step in recorded.values() for uid, spans in step.spans.items()}
         self._busy_s, self._looked_s = 0.0, time.perf_counter()
 
     def texts(self) -> dict[str, str]:
         """What was generated for the prompts of no step yet."""
         told = as_list(self._roles.rollout.call.notes())
         notes = {uid: one for rank, _ in told for uid, one in rank.items()}
-        ended = [*self._ended, *(uid for _, own in told for uid in own)]
+        ended = [*self._ended, *self._arrived, *(uid for _, own in told for uid in own)]
         return {IN_PLAY: in_play_text(self._versions, notes, ended)}
 
     def begin_again(self, checkpoint: Path | None) -> list[str]:
@@ -123,7 +137,7 @@ class AheadCollector(RolloutCollector):
         for prompt in prompts:
             self._note(prompt, kept[prompt.uid].version if prompt.uid in kept else self._start_step)
         notes = {uid: one.notes for uid, one in kept.items()}
-        self._roles.begin(prompts, self._config.rollout.samples_per_prompt, self._sampling, notes)
+        self._begin(prompts, notes)
         places = {uid: one.place for uid, one in kept.items() if one.place is not None}
         self._ended_before = sorted(places, key=lambda uid: places[uid])
         num_tokens = sum(len(note.token_ids) for one in notes.values() for note in one.values())
@@ -138,17 +152,24 @@ class AheadCollector(RolloutCollector):
         """
         asked_s, self._num_heals = time.perf_counter(), 0
         left_out = _LeftOut()
+        looked_at: list[str] = []
         num_refused = self._fill(step)
         with self._roles.active("rollout"), self._roles.watch.playing(self._config.samples_per_step):
             while (chosen := self._pace.choose(step, self._versions, list(self._ended))) is None:
-                self._sort_out(self._arrived(step), left_out)
+                uid = self._next(step)
+                looked_at.append(uid)
+                self._sort_out(uid, self._arrived.pop(uid), left_out)
                 num_refused += self._replace(step, left_out)
+            if self._recorded:  # what these weights sampled is sampled before others come
+                self._arrived |= _by_prompt(self._roles.ended([], 0))
             groups = [*(self._ended.pop(uid) for uid in chosen), *left_out.groups]
             episodes = Experience.concat(groups) if groups else self._roles.ended([], 0)
             metrics = self._idle(asked_s)
         self._check(episodes.reports)
         begun = [*(self._begun.pop(uid) for uid in chosen), *left_out.begun]
-        self._roles.rollout.call.forget([one.prompt.uid for one in begun])
+        told = as_list(self._roles.rollout.call.forget([one.prompt.uid for one in begun]))
+        spans = {uid: one for rank in told for uid, one in rank.items()}
+        write_schedule(self._run.events, step, StepSchedule(ended=tuple(looked_at), spans=spans))
         self._tell_differing(step)
         kept = [row for row, report in enumerate(episodes.reports) if report.uid not in left_out.causes]
         taken = episodes.take(kept)
@@ -181,8 +202,12 @@ class AheadCollector(RolloutCollector):
         for prompt in drawn.prompts:
             self._note(prompt, step - 1)
         if drawn.prompts:
-            self._roles.begin(drawn.prompts, self._config.rollout.samples_per_prompt, self._sampling)
+            self._begin(drawn.prompts)
         return len(drawn.refused)
+
+    def _begin(self, prompts: Sequence[Prompt], notes: Mapping[str, Notes] = MappingProxyType({})) -> None:
+        count = self._config.rollout.samples_per_prompt
+        self._roles.begin(prompts, count, self._sampling, notes, self._spans)
 
     def _note(self, prompt: Prompt, version: int) -> None:
         self._begun[prompt.uid] = Begun(prompt=prompt, version=version, at_s=time.perf_counter())
@@ -211,41 +236,55 @@ class AheadCollector(RolloutCollector):
 
     # ------------------------------------------------------------------ what has ended
 
-    def _arrived(self, step: int) -> dict[str, Experience]:
-        """By uid the groups that have ended since the last time, after a wait for those that the step cannot do
-        without; what was lost with an engine is begun again."""
+    def _next(self, step: int) -> str:
+        """The group that the step looks at next: the one that ended first, or the one that was recorded there."""
+        if step in self._recorded:
+            for uid in self._recorded[step].ended:
+                if uid in self._begun and uid not in self._ended:
+                    while uid not in self._arrived:
+                        self._wait(step, [uid], at_least=0)
+                    return uid
+            raise RunError(
+                f"step {step} needs more groups than the run that is repeated had looked at: it left the schedule, "
+                f"because samples came out otherwise"
+            )
+        while not self._arrived:
+            due = [uid for uid in self._pace.due(step, self._versions) if uid not in self._ended]
+            missing = self._pace.missing(step, self._versions, self._ended)
+            ranks = self._roles.rollout.world_size
+            self._wait(step, due, at_least=max(1, math.ceil(missing / ranks)))
+        return next(iter(self._arrived))
+
+    def _wait(self, step: int, due: Sequence[str], *, at_least: int) -> None:
+        """Wait for groups, all of `due` among them; what was lost with an engine is begun again."""
         assert len(self._begun) > len(self._ended), "what the step waits for is in play"
-        due = [uid for uid in self._pace.due(step, self._versions) if uid not in self._ended]
-        missing = self._pace.missing(step, self._versions, self._ended)
-        ranks = self._roles.rollout.world_size
-        arrived = _by_prompt(self._roles.ended(due, max(1, math.ceil(missing / ranks))))
+        arrived = _by_prompt(self._roles.ended(due, at_least))
         lost = [uid for uid, group in arrived.items() if any(one.engine_was_lost for one in group.reports)]
         if lost and self._num_heals < MAX_HEALS and self._roles.sync.heal():
             self._num_heals += 1
-            again = [self._begun[uid].prompt for uid in lost]
-            self._roles.begin(again, self._config.rollout.samples_per_prompt, self._sampling)
-            return {uid: group for uid, group in arrived.items() if uid not in lost}
-        return arrived
+            self._begin([self._begun[uid].prompt for uid in lost])
+            arrived = {uid: group for uid, group in arrived.items() if uid not in lost}
+        first = [uid for uid in self._ended_before if uid in arrived]
+        self._ended_before = [uid for uid in self._ended_before if uid not in first]
+        self._arrived |= {
+            uid: arrived[uid] for uid in [*first, *(uid for uid in arrived if uid not in first)]
+        }
 
     def _tell_differing(self, step: int) -> None:
         """Record the samples that asked for something else than before an interruption, and were played afresh."""
         for name in (one for rank in as_list(self._roles.rollout.call.differing_requests()) for one in rank):
             self._run.events.append("differing_request", step, request=name)
 
-    def _sort_out(self, arrived: Mapping[str, Experience], left_out: _LeftOut) -> None:
-        """Keep groups for this step or a later one, or leave them out."""
+    def _sort_out(self, uid: str, group: Experience, left_out: _LeftOut) -> None:
+        """Keep a group for this step or a later one, or leave it out."""
         filters = self._config.algorithm.filter_groups.enable
-        for uid, group in arrived.items():
-            cause = self._filter(group.reports, at_most=1)[uid] if filters else ""
-            if cause:
-                left_out.causes[uid] = cause
-                left_out.groups.append(group)
-                left_out.begun.append(self._begun.pop(uid))
-            else:
-                self._ended[uid] = group
-        first = [uid for uid in self._ended_before if uid in self._ended]
-        self._ended = {uid: self._ended[uid] for uid in [*first, *self._ended]}
-        self._ended_before = []
+        cause = self._filter(group.reports, at_most=1)[uid] if filters else ""
+        if cause:
+            left_out.causes[uid] = cause
+            left_out.groups.append(group)
+            left_out.begun.append(self._begun.pop(uid))
+        else:
+            self._ended[uid] = group
 
     def _idle(self, asked_s: float) -> dict[str, float]:
         """Shares of the time since the last look, which ends now."""

@@ -153,6 +153,16 @@ def optimizer_of(run: RunFolder, checkpoint: Checkpoint | None) -> Path | None:
     return folder if checkpoint is None and folder.is_dir() else None
 
 
+def take_optimizer(origin: Path, folder: Path) -> None:
+    """Let the run in `folder` begin with the optimizer's state that the one in `origin` began with, if any.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    if (origin / START / OPTIMIZER).is_dir():
+        _link_all(origin / START / OPTIMIZER, folder / START / OPTIMIZER)
+
+
 def _trained(config: Config) -> list[str]:
     return ["actor", CRITIC] if config.uses_critic else ["actor"]
 

@@ -42,6 +42,7 @@ from strop.trainer.phases import Phases, Stages
 from strop.trainer.preflight import RunRefused, try_out
 from strop.trainer.recorded import check_recording
 from strop.trainer.records import StepRecord
+from strop.trainer.replay import read_recorded
 from strop.trainer.reporting import episode_metrics, num_response_tokens, num_tokens
 from strop.trainer.results import TrainResult, result_of
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
@@ -90,6 +91,7 @@ class Trainer:
         check_models(config)
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
+        self._recorded = read_recorded(run.path)
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         self.data: TrainingData = load_training_data(config)
         check_recording(config, self.data, first_step=self._start_step + 1)
@@ -124,10 +126,9 @@ class Trainer:
                 trackers.log(0, metrics := self._validate(0).metrics)
                 self._monitor.observe(metrics)
             self._growth.begin()
-            step, self._ending = (
-                self._start_step,
-                Ending(self.config.trainer, self._run, num_steps=self.data.num_steps),
-            )
+            last_step = self.data.num_steps if self._recorded is None else self._recorded.last_step
+            step = self._start_step
+            self._ending = Ending(self.config.trainer, self._run, num_steps=last_step)
             while step < self.data.num_steps and not self._ending.reason:
                 step += 1
                 with self._stop.step():
@@ -228,6 +229,7 @@ class Trainer:
             samples=self._run.samples.folder if config.run.save_samples else None,
             logs=self._run.path / "logs",
             costs=self._costs,
+            is_replayed=self._recorded is not None and bool(self._recorded.steps),
         )
         kl = KlController(config.algorithm.kl_ctrl)
         if self._checkpoint is not None:
@@ -237,7 +239,8 @@ class Trainer:
         parts = config, self._run, self.data, self.roles, sampling
         self.collector = RolloutCollector(*parts)
         if config.rollout.max_staleness:
-            self.collector = AheadCollector(*parts, start_step=self._start_step)
+            recorded = {} if self._recorded is None else self._recorded.steps
+            self.collector = AheadCollector(*parts, start_step=self._start_step, recorded=recorded)
         self._checkpointer = Checkpointer(
             self._run,
             self.roles.trained(),

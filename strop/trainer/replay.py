@@ -1,200 +1,145 @@
-"""Saved answers, scored again by a reward: no model is loaded, nothing is generated.
-
-Samples come from a run folder, whose rows are found again in the data files by their number so that a reward function
-gets all columns (rows of a dataset class of the user's own were saved with the samples); or from a file of JSON lines
-or Parquet, one answer per row.
-"""
+"""A run that repeats a recorded one, possibly on other resources: its folder holds the schedule that it follows."""
 
 from __future__ import annotations
 
-import asyncio
-import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-from strop.data import DataConfig, read_rows
-from strop.data.rows import row_data_source, row_extra_info, row_ground_truth, row_messages
-from strop.rewards import Outcome, RewardConfig, RewardPool
-from strop.rewards.wire import decode
-from strop.run import RunFolder
-from strop.trajectory import Prompt, Trajectory
+from strop.base.foreign_files import open_regular
+from strop.config import ConfigError, read_settings
+from strop.run import RunError, RunFolder
+from strop.run.durable import replace_text
+from strop.run.schedule import StepSchedule, read_schedule
+from strop.trainer import threads as threads_of_runs
+from strop.trainer.beginning import take_optimizer
+from strop.trainer.continuing import NEUTRAL, is_among, settings_to_continue
+from strop.trainer.launch import CONFIG_FILE, Say, Start, start_run
 
-RESPONSES = ("response", "solution_str", "completion", "output")
-"""Columns of a file that may hold the answer, in the order in which they are looked for."""
-TRUTHS = ("ground_truth", "gts", "answer", "solution")
-PROMPTS = ("prompt", "input", "messages")
-SCORES = ("score", "reward")
-_ROW = re.compile(r".*-(\d+)")
-_TOLERANCE = 1e-9
+FILE = "replay.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SavedSample:
-    """An answer that was given before."""
+class Recorded:
+    """What is repeated."""
 
+    run: str
+    """Folder of the recorded run."""
     id: str
-    prompt: Prompt
-    response: str
-    score: float | None
-    """What it was given then; None where it was not, or the file does not say."""
-    is_scored: bool
-    """Whether the file says what the score was: a sample that could not be scored has none."""
-    trajectory: Trajectory
-    """What a reward function is told of it: number of turns, facts of its agent, tokens."""
-    step: int | None = None
+    last_step: int
+    """The recorded run came so far."""
+    steps: Mapping[int, StepSchedule]
+    """Empty where generation was not ahead: then everything follows from settings and seed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Replayed:
-    """A saved sample with its new outcome."""
-
-    sample: SavedSample
-    outcome: Outcome
-
-    @property
-    def has_changed(self) -> bool:
-        """The score is another one than before; False where there was nothing to compare with."""
-        old, new = self.sample.score, self.outcome.score
-        if old is None or new is None:
-            return self.sample.is_scored and (old is None) != (new is None)
-        return not math.isclose(old, new, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
-
-
-def replay(samples: Sequence[SavedSample], reward: RewardConfig, *, tokenizer: str = "") -> list[Replayed]:
-    """Score every sample, in order; `tokenizer` as in `RewardPool`.
-
-    Raises:
-        RewardError: the reward cannot be loaded.
-    """
-
-    async def run() -> list[Outcome]:
-        async with RewardPool(reward, tokenizer=tokenizer) as pool:
-            return await asyncio.gather(
-                *(pool.score(one.prompt, one.trajectory, one.response) for one in samples)
-            )
-
-    outcomes = asyncio.run(run())
-    return [Replayed(sample=one, outcome=outcome) for one, outcome in zip(samples, outcomes, strict=True)]
-
-
-def samples_of_run(
-    run: RunFolder, data: DataConfig, *, split: Literal["train", "val"], steps: Sequence[int]
-) -> list[SavedSample]:
-    """The samples of some steps of a run, with the rows that they answer.
+def replay_run(
+    folder: Path,
+    out: Path,
+    *,
+    overrides: Sequence[str],
+    command: Sequence[str],
+    say: Say,
+    admit: Callable[[str], object] | None,
+) -> tuple[Start, Recorded]:
+    """A fresh run folder for a run that is made again, and what is repeated.
 
     Args:
-        run: folder.
-        data: its data settings.
-        split: train or val.
-        steps: at least one.
+        folder: of the recorded run.
+        out: absent or empty.
+        overrides: settings that may be given anew (NEUTRAL of `strop.trainer.continuing`).
+        command: the command line.
+        say: takes lines for the person who watches.
+        admit: raises for a content of config.yaml that may not be used.
 
     Raises:
-        ValueError, FileNotFoundError: a data file is gone, or has fewer rows than the run saw.
+        ConfigError: an override would make it another run.
+        RunError: there is nothing to repeat, or the run was steered on its way.
     """
-    files = data.train_files if split == "train" else data.val_files
-    rows = [] if data.dataset_class.path else read_rows(files, data.cache_dir)
-    saved = [row for step in steps for row in run.samples.read(step, split=split)]
-    return [_of_run(row, rows, data, split) for row in saved if row.get("response") is not None]
-
-
-def _of_run(
-    saved: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], data: DataConfig, split: str
-) -> SavedSample:
-    match = _ROW.fullmatch(saved["uid"])
-    number = int(match[1]) if match else 0
-    source: Mapping[str, Any] = {}
-    if rows:
-        if number >= len(rows):
-            raise ValueError(
-                f"sample {saved['id']} answers {split} row {number}, but the data files have only {len(rows)} rows: "
-                f"restore the files that the run was trained with"
+    text = read_settings(folder / CONFIG_FILE)
+    if admit is not None:
+        admit(text)
+    continuation = settings_to_continue(folder / CONFIG_FILE, overrides, text=text)
+    for key in continuation.after:
+        if not is_among(key, NEUTRAL):
+            raise ConfigError(
+                f"{key} is {continuation.before[key]!r} in {folder}: with another value it is no repetition; "
+                f"leave it out"
             )
-        source = rows[number]
-    where = f"{split} row {number}"
-    kept = decode(saved["dataset_row"].encode())[0] if saved.get("dataset_row") else {}
-    prompt = Prompt(
-        uid=saved["uid"],
-        row=number,
-        token_ids=tuple(saved.get("prompt_ids") or (0,)),
-        messages=row_messages(source, data, where)
-        if source
-        else _as_messages(kept.get("messages") or saved.get("prompt")),
-        data_source=saved["data_source"] or "",
-        ground_truth=row_ground_truth(source, data) if source else saved.get("ground_truth"),
-        extra_info=row_extra_info(source, where) if source else kept.get("extra_info", {}),
-        columns=_columns(source, data) if source else kept.get("columns", {}),
-    )
-    trajectory = Trajectory(
-        uid=prompt.uid, sample_index=0, prompt_ids=prompt.token_ids, num_turns=saved.get("num_turns") or 2,
-        extra=saved.get("agent_facts") or {},
-    ).with_given(saved.get("response_ids") or ())  # fmt: skip
-    return SavedSample(
-        id=saved["id"], prompt=prompt, response=saved["response"], trajectory=trajectory, score=saved.get("score"),
-        is_scored=saved.get("outcome") is not None, step=saved.get("step"),
-    )  # fmt: skip
+    with RunFolder.open(folder, read_only=True) as run:
+        recorded = recorded_of(run)
+        threads = run.events.read(threads_of_runs.EVENT)
+    config = continuation.config
+    start = start_run(out, config, command=command, say=say)
+    try:
+        take_optimizer(folder, start.run.path)
+        write_recorded(start.run.path, recorded)
+        if threads:  # sums of floating point depend on it
+            start.run.events.append(threads_of_runs.EVENT, 0, count=threads[-1]["count"], why="as recorded")
+    except BaseException:
+        start.run.close()
+        raise
+    followed = f"follows its schedule over {len(recorded.steps)} steps" if recorded.steps else "from its seed"
+    say(f"{folder} is made again to step {recorded.last_step}, {followed}")
+    if config.rollout.engine != "native" or (recorded.steps and not config.rollout.deterministic):
+        say(
+            "log-probs, and with them samples, may differ in floating point: which requests were computed together is "
+            "not repeated (rollout.deterministic=true in the recorded run makes it independent of that)"
+        )
+    return start, recorded
 
 
-def samples_of_file(path: Path, data: DataConfig) -> list[SavedSample]:
-    """The rows of a JSON-lines or Parquet file.
-
-    Columns: the answer (response, solution_str, completion or output); data_source; the ground truth (as data.
-    ground_truth_key says, else ground_truth, gts, answer or solution); and, where they are there, prompt, extra_info,
-    score or reward, id or uid, step. All columns reach a reward function of TRL's kind.
+def recorded_of(run: RunFolder) -> Recorded:
+    """What there is to repeat of a run.
 
     Raises:
-        ValueError: a row has no answer, or no data source where data.default_data_source is empty.
+        RunError: it did no step, or was steered on its way.
     """
-    rows = read_rows([path])
-    return [_of_file(row, number, data) for number, row in enumerate(rows)]
+    for event in run.events.read("resumed"):
+        steered = [key for key in event.get("settings", {}) if not is_among(key, NEUTRAL)]
+        if steered:
+            raise RunError(
+                f"{run.path} was continued with other settings at step {event['step']} ({', '.join(steered)}), so its "
+                f"steps do not follow from those that it has now; repeat a run that kept its settings"
+            )
+    prints = run.fingerprints.read()
+    if not prints:
+        raise RunError(f"{run.path} did no step, so there is nothing to repeat")
+    config = run.info["config"]
+    is_virtual = config.get("trainer", {}).get("clock") == "virtual"
+    return Recorded(
+        run=str(run.path),
+        id=run.info["id"],
+        last_step=prints[-1].step,
+        steps={} if is_virtual else read_schedule(run.events),
+    )
 
 
-def _of_file(row: Mapping[str, Any], number: int, data: DataConfig) -> SavedSample:
-    response = _first(row, RESPONSES)
-    if isinstance(response, (list, tuple)) and response and isinstance(response[-1], Mapping):
-        response = response[-1].get("content")
-    if not isinstance(response, str):
-        raise ValueError(
-            f"row {number} has no answer as text: name the column {', '.join(RESPONSES[:-1])} or {RESPONSES[-1]}; "
-            f"columns found: {', '.join(row)}"
+def write_recorded(folder: Path, recorded: Recorded) -> None:
+    """Into the folder of the run that repeats it."""
+    replace_text(folder / FILE, json.dumps(asdict(recorded)))
+
+
+def read_recorded(folder: Path) -> Recorded | None:
+    """What the run in this folder repeats; None: it is a run of its own.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    file = folder / FILE
+    if not file.is_file():
+        return None
+    try:
+        with open_regular(file) as stream:
+            found = json.load(stream)
+        steps = {
+            int(step): StepSchedule(ended=tuple(one["ended"]), spans=one["spans"])
+            for step, one in found["steps"].items()
+        }
+        return Recorded(
+            run=str(found["run"]), id=str(found["id"]), last_step=int(found["last_step"]), steps=steps
         )
-    prompt = prompt_of_row(row, number, data)
-    score, name = _first(row, SCORES), prompt.uid
-    is_number = isinstance(score, (int, float)) and not isinstance(score, bool)
-    step = row.get("step")
-    bare = Trajectory(uid=name, sample_index=0, prompt_ids=prompt.token_ids)
-    return SavedSample(
-        id=name, prompt=prompt, response=response, trajectory=bare, score=float(score) if is_number else None,
-        is_scored=is_number, step=step if isinstance(step, int) else None,
-    )  # fmt: skip
-
-
-def prompt_of_row(row: Mapping[str, Any], number: int, data: DataConfig) -> Prompt:
-    """A row of a file as a reward is told of it, without tokens; columns as in `samples_of_file`."""
-    truth = row_ground_truth(row, data)
-    return Prompt(
-        uid=str(_first(row, ("id", "uid")) or f"row {number}"), row=number, token_ids=(0,),
-        messages=_as_messages(_first(row, PROMPTS)), data_source=row_data_source(row, data),
-        ground_truth=_first(row, TRUTHS) if truth is None else truth,
-        extra_info=row_extra_info(row, f"row {number}"), columns=_columns(row, data),
-    )  # fmt: skip
-
-
-def _columns(row: Mapping[str, Any], data: DataConfig) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in row.items()
-        if name not in (data.data_source_key, "extra_info", "reward_model")
-    }
-
-
-def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return next((row[name] for name in names if row.get(name) is not None), None)
-
-
-def _as_messages(prompt: Any) -> tuple[Mapping[str, Any], ...]:
-    if isinstance(prompt, (list, tuple)) and all(isinstance(message, Mapping) for message in prompt):
-        return tuple(prompt)
-    return () if prompt is None else ({"role": "user", "content": str(prompt)},)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{file} is damaged ({type(error).__name__}: {error}); remove the folder, and repeat the run again"
+        ) from error

@@ -35,6 +35,7 @@ from strop.engines.model import check_language_model, check_reward_model, check_
 from strop.engines.ulysses import check_sequence_parallel
 from strop.protocol import DataProto, DataProtoFuture
 from strop.rollout.types import Sampling
+from strop.run.schedule import Spans
 from strop.trainer.config import Config
 from strop.trainer.costs import CostTracker
 from strop.trainer.experience import Experience
@@ -120,15 +121,21 @@ class Roles:
         samples_per_prompt: int,
         sampling: Sampling,
         notes: Mapping[str, Notes] = MappingProxyType({}),
+        spans: Mapping[str, Spans] = MappingProxyType({}),
     ) -> None:
         """Begin every sample of these prompts; `ended` gives them when they have ended.
 
         Args:
             prompts, samples_per_prompt, sampling: as for `play`.
             notes: by uid, what was generated for some of them before the run was interrupted.
+            spans: by uid, which versions have to sample what, where a run is made again.
         """
-        given = [notes.get(prompt.uid, {}) for prompt in prompts]
-        rows = DataProto.from_dict({}, non_tensors={"prompt": prompts, "notes": given})
+        columns = {
+            "prompt": prompts,
+            "notes": [notes.get(prompt.uid, {}) for prompt in prompts],
+            "spans": [spans.get(prompt.uid, {}) for prompt in prompts],
+        }
+        rows = DataProto.from_dict({}, non_tensors=columns)
         self.rollout.call.begin(rows, samples_per_prompt, sampling)
 
     def ended(self, due: Sequence[str], at_least: int) -> Experience:
@@ -281,6 +288,7 @@ def make_roles(
     optimizer: Path | None = None,
     logs: Path | None = None,
     costs: CostTracker | None = None,
+    is_replayed: bool = False,
 ) -> Roles:
     """Start every role of a run.
 
@@ -294,6 +302,7 @@ def make_roles(
         optimizer: folder with the optimizer's state that a new run takes over from another one.
         logs: folder for what reward functions print; None: it is not kept.
         costs: of the run; not given: a count that begins here and is kept nowhere.
+        is_replayed: requests wait for the versions that sampled them in another run.
     """
     specs = _specs(
         config,
@@ -303,6 +312,7 @@ def make_roles(
         version=version,
         samples=samples,
         logs=logs,
+        is_replayed=is_replayed,
     )
     apart = config.resources.apart
     groups: dict[str, WorkerGroup[Any]] = runtime.groups(
@@ -336,6 +346,7 @@ def _specs(
     samples: Path | None,
     logs: Path | None,
     optimizer: Path | None = None,
+    is_replayed: bool = False,
 ) -> Mapping[str, RoleSpec[Any]]:
     """What to make, in the order in which roles of one process are made."""
     device = device_name(config.resources.device)
@@ -389,6 +400,7 @@ def _specs(
         keeps_rows=bool(config.data.dataset_class.path),
         extensions=config.algorithm.extensions,
         counts_steps=config.trainer.clock == "virtual",
+        is_replayed=is_replayed,
         recording=Path(config.trainer.skip_rollout).absolute() if config.trainer.skip_rollout else None,
     )
     engines = config.engines

@@ -10,6 +10,7 @@ from typing import Any
 
 from strop.cli.output import print_json, print_plain, shorten
 from strop.run import Difference, RunFolder, common_steps, compare
+from strop.run.schedule import ScheduleDifference, compare_schedules, read_schedule
 
 SUMMARY = "where two runs part: first step and stage"
 EPILOG = """\
@@ -19,7 +20,8 @@ examples:
 
 Exit code 0: equal to the bit over all steps that both runs have. 1: they differ; the first step and stage is
 named. The stages of a step, in order: data, prompt_tokens, sampled_tokens, log_probs, rewards, advantages, loss,
-weights.
+weights. Of runs whose generation was ahead of training it is also said whether their schedules (what ended in which
+order, which weights sampled which tokens) part before, or the numbers do.
 """
 
 _COLUMNS = {
@@ -61,14 +63,19 @@ def run(args: argparse.Namespace) -> int:
         steps = common_steps(prints_a, prints_b)
         sample = None if difference is None else first_sample(a, b, difference)
         settings = changed_settings(a.info.get("config", {}), b.info.get("config", {}))
+        schedules = read_schedule(a.events), read_schedule(b.events)
+        schedule = None if difference is None else compare_schedules(*schedules, until=difference.step)
     if args.json:
-        print_json(_record(steps, difference, sample, settings))
+        cause = _cause(schedule) if all(schedules) and difference is not None else None
+        print_json({**_record(steps, difference, sample, settings), "cause": cause})
     elif difference is None:
         lengths = {len(prints_a), len(prints_b)}
         rest = "" if lengths == {len(steps)} else f"; the longer run has {max(lengths)} steps"
         print_plain(f"equal over {len(steps)} common steps ({steps[0]} to {steps[-1]}){rest}")
     else:
         _show(difference, sample, settings)
+        if all(schedules):
+            print_plain(_cause_in_words(schedule))
     return 0 if difference is None else 1
 
 
@@ -147,6 +154,19 @@ def _show(difference: Difference, sample: SampleDifference | None, settings: Map
         ]
         more = len(settings) - len(shown)
         print_plain(f"settings that differ: {'; '.join(shown)}{f'; and {more} more' if more else ''}")
+
+
+def _cause(schedule: ScheduleDifference | None) -> str:
+    return "numbers" if schedule is None else "schedule"
+
+
+def _cause_in_words(schedule: ScheduleDifference | None) -> str:
+    if schedule is None:
+        return "their schedules are the same until then: the difference is one of numbers"
+    return (
+        f"their schedules part in step {schedule.step}, which {schedule.text}: runs ahead of training are made again "
+        f"with `strop replay`, not with their seed"
+    )
 
 
 def _record(

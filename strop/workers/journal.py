@@ -11,14 +11,18 @@ Concurrency: one asyncio loop.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import json
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from strop.rollout.client import GenerateClient
 from strop.rollout.ledger import OpenRequest
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
+from strop.run.schedule import Spans, versions_in_spans
+from strop.workers.recorded_schedule import RecordedSchedule
 
 
 @dataclass(kw_only=True)
@@ -41,12 +45,18 @@ Notes = dict[str, Note]
 class Journal:
     """Answers requests, with a client or from notes."""
 
-    def __init__(self, client: GenerateClient, followed: GenerateClient | None = None) -> None:
+    def __init__(
+        self,
+        client: GenerateClient,
+        followed: GenerateClient | None = None,
+        schedule: RecordedSchedule | None = None,
+    ) -> None:
         """Args:
         client: of the engines.
         followed: what requests of the prompts that it follows go through in its place, if not the same.
+        schedule: says how many tokens a request may have with the weights of the moment; None: all.
         """
-        self._client, self._followed = client, followed or client
+        self._client, self._followed, self._schedule = client, followed or client, schedule
         self._kept: dict[str, Notes] = {}
         self._given: dict[str, Notes] = {}
         self.differing: list[str] = []
@@ -58,11 +68,18 @@ class Journal:
         if given:
             self._given[uid] = dict(given)
 
-    def forget(self, uids: Collection[str]) -> None:
-        """These prompts were trained."""
+    def forget(self, uids: Collection[str]) -> dict[str, Spans]:
+        """These prompts were trained; by uid of those that were played here, which versions sampled them."""
+        spans: dict[str, Spans] = {}
         for uid in uids:
-            self._kept.pop(uid, None)
+            kept = self._kept.pop(uid, None)
             self._given.pop(uid, None)
+            if kept is not None:
+                spans[uid] = {
+                    name.removeprefix(f"{uid}/"): versions_in_spans(note.versions)
+                    for name, note in kept.items()
+                }
+        return spans
 
     async def notes(self) -> dict[str, Notes]:
         """By uid, copies of those of every prompt that is followed; with what was given and not asked for again yet."""
@@ -99,6 +116,8 @@ class Journal:
             note.stop_reason = old.stop_reason or request.end()
         if note.stop_reason is None:
             note.stop_reason = await self._rest(request)
+        if self._schedule is not None:
+            self._schedule.answered(request_id)
         return request.output(note.stop_reason)
 
     def _old(self, uid: str, request_id: str, asked: str) -> Note | None:
@@ -115,15 +134,23 @@ class Journal:
 
     async def _rest(self, request: OpenRequest) -> StopReason:
         """Generate what is missing."""
-        before = len(request.token_ids)
-        if before:
-            request.losses.append("the run was interrupted")  # so that it is asked for behind its tokens
-        name, ids, sampling = request.rest()
-        output = await self._followed.generate(name, ids, sampling, on_token=request.hear)
-        heard = len(request.token_ids) - before  # none of an engine that says only the whole
-        for token in list(zip(output.token_ids, output.log_probs, output.versions, strict=True))[heard:]:
-            request.hear(*token)
-        return output.stop_reason
+        while True:
+            before = len(request.token_ids)
+            limit = sys.maxsize
+            if self._schedule is not None:
+                limit = await self._schedule.allowance(request.request_id, before)
+            if before:
+                request.losses.append("it was interrupted")  # so that it is asked for behind its tokens
+            name, ids, sampling = request.rest()
+            part = dataclasses.replace(sampling, max_tokens=min(limit, sampling.max_tokens))
+            output = await self._followed.generate(name, ids, part, on_token=request.hear)
+            heard = len(request.token_ids) - before  # none of an engine that says only the whole
+            for token in list(zip(output.token_ids, output.log_probs, output.versions, strict=True))[heard:]:
+                request.hear(*token)
+            if self._schedule is not None:
+                self._schedule.heard(request.request_id, len(request.token_ids))
+            if output.stop_reason != "length" or limit >= sampling.max_tokens:
+                return output.stop_reason
 
 
 def _digest(prompt_ids: Sequence[int], sampling: Sampling) -> str:

@@ -38,6 +38,7 @@ from strop.rollout.sync.receiver import WeightReceiver
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.rollout.types import Sampling
 from strop.run import SampleStore
+from strop.run.schedule import Spans
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode, episode_rows
 from strop.workers.fleet import make_fleet
@@ -46,6 +47,7 @@ from strop.workers.in_flight import GroupsInFlight
 from strop.workers.journal import Journal, Notes
 from strop.workers.models import TrainedWorker
 from strop.workers.player import make_player
+from strop.workers.recorded_schedule import RecordedSchedule
 from strop.workers.recording import open_recording
 from strop.workers.reports import report_of, reward_parts, sample_row
 from strop.workers.step_clock import ClockedClient, StepClock
@@ -77,6 +79,7 @@ class RolloutWorker(Worker):
         recording: Path | None = None,
         extensions: Sequence[str] = (),
         counts_steps: bool = False,
+        is_replayed: bool = False,
     ) -> None:
         """Load tokenizer and policy.
 
@@ -99,6 +102,7 @@ class RolloutWorker(Worker):
             recording: a run whose samples are taken in place of new ones.
             extensions: files of the user's that register an engine.
             counts_steps: what ends first follows from the engine's steps, not from the clock on the wall.
+            is_replayed: requests wait for the versions that `begin` is told.
         """
         super().__init__()
         load_extensions(extensions)
@@ -132,7 +136,8 @@ class RolloutWorker(Worker):
         self._pool_runs = self._is_held = self._is_closed = False
         self._tally = Tally(logs, rank=self.rank)
         clocked = None if clock is None else ClockedClient(self._fleet.client, clock)
-        self._journal = Journal(self._fleet.client, clocked)
+        self._schedule = RecordedSchedule(version) if is_replayed else None
+        self._journal = Journal(self._fleet.client, clocked, self._schedule)
         self._player = make_player(
             self._journal if rollout.max_staleness else self._fleet.client,
             policy,
@@ -148,7 +153,7 @@ class RolloutWorker(Worker):
             seed=seed,
             recording=None if recording is None else open_recording(recording, reward),
         )
-        self._groups = GroupsInFlight(self._player, self._tally.add, clock=clock)
+        self._groups = GroupsInFlight(self._player, self._hear, clock=clock)
         if self._goes_on:
             self._runner.run(_use_threads(torch.get_num_threads()))
 
@@ -162,6 +167,12 @@ class RolloutWorker(Worker):
             self._verified = VerifiedEngine(made.engine, self._receiver)
             self._fleet.replace_first(self._verified)
         return made.policy
+
+    def _hear(self, episode: Episode) -> None:
+        """A sample of a group in flight has ended."""
+        self._tally.add(episode)
+        if self._schedule is not None:
+            self._schedule.ended(episode.id)
 
     def _engine_of(self, role: str) -> TrainEngine:
         trained = self.colocated[role]
@@ -197,12 +208,15 @@ class RolloutWorker(Worker):
     def begin(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> None:
         """Begin every sample of these prompts; `ended` gives them. Arguments are those of `play`.
 
-        Column `notes`, where there is one, has what an earlier process generated for each (`Notes`, possibly empty).
+        Column `notes` has what an earlier process generated for each (`Notes`, possibly empty), column `spans` which
+        versions have to sample what (`Spans`; empty: all may).
         """
         asked = self._asked(prompts)
-        given: Sequence[Notes] = list(prompts.non_tensor_batch.get("notes", [{}] * len(asked)))
-        for prompt, notes in zip(asked, given, strict=True):
+        columns = prompts.non_tensor_batch
+        for prompt, notes, spans in zip(asked, columns["notes"], columns["spans"], strict=True):
             self._journal.follow(prompt.uid, notes)
+            if self._schedule is not None:
+                self._schedule.follow(prompt.uid, spans)
         self._groups.add(asked, samples_per_prompt, sampling)
         if self._goes_on:
             with self._generating():
@@ -223,13 +237,17 @@ class RolloutWorker(Worker):
             As `play`, first the prompt that ended first; possibly none.
         """
         with self._generating():
+            if self._schedule is not None:
+                self._runner.run(self._groups.start())
+                self._runner.run(self._schedule.caught_up())
             groups = self._runner.run(self._groups.take(due, at_least))
         return self._told([episode for group in groups for episode in group])
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def forget(self, uids: Sequence[str]) -> None:
-        """These prompts need not be played again, whatever happens."""
-        self._journal.forget(uids)
+    def forget(self, uids: Sequence[str]) -> dict[str, Spans]:
+        """These prompts need not be played again, whatever happens; by uid of those of this worker, which versions
+        sampled them."""
+        return self._journal.forget(uids)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def notes(self) -> tuple[dict[str, Notes], list[str]]:
@@ -350,6 +368,11 @@ class RolloutWorker(Worker):
         """The shared parameters hold this policy version now; an engine with weights of its own takes them over."""
         self._fleet.begin()
         self._runner.run(self._fleet.set_version(version))
+        self._reached(version)
+
+    def _reached(self, version: int) -> None:
+        if self._schedule is not None:
+            self._runner.run(self._schedule.reach(version))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def check_weights(self, probe: Probe, version: int) -> None:
@@ -373,7 +396,9 @@ class RolloutWorker(Worker):
             SyncError: it was incomplete, corrupted or refused; nothing is generated until one succeeds.
         """
         self._own_receiver()
-        return self._runner.run(self._verified.update_weights(version))
+        report = self._runner.run(self._verified.update_weights(version))
+        self._reached(version)
+        return report
 
     def _own_receiver(self) -> WeightReceiver:
         if self._receiver is None:

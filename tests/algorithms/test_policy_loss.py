@@ -196,7 +196,7 @@ def test_a_loss_of_verls_convention_sees_padded_rows_and_no_empty_part() -> None
         )  # a column that is no number per token is not offered
         loss, metrics, gradient = seen_of(algorithm, batch_of(algorithm, teacher_ids=teacher_ids), CUTS[1])
     finally:
-        del POLICY_LOSS_REGISTRY["mine"], POLICY_LOSS_REGISTRY.declarations["mine"]
+        del POLICY_LOSS_REGISTRY["mine"]
     assert shapes == [(1, 1), (1, 3), (1, 2)]
     weights = torch.where(MASK, ADVANTAGES, 0.0)
     torch.testing.assert_close(gradient, -weights / 5)

@@ -144,7 +144,9 @@ def test_retry_ends_after_its_number_and_excludes(tmp_path: Path) -> None:
 
 
 def test_each_kind_has_its_own_way_out(tmp_path: Path) -> None:
-    outcome, tries = flaky_outcome(tmp_path, "slow", 1, timeout_s=2.0, infrastructure="retry", timeout="fixed")
+    outcome, tries = flaky_outcome(
+        tmp_path, "slow", 1, timeout_s=2.0, infrastructure="retry", timeout="fixed"
+    )
     assert (outcome.kind, outcome.score, outcome.stand_in, tries) == ("timeout", None, -1.0, 1)
 
 

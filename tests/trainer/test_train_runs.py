@@ -279,7 +279,7 @@ def poison() -> Iterator[list[int]]:
         return PolicyLossTerms(terms=-(log_probs - old_log_probs).exp() * advantages * factor, statistics={})
 
     yield calls
-    del POLICY_LOSS_REGISTRY["poisoned"], POLICY_LOSS_REGISTRY.declarations["poisoned"]
+    del POLICY_LOSS_REGISTRY["poisoned"]
 
 
 BARE = ["algorithm.policy_loss=poisoned", "algorithm.entropy_coeff=0.01", "data.val_files=[]"]

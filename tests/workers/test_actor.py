@@ -300,7 +300,7 @@ def poisoned_loss() -> Iterator[None]:
         return PolicyLossTerms(terms=torch.where(terms == terms.max(), torch.nan, 1.0) * terms, statistics={})
 
     yield
-    del POLICY_LOSS_REGISTRY["poisoned"], POLICY_LOSS_REGISTRY.declarations["poisoned"]
+    del POLICY_LOSS_REGISTRY["poisoned"]
 
 
 @pytest.mark.usefixtures("poisoned_loss")
