@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
 
@@ -46,6 +46,15 @@ class RolloutConfig:
     """How many versions of the policy generation may run ahead of training. 0: each step waits for its own samples. 1:
     the samples of the next step are begun while this one trains, and those that have not ended go on with the new
     weights. A fraction (0.5) runs ahead by that share of a step. Needs algorithm.correction (docs/asynchronous.md)."""
+    over_issue: Annotated[float, Ge(0)] = 0.0
+    """Prompts that a step begins beyond those that it trains, as a share of them; it takes those that end first, and
+    does not wait for the others (rollout.slowest). To keep what the slowest have, use max_staleness in its place."""
+    slowest: Literal["later", "drop"] = "later"
+    """What becomes of prompts that a step with rollout.over_issue did not wait for. later: they are played afresh in a
+    step of their own, as soon as there are enough of them. drop: they are not trained, which favours short answers."""
+    longest_first: bool = False
+    """Begin with the prompts whose answers were longest at earlier visits, so that a step does not end with a long one
+    alone. For runs of several epochs with more sequences in a step than max_running. Samples stay the same."""
     max_running: PositiveInt = 256
     """Sequences decoded together; more wait and enter as others finish."""
     deterministic: bool = False
@@ -56,7 +65,17 @@ class RolloutConfig:
     """Wall-clock limit of one generation request, in seconds, from its first token on. The wait for a free place does
     not count, unless the engine neither begins nor ends a request for so long."""
 
+    @property
+    def is_streamed(self) -> bool:
+        """Samples are played over several calls, and a step takes those that have ended."""
+        return self.max_staleness > 0 or self.over_issue > 0
+
     def __post_init__(self) -> None:
+        if self.over_issue and self.max_staleness:
+            raise ValueError(
+                f"rollout.over_issue is {self.over_issue:g} and rollout.max_staleness {self.max_staleness:g}: with the "
+                f"latter what a step does not wait for is kept for the next one; set one of them to 0"
+            )
         for name, given, default in (
             ("vllm", self.vllm, VllmConfig()),
             ("sglang", self.sglang, SglangConfig()),

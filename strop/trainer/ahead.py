@@ -119,7 +119,7 @@ class AheadCollector(RolloutCollector):
         told = as_list(self._roles.rollout.call.notes())
         notes = {uid: one for rank, _ in told for uid, one in rank.items()}
         ended = [*self._ended, *self._arrived, *(uid for _, own in told for uid in own)]
-        return {IN_PLAY: in_play_text(self._versions, notes, ended)}
+        return {**super().texts(), IN_PLAY: in_play_text(self._versions, notes, ended)}
 
     def begin_again(self, checkpoint: Path | None) -> list[str]:
         """Go on with what was in play at a checkpoint: with the tokens that it holds, else from the beginning.
@@ -127,6 +127,7 @@ class AheadCollector(RolloutCollector):
         Raises:
             CheckpointError: its file is damaged.
         """
+        super().begin_again(checkpoint)
         wanted = dict.fromkeys(name.rpartition("/")[0] for name in self._run.ledger.in_flight())
         if not wanted:
             return []
@@ -153,7 +154,7 @@ class AheadCollector(RolloutCollector):
         asked_s, self._num_heals = time.perf_counter(), 0
         left_out = _LeftOut()
         looked_at: list[str] = []
-        num_refused = self._fill(step)
+        num_refused = self._open(step)
         with self._roles.active("rollout"), self._roles.watch.playing(self._config.samples_per_step):
             while (chosen := self._pace.choose(step, self._versions, list(self._ended))) is None:
                 uid = self._next(step)
@@ -174,17 +175,20 @@ class AheadCollector(RolloutCollector):
         kept = [row for row, report in enumerate(episodes.reports) if report.uid not in left_out.causes]
         taken = episodes.take(kept)
         metrics |= _staleness(taken.reports, step - 1) | _ages(begun[: len(chosen)])
+        metrics |= self._give_up(step)
         metrics |= {PROMPTS_AHEAD: float(len(self._begun)), **self._passed_over(num_refused)}
         if self._config.algorithm.filter_groups.enable:
             num_rounds = len(begun) / self._pace.groups_per_step
             metrics |= self._counts(left_out.causes, episodes.reports, num_rounds)
-        return CollectedSamples(
-            prompts=tuple(one.prompt for one in begun),
-            num_refused=num_refused,
-            episodes=episodes,
-            experience=training_rows(self._config, self._roles, taken, self._sampling),
-            dropped=left_out.causes,
-            metrics=metrics,
+        return self._noted(
+            CollectedSamples(
+                prompts=tuple(one.prompt for one in begun),
+                num_refused=num_refused,
+                episodes=episodes,
+                experience=training_rows(self._config, self._roles, taken, self._sampling),
+                dropped=left_out.causes,
+                metrics=metrics,
+            )
         )
 
     @property
@@ -193,16 +197,28 @@ class AheadCollector(RolloutCollector):
 
     # ------------------------------------------------------------------ begin
 
+    def _open(self, step: int) -> int:
+        """Begin what a step begins; how many visits were passed over."""
+        return self._fill(step)
+
+    def _room(self, step: int) -> int:
+        """How many prompts may be begun."""
+        return self._pace.room(step, self._num_begun)
+
+    def _give_up(self, step: int) -> dict[str, float]:
+        """What a step that has its samples does with the others, and numbers of it: they go on."""
+        return {}
+
     def _fill(self, step: int) -> int:
-        """Begin as many prompts as the bound allows; how many visits were passed over."""
-        room = self._pace.room(step, self._num_begun)
+        """Begin as many prompts as there is room for; how many visits were passed over."""
+        room = self._room(step)
         if not room:
             return 0
         drawn = self._issue(step, room)
         for prompt in drawn.prompts:
             self._note(prompt, step - 1)
         if drawn.prompts:
-            self._begin(drawn.prompts)
+            self._begin(self._in_order(drawn.prompts))
         return len(drawn.refused)
 
     def _begin(self, prompts: Sequence[Prompt], notes: Mapping[str, Notes] = MappingProxyType({})) -> None:

@@ -29,6 +29,7 @@ from strop.run import Fate, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
 from strop.trainer.groups import sample_groups, shaped_rewards_of
+from strop.trainer.lengths import FILE, Lengths
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
@@ -89,6 +90,7 @@ class RolloutCollector:
     ) -> None:
         self._config, self._run, self._data, self._roles = config, run, data, roles
         self._sampling = sampling
+        self._lengths = Lengths() if config.rollout.longest_first else None
 
     def collect(self, step: int) -> CollectedSamples:
         """The samples of a step.
@@ -100,7 +102,7 @@ class RolloutCollector:
         settings = self._config.algorithm.filter_groups
         wanted = self._config.data.prompts_per_step
         if not settings.enable:
-            return self._joined([self._round(step, wanted)], {}, {})
+            return self._noted(self._joined([self._round(step, wanted)], {}, {}))
         rounds: list[CollectedSamples] = []
         causes: dict[str, str] = {}
         found, rate = 0, 1.0
@@ -118,15 +120,28 @@ class RolloutCollector:
                 f"of another difficulty, raise algorithm.filter_groups.max_rounds, or set at_limit=train"
             )
         reports = [report for one in rounds for report in one.episodes.reports]
-        return self._joined(rounds, dropped, self._counts(dropped, reports, len(rounds)))
+        return self._noted(self._joined(rounds, dropped, self._counts(dropped, reports, len(rounds))))
 
     def texts(self) -> dict[str, str]:
-        """Files of a checkpoint, by name, without which what is in play would be lost: nothing is."""
-        return {}
+        """Files of a checkpoint, by name, without which something would be lost."""
+        return {} if self._lengths is None else {FILE: self._lengths.text()}
 
     def begin_again(self, checkpoint: Path | None) -> list[str]:
         """Go on with what was in play at a checkpoint; sentences that say so."""
+        if self._lengths is not None and checkpoint is not None:
+            self._lengths.restore(checkpoint / FILE)
         return []
+
+    def _in_order(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+        """The prompts in the order in which they are begun."""
+        if self._lengths is None:
+            return prompts
+        return self._lengths.longest_first(prompts, ranks=self._roles.rollout.world_size)
+
+    def _noted(self, collected: CollectedSamples) -> CollectedSamples:
+        if self._lengths is not None:
+            self._lengths.note(collected.episodes.reports)
+        return collected
 
     def _joined(
         self, rounds: Sequence[CollectedSamples], dropped: Mapping[str, str], metrics: Mapping[str, float]
@@ -155,7 +170,12 @@ class RolloutCollector:
         drawn = self._issue(step, num_prompts)
         prompts = drawn.prompts
         baselines = self._greedy_rewards(prompts) if self._config.needs("reward_baselines") else {}
-        episodes = self._roles.play(prompts, self._config.rollout.samples_per_prompt, self._sampling)
+        count = self._config.rollout.samples_per_prompt
+        begun = self._in_order(prompts)
+        episodes = self._roles.play(begun, count, self._sampling)
+        if begun is not prompts:
+            places = {prompt.uid: place for place, prompt in enumerate(begun)}
+            episodes = episodes.take([places[one.uid] * count + i for one in prompts for i in range(count)])
         experience = self._rows(episodes)
         if self._config.needs("reward_baselines") and experience.reports:
             experience = experience.union(self._baselines(experience, baselines), "reward_baselines")

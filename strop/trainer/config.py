@@ -229,23 +229,21 @@ class Config:
         bound = self.rollout.max_staleness
         if self.trainer.clock == "virtual":
             self._check_clock()
-        if not bound:
-            return
-        if not self.algorithm.corrects_for_age:
+        if bound and not self.algorithm.corrects_for_age:
             raise ValueError(
                 f"rollout.max_staleness is {bound:g}, so samples are older than the policy that learns from them, but "
                 f"nothing corrects for it: set algorithm.correction.weights=token (or sequence, geometric), "
                 f"algorithm.correction.reject, or algorithm.old_log_probs=rollout; or rollout.max_staleness=0"
             )
-        if self.trainer.skip_rollout:
+        key = "rollout.max_staleness" if bound else "rollout.over_issue"
+        if self.rollout.is_streamed and self.trainer.skip_rollout:
             raise ValueError(
-                "trainer.skip_rollout takes recorded samples, of which none is ahead: set rollout.max_staleness=0"
+                f"trainer.skip_rollout takes recorded samples, which are all there at once: set {key}=0"
             )
-        if self.needs("reward_baselines"):
+        if self.rollout.is_streamed and self.needs("reward_baselines"):
             raise ValueError(
                 f"algorithm.adv_estimator={self.algorithm.adv_estimator} compares samples with a greedy answer of the "
-                f"same policy, and rollout.max_staleness is {bound:g}: use another estimator, or "
-                f"rollout.max_staleness=0"
+                f"same policy, which is not had with {key}: use another estimator, or set {key}=0"
             )
 
     def _check_clock(self) -> None:

@@ -38,6 +38,7 @@ from strop.trainer.groups import row_results, sampler_batch
 from strop.trainer.growth import Growth
 from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
+from strop.trainer.over_issue import OverIssueCollector
 from strop.trainer.phases import Phases, Stages
 from strop.trainer.preflight import RunRefused, try_out
 from strop.trainer.recorded import check_recording
@@ -238,9 +239,10 @@ class Trainer:
         sampling = training_sampling(config, self.data.tokenizer)
         parts = config, self._run, self.data, self.roles, sampling
         self.collector = RolloutCollector(*parts)
-        if config.rollout.max_staleness:
+        if config.rollout.is_streamed:
+            collector = OverIssueCollector if config.rollout.over_issue else AheadCollector
             recorded = {} if self._recorded is None else self._recorded.steps
-            self.collector = AheadCollector(*parts, start_step=self._start_step, recorded=recorded)
+            self.collector = collector(*parts, start_step=self._start_step, recorded=recorded)
         self._checkpointer = Checkpointer(
             self._run,
             self.roles.trained(),

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from strop.rollout.client import RolloutClient
 from strop.rollout.sync.probe import Probe
-from strop.rollout.sync.types import UnverifiedWeights
+from strop.rollout.sync.types import SyncCorrupted, UnverifiedWeights
 from strop.rollout.types import RolloutEngine
 from strop.workers.generation import Generation, Place, make_generation, probe_of, pull_weights
 
@@ -108,16 +108,25 @@ class Fleet:
 
         await self._each(take)
 
-    async def check(self, probe: Probe, version: int) -> None:
+    async def check(self, probe: Probe, version: int, *, limit_s: float) -> None:
         """Every engine whose weights cannot be read gives what the trainer's model gives.
 
         Raises:
-            SyncCorrupted: one does not.
+            SyncCorrupted: one does not, or gives nothing within `limit_s` seconds.
         """
 
         async def compare(one: Generation) -> None:
-            if one.scores is not None:
-                probe.check(await one.scores(probe.token_ids), version=version, dtype=one.dtype)
+            if one.scores is None:
+                return
+            try:
+                async with asyncio.timeout(limit_s):
+                    found = await one.scores(probe.token_ids)
+            except TimeoutError:
+                raise SyncCorrupted(
+                    f"sync {version}: the engine gave no log-probs of {len(probe.token_ids)} tokens for {limit_s:g} s, "
+                    f"so nothing shows that it has the new weights"
+                ) from None
+            probe.check(found, version=version, dtype=one.dtype)
 
         await self._each(compare, heals=False)
 

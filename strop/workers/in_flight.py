@@ -128,6 +128,17 @@ class GroupsInFlight:
             return True
         return len(self._ended) >= at_least and not self._playing.keys() & due
 
+    async def drop(self, uids: Collection[str]) -> None:
+        """Play these no longer; what they have is lost."""
+        self._added = [one for one in self._added if one[0].uid not in uids]
+        tasks = [self._playing[uid] for uid in uids if uid in self._playing]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for uid in uids:
+            self._ended.pop(uid, None)
+            self._num_left.pop(uid, None)
+
     async def busy_s(self) -> float:
         """Seconds in which something was played, by the clock of the loop."""
         return self._busy_until_now()

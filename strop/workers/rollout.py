@@ -113,7 +113,7 @@ class RolloutWorker(Worker):
         self._tokenizer = load_tokenizer(model)
         self._trained = None if share_with is None else self._engine_of(share_with)
         # Generation that runs ahead in processes of its own goes on between calls; elsewhere it has its turns.
-        self._goes_on = share_with is None and rollout.max_staleness > 0
+        self._goes_on = share_with is None and rollout.is_streamed
         self._runner = ThreadRunner("rollout") if self._goes_on else asyncio.Runner(loop_factory=CallLoop)
         clock = StepClock() if counts_steps else None
         place = Place(
@@ -139,7 +139,7 @@ class RolloutWorker(Worker):
         self._schedule = RecordedSchedule(version) if is_replayed else None
         self._journal = Journal(self._fleet.client, clocked, self._schedule)
         self._player = make_player(
-            self._journal if rollout.max_staleness else self._fleet.client,
+            self._journal if rollout.is_streamed else self._fleet.client,
             policy,
             self._pool,
             model=model,
@@ -248,6 +248,13 @@ class RolloutWorker(Worker):
         """These prompts need not be played again, whatever happens; by uid of those of this worker, which versions
         sampled them."""
         return self._journal.forget(uids)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def drop(self, uids: Sequence[str]) -> int:
+        """Play these prompts no longer, and forget them; how many tokens they had here."""
+        self._runner.run(self._groups.drop(uids))
+        spans = self._journal.forget(uids)
+        return sum(count for own in spans.values() for pairs in own.values() for _, count in pairs)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def notes(self) -> tuple[dict[str, Notes], list[str]]:
@@ -379,9 +386,13 @@ class RolloutWorker(Worker):
         """An engine whose weights cannot be read, and that can score tokens, gives what the trainer's model gives.
 
         Raises:
-            SyncCorrupted: it does not.
+            SyncCorrupted: it does not, or gives nothing for rollout.timeout_s.
         """
-        self._runner.run(self._fleet.check(probe, version))
+        if self._is_held:  # an engine that is paused scores nothing either
+            self._runner.run(self._fleet.resume())
+        self._runner.run(self._fleet.check(probe, version, limit_s=self._rollout.timeout_s))
+        if self._is_held:
+            self._runner.run(self._fleet.pause())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join_sync(self, endpoint: Endpoint) -> None:

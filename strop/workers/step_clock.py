@@ -89,6 +89,9 @@ class ClockedClient:
         """As the client does."""
         await self._clock.turn(request_id)
         try:
-            return await self._client.generate(request_id, prompt_ids, sampling, on_token=on_token)
-        finally:
+            output = await self._client.generate(request_id, prompt_ids, sampling, on_token=on_token)
+        except Exception:
             self._clock.begin()
+            raise
+        self._clock.begin()  # not where it was cancelled: then its episode is given up
+        return output

@@ -163,7 +163,7 @@ def test_a_validation_in_between_leaves_what_is_in_play_alone(project: Project, 
         ([], r"rollout.max_staleness is 1, so samples are older .* set algorithm.correction.weights=token"),
         (
             ["algorithm.correction.weights=token", "trainer.skip_rollout=x"],
-            "recorded samples, of which none is",
+            "recorded samples, which are all there at once: set rollout.max_staleness=0",
         ),
         (
             ["algorithm.correction.weights=token", "algorithm.adv_estimator=remax"],

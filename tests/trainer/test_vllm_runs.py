@@ -67,7 +67,8 @@ def test_generation_ahead_of_training_goes_on_with_new_weights(
     )
     ages = [record.step - 1 - one.versions[0] for record in done.records for one in record.reports]
     assert set(ages) == {0, 1}
-    assert any(one.versions[0] < one.versions[1] for record in done.records for one in record.reports)
+    if not apart:  # there, whether an answer is on its way when weights come is a matter of luck
+        assert any(one.versions[0] < one.versions[1] for record in done.records for one in record.reports)
     check_records(tmp_path / "run", num_steps=4)
 
 
