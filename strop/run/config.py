@@ -26,6 +26,9 @@ class RunConfig:
     """Save and end this many seconds before the machine is taken away, at the end of the last step that fits before;
     0: do not look. When that is, one of the variables SLURM_JOB_END_TIME,
     MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP or STROP_MACHINE_ENDS_AT says, in seconds since 1970."""
+    max_restarts: NonNegativeInt = 2
+    """How often a run begins again by itself from its last checkpoint, with new processes, after a worker process died
+    or did not answer; it counts from the last checkpoint on. An error that a worker raises ends the run."""
     save_samples: bool = True
     """Write every trained sample, with tokens, log-probs and reward parts, to `samples/`."""
 

@@ -21,7 +21,7 @@ from typing import Any
 from strop.algorithms.kl_control import KlController
 from strop.base.guests import all_joined
 from strop.base.metrics import Metric
-from strop.controller import as_list
+from strop.controller import CallTimeout, WorkerFailed, as_list
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
 from strop.health import HealthMonitor
@@ -36,6 +36,7 @@ from strop.trainer.costs import CostTracker
 from strop.trainer.ending import Ending, MachineEnd, is_best
 from strop.trainer.groups import row_results, sampler_batch
 from strop.trainer.growth import Growth
+from strop.trainer.healing import Healing
 from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
 from strop.trainer.over_issue import OverIssueCollector
@@ -86,6 +87,8 @@ class Trainer:
         self._force = force
         self._stop = stop or StopRequest()
         self._stop.grace_s = config.run.grace_s
+        self.has_begun = False
+        """All roles are there."""
         self._machine = MachineEnd(config.run)
         check_trackers(config.trainer.trackers)
         check_observers(config.rollout)
@@ -113,6 +116,7 @@ class Trainer:
         self._probe_reward()
         with ExitStack() as stack:
             self._start_roles(stack)
+            self.has_begun = True
             if self._start_step == 0 and self._wants_preflight():
                 for look in all_joined("before the first steps").values():
                     look(self.config, self.data, self._run, self._say)
@@ -403,7 +407,16 @@ def train(
     Raises:
         RunRefused: the preflight said so, without `force`.
         Terminated: the process was asked to end by SIGTERM or SIGHUP; what it had is saved.
+        WorkerFailed, CallTimeout: workers raised an error, or died and did so again (run.max_restarts).
     """
     stop = StopRequest()
+    healing = Healing(config, run, step=0 if checkpoint is None else checkpoint.step, say=say)
     with stop.listening():
-        return Trainer(config, run, checkpoint=checkpoint, say=say, force=force, stop=stop).fit()
+        while True:
+            trainer = Trainer(config, run, checkpoint=checkpoint, say=say, force=force, stop=stop)
+            try:
+                return trainer.fit()
+            except (WorkerFailed, CallTimeout) as error:
+                if not trainer.has_begun or stop.number:
+                    raise
+                checkpoint = healing.rolled_back(error)

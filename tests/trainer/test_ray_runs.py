@@ -152,7 +152,8 @@ def test_a_run_saved_on_two_ranks_goes_on_on_one_and_on_four(project: Project, t
 def test_a_killed_worker_ends_the_run_with_its_name_and_the_run_goes_on_later(
     project: Project, tmp_path: Path
 ) -> None:
-    config = project.config(*RAY, "resources.ranks=2", "run.save_every=1", "trainer.max_steps=40")
+    once = ["run.save_every=1", "trainer.max_steps=40", "run.max_restarts=0"]
+    config = project.config(*RAY, "resources.ranks=2", *once)
     save_config(config, tmp_path / "config.yaml")
     run = tmp_path / "run"
     process = start("train", "--config", tmp_path / "config.yaml", "--out", run)

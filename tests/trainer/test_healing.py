@@ -1,0 +1,103 @@
+"""Runs whose worker processes die, and that go on by themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from test_ahead_runs import AHEAD, FEW, trained
+from test_ray_runs import RAY, worker_processes
+from tiny_runs import Project, chain_of, check_records, train_in
+
+from strop.controller import CallTimeout, Failure, WorkerFailed
+from strop.run import RunFolder
+from strop.trainer.config import Config
+from strop.trainer.healing import Healing
+from strop.trainer.launch import start_run
+from strop.trainer.loop import train
+
+SAVED = ["run.save_every=1", "run.keep_last=9", "data.val_files=[]"]
+
+
+def lost(**fields: object) -> WorkerFailed:
+    return WorkerFailed(Failure(role="actor", rank=0, node="here", pid=7, method="update", **fields))  # type: ignore[arg-type]
+
+
+def healing_of(project: Project, folder: Path, *settings: str) -> tuple[Healing, RunFolder, list[str]]:
+    said: list[str] = []
+    config = project.config(*settings)
+    run = start_run(folder, config, command=["strop", "train"]).run
+    return Healing(config, run, step=0, say=said.append), run, said
+
+
+def test_a_run_begins_again_so_often_and_then_ends(project: Project, tmp_path: Path) -> None:
+    healing, run, said = healing_of(project, tmp_path / "run", "run.max_restarts=2")
+    with run:
+        died = lost(exit_signal="SIGKILL")
+        assert healing.rolled_back(died) is None, "from the beginning: nothing was saved"
+        assert healing.rolled_back(CallTimeout("rank 1 has not answered", method="x", missing=[1])) is None
+        with pytest.raises(WorkerFailed, match="was killed by SIGKILL"):
+            healing.rolled_back(died)
+        assert [event["number"] for event in run.events.read("restarted")] == [1, 2]
+    assert (
+        "was killed by SIGKILL during update; the workers are made again (1 of run.max_restarts=2)" in said[0]
+    )
+
+
+def test_an_error_that_a_worker_raised_would_only_happen_again(project: Project, tmp_path: Path) -> None:
+    healing, run, _ = healing_of(project, tmp_path / "run")
+    with run, pytest.raises(WorkerFailed, match="raised ValueError"):
+        healing.rolled_back(lost(exception_type="ValueError", message="no"))
+
+
+def killed_while(
+    folder: Path, config: Config, kill: Callable[[list[psutil.Process]], None], *, after: int
+) -> list[str]:
+    """Train, and kill worker processes once so many steps are saved; what was said."""
+    said: list[str] = []
+
+    def watch() -> None:
+        while len(list((folder / "checkpoints").glob("global_step_*/manifest.json"))) < after:
+            time.sleep(0.02)
+        kill(worker_processes(psutil.Process().children(recursive=True)))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    with start_run(folder, config, command=["strop", "train"]).run as run:
+        train(config, run, say=said.append)
+    thread.join()
+    return said
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_trainer_rank_that_dies_or_hangs_is_made_again_and_the_run_is_the_same(
+    project: Project, tmp_path: Path, how: signal.Signals
+) -> None:
+    settings = [*RAY, *SAVED, "resources.ranks=2", "trainer.max_steps=6", "resources.call_timeout_s=20"]
+    config = project.config(*settings)
+    whole = train_in(tmp_path / "whole", config)
+    said = killed_while(tmp_path / "run", config, lambda workers: os.kill(workers[-1].pid, how), after=2)
+    with RunFolder.open(tmp_path / "run", read_only=True) as run:
+        (again,) = run.events.read("restarted")
+        assert again["step"] >= 2
+    assert any("the workers are made again (1 of run.max_restarts=2)" in line for line in said), said
+    check_records(tmp_path / "run", num_steps=6)
+    assert chain_of(tmp_path / "run") == whole.chain
+
+
+@pytest.mark.dist
+def test_what_was_in_play_goes_on_after_a_trainer_rank_died(project: Project, tmp_path: Path) -> None:
+    config = project.config(*AHEAD, *FEW, *RAY, *SAVED, "resources.apart={rollout: 1}")
+    said = killed_while(
+        tmp_path / "run", config, lambda workers: os.kill(workers[0].pid, signal.SIGKILL), after=2
+    )
+    assert any("that were in play go on" in line for line in said), said
+    check_records(tmp_path / "run", num_steps=5)
+    assert set(trained(tmp_path / "run").values()) == {1}
