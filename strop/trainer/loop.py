@@ -20,6 +20,7 @@ from typing import Any
 
 from strop.algorithms.kl_control import KlController
 from strop.base.guests import all_joined
+from strop.base.heartbeat import SUFFIX, beating, doing
 from strop.base.metrics import Metric
 from strop.controller import CallTimeout, WorkerFailed, as_list
 from strop.data.sampler import visit_uid
@@ -115,7 +116,9 @@ class Trainer:
         start = time.perf_counter()
         self._probe_reward()
         with ExitStack() as stack:
-            self._start_roles(stack)
+            stack.enter_context(beating(self._run.path / "logs" / f"controller{SUFFIX}"))
+            with doing("the start of the roles"):
+                self._start_roles(stack)
             self.has_begun = True
             if self._start_step == 0 and self._wants_preflight():
                 for look in all_joined("before the first steps").values():
@@ -136,7 +139,7 @@ class Trainer:
             self._ending = Ending(self.config.trainer, self._run, num_steps=last_step)
             while step < self.data.num_steps and not self._ending.reason:
                 step += 1
-                with self._stop.step():
+                with self._stop.step(), doing(f"step {step}"):
                     self._run_step(step, trackers)
                     if not self._ending.reason:  # the last step needs no other one
                         self._stop.look_at(self._machine, self._say)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
+from strop.base.heartbeat import doing
 from strop.trainer.roles import Roles
 
 P = ParamSpec("P")
@@ -27,7 +28,8 @@ class Phases:
         """Measure the block as `name`."""
         start, outer = time.perf_counter(), self.current
         self.current = name
-        yield
+        with doing(name):
+            yield
         # Not in a finally: after an exception `current` still says where it happened.
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
         self.current = outer

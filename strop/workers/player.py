@@ -23,6 +23,7 @@ from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
 from strop.agents.spans import SPANS, Span, add_span
 from strop.base.guests import joined, targets
+from strop.base.heartbeat import item
 from strop.base.sections import guest_sections
 from strop.border import described, encodable, storable_text, usable
 from strop.border.values import MAX_NUMBER
@@ -210,8 +211,21 @@ class Player:
     async def _played(
         self, prompt: Prompt, sample_index: int, sampling: Sampling, *, keeps_failure: bool
     ) -> Episode:
+        with item(f"{prompt.uid}/{sample_index}") as now:
+            return await self._ended(prompt, sample_index, sampling, now, keeps_failure=keeps_failure)
+
+    async def _ended(
+        self,
+        prompt: Prompt,
+        sample_index: int,
+        sampling: Sampling,
+        now: Callable[[str], None],
+        *,
+        keeps_failure: bool,
+    ) -> Episode:
         try:
             async with self._places:
+                now("played")
                 sequences = await self._sequences(prompt, sample_index, sampling)
         except Exception as error:
             if not keeps_failure:
@@ -231,6 +245,7 @@ class Player:
         if trajectory.reward_score is not None:
             outcome = _given(trajectory)
         elif trajectory.stop_reason != "aborted" and self._scorers is not None:
+            now("scored")
             start = time.perf_counter()
             outcome = await self._scorers.score(prompt, trajectory, text)
             seconds = time.perf_counter() - start

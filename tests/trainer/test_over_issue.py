@@ -93,7 +93,7 @@ def test_the_end_of_a_run_takes_what_is_set_aside(project: Project, tmp_path: Pa
         assert run.ledger.counts()["trained"] == 5 * 16
 
 
-@pytest.mark.parametrize("settings", [DROP, LATER])
+@pytest.mark.parametrize("settings", [pytest.param(DROP, marks=pytest.mark.slow), LATER])
 @pytest.mark.parametrize("step", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_interrupted_run_is_the_one_that_was_not(
     project: Project, tmp_path: Path, settings: list[str], step: int

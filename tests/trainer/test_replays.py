@@ -71,6 +71,7 @@ def test_a_run_ahead_by_the_clock_on_the_wall_is_made_again(
         assert read_schedule(one.events) == read_schedule(two.events)
 
 
+@pytest.mark.slow
 def test_another_run_of_the_same_settings_is_another_one(
     project: Project, tmp_path: Path, jittery: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_replay_that_is_interrupted_goes_on_by_the_schedule(
     assert chains(folder) == chains(done.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "clock", [[], ["rollout.max_staleness=1", "trainer.clock=virtual", "rollout.deterministic=false"]]
 )
@@ -161,6 +163,7 @@ def test_a_run_that_follows_from_its_seed_needs_no_schedule(
     assert "is made again to step 5, from its seed" in str(found["said"])
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_early_is_made_again_as_far_as_it_came(
     project: Project, tmp_path: Path, jittery: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

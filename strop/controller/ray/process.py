@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar
 import ray
 from ray.exceptions import RayError
 
+from strop.base.heartbeat import SUFFIX, beating, doing
 from strop.border import remember_named
 from strop.controller import call
 from strop.controller.call import WorkerCall
@@ -72,6 +73,8 @@ class WorkerProcess:
         self._info: GroupInfo | None = None
         notes.keep_in(Path(log_path).with_suffix(notes.SUFFIX))
         notes.write_all_as_rays()
+        self._beating = beating(Path(log_path).with_suffix(SUFFIX))
+        self._beating.__enter__()
 
     def presence(self) -> Presence:
         """What the controller must know before it can place workers here."""
@@ -100,7 +103,8 @@ class WorkerProcess:
         os.environ["MASTER_PORT"] = str(placement.master_port)
 
         def run() -> None:
-            spec.make(placement, self._workers)
+            with doing("the start of a worker"):
+                spec.make(placement, self._workers)
 
         return _answered(run)
 
@@ -113,7 +117,8 @@ class WorkerProcess:
             (value,) = fetch([arg.reference], wait_s, "an argument of several workers")
             return value
 
-        return _answered(lambda: order.run(self._workers[role], here))
+        with doing(f"{role}.{order.method}"):
+            return _answered(lambda: order.run(self._workers[role], here))
 
     def close(self) -> CallResponse:
         """Close the workers, last made first; all of them, whatever one of them raises."""
@@ -125,6 +130,7 @@ class WorkerProcess:
                 self._workers.clear()
                 if self._meeting_point is not None:
                     self._meeting_point.close()
+                self._beating.__exit__(None, None, None)
 
         return _answered(run)
 

@@ -1,0 +1,138 @@
+"""What a process does, written down every second, so that a run that died or hangs can be looked into.
+
+A process says what it does (`doing`) and which things it waits for (`item`); a thread of its own writes both into a
+file beside the logs, which `strop incident` reads. A file that is not written any more says when the process died, or
+stopped altogether. A disk that refuses costs the file, not the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from strop.base.foreign_files import read_json
+
+SUFFIX = ".heartbeat"
+PERIOD_S = 1.0
+
+_doing: list[tuple[str, float]] = []
+_items: dict[int, tuple[str, str, float]] = {}
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """What a process wrote last."""
+
+    process: str
+    """Name of its file: controller, or pool and rank."""
+    pid: int
+    host: str
+    at: float
+    """When, in seconds since 1970."""
+    doing: str
+    """From the whole to the part; empty between two things."""
+    doing_s: float
+    """How long it had done that part."""
+    num_items: int
+    """Things that it waited for."""
+    item: str
+    """The one that it had waited for longest, and what it was doing with it; empty for none."""
+    item_s: float
+    """How long that had been there."""
+
+
+@contextlib.contextmanager
+def doing(what: str) -> Iterator[None]:
+    """The process does this, within what it did before; for its main thread."""
+    _doing.append((what, time.monotonic()))
+    try:
+        yield
+    finally:
+        _doing.pop()
+
+
+@contextlib.contextmanager
+def item(name: str) -> Iterator[Callable[[str], None]]:
+    """Something that is waited for, beside others; what is given says what is done with it now."""
+    number, since = next(_numbers), time.monotonic()
+    _items[number] = (name, "", since)
+
+    def now(what: str) -> None:
+        _items[number] = (name, what, since)
+
+    try:
+        yield now
+    finally:
+        del _items[number]
+
+
+@contextlib.contextmanager
+def beating(file: Path) -> Iterator[None]:
+    """Write into this file what the process does, now, every second, and at the end."""
+    is_over = threading.Event()
+    _write(file)
+
+    def beat() -> None:
+        while not is_over.wait(PERIOD_S):
+            _write(file)
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        _write(file)
+
+
+def _write(file: Path) -> None:
+    now = time.monotonic()
+    steps, items = list(_doing), list(_items.values())
+    name, what, since = min(items, key=lambda one: one[2], default=("", "", now))
+    beat = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "at": time.time(),
+        "doing": ", ".join(what for what, _ in steps),
+        "doing_s": now - steps[-1][1] if steps else 0.0,
+        "num_items": len(items),
+        "item": f"{name} {what}".strip(),
+        "item_s": now - since,
+    }
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written = file.with_suffix(".beating")  # a reader finds this one or the one before
+        written.write_text(json.dumps(beat))
+        written.replace(file)
+
+
+def read_beats(logs: Path) -> list[Beat]:
+    """The last of each process of a run, the one that was silent first in front; damaged files are left out."""
+    found: list[Beat] = []
+    for file in sorted(logs.glob(f"*{SUFFIX}")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            beat = read_json(file)
+            found.append(
+                Beat(
+                    process=file.name.removesuffix(SUFFIX),
+                    pid=int(beat["pid"]),
+                    host=str(beat["host"]),
+                    at=float(beat["at"]),
+                    doing=str(beat["doing"]),
+                    doing_s=float(beat["doing_s"]),
+                    num_items=int(beat["num_items"]),
+                    item=str(beat["item"]),
+                    item_s=float(beat["item_s"]),
+                )
+            )
+    return sorted(found, key=lambda beat: beat.at)
