@@ -1,16 +1,23 @@
 """Generation ahead of training beside the synchronous trainer: steps per minute, and what equally many samples teach.
 
     python benchmarks/asynchrony.py --json
-    python benchmarks/asynchrony.py --bounds 0 1 --seeds 0 --steps 20     # shorter
+    python benchmarks/asynchrony.py --ways 0 1 --seeds 0 --steps 20       # shorter
+    python benchmarks/asynchrony.py --ways 0 0.25 later:0.25 drop:0.25    # what becomes of the slowest of a step
+    python benchmarks/asynchrony.py --lengths --ways 0 longest_first      # answers of very different length
     python benchmarks/asynchrony.py --apart                               # generation in a process of its own, on Ray
 
 All runs are the quickstart's task from the same fine-tuned model, with an agent whose environment takes its time after
 each answer: log-normal latencies (median 0.2 s, 95th percentile 1.0 s, at most 4 s), a function of seed, prompt and
-sample, so that all bounds wait for the same. A run of a bound differs from the others in rollout.max_staleness and in
-the correction that this needs, which the synchronous run has too. Steps per minute are those of the run's own
-`timing_s/step`, without start, validation and checkpoints; the pass rate is that of the last validation, after equally
-many samples. The last line is a JSON object: `ratio_steps_per_minute` of the best bound to 0, `reward_gap` of that
-bound (pass rate less that of bound 0, mean over seeds), and the numbers of each bound.
+sample, so that all ways wait for the same. With --lengths it does not wait, and its answers have log-normal lengths by
+prompt (median 12 tokens, at most 96), 64 sequences at a time, and four steps of prompts that are visited again and
+again.
+
+A way is a number (rollout.max_staleness), later:X or drop:X (rollout.over_issue=X with that rollout.slowest), or
+longest_first. Runs differ in nothing else; all have the correction that samples of older policies need. Steps per
+minute are those of the run's own `timing_s/step`, without start, validation and checkpoints; the pass rate is that of
+the last validation, after equally many samples. The last line is a JSON object: `ratio_steps_per_minute` of the
+fastest way to the synchronous trainer (0), its `reward_gap` (pass rate less that of 0, mean over seeds), and the numbers
+of each way.
 """
 
 from __future__ import annotations
@@ -46,14 +53,33 @@ async def slow_world(prompt, trajectory, generate):
     latency = random.Random(f"{SEED} {prompt.uid} {trajectory.sample_index}").lognormvariate(math.log(0.2), 1.0)
     await asyncio.sleep(min(latency, 4.0))
     return answered.finish(output.stop_reason)
+
+
+@register("long_tail")
+async def long_tail(prompt, trajectory, generate):
+    """Answers again and again, until it has as many tokens as its prompt wants."""
+    wanted = min(random.Random(f"{SEED} {prompt.row}").lognormvariate(math.log(12), 1.0), 96)
+    ids, answered = list(prompt.token_ids), trajectory
+    while len(ids) - len(prompt.token_ids) < wanted:
+        output = await generate(ids)
+        ids += output.token_ids
+        answered = answered.with_sampled(output.token_ids, output.log_probs, output.versions)
+    return answered.finish(output.stop_reason)
 '''
+LONG = [
+    "rollout.max_running=16",
+    "data.max_response_tokens=110",
+    "data.max_train_prompts=32",
+    "trainer.num_epochs=99",
+]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bounds", nargs="+", type=float, default=[0, 1, 2, 4], help="rollout.max_staleness")
+    parser.add_argument("--ways", nargs="+", default=["0", "1", "2", "4"], help="as above; 0 is one of them")
+    parser.add_argument("--lengths", action="store_true", help="answers of different length, and no waiting")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--lr", type=float, default=2e-4, help="actor.optim.lr")
@@ -64,25 +90,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         start = Path(folder) / "start"
         strop("quickstart", "--out", str(start), "trainer.max_steps=1", "eval.before_train=false")
-        found: dict[float, list[dict[str, float]]] = {bound: [] for bound in args.bounds}
+        found: dict[str, list[dict[str, float]]] = {way: [] for way in args.ways}
         for seed in args.seeds:  # in turn, so that a slow hour is slow for all
-            for bound in args.bounds:
-                out = Path(folder) / f"bound-{bound:g}-seed-{seed}"
-                found[bound].append(
-                    run(start, out, bound=bound, seed=seed, steps=args.steps, lr=args.lr, apart=args.apart)
-                )
+            for way in args.ways:
+                out = Path(folder) / f"way-{way.replace(':', '-')}-seed-{seed}"
+                found[way].append(run(start, out, args, way=way, seed=seed))
                 if not args.json:
-                    print(f"bound {bound:g}, seed {seed}: {found[bound][-1]}", flush=True)
-    print(
-        json.dumps(
-            {**compared(found), "steps": args.steps, "lr": args.lr, "apart": args.apart, "machine": where}
-        )
-    )
+                    print(f"{way}, seed {seed}: {found[way][-1]}", flush=True)
+    asked = {name: getattr(args, name) for name in ("steps", "lr", "apart", "lengths")}
+    print(json.dumps({**compared(found), **asked, "machine": where}))
 
 
-def run(
-    start: Path, out: Path, *, bound: float, seed: int, steps: int, lr: float, apart: bool
-) -> dict[str, float]:
+def settings_of(way: str) -> list[str]:
+    """What a way stands for."""
+    slowest, colon, share = way.partition(":")
+    if colon:
+        return [f"rollout.over_issue={share}", f"rollout.slowest={slowest}"]
+    return ["rollout.longest_first=true"] if way == "longest_first" else [f"rollout.max_staleness={way}"]
+
+
+def run(start: Path, out: Path, args: argparse.Namespace, *, way: str, seed: int) -> dict[str, float]:
     """One run; its numbers."""
     [model] = sorted((start / "sft" / "checkpoints").glob("*/model"))[-1:]
     agent = out.with_suffix(".py")
@@ -93,18 +120,19 @@ def run(
         f"data.train_files=['{start / 'data' / 'train.parquet'}']",
         f"data.val_files=['{start / 'data' / 'val.parquet'}']",
         f"agent.files=['{agent}']",
-        "agent.default_agent=slow_world",
-        f"rollout.max_staleness={bound:g}",
+        f"agent.default_agent={'long_tail' if args.lengths else 'slow_world'}",
+        *settings_of(way),
+        *(LONG if args.lengths else []),
         "algorithm.correction.weights=token",
-        f"actor.optim.lr={lr:g}",
-        f"trainer.max_steps={steps}",
+        f"actor.optim.lr={args.lr:g}",
+        f"trainer.max_steps={args.steps}",
         f"trainer.seed={seed}",
         "trainer.trackers=[jsonl]",
         "trainer.preflight=false",
         "resources.num_threads=1",
         "run.save_every=0",
-        f"eval.every={steps}",
-        *(["resources.runtime=ray", "resources.apart={rollout: 1}"] if apart else []),
+        f"eval.every={args.steps}",
+        *(["resources.runtime=ray", "resources.apart={rollout: 1}"] if args.apart else []),
     )
     metrics = [numbers for numbers in read_metrics(out / "metrics.jsonl") if numbers["step"] > 0]
     seconds = sum(numbers["timing_s/step"] - numbers.get("timing_s/testing", 0.0) for numbers in metrics)
@@ -120,27 +148,28 @@ def run(
         "trainer_idle": round(mean("timing_s/gen") * len(metrics) / seconds, 3),
         "rollout_idle": round(
             mean("fully_async/rollouter/idle_ratio")
-            if bound
+            if "fully_async/rollouter/idle_ratio" in metrics[0]
             else 1 - mean("timing_s/gen") * len(metrics) / seconds,
             3,
         ),
+        "discarded_tokens": round(mean("training/over_issue/discarded_tokens"), 1),
         "age_s": round(mean("training/off_policy/age_s/mean"), 2),
     }
 
 
-def compared(found: dict[float, list[dict[str, float]]]) -> dict[str, Any]:
-    """Every bound against 0."""
-    bounds = {
-        f"{bound:g}": {name: round(statistics.fmean(one[name] for one in runs), 4) for name in runs[0]}
-        for bound, runs in found.items()
+def compared(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Every way against the synchronous trainer."""
+    ways = {
+        way: {name: round(statistics.fmean(one[name] for one in runs), 4) for name in runs[0]}
+        for way, runs in found.items()
     }
-    ahead = {bound: numbers for bound, numbers in bounds.items() if float(bound) > 0}
-    best = max(ahead, key=lambda bound: ahead[bound]["steps_per_minute"])
+    others = {way: numbers for way, numbers in ways.items() if way != "0"}
+    best = max(others, key=lambda way: others[way]["steps_per_minute"])
     return {
-        "ratio_steps_per_minute": round(ahead[best]["steps_per_minute"] / bounds["0"]["steps_per_minute"], 3),
-        "reward_gap": round(ahead[best]["pass_rate"] - bounds["0"]["pass_rate"], 4),
-        "best_bound": float(best),
-        "bounds": bounds,
+        "ratio_steps_per_minute": round(ways[best]["steps_per_minute"] / ways["0"]["steps_per_minute"], 3),
+        "reward_gap": round(ways[best]["pass_rate"] - ways["0"]["pass_rate"], 4),
+        "best": best,
+        "ways": ways,
     }
 
 
