@@ -15,9 +15,11 @@ again.
 A way is a number (rollout.max_staleness), later:X or drop:X (rollout.over_issue=X with that rollout.slowest), or
 longest_first. Runs differ in nothing else; all have the correction that samples of older policies need. Steps per
 minute are those of the run's own `timing_s/step`, without start, validation and checkpoints; the pass rate is that of
-the last validation, after equally many samples. The last line is a JSON object: `ratio_steps_per_minute` of the
-fastest way to the synchronous trainer (0), its `reward_gap` (pass rate less that of 0, mean over seeds), and the numbers
-of each way.
+the last validation, after equally many samples. The last line is a JSON object: `ratio_steps_per_minute` of the fastest
+way to the synchronous trainer (0), its `reward_gap` (pass rate less that of 0, mean over seeds), and every way's
+numbers.
+
+--latencies FILE and --lengths FILE take recorded ones in place of the log-normal ones: seconds, or tokens, one a line.
 """
 
 from __future__ import annotations
@@ -44,21 +46,24 @@ import random
 
 from strop.agents import register
 
+RECORDED = {RECORDED}
+
 
 @register("slow_world")
 async def slow_world(prompt, trajectory, generate):
     """Answers, and waits for an environment that takes its time."""
     output = await generate(prompt.token_ids)
     answered = trajectory.with_sampled(output.token_ids, output.log_probs, output.versions)
-    latency = random.Random(f"{SEED} {prompt.uid} {trajectory.sample_index}").lognormvariate(math.log(0.2), 1.0)
-    await asyncio.sleep(min(latency, 4.0))
+    luck = random.Random(f"{SEED} {prompt.uid} {trajectory.sample_index}")
+    await asyncio.sleep(luck.choice(RECORDED) if RECORDED else min(luck.lognormvariate(math.log(0.2), 1.0), 4.0))
     return answered.finish(output.stop_reason)
 
 
 @register("long_tail")
 async def long_tail(prompt, trajectory, generate):
     """Answers again and again, until it has as many tokens as its prompt wants."""
-    wanted = min(random.Random(f"{SEED} {prompt.row}").lognormvariate(math.log(12), 1.0), 96)
+    luck = random.Random(f"{SEED} {prompt.row}")
+    wanted = luck.choice(RECORDED) if RECORDED else min(luck.lognormvariate(math.log(12), 1.0), 96)
     ids, answered = list(prompt.token_ids), trajectory
     while len(ids) - len(prompt.token_ids) < wanted:
         output = await generate(ids)
@@ -79,13 +84,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ways", nargs="+", default=["0", "1", "2", "4"], help="as above; 0 is one of them")
-    parser.add_argument("--lengths", action="store_true", help="answers of different length, and no waiting")
+    parser.add_argument("--latencies", type=Path, metavar="FILE", help="recorded ones, in seconds")
+    parser.add_argument(
+        "--lengths", nargs="?", const="", metavar="FILE", help="answers of different length, and no waiting"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--lr", type=float, default=2e-4, help="actor.optim.lr")
     parser.add_argument("--apart", action="store_true", help="generation in a process of its own, on Ray")
     parser.add_argument("--json", action="store_true", help="print the last line alone")
     args = parser.parse_args()
+    file = args.latencies if args.lengths is None else args.lengths
+    args.recorded = [float(line) for line in Path(file).read_text().split()] if file else []
     where = machine()
     with tempfile.TemporaryDirectory() as folder:
         start = Path(folder) / "start"
@@ -97,7 +107,8 @@ def main() -> None:
                 found[way].append(run(start, out, args, way=way, seed=seed))
                 if not args.json:
                     print(f"{way}, seed {seed}: {found[way][-1]}", flush=True)
-    asked = {name: getattr(args, name) for name in ("steps", "lr", "apart", "lengths")}
+    asked = {name: getattr(args, name) for name in ("steps", "lr", "apart")}
+    asked["recorded"] = str(file or "")
     print(json.dumps({**compared(found), **asked, "machine": where}))
 
 
@@ -113,16 +124,16 @@ def run(start: Path, out: Path, args: argparse.Namespace, *, way: str, seed: int
     """One run; its numbers."""
     [model] = sorted((start / "sft" / "checkpoints").glob("*/model"))[-1:]
     agent = out.with_suffix(".py")
-    agent.write_text(AGENT.replace("{SEED}", str(seed)))
+    agent.write_text(AGENT.replace("{SEED}", str(seed)).replace("{RECORDED}", str(args.recorded)))
     strop(
         *("train", "--config", "quickstart", "--out", str(out)),
         f"model.path='{model}'",
         f"data.train_files=['{start / 'data' / 'train.parquet'}']",
         f"data.val_files=['{start / 'data' / 'val.parquet'}']",
         f"agent.files=['{agent}']",
-        f"agent.default_agent={'long_tail' if args.lengths else 'slow_world'}",
+        f"agent.default_agent={'slow_world' if args.lengths is None else 'long_tail'}",
         *settings_of(way),
-        *(LONG if args.lengths else []),
+        *([] if args.lengths is None else LONG),
         "algorithm.correction.weights=token",
         f"actor.optim.lr={args.lr:g}",
         f"trainer.max_steps={args.steps}",

@@ -15,7 +15,6 @@ batch).
 Playing, for training, validation and every command alike: player.py (Player: engine, agents and scorers of one
 process), agents/ (AgentWorkers: episodes in processes of their own), in_flight.py (episodes over several calls),
 journal.py (what was generated for them), recorded_schedule.py (a recorded run made again), step_clock.py (engine steps
-as time), episodes.py (Episode, and the rows that
-are trained on), reports.py (episodes without their tokens), tally.py (how far a call is), metrics.py and
-validation_metrics.py (numbers of episodes, from plain tensors).
+as time), episodes.py (Episode, and the rows that are trained on), reports.py (episodes without their tokens), tally.py
+(how far a call is), metrics.py and validation_metrics.py (numbers of episodes, from plain tensors).
 """

@@ -20,6 +20,13 @@ CORRECTED = ["algorithm.correction.weights=token", "trainer.max_steps=5"]
 AHEAD = [*CORRECTED, "rollout.max_staleness=1", "data.max_response_tokens=8"]
 FEW = ["rollout.max_running=6", "reward.num_workers=1"]
 """So few sequences at a time that some of a prompt's are in play when a step has enough."""
+STILL = [
+    "actor.optim.lr=1e-15",
+    "data.max_response_tokens=30",
+    "rollout.stop_token_ids=[40,41,42,43,44,45]",
+    "data.val_files=[]",
+]
+"""Answers of different length, which depend on their prompt and number alone: next to nothing is learned."""
 REPEATABLE = [*FEW, "trainer.clock=virtual"]
 
 
@@ -132,6 +139,31 @@ def test_an_interrupted_run_goes_on_with_the_tokens_that_were_in_play(
             assert row["rollout_log_probs"][:count] == list(note.log_probs)
             assert row["versions"][:count] == list(note.versions)
             assert (len(row["response_ids"]) == count) == (note.stop_reason is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bound", [2, 0.5])
+def test_interruptions_favour_no_length(project: Project, tmp_path: Path, bound: float) -> None:
+    """By the clock on the wall: run after run, each interrupted after another step, trains the same samples, long and
+    short ones."""
+    saved = ["run.save_every=1", "run.keep_last=9", f"rollout.max_staleness={bound:g}"]
+    whole = train_in(tmp_path / "whole", project.config(*AHEAD, *FEW, *STILL, *saved))
+    expected = lengths(whole.folder)
+    assert len(expected) == 5 * 16
+    assert len(set(expected.values())) > 5, "they differ"
+    folder = whole.folder
+    for step in (1, 2, 3, 4):
+        folder = cut_after(folder, tmp_path / f"cut-{step}", step=step)
+        resume_in(folder)
+        check_records(folder, num_steps=5)
+        assert lengths(folder) == expected, step
+
+
+def lengths(folder: Path) -> dict[str, int]:
+    """By trained sample, its tokens."""
+    with RunFolder.open(folder, read_only=True) as run:
+        rows = [row for step in run.samples.steps() for row in run.samples.read(step)]
+    return {row["id"]: len(row["response_ids"]) for row in rows if row["fate"] == "trained"}
 
 
 def test_groups_that_cannot_teach_are_replaced_while_others_play(project: Project, tmp_path: Path) -> None:

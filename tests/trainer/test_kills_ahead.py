@@ -10,10 +10,11 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from test_ahead_runs import AHEAD, FEW, check_bound, trained
+from test_ahead_runs import AHEAD, FEW, STILL, check_bound, lengths, trained
 from test_kill_and_resume import DEADLINE_S, Processes, events_of, processes
 from tiny_runs import Project, chain_of, check_records, train_in
 
@@ -45,14 +46,16 @@ def killed(process: subprocess.Popen[str], folder: Path, num_events: int, delay_
     return False
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(120 + 40 * NUM_KILLS)
-def test_it_is_the_run_that_was_never_killed(project: Project, tmp_path: Path, processes: Processes) -> None:
-    config = project.config(*SETTINGS)
-    whole = train_in(tmp_path / "whole", config)
-    check_bound(whole, 2)
+def kill_and_resume(
+    project: Project,
+    tmp_path: Path,
+    processes: Processes,
+    settings: Sequence[str],
+    check: Callable[[Path], None],
+) -> None:
+    """Runs of these settings that are killed NUM_KILLS times in all, each checked at its end."""
     file = tmp_path / "run.yaml"
-    save_config(config, file)
+    save_config(project.config(*settings), file)
     rng, num_kills, num_runs = random.Random(14), 0, 0
     while num_kills < NUM_KILLS:
         num_runs += 1
@@ -62,6 +65,34 @@ def test_it_is_the_run_that_was_never_killed(project: Project, tmp_path: Path, p
             num_kills += 1
             words = ("--resume", folder)
         check_records(folder, num_steps=NUM_STEPS)
+        assert set(trained(folder).values()) == {1}
+        check(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120 + 40 * NUM_KILLS)
+def test_it_is_the_run_that_was_never_killed(project: Project, tmp_path: Path, processes: Processes) -> None:
+    whole = train_in(tmp_path / "whole", project.config(*SETTINGS))
+    check_bound(whole, 2)
+
+    def check(folder: Path) -> None:
         assert [one.chain for one in chain_of(folder)] == [one.chain for one in whole.chain]
         assert trained(folder) == trained(whole.folder)
-        assert set(trained(folder).values()) == {1}
+
+    kill_and_resume(project, tmp_path, processes, SETTINGS, check)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120 + 40 * NUM_KILLS)
+def test_by_the_clock_on_the_wall_nothing_is_lost_repeated_or_favoured(
+    project: Project, tmp_path: Path, processes: Processes
+) -> None:
+    settings = [*SETTINGS, *STILL, "trainer.clock=wall"]
+    whole = train_in(tmp_path / "whole", project.config(*settings))
+    expected = lengths(whole.folder)
+    assert len(set(expected.values())) > 5, "they differ"
+
+    def check(folder: Path) -> None:
+        assert lengths(folder) == expected
+
+    kill_and_resume(project, tmp_path, processes, settings, check)
