@@ -19,9 +19,8 @@ class RecordedSchedule:
         version: of the weights.
         """
         self._version = version
-        self._spans: dict[
-            str, dict[str, list[tuple[int, int]]]
-        ] = {}  # by sample, by request: (version, until)
+        # By sample and by request: pairs of a version, and how many tokens the request has when it is through.
+        self._spans: dict[str, dict[str, list[tuple[int, int]]]] = {}
         self._num_tokens: dict[str, int] = {}
         self._changed = asyncio.Event()
 
@@ -63,6 +62,7 @@ class RecordedSchedule:
     def answered(self, request_id: str) -> None:
         """A request has its answer, whatever it was."""
         self._spans.get(_sample(request_id), {}).pop(request_id, None)
+        self._num_tokens.pop(request_id, None)
         self._tell()
 
     def ended(self, sample_id: str) -> None:
