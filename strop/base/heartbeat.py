@@ -12,13 +12,13 @@ import itertools
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from strop.base.foreign_files import read_json
+from strop.base.periodic import every
 
 SUFFIX = ".heartbeat"
 PERIOD_S = 1.0
@@ -78,20 +78,11 @@ def item(name: str) -> Iterator[Callable[[str], None]]:
 @contextlib.contextmanager
 def beating(file: Path) -> Iterator[None]:
     """Write into this file what the process does, now, every second, and at the end."""
-    is_over = threading.Event()
     _write(file)
-
-    def beat() -> None:
-        while not is_over.wait(PERIOD_S):
-            _write(file)
-
-    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-    thread.start()
     try:
-        yield
+        with every(PERIOD_S, lambda: _write(file), name="heartbeat"):
+            yield
     finally:
-        is_over.set()
-        thread.join()
         _write(file)
 
 

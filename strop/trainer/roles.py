@@ -380,7 +380,18 @@ def _specs(
         specs["teacher"] = role(TeacherWorker, config.model, config.teacher, distillation, device=device)
     if config.uses_reward_model:
         specs["reward_model"] = role(RewardModelWorker, config.reward_model, device=device)
-    specs["rollout"] = role(
+    specs["rollout"] = _rollout_spec(
+        config, device=device, version=version, samples=samples, logs=logs, is_replayed=is_replayed
+    )
+    engines = config.engines
+    return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
+
+
+def _rollout_spec(
+    config: Config, *, device: str, version: int, samples: Path | None, logs: Path | None, is_replayed: bool
+) -> RoleSpec[Any]:
+    """Generation; arguments as of `make_roles`."""
+    return role(
         RolloutWorker,
         config.model,
         config.rollout,
@@ -403,8 +414,6 @@ def _specs(
         is_replayed=is_replayed,
         recording=Path(config.trainer.skip_rollout).absolute() if config.trainer.skip_rollout else None,
     )
-    engines = config.engines
-    return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
 
 
 def _num_ranks(config: Config, name: str) -> int:

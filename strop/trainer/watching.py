@@ -6,11 +6,11 @@ has ended when the call returns.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from strop.base.periodic import every
 from strop.workers.tally import clear, ended_and_scored
 
 PERIOD_S = 10.0
@@ -32,18 +32,12 @@ class PlayWatch:
         if self._logs is None or self.show is None:
             yield
             return
-        clear(self._logs)
-        is_over = threading.Event()
+        logs, show = self._logs, self.show
+        clear(logs)
 
-        def look(logs: Path, show: Callable[[str], None]) -> None:
-            while not is_over.wait(PERIOD_S):
-                ended, scored = ended_and_scored(logs)
-                show(f"{ended} of {num_samples} episodes done, {scored} scored")
+        def look() -> None:
+            ended, scored = ended_and_scored(logs)
+            show(f"{ended} of {num_samples} episodes done, {scored} scored")
 
-        thread = threading.Thread(target=look, args=(self._logs, self.show), name="progress", daemon=True)
-        thread.start()
-        try:
+        with every(PERIOD_S, look, name="progress"):
             yield
-        finally:
-            is_over.set()
-            thread.join()

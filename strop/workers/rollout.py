@@ -116,19 +116,9 @@ class RolloutWorker(Worker):
         self._goes_on = share_with is None and rollout.is_streamed
         self._runner = ThreadRunner("rollout") if self._goes_on else asyncio.Runner(loop_factory=CallLoop)
         clock = StepClock() if counts_steps else None
-        place = Place(
-            model=model,
-            rollout=rollout,
-            device=device,
-            version=version,
-            trained=self._trained,
-            max_tokens=max_tokens,
-            logs=logs,
-            rank=self.rank,
-            gate=None if clock is None else clock.gate,
+        policy = self._make_engines(
+            model, device=device, version=version, max_tokens=max_tokens, logs=logs, clock=clock
         )
-        self._fleet = self._runner.run(make_fleet(place))
-        policy = self._take(self._fleet.first)
         self._takes_media = policy is not None and policy.media is not None
         self._pool = RewardPool(
             reward, tokenizer=model.path, rank=self.rank, count=self.world_size, logs=logs
@@ -138,24 +128,52 @@ class RolloutWorker(Worker):
         clocked = None if clock is None else ClockedClient(self._fleet.client, clock)
         self._schedule = RecordedSchedule(version) if is_replayed else None
         self._journal = Journal(self._fleet.client, clocked, self._schedule)
+        setup = AgentSetup(
+            agent or AgentConfig(),
+            self._tokenizer,
+            template_options=template_options,
+            max_prompt_tokens=max_prompt_tokens,
+        )
+        recorded = None if recording is None else open_recording(recording, reward)
+        client = self._journal if rollout.is_streamed else self._fleet.client
         self._player = make_player(
-            self._journal if rollout.is_streamed else self._fleet.client,
+            client,
             policy,
             self._pool,
             model=model,
-            setup=AgentSetup(
-                agent or AgentConfig(),
-                self._tokenizer,
-                template_options=template_options,
-                max_prompt_tokens=max_prompt_tokens,
-            ),
+            setup=setup,
             rollout=rollout,
             seed=seed,
-            recording=None if recording is None else open_recording(recording, reward),
+            recording=recorded,
         )
         self._groups = GroupsInFlight(self._player, self._hear, clock=clock)
         if self._goes_on:
             self._runner.run(_use_threads(torch.get_num_threads()))
+
+    def _make_engines(
+        self,
+        model: ModelConfig,
+        *,
+        device: str,
+        version: int,
+        max_tokens: int,
+        logs: Path | None,
+        clock: StepClock | None,
+    ) -> CausalLM | None:
+        """Start the engines; the policy, where it is in this process."""
+        place = Place(
+            model=model,
+            rollout=self._rollout,
+            device=device,
+            version=version,
+            trained=self._trained,
+            max_tokens=max_tokens,
+            logs=logs,
+            rank=self.rank,
+            gate=None if clock is None else clock.gate,
+        )
+        self._fleet = self._runner.run(make_fleet(place))
+        return self._take(self._fleet.first)
 
     def _take(self, made: Generation) -> CausalLM | None:
         """Use this engine; where its weights come from other processes, they are received and verified here."""
