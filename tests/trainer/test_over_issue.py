@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from test_ahead_runs import trained
 from test_ray_runs import RAY, cut_after
-from tiny_runs import Done, Project, check_records, resume_in, train_in
+from test_virtual_clock import SLOW
+from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_in
 
+from strop.cli.main import main
 from strop.config.errors import ConfigError
 from strop.run import RunFolder
 from strop.trainer.over_issue import SLOWEST
@@ -139,3 +141,16 @@ def test_settings_that_do_not_go_with_it_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         project.config("rollout.over_issue=0.25", *given)
+
+
+@pytest.mark.slow
+def test_it_is_made_again_by_its_record(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the clock on the wall, where another run of the seed takes other groups."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    jittery = [f"reward.path='{tmp_path / 'slow.py'}'", "reward.num_workers=3", "rollout.deterministic=true"]
+    done = train_in(tmp_path / "run", project.config(*LATER, *jittery))
+    words = ["replay", str(done.folder), "--out", str(tmp_path / "again"), "--trust-code"]
+    assert main(words) == 0, capsys.readouterr().err
+    assert chain_of(tmp_path / "again") == done.chain
