@@ -97,10 +97,12 @@ def test_a_long_run_under_faults_keeps_its_books_its_memory_and_leaves_nothing_b
     for part in (1, 2, 3):  # killed three times in the first half
         with start(tmp_path, *words) as process:
             seen |= {process.pid} | disturb(process, folder, rng, until=NUM_STEPS * part // 6)
+            assert process.poll() is None, (tmp_path / "said.log").read_text()[-4000:]
             process.send_signal(signal.SIGKILL)
         words = ("--resume", folder)
     with start(tmp_path, *words) as process:
         seen |= {process.pid} | disturb(process, folder, rng, until=num_steps(folder) + NUM_STEPS // 6)
+        assert process.poll() is None, (tmp_path / "said.log").read_text()[-4000:]
         before = after = psutil.Process(process.pid).memory_info().rss
         while process.poll() is None:
             with contextlib.suppress(psutil.Error):
