@@ -112,7 +112,7 @@ vllm: $(STAMPS)/test
 
 # A run ahead of training that is killed at 200 moments, about half an hour.
 kills: $(STAMPS)/test
-	STROP_KILLS=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/trainer/test_kills_ahead.py $(ARGS)
+	STROP_KILLS=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or dist" tests/trainer/test_kills_ahead.py $(ARGS)
 
 soak: $(STAMPS)/test
 	STROP_SOAK=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/trainer/test_soak.py $(ARGS)

@@ -30,16 +30,16 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"judges", "sft", "tracing", "vision"},
+    {"judges", "supervised", "tracing", "vision"},
     {"preferences", "sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
-    {"checks", "compat", "gateway", "quickstart", "sweep", "view"},
+    {"checks", "compat", "gateway", "python", "quickstart", "sweep", "view"},
     {"__main__"},
 )
 GUESTS = (
-    "checks", "compat", "environments", "gateway", "interactions", "judges", "preferences", "quickstart",
-    "sandbox", "scorers", "sft", "sweep", "tools", "tracing", "view", "vision",
+    "checks", "compat", "environments", "gateway", "interactions", "judges", "preferences", "python",
+    "quickstart", "sandbox", "scorers", "supervised", "sweep", "tools", "tracing", "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {
@@ -49,8 +49,8 @@ COMMANDS_OF_GUESTS = {
 }
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 SIDEWAYS = {("agents", "rollout")}
-# Commands import what they need when they run, so that --help is quick.
-LATE_IMPORTS_ALLOWED = {"cli"}
+# Commands, and functions that are called from Python, import what they need when they run: --help and import are quick.
+LATE_IMPORTS_ALLOWED = {"cli", "python"}
 # The Ray runtime needs an optional package, so it is imported when a run asks for it.
 LATE_IMPORTS_OF_OPTIONAL_PACKAGES = {("trainer", "controller")}
 

@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "strop"
 
 # (module below strop/, what it uses): why nothing that a model or a user's scorer produced can reach it.
 ALLOWED: dict[tuple[str, str], str] = {
+    ("python/brought.py", "dill"): "it writes down the caller's own function, and reads none",
     ("rollout/sglang/target.py", "multiprocessing"): "it writes a pickle for SGLang's server, and reads none",
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,18 +13,13 @@ from strop.cli.models import choose_checkpoint, run_in
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
 from strop.cli.unread import KINDS_OF_GUESTS, READS, Reads, refuse_unread, refuse_unread_overrides
-from strop.run import RunError, RunFolder, is_run
+from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
     from strop.engines.config import ModelConfig
     from strop.trainer.beginning import Beginning
     from strop.trainer.config import Config
     from strop.trainer.launch import Start
-
-_UNBEGUN = ("created", "model", "started_from", "threads", "preflight")
-"""Events of a run that has done nothing yet."""
-MODEL_LINK = "model"
-"""Link in the folder of a finished run to the model of its last checkpoint."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
@@ -90,11 +84,18 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
             hint = f"continue with `strop {kind} --resume {run.path}`"
             raise Interrupted(hint, cause=error) from error.__cause__
         except Exception as error:
-            if _is_unbegun(run) and not isinstance(error, RunError):
-                _remove(run)
+            if not isinstance(error, RunError) and run.remove_unbegun():
                 say(f"run folder {run.path} removed again: nothing had begun")
+            elif run.checkpoints.steps():
+                say(
+                    f"`strop incident {run.path}` says what happened, `strop {kind} --resume {run.path}` goes on from "
+                    f"the last checkpoint"
+                )
             raise
-        _link_model(run)
+        try:
+            run.link_model()
+        except OSError as error:
+            say(f"no link {run.path / MODEL_FOLDER}: {error.strerror}; the models are in its checkpoints")
 
 
 def _settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | None]:
@@ -163,30 +164,3 @@ def _check_kind(folder: Path, kind: str, *, needs_same: bool = True) -> None:
         made_by = run.info["command"][1:2]
     if made_by and made_by[0] in ("train", *KINDS_OF_GUESTS) and made_by[0] != kind:
         raise UsageError(f"{folder} is a run of `strop {made_by[0]}`; continue it with that command")
-
-
-def _is_unbegun(run: RunFolder) -> bool:
-    return all(event["kind"] in _UNBEGUN for event in run.events.read())
-
-
-def _remove(run: RunFolder) -> None:
-    """Remove what this process put into the folder, and the folder where nothing holds it."""
-    run.close()
-    for entry in run.path.iterdir():
-        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    with contextlib.suppress(OSError):  # the current directory, a mount point: empty is good enough
-        run.path.rmdir()
-
-
-def _link_model(run: RunFolder) -> None:
-    """`<run>/model` leads to the model of the last checkpoint."""
-    steps = run.checkpoints.steps() or [0]  # of a finished run they may have been removed
-    target = Path("checkpoints") / f"global_step_{steps[-1]}" / "model"
-    link = run.path / MODEL_LINK
-    if not (run.path / target).is_dir():  # nor with run.hf_model=never
-        return
-    try:
-        link.unlink(missing_ok=True)
-        link.symlink_to(target)
-    except OSError as error:  # a file system without links
-        say(f"no link {link}: {error.strerror}; the model is in {run.path / target}")

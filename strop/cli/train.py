@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from strop.cli.launching import MODEL_LINK, add_run_arguments, begin, carrying_out
+from strop.cli.launching import add_run_arguments, begin, carrying_out
 from strop.cli.libraries import quiet_models
 from strop.cli.output import print_json, print_plain, say
+from strop.run import MODEL_FOLDER
 
 if TYPE_CHECKING:
     from strop.trainer.results import TrainResult
@@ -74,7 +75,7 @@ def _show(result: TrainResult) -> None:
     if metrics.is_file():  # the tracker that writes it can be switched off
         print_plain(text_curve(run_series(read_metrics(metrics))))
     print_plain(f"{result.steps} steps, {result.seconds:.0f} s; validation: {_rates(result)}")
-    print_plain(f"run folder: {result.run}\nmodel:      {result.run / MODEL_LINK}")
+    print_plain(f"run folder: {result.run}\nmodel:      {result.run / MODEL_FOLDER}")
     if result.best is not None and result.best[0] != result.steps:
         step, rate = result.best
         print_plain(

@@ -23,7 +23,7 @@ from strop.data.chat import (
 )
 from strop.data.media import has_media
 from strop.preferences.config import Loss, PreferDataConfig
-from strop.sft.conversations import SftExample, tokenize_chat
+from strop.supervised.conversations import SftExample, tokenize_chat
 
 Messages = tuple[dict[str, Any], ...]
 

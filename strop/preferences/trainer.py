@@ -20,8 +20,8 @@ from strop.preferences.rows import Compared, PreferenceDataset
 from strop.preferences.worker import PreferenceWorker
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
-from strop.sft.result import SftResult
-from strop.sft.trainer import SupervisedTrainer
+from strop.supervised.result import SftResult
+from strop.supervised.trainer import SupervisedTrainer
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
 from strop.trainer.phases import Phases

@@ -22,7 +22,7 @@ from strop.cli.output import plain, print_json, say
 from strop.data.tiny import make_tiny_model
 from strop.quickstart.task import write_task
 from strop.run import RunError, RunFolder
-from strop.sft.trainer import fine_tune
+from strop.supervised.trainer import fine_tune
 from strop.trainer.config import Config
 from strop.trainer.curve import run_series, save_curve, text_curve
 from strop.trainer.launch import Start, start_or_resume

@@ -55,6 +55,10 @@ class RolloutConfig:
     longest_first: bool = False
     """Begin with the prompts whose answers were longest at earlier visits, so that a step does not end with a long one
     alone. For runs of several epochs with more sequences in a step than max_running. Samples stay the same."""
+    overlap_log_probs: bool = False
+    """Compute the log-probs of the policy and the reference, values and the reward model's scores of a prompt's samples
+    as soon as they have ended, while others are generated. Pays where generation has processes of its own
+    (resources.apart). Numbers may differ in their last bits, since fewer samples are computed together."""
     max_running: PositiveInt = 256
     """Sequences decoded together; more wait and enter as others finish."""
     deterministic: bool = False
@@ -68,7 +72,7 @@ class RolloutConfig:
     @property
     def is_streamed(self) -> bool:
         """Samples are played over several calls, and a step takes those that have ended."""
-        return self.max_staleness > 0 or self.over_issue > 0
+        return self.max_staleness > 0 or self.over_issue > 0 or self.overlap_log_probs
 
     def __post_init__(self) -> None:
         if self.over_issue and self.max_staleness:

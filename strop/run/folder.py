@@ -13,10 +13,12 @@ Everything but the lock may be copied elsewhere and read there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import secrets
+import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,7 +30,7 @@ from typing import Any
 import strop
 from strop.base.foreign_files import read_json
 from strop.border import storable, storable_text
-from strop.run.checkpoints import CheckpointStore
+from strop.run.checkpoints import MODEL_FOLDER, CheckpointStore
 from strop.run.config import RunConfig
 from strop.run.durable import replace_text
 from strop.run.errors import RunError
@@ -45,6 +47,8 @@ _PACKAGES = ("torch", "transformers", "tensordict", "numpy")
 _OURS = {"config.yaml", "events.jsonl", "samples", "checkpoints", "logs", "lock", f".{RUN_FILE}.tmp"}
 _WRITTEN = {"config.yaml", "events.jsonl", "metrics.jsonl", "samples", "checkpoints", "logs", "lock", "tensorboard",
             "spending.json", GROWN_FILE, RUN_FILE}  # fmt: skip
+_UNBEGUN = ("created", "model", "started_from", "threads", "preflight")
+"""Events of a run that has done nothing yet."""
 _DEFAULTS = RunConfig()
 
 
@@ -154,6 +158,31 @@ class RunFolder:
         self.events.rollback(step, **_environment(), settings=dict(settings or {}), before=dict(before or {}))
         self.ledger.reload()
         self.fingerprints.reload()
+
+    def link_model(self) -> None:
+        """`model` in the folder leads to the model of the last checkpoint, where that has one.
+
+        Raises:
+            OSError: the file system has no links.
+        """
+        steps = self.checkpoints.steps() or [0]  # of a finished run they may have been removed
+        target = Path("checkpoints") / f"global_step_{steps[-1]}" / MODEL_FOLDER
+        if (self.path / target).is_dir():  # not with run.hf_model=never
+            link = self.path / MODEL_FOLDER
+            link.unlink(missing_ok=True)
+            link.symlink_to(target)
+
+    def remove_unbegun(self) -> bool:
+        """Where the run has done nothing yet, remove what was put into its folder, and the folder where nothing else
+        holds it; whether it was so."""
+        if any(event["kind"] not in _UNBEGUN for event in self.events.read()):
+            return False
+        self.close()
+        for entry in self.path.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        with contextlib.suppress(OSError):  # the current directory, a mount point: empty is good enough
+            self.path.rmdir()
+        return True
 
     def close(self) -> None:
         """Close the log and give the lock back; a second call does nothing."""

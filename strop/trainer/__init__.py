@@ -4,7 +4,7 @@ The algorithm of a step
 loop.py             Trainer: collect, learn, update weights; records, validation and checkpoints around it
 collecting.py       the samples of a step, in one round or, with a group filter, in several; groups.py: groups judged
 ahead.py            samples that are made while the trainer works; pacing.py: how far ahead, and which a step takes;
-                    in_play.py: what a checkpoint keeps of them
+                    in_play.py: what a checkpoint keeps of them; overlap.py: what models say of them meanwhile
 over_issue.py       steps that do not wait for their slowest; lengths.py: which prompts to begin with
 experience.py       the rows that are trained on, as references, cut into optimizer batches
 producers.py        who makes each column of protocol/schema.py, in the order of a step
@@ -30,7 +30,7 @@ trackers.py         where numbers go; progress.py, tensorboard.py, curve.py: the
 results.py          how a run ended; costs.py: what services of the reward have cost
 watching.py         how far a long generation is
 
-checkpointing.py    what a checkpoint holds, for every kind of training
+checkpointing.py    what a checkpoint holds, for every kind of training; disk_watch.py: how long it takes to write
 stopping.py         signals that ask a run to end; healing.py: worker processes that die
 rescoring.py        saved answers scored again; replay.py: a recorded run made again
 """

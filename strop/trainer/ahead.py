@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -28,14 +28,18 @@ from strop.trainer.collecting import CollectedSamples, RolloutCollector, TooFewG
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
 from strop.trainer.in_play import IN_PLAY, in_play_text, read_in_play
+from strop.trainer.overlap import GroupColumns
 from strop.trainer.pacing import Pace
+from strop.trainer.phases import Stages
 from strop.trainer.policy_sync import MAX_HEALS
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
-from strop.workers.journal import Notes
+from strop.workers.kept import KeptGroup
 from strop.workers.reports import EpisodeReport
 
+LOOK_S = 0.03
+"""Between looks at what has ended, in seconds per rollout worker: a look asks each of them."""
 STALENESS = Metric(
     "training/off_policy/{trajectory_staleness,trajectory_staleness_worst,trajectory_spans}/{mean,max,min}",
     "versions",
@@ -113,13 +117,17 @@ class AheadCollector(RolloutCollector):
         self._recorded = recorded
         self._spans = {uid: spans for step in recorded.values() for uid, spans in step.spans.items()}
         self._busy_s, self._looked_s = 0.0, time.perf_counter()
+        overlaps = config.rollout.overlap_log_probs
+        self._columns = GroupColumns(config, roles, sampling) if overlaps else None
+        self._is_apart = "rollout" in config.resources.apart
+        self._worked_s = 0.0
 
     def texts(self) -> dict[str, str]:
         """What was generated for the prompts of no step yet."""
-        told = as_list(self._roles.rollout.call.notes())
-        notes = {uid: one for rank, _ in told for uid, one in rank.items()}
+        told = as_list(self._roles.rollout.call.kept())
+        kept = {uid: one for rank, _ in told for uid, one in rank.items()}
         ended = [*self._ended, *self._arrived, *(uid for _, own in told for uid in own)]
-        return {**super().texts(), IN_PLAY: in_play_text(self._versions, notes, ended)}
+        return {**super().texts(), IN_PLAY: in_play_text(self._versions, kept, ended)}
 
     def begin_again(self, checkpoint: Path | None) -> list[str]:
         """Go on with what was in play at a checkpoint: with the tokens that it holds, else from the beginning.
@@ -131,21 +139,23 @@ class AheadCollector(RolloutCollector):
         wanted = dict.fromkeys(name.rpartition("/")[0] for name in self._run.ledger.in_flight())
         if not wanted:
             return []
-        kept = {} if checkpoint is None else read_in_play(checkpoint / IN_PLAY)
-        kept = {uid: one for uid, one in kept.items() if uid in wanted}
-        uids = [*kept, *(uid for uid in wanted if uid not in kept)]
+        in_play = {} if checkpoint is None else read_in_play(checkpoint / IN_PLAY)
+        in_play = {uid: one for uid, one in in_play.items() if uid in wanted}
+        uids = [*in_play, *(uid for uid in wanted if uid not in in_play)]
         prompts = [self._data.train.prompt(parse_visit_uid(uid)[1], uid) for uid in uids]
         for prompt in prompts:
-            self._note(prompt, kept[prompt.uid].version if prompt.uid in kept else self._start_step)
-        notes = {uid: one.notes for uid, one in kept.items()}
-        self._begin(prompts, notes)
-        places = {uid: one.place for uid, one in kept.items() if one.place is not None}
+            self._note(prompt, in_play[prompt.uid].version if prompt.uid in in_play else self._start_step)
+        kept = {uid: one.kept for uid, one in in_play.items()}
+        self._begin(prompts, kept)
+        places = {uid: one.place for uid, one in in_play.items() if one.place is not None}
         self._ended_before = sorted(places, key=lambda uid: places[uid])
-        num_tokens = sum(len(note.token_ids) for one in notes.values() for note in one.values())
-        return [f"{len(uids)} prompts that were in play go on, with {num_tokens} tokens that they had"]
+        num_tokens = sum(len(note.token_ids) for one in kept.values() for note in one.requests.values())
+        num_scores = sum(len(one.scores) for one in kept.values())
+        had = f"{num_tokens} tokens and {num_scores} scores that they had"
+        return [f"{len(uids)} prompts that were in play go on, with {had}"]
 
-    def collect(self, step: int) -> CollectedSamples:
-        """The samples of a step.
+    def collect(self, step: int, stages: Stages) -> CollectedSamples:
+        """As RolloutCollector.
 
         Raises:
             EpisodesFailed, RewardError: too many samples failed.
@@ -156,10 +166,12 @@ class AheadCollector(RolloutCollector):
         looked_at: list[str] = []
         num_refused = self._open(step)
         with self._roles.active("rollout"), self._roles.watch.playing(self._config.samples_per_step):
+            self._make_columns(self._ended, stages)
             while (chosen := self._pace.choose(step, self._versions, list(self._ended))) is None:
                 uid = self._next(step)
                 looked_at.append(uid)
                 self._sort_out(uid, self._arrived.pop(uid), left_out)
+                self._make_columns({uid} & self._ended.keys(), stages)
                 num_refused += self._replace(step, left_out)
             if self._recorded:  # what these weights sampled is sampled before others come
                 self._arrived |= _by_prompt(self._roles.ended([], 0))
@@ -174,6 +186,7 @@ class AheadCollector(RolloutCollector):
         self._tell_differing(step)
         kept = [row for row, report in enumerate(episodes.reports) if report.uid not in left_out.causes]
         taken = episodes.take(kept)
+        early = None if self._columns is None or not chosen else self._columns.take(chosen)
         metrics |= _staleness(taken.reports, step - 1) | _ages(begun[: len(chosen)])
         metrics |= self._give_up(step)
         metrics |= {PROMPTS_AHEAD: float(len(self._begun)), **self._passed_over(num_refused)}
@@ -185,7 +198,9 @@ class AheadCollector(RolloutCollector):
                 prompts=tuple(one.prompt for one in begun),
                 num_refused=num_refused,
                 episodes=episodes,
-                experience=training_rows(self._config, self._roles, taken, self._sampling),
+                experience=training_rows(self._config, self._roles, taken, self._sampling)
+                if early is None
+                else early,
                 dropped=left_out.causes,
                 metrics=metrics,
             )
@@ -221,9 +236,9 @@ class AheadCollector(RolloutCollector):
             self._begin(self._in_order(drawn.prompts))
         return len(drawn.refused)
 
-    def _begin(self, prompts: Sequence[Prompt], notes: Mapping[str, Notes] = MappingProxyType({})) -> None:
+    def _begin(self, prompts: Sequence[Prompt], kept: Mapping[str, KeptGroup] = MappingProxyType({})) -> None:
         count = self._config.rollout.samples_per_prompt
-        self._roles.begin(prompts, count, self._sampling, notes, self._spans)
+        self._roles.begin(prompts, count, self._sampling, kept, self._spans)
 
     def _note(self, prompt: Prompt, version: int) -> None:
         self._begun[prompt.uid] = Begun(prompt=prompt, version=version, at_s=time.perf_counter())
@@ -252,6 +267,12 @@ class AheadCollector(RolloutCollector):
 
     # ------------------------------------------------------------------ what has ended
 
+    def _make_columns(self, uids: Collection[str], stages: Stages) -> None:
+        """What models say of these groups, while others are played, where that is wanted."""
+        if self._columns is not None:
+            for uid in uids:
+                self._columns.make(uid, self._ended[uid], stages)
+
     def _next(self, step: int) -> str:
         """The group that the step looks at next: the one that ended first, or the one that was recorded there."""
         if step in self._recorded:
@@ -268,13 +289,21 @@ class AheadCollector(RolloutCollector):
             due = [uid for uid in self._pace.due(step, self._versions) if uid not in self._ended]
             missing = self._pace.missing(step, self._versions, self._ended)
             ranks = self._roles.rollout.world_size
-            self._wait(step, due, at_least=max(1, math.ceil(missing / ranks)))
+            if self._is_apart or self._columns is not None:  # a look costs nothing, or is for something
+                self._wait(step, [], at_least=1)
+            else:
+                self._wait(step, due, at_least=max(1, math.ceil(missing / ranks)))
         return next(iter(self._arrived))
 
     def _wait(self, step: int, due: Sequence[str], *, at_least: int) -> None:
-        """Wait for groups, all of `due` among them; what was lost with an engine is begun again."""
+        """Wait for groups, all of `due` among them; what was lost with an engine is begun again.
+
+        With several workers apart, none has to wait for another: whoever has nothing after a moment gives nothing.
+        """
         assert len(self._begun) > len(self._ended), "what the step waits for is in play"
-        arrived = _by_prompt(self._roles.ended(due, at_least))
+        ranks = self._roles.rollout.world_size
+        within_s = max(0.1, LOOK_S * ranks) if self._is_apart and ranks > 1 else None
+        arrived = _by_prompt(self._roles.ended(due, at_least, within_s))
         lost = [uid for uid, group in arrived.items() if any(one.engine_was_lost for one in group.reports)]
         if lost and self._num_heals < MAX_HEALS and self._roles.sync.heal():
             self._num_heals += 1
@@ -308,7 +337,9 @@ class AheadCollector(RolloutCollector):
         passed = now - self._looked_s
         played = (sum(busy) / len(busy) - self._busy_s) / passed
         self._busy_s, self._looked_s = sum(busy) / len(busy), now
-        return {ROLLOUT_IDLE: min(max(1 - played, 0.0), 1.0), TRAINER_IDLE: (now - asked_s) / passed}
+        worked = 0.0 if self._columns is None else self._columns.busy_s
+        waited, self._worked_s = now - asked_s - (worked - self._worked_s), worked
+        return {ROLLOUT_IDLE: min(max(1 - played, 0.0), 1.0), TRAINER_IDLE: waited / passed}
 
 
 @dataclass

@@ -11,6 +11,7 @@ from strop.controller import WorkerGroup, as_list
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
 from strop.run import MODEL_FOLDER, Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
+from strop.trainer.disk_watch import DiskWatch
 from strop.trainer.stopping import StopRequest
 
 SETTLE_S = 600.0
@@ -35,6 +36,8 @@ class Checkpointer:
         source_model: Path,
         sampler: PromptSampler,
         texts: Callable[[], Mapping[str, str]] = dict,
+        watch: DiskWatch | None = None,
+        on_sealed: Callable[[Checkpoint], object] = lambda checkpoint: None,
     ) -> None:
         """Say what belongs into a checkpoint.
 
@@ -46,8 +49,10 @@ class Checkpointer:
             source_model: where the policy came from; its generation settings are saved too.
             sampler: its position is.
             texts: contents of further files, by name, at the moment of a save.
+            watch: looks at how long writing takes; None: nobody does.
+            on_sealed: called with each checkpoint that is whole.
         """
-        self._texts = texts
+        self._texts, self._watch, self._on_sealed = texts, watch, on_sealed
         self._run, self._trained, self._settings = run, trained, settings
         self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
         self._writing: PendingCheckpoint | None = None
@@ -67,7 +72,11 @@ class Checkpointer:
             CheckpointError: it, or the one before, could not be written; the last good one stays valid.
             LedgerError: the sample ledger contradicts itself.
         """
-        self.finish()
+        with self._watched(step):
+            self._finish()
+            self._save(step, score, facts=facts, is_last=is_last)
+
+    def _save(self, step: int, score: float | None, *, facts: Mapping[str, Any], is_last: bool) -> None:
         run = self._run
         run.ledger.check()
         run.events.sync()
@@ -90,7 +99,10 @@ class Checkpointer:
             if self._wants_model(is_last):
                 self._save_model(pending.folder / MODEL_FOLDER)
         if not in_background:
-            self.finish()
+            self._finish()
+
+    def _watched(self, step: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._watch is None else self._watch.writing(step)
 
     def save_before_the_end(self, stop: StopRequest, step: int, *, facts: Mapping[str, Any]) -> None:
         """Where somebody has asked the run to end: what it has is saved, so that a resume goes on from here."""
@@ -121,6 +133,11 @@ class Checkpointer:
         Raises:
             CheckpointError: it could not be written; the one before stays valid.
         """
+        if self._writing is not None:
+            with self._watched(self._saved_step):
+                self._finish()
+
+    def _finish(self) -> None:
         pending = self._writing
         if pending is None:
             return
@@ -131,6 +148,7 @@ class Checkpointer:
         self._run.events.append(
             "checkpoint", checkpoint.step, fsync=True, path=checkpoint.path.name, score=pending.score
         )
+        self._on_sealed(checkpoint)
 
     def settle(self) -> None:
         """Let a seal that runs in the background end, well or not; for the end of a run that failed."""

@@ -30,6 +30,7 @@ from strop.trainer.config import Config
 from strop.trainer.experience import Experience
 from strop.trainer.groups import sample_groups, shaped_rewards_of
 from strop.trainer.lengths import FILE, Lengths
+from strop.trainer.phases import Stages
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
@@ -92,8 +93,12 @@ class RolloutCollector:
         self._sampling = sampling
         self._lengths = Lengths() if config.rollout.longest_first else None
 
-    def collect(self, step: int) -> CollectedSamples:
+    def collect(self, step: int, stages: Stages) -> CollectedSamples:
         """The samples of a step.
+
+        Args:
+            step: from 1.
+            stages: of the step, where models look at samples before all have ended.
 
         Raises:
             EpisodesFailed, RewardError: too many samples failed.

@@ -227,8 +227,7 @@ class Config:
     def _check_staleness(self) -> None:
         """Samples of older policies are corrected for, and can be had while the trainer works."""
         bound = self.rollout.max_staleness
-        if self.trainer.clock == "virtual":
-            self._check_clock()
+        self._check_clock()
         if bound and not self.algorithm.corrects_for_age:
             raise ValueError(
                 f"rollout.max_staleness is {bound:g}, so samples are older than the policy that learns from them, but "
@@ -236,17 +235,20 @@ class Config:
                 f"algorithm.correction.reject, or algorithm.old_log_probs=rollout; or rollout.max_staleness=0"
             )
         key = "rollout.max_staleness" if bound else "rollout.over_issue"
+        key = key if bound or self.rollout.over_issue else "rollout.overlap_log_probs"
         if self.rollout.is_streamed and self.trainer.skip_rollout:
             raise ValueError(
-                f"trainer.skip_rollout takes recorded samples, which are all there at once: set {key}=0"
+                f"trainer.skip_rollout takes recorded samples, which are all there at once: remove {key}"
             )
         if self.rollout.is_streamed and self.needs("reward_baselines"):
             raise ValueError(
                 f"algorithm.adv_estimator={self.algorithm.adv_estimator} compares samples with a greedy answer of the "
-                f"same policy, which is not had with {key}: use another estimator, or set {key}=0"
+                f"same policy, which is not had with {key}: use another estimator, or remove {key}"
             )
 
     def _check_clock(self) -> None:
+        if self.trainer.virtual_time() is None:
+            return
         for key, value, wanted in (
             ("rollout.engine", self.rollout.engine, "native"),
             ("resources.runtime", self.resources.runtime, "inline"),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from strop.trainer.progress import find
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 60, 13
 """Columns and rows of the plot itself, without axes; an odd height gives the middle of the range a row."""
@@ -100,11 +105,25 @@ def save_curve(path: Path, series: Sequence[Series], *, title: str) -> Path:
     Raises:
         OSError: the file cannot be written.
     """
+    figure = figure_of(series, title=title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png")
+    return path
+
+
+def figure_of(series: Sequence[Series], *, title: str) -> Figure:
+    """The curves as a figure of matplotlib, which belongs to no window; a notebook shows it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(8, 4), dpi=_DPI, layout="constrained")
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            content = io.BytesIO()
+            self.savefig(content, format="png")
+            return content.getvalue()
+
+    figure = Shown(figsize=(8, 4), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for one in series:
@@ -116,9 +135,7 @@ def save_curve(path: Path, series: Sequence[Series], *, title: str) -> Path:
     axes.grid(alpha=0.3)
     if any(one.points() for one in series):
         axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png")
-    return path
+    return figure
 
 
 @dataclass(frozen=True)

@@ -39,14 +39,17 @@ class Ending:
         if trained:  # what was recorded before a crash, or before a setting was given anew
             self.look_at_validation(float(trained[-1]))
 
-    def look(self, step: int) -> bool:
-        """Whether this step, which is trained, is the last one by number or by time."""
+    def look(self, step: int, *, asked: str = "") -> bool:
+        """Whether this step, which is trained, is the last one by number or by time, or because a function of the
+        caller's has asked for it, and why."""
         limit = self._settings.max_hours
         hours = (self._earlier_s + time.perf_counter() - self._start) / 3600
         if limit is not None and hours >= limit:
             self.reason = f"trainer.max_hours={limit:g}: it has trained for {hours:.3g} hours"
         elif step >= self._num_steps:
             self.reason = f"step {step} is the last one"
+        elif asked:
+            self.reason = asked
         return bool(self.reason)
 
     def look_at_validation(self, pass_rate: float) -> bool:

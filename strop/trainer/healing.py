@@ -27,6 +27,11 @@ class Healing:
         self._step = step
         self._num_in_a_row = 0
 
+    @property
+    def is_mending(self) -> bool:
+        """The run has begun again and not come further yet."""
+        return self._num_in_a_row > 0
+
     def rolled_back(self, error: WorkerFailed | CallTimeout) -> Checkpoint | None:
         """The run, rolled back to its last valid checkpoint, which is given; None: to its beginning.
 

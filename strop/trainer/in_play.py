@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from strop.rewards import Outcome
 from strop.run import CheckpointError
-from strop.workers.journal import Note, Notes
+from strop.workers.journal import Note
+from strop.workers.kept import KeptGroup
+from strop.workers.score_journal import ScoreNote
 
 IN_PLAY = "in_play.jsonl"
 
@@ -22,15 +25,15 @@ class InPlay:
     """Of the policy when it was begun."""
     place: int | None
     """Its place among those that have ended, from 0 for the first; None: samples of it are on their way."""
-    notes: Notes
+    kept: KeptGroup = field(default_factory=KeptGroup)
 
 
-def in_play_text(versions: Mapping[str, int], notes: Mapping[str, Notes], ended: Sequence[str]) -> str:
+def in_play_text(versions: Mapping[str, int], kept: Mapping[str, KeptGroup], ended: Sequence[str]) -> str:
     """The content of the file.
 
     Args:
         versions: by uid, in the order in which they were begun, the policy version at that time.
-        notes: by uid, what was generated.
+        kept: by uid, what was generated and scored.
         ended: uids of those that have ended, the first one first.
     """
     places = {uid: place for place, uid in enumerate(ended)}
@@ -39,7 +42,7 @@ def in_play_text(versions: Mapping[str, int], notes: Mapping[str, Notes], ended:
             "uid": uid,
             "version": version,
             "place": places.get(uid),
-            "requests": {name: asdict(note) for name, note in notes.get(uid, {}).items()},
+            **asdict(kept.get(uid, KeptGroup())),
         }
         for uid, version in versions.items()
     ]
@@ -69,14 +72,19 @@ def read_in_play(file: Path) -> dict[str, InPlay]:
 
 def _read(line: str) -> InPlay:
     found = json.loads(line)
-    notes = {str(name): Note(**note) for name, note in found["requests"].items()}
-    for note in notes.values():
+    requests = {str(name): Note(**note) for name, note in found["requests"].items()}
+    for note in requests.values():
         if len({len(note.token_ids), len(note.log_probs), len(note.versions)}) > 1:
             raise ValueError("the tokens of a request and their log-probs differ in number")
+    scores = {
+        str(number): ScoreNote(scored=str(one["scored"]), outcome=Outcome(**one["outcome"]))
+        for number, one in found.get("scores", {}).items()
+    }
+    steps_left = {str(number): int(steps) for number, steps in found.get("steps_left", {}).items()}
     place = found["place"]
     return InPlay(
         uid=str(found["uid"]),
         version=int(found["version"]),
         place=None if place is None else int(place),
-        notes=notes,
+        kept=KeptGroup(requests=requests, scores=scores, steps_left=steps_left),
     )

@@ -101,7 +101,8 @@ class Learner:
         """
         config, context = self._config, StepContext(self._config, self._roles, self.kl.value)
         check_versions(experience.reports, step - 1, is_corrected=config.algorithm.corrects_for_age)
-        experience = produced(experience, wanted_before_updates(config, experience), context, stages)
+        wanted = wanted_before_updates(config, len(experience.sample_starts))
+        experience = produced(experience, wanted, context, stages)
         trained, not_drawn = self._drawn(experience, step)
         steps: list[OptimizerStep] = []
         if config.uses_critic:

@@ -34,12 +34,14 @@ from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
 from strop.trainer.costs import CostTracker
+from strop.trainer.disk_watch import DiskWatch
 from strop.trainer.ending import Ending, MachineEnd, is_best
 from strop.trainer.groups import row_results, sampler_batch
 from strop.trainer.growth import Growth
 from strop.trainer.healing import Healing
 from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
+from strop.trainer.listening import Listeners
 from strop.trainer.over_issue import OverIssueCollector
 from strop.trainer.phases import Phases, Stages
 from strop.trainer.preflight import RunRefused, try_out
@@ -81,12 +83,14 @@ class Trainer:
         say: Say,
         force: bool = False,
         stop: StopRequest | None = None,
+        listeners: Listeners | None = None,
     ) -> None:
         self.config = config
         self._run = run
         self._say = say
         self._force = force
         self._stop = stop or StopRequest()
+        self._listeners = listeners or Listeners()
         self._stop.grace_s = config.run.grace_s
         self.has_begun = False
         """All roles are there."""
@@ -155,7 +159,7 @@ class Trainer:
 
     def step(self, step: int, stages: Stages) -> StepRecord:
         """One step of the algorithm: sample and score, estimate advantages, update, hand over the weights."""
-        collected = stages.run("gen", "", self.collector.collect, step)
+        collected = stages.run("gen", "", self.collector.collect, step, stages)
         learned = (
             self.learner.learn(collected.experience, step, stages) if len(collected.experience) else None
         )
@@ -258,6 +262,8 @@ class Trainer:
             source_model=Path(config.model.path),
             sampler=self.data.sampler,
             texts=self.collector.texts,
+            watch=DiskWatch(self._run, say=self._say, limit_s=config.resources.call_timeout_s),
+            on_sealed=self._listeners.hear_checkpoint,
         )
         stack.callback(self._checkpointer.settle)
         for line in self.collector.begin_again(checkpoint):
@@ -286,7 +292,8 @@ class Trainer:
         grown = self._growth.after(step, batch)
         metrics = self._metrics(record, phases) | grown
         self._warn(record)
-        is_last, is_new_best, score = self._ending.look(step), False, None
+        asked = self._listeners.hear_step(self._run, step, metrics)
+        is_last, is_new_best, score = self._ending.look(step, asked=asked), False, None
         if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
             with phases.phase("testing"):
                 validation = self._validate(step)
@@ -396,7 +403,14 @@ class Trainer:
 
 
 def train(
-    config: Config, run: RunFolder, *, checkpoint: Checkpoint | None = None, say: Say, force: bool = False
+    config: Config,
+    run: RunFolder,
+    *,
+    checkpoint: Checkpoint | None = None,
+    say: Say,
+    force: bool = False,
+    stop: StopRequest | None = None,
+    listeners: Listeners | None = None,
 ) -> TrainResult:
     """Run a training to its end, with this process as its controller.
 
@@ -406,20 +420,24 @@ def train(
         checkpoint: where to continue.
         say: takes lines for the person who watches.
         force: start also where the preflight says that nothing would be learned.
+        stop: lets somebody else ask the run to end.
+        listeners: hear of steps, samples and checkpoints.
 
     Raises:
         RunRefused: the preflight said so, without `force`.
         Terminated: the process was asked to end by SIGTERM or SIGHUP; what it had is saved.
         WorkerFailed, CallTimeout: workers raised an error, or died and did so again (run.max_restarts).
     """
-    stop = StopRequest()
+    stop = stop or StopRequest()
     healing = Healing(config, run, step=0 if checkpoint is None else checkpoint.step, say=say)
     with stop.listening():
         while True:
-            trainer = Trainer(config, run, checkpoint=checkpoint, say=say, force=force, stop=stop)
+            trainer = Trainer(
+                config, run, checkpoint=checkpoint, say=say, force=force, stop=stop, listeners=listeners
+            )
             try:
                 return trainer.fit()
             except (WorkerFailed, CallTimeout) as error:
-                if not trainer.has_begun or stop.number:
+                if stop.number or not (trainer.has_begun or healing.is_mending):
                     raise
                 checkpoint = healing.rolled_back(error)

@@ -15,24 +15,26 @@ T = TypeVar("T")
 
 
 class Phases:
-    """Seconds per phase of one step. A phase that runs twice adds up."""
+    """Seconds per phase of one step. A phase that runs twice adds up; one inside another counts as itself alone."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.current = ""
         """Name of the phase that runs; empty between phases. A crash report names it."""
         self._start = time.perf_counter()
+        self._inside = 0.0  # seconds of phases that ran inside the one that runs
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Measure the block as `name`."""
-        start, outer = time.perf_counter(), self.current
-        self.current = name
+        start, outer, beside = time.perf_counter(), self.current, self._inside
+        self.current, self._inside = name, 0.0
         with doing(name):
             yield
         # Not in a finally: after an exception `current` still says where it happened.
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-        self.current = outer
+        passed = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + passed - self._inside
+        self.current, self._inside = outer, beside + passed
 
     def total(self) -> float:
         """Seconds since this object was made."""

@@ -36,6 +36,8 @@ class Producer:
     """Who works; empty where it is nobody's model."""
     make: Callable[[StepContext, Experience], Experience]
     """The experience with the columns."""
+    is_by_row: bool = False
+    """What it makes of a row does not depend on other rows."""
 
 
 def produced(
@@ -48,13 +50,14 @@ def produced(
     return experience
 
 
-def wanted_before_updates(config: Config, experience: Experience) -> frozenset[str]:
-    """What the algorithm asks for before its updates, of the columns that generation does not make."""
+def wanted_before_updates(config: Config, num_samples: int) -> frozenset[str]:
+    """What the algorithm asks for before its updates, of the columns that generation does not make; `num_samples` are
+    those of the step."""
     algorithm = config.algorithm
     wanted = {"advantages", "returns", "token_level_rewards"}
     if config.uses_reward_model:
         wanted.add("rm_scores")
-    if _needs_old_log_probs(config, len(experience.sample_starts)):
+    if _needs_old_log_probs(config, num_samples):
         wanted |= {"old_log_probs", "entropys"}
     if algorithm.correction.is_on:
         wanted.add("loss_mask")
@@ -65,6 +68,12 @@ def wanted_before_updates(config: Config, experience: Experience) -> frozenset[s
     if config.uses_critic:
         wanted.add("values")
     return frozenset(wanted)
+
+
+def wanted_of_groups(config: Config) -> frozenset[str]:
+    """Of `wanted_before_updates`, what can be made of some rows of a step before the others are there."""
+    by_row = {name for producer in PRODUCERS if producer.is_by_row for name in made_by(producer.name)}
+    return wanted_before_updates(config, config.samples_per_step) & by_row
 
 
 def wanted_by_the_update(config: Config, experience: Experience) -> frozenset[str]:
@@ -154,11 +163,11 @@ def _teacher(context: StepContext, experience: Experience) -> Experience:
 
 
 PRODUCERS = (
-    Producer("reward_model", "reward_model", _rm_scores),
-    Producer("old_log_prob", "actor", _old_log_probs),
+    Producer("reward_model", "reward_model", _rm_scores, is_by_row=True),
+    Producer("old_log_prob", "actor", _old_log_probs, is_by_row=True),
     Producer("correction", "", _correction),
-    Producer("ref", "reference", _ref_log_prob),
-    Producer("values", "critic", _values),
+    Producer("ref", "reference", _ref_log_prob, is_by_row=True),
+    Producer("values", "critic", _values, is_by_row=True),
     Producer("adv", "", _advantages),
     Producer("teacher", "teacher", _teacher),
 )

@@ -45,7 +45,7 @@ from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
 from strop.workers.generation import check_engine
-from strop.workers.journal import Notes
+from strop.workers.kept import KeptGroup
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import Decided
 from strop.workers.reward_model import RewardModelWorker
@@ -120,35 +120,36 @@ class Roles:
         prompts: Sequence[Prompt],
         samples_per_prompt: int,
         sampling: Sampling,
-        notes: Mapping[str, Notes] = MappingProxyType({}),
+        kept: Mapping[str, KeptGroup] = MappingProxyType({}),
         spans: Mapping[str, Spans] = MappingProxyType({}),
     ) -> None:
         """Begin every sample of these prompts; `ended` gives them when they have ended.
 
         Args:
             prompts, samples_per_prompt, sampling: as for `play`.
-            notes: by uid, what was generated for some of them before the run was interrupted.
+            kept: by uid, what some of them had before the run was interrupted.
             spans: by uid, which versions have to sample what, where a run is made again.
         """
         columns = {
             "prompt": prompts,
-            "notes": [notes.get(prompt.uid, {}) for prompt in prompts],
+            "kept": [kept.get(prompt.uid, KeptGroup()) for prompt in prompts],
             "spans": [spans.get(prompt.uid, {}) for prompt in prompts],
         }
         rows = DataProto.from_dict({}, non_tensors=columns)
         self.rollout.call.begin(rows, samples_per_prompt, sampling)
 
-    def ended(self, due: Sequence[str], at_least: int) -> Experience:
+    def ended(self, due: Sequence[str], at_least: int, within_s: float | None = None) -> Experience:
         """Samples of prompts that were begun and have ended, each given once; those of a prompt together.
 
         Args:
             due: uids that have to be among what was given until then.
             at_least: prompts that each rollout worker has to give; fewer only where it plays no more.
+            within_s: seconds after which each gives what it has; None: it waits.
 
         Raises:
             RewardError: the scorers cannot go on.
         """
-        return _told(as_future(self.rollout.call.ended(list(due), at_least)))
+        return _told(as_future(self.rollout.call.ended(list(due), at_least, within_s)))
 
     def _played(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Experience:
         rows = DataProto.from_dict({}, non_tensors={"prompt": prompts})
@@ -410,7 +411,7 @@ def _rollout_spec(
         logs=None if logs is None else logs.absolute(),
         keeps_rows=bool(config.data.dataset_class.path),
         extensions=config.algorithm.extensions,
-        counts_steps=config.trainer.clock == "virtual",
+        virtual_time=config.trainer.virtual_time(),
         is_replayed=is_replayed,
         recording=Path(config.trainer.skip_rollout).absolute() if config.trainer.skip_rollout else None,
     )

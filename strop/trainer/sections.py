@@ -9,6 +9,7 @@ from annotated_types import Ge, Le
 
 from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare
 from strop.base.sections import section
+from strop.workers.virtual_time import VirtualTime, read_distribution
 
 APART_ROLES = ("rollout", "critic", "reference", "teacher", "reward_model")
 """Roles that can have processes of their own; the actor is always in the main pool."""
@@ -35,6 +36,12 @@ class TrainerConfig:
     time they take. virtual: the steps of the engine, in which scoring and tools take no time; the run then follows from
     its seed, to the bit. For runs in one process with the native engine. With rollout.max_staleness=0 both are the
     same, since every step waits for all of its own samples."""
+    clock_lengths: str = ""
+    """With clock=virtual, how many tokens an answer takes the time of where that is more than it has:
+    lognormal(MEDIAN, SIGMA), or a file with one number per line. Its tokens stay what they are. Empty: its own."""
+    clock_latencies: str = ""
+    """With clock=virtual, how many engine steps lie between the end of an answer and its score, in the same form.
+    Empty: none."""
     skip_rollout: str = ""
     """Folder of a run whose samples are trained on in place of new ones, with their tokens, log-probs and rewards: to
     debug the trainer, and to compare losses on equal data. Empty: samples are played."""
@@ -43,6 +50,23 @@ class TrainerConfig:
     preflight: bool = True
     """Play a few dozen samples before the first step, show ten of them scored, and do not start a run that could not
     learn (`strop train --force` does). It changes nothing of the run."""
+
+    def virtual_time(self) -> VirtualTime | None:
+        """How long things take by a clock that counts engine steps; None where that on the wall counts.
+
+        Raises:
+            ValueError: a distribution is none, or is for another clock.
+        """
+        found = {}
+        for key in ("lengths", "latencies"):
+            given = getattr(self, f"clock_{key}")
+            if given and self.clock == "wall":
+                raise ValueError(
+                    f"trainer.clock_{key} is for a clock that counts engine steps: set trainer.clock=virtual, or "
+                    f"remove it"
+                )
+            found[key] = read_distribution(f"trainer.clock_{key}", given)
+        return VirtualTime(seed=self.seed, **found) if self.clock == "virtual" else None
 
 
 @section("eval")
@@ -94,7 +118,8 @@ class ResourcesConfig:
     cpus_per_rank: PositiveFloat = 1.0
     """CPU cores that one process occupies for Ray's accounting; a fraction lets more processes share a core."""
     call_timeout_s: PositiveFloat = 3600.0
-    """Limit of one call of a role's workers, in seconds; above it the run ends and names who did not answer."""
+    """Limit of one call of a role's workers, and of writing a checkpoint, in seconds; above it the run ends and names
+    who did not answer."""
     start_timeout_s: PositiveFloat = 300.0
     """Limit for starting processes and loading models, in seconds."""
     offload_idle: bool = False

@@ -14,7 +14,8 @@ batch).
 
 Playing, for training, validation and every command alike: player.py (Player: engine, agents and scorers of one
 process), agents/ (AgentWorkers: episodes in processes of their own), in_flight.py (episodes over several calls),
-journal.py (what was generated for them), recorded_schedule.py (a recorded run made again), step_clock.py (engine steps
-as time), episodes.py (Episode, and the rows that are trained on), reports.py (episodes without their tokens), tally.py
-(how far a call is), metrics.py and validation_metrics.py (numbers of episodes, from plain tensors).
+journal.py and score_journal.py (what was generated for them, and their scores; kept.py: as a checkpoint has it),
+recorded_schedule.py (a recorded run made again), step_clock.py (engine steps as time; virtual_time.py: how many
+things take), episodes.py (Episode, and the rows that are trained on), reports.py (episodes without their tokens),
+tally.py (how far a call is), metrics.py and validation_metrics.py (numbers of episodes, from plain tensors).
 """

@@ -7,7 +7,8 @@ after it, with other weights: each token says which version sampled it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from strop.rollout.types import Sampling
@@ -15,6 +16,7 @@ from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.player import Player
 from strop.workers.step_clock import StepClock
+from strop.workers.virtual_time import VirtualTime
 
 Group = tuple[Episode, ...]
 
@@ -23,14 +25,21 @@ class GroupsInFlight:
     """What was begun in a worker and not taken yet. Everything but `add` is called on the loop."""
 
     def __init__(
-        self, player: Player, on_episode: Callable[[Episode], None], *, clock: StepClock | None = None
+        self,
+        player: Player,
+        on_episode: Callable[[Episode], None],
+        *,
+        clock: StepClock | None = None,
+        time: VirtualTime | None = None,
     ) -> None:
         """Args:
         player: plays them.
         on_episode: hears of each sample as it ends.
         clock: decides what ends first; None: that of the wall.
+        time: how much later samples end by that clock than their tokens say.
         """
-        self._player, self._on_episode, self._clock = player, on_episode, clock
+        self._player, self._on_episode, self._clock, self._time = player, on_episode, clock, time
+        self._due: dict[str, dict[str, int]] = {}  # by uid and sample number, when it ends by the clock
         if clock is not None:
             clock.on_settled = self._settle
         self._unsettled: dict[str, asyncio.Task[Group]] = {}
@@ -52,6 +61,18 @@ class GroupsInFlight:
         """Those that have ended and were not taken, first the one that ended first."""
         return list(self._ended)
 
+    def follow(self, uid: str, steps_left: Mapping[str, int]) -> None:
+        """Samples of this prompt end as an earlier process has it: by number, so many engine steps from now."""
+        if self._clock is not None:
+            self._due[uid] = {number: self._clock.now + steps for number, steps in steps_left.items()}
+
+    def steps_left(self) -> dict[str, dict[str, int]]:
+        """By uid and sample number, of those that have all their tokens, how many engine steps they still take."""
+        now = 0 if self._clock is None else self._clock.now
+        return {
+            uid: {number: max(due - now, 0) for number, due in own.items()} for uid, own in self._due.items()
+        }
+
     def add(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> None:
         """These groups are begun by the next `start` or `take`."""
         self._added += [(prompt, samples_per_prompt, sampling) for prompt in prompts]
@@ -69,10 +90,24 @@ class GroupsInFlight:
             self._num_left |= {prompt.uid: count for prompt, count, _ in added}
         for prompt, count, sampling in added:
             group = self._player.group(
-                prompt, samples_per_prompt=count, sampling=sampling, on_episode=self._hear
+                prompt,
+                samples_per_prompt=count,
+                sampling=sampling,
+                on_episode=self._hear,
+                after=self._pass_time,
             )
             self._playing[prompt.uid] = task = asyncio.create_task(group)
             task.add_done_callback(partial(self._note, prompt.uid))
+
+    async def _pass_time(self, episode: Episode) -> None:
+        if self._clock is None or self._time is None:
+            return
+        own, number = self._due.setdefault(episode.prompt.uid, {}), str(episode.sample_index)
+        if number not in own:
+            num_tokens = 0 if episode.trajectory is None else len(episode.trajectory.response_ids)
+            steps = self._time.steps_after(episode.prompt.uid, episode.sample_index, num_tokens)
+            own[number] = self._clock.now + steps
+        await self._clock.sleep(episode.id, own[number] - self._clock.now)
 
     def _hear(self, episode: Episode) -> None:
         self._on_episode(episode)
@@ -102,11 +137,11 @@ class GroupsInFlight:
             self._busy_since = None
         self._changed.set()
 
-    async def take(self, due: Collection[str], at_least: int) -> list[Group]:
+    async def take(self, due: Collection[str], at_least: int, within_s: float | None = None) -> list[Group]:
         """The groups that have ended, first the one that ended first; they are forgotten here.
 
         Waits until all of `due` that are played here have ended, and `at_least` so many in all; where fewer are played,
-        until all have ended.
+        until all have ended. After `within_s` seconds it waits no longer.
 
         Raises:
             RewardError: the scorers cannot go on.
@@ -115,9 +150,11 @@ class GroupsInFlight:
         self._wanted = frozenset(due), at_least
         if self._clock is not None:
             self._clock.look()
-        while not self._has(*self._wanted):
-            self._changed.clear()
-            await self._changed.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not self._has(*self._wanted):
+                    self._changed.clear()
+                    await self._changed.wait()
         self._wanted = None
         ended, self._ended = self._ended, {}
         return [task.result() for task in ended.values()]
@@ -127,6 +164,11 @@ class GroupsInFlight:
         if not self._playing or any(task.exception() for task in self._ended.values()):
             return True
         return len(self._ended) >= at_least and not self._playing.keys() & due
+
+    def forget(self, uids: Collection[str]) -> None:
+        """These were trained, or are given up."""
+        for uid in uids:
+            self._due.pop(uid, None)
 
     async def drop(self, uids: Collection[str]) -> None:
         """Play these no longer; what they have is lost."""

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -30,8 +30,8 @@ from strop.border.values import MAX_NUMBER
 from strop.data.sampler import is_visit
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
+from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
-from strop.rewards.pool import RewardPool
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
@@ -59,6 +59,19 @@ class EpisodeObserver(Protocol):
         ...
 
 
+class Scorers(Protocol):
+    """Scores samples, as a RewardPool does."""
+
+    @property
+    def config(self) -> RewardConfig:
+        """Of the reward."""
+        ...
+
+    async def score(self, prompt: Prompt, trajectory: Trajectory, solution_str: str) -> Outcome:
+        """As RewardPool.score."""
+        ...
+
+
 class Player:
     """Plays prompts with one client and one pool of scorers; `close` ends what its agents need."""
 
@@ -66,7 +79,7 @@ class Player:
         self,
         client: GenerateClient,
         tokenizer: Any,
-        scorers: RewardPool | None,
+        scorers: Scorers | None,
         *,
         seed: int,
         setup: AgentSetup | None = None,
@@ -170,11 +183,17 @@ class Player:
         samples_per_prompt: int,
         sampling: Sampling,
         on_episode: Callable[[Episode], None] = lambda episode: None,
+        after: Callable[[Episode], Awaitable[None]] | None = None,
     ) -> tuple[Episode, ...]:
-        """The samples of one prompt, by number; arguments and errors are those of `stream`, after `begin`."""
+        """The samples of one prompt, by number; arguments and errors are those of `stream`, after `begin`.
+
+        A sample ends when `after` lets it.
+        """
 
         async def sample(index: int) -> Episode:
             episode = await self.episode(prompt, index, sampling, keeps_failure=True)
+            if after is not None:
+                await after(episode)
             on_episode(episode)
             return episode
 
@@ -297,7 +316,7 @@ async def _together(
 def make_player(
     client: GenerateClient,
     policy: CausalLM | None,
-    scorers: RewardPool | None,
+    scorers: Scorers | None,
     *,
     model: ModelConfig,
     setup: AgentSetup,
@@ -334,7 +353,7 @@ def make_player(
 
 
 def agent_workers(
-    setup: AgentSetup, client: GenerateClient, model: ModelConfig, scorers: RewardPool | None, *, seed: int
+    setup: AgentSetup, client: GenerateClient, model: ModelConfig, scorers: Scorers | None, *, seed: int
 ) -> AgentWorkers | None:
     """The processes that agent.num_workers asks for, not started; None for 0.
 

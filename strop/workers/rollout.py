@@ -44,14 +44,17 @@ from strop.workers.episodes import Episode, episode_rows
 from strop.workers.fleet import make_fleet
 from strop.workers.generation import Generation, Place
 from strop.workers.in_flight import GroupsInFlight
-from strop.workers.journal import Journal, Notes
+from strop.workers.journal import Journal
+from strop.workers.kept import KeptGroup
 from strop.workers.models import TrainedWorker
 from strop.workers.player import make_player
 from strop.workers.recorded_schedule import RecordedSchedule
 from strop.workers.recording import open_recording
 from strop.workers.reports import report_of, reward_parts, sample_row
+from strop.workers.score_journal import ScoreJournal
 from strop.workers.step_clock import ClockedClient, StepClock
 from strop.workers.tally import Tally
+from strop.workers.virtual_time import VirtualTime
 
 
 class RolloutWorker(Worker):
@@ -78,7 +81,7 @@ class RolloutWorker(Worker):
         logs: Path | None = None,
         recording: Path | None = None,
         extensions: Sequence[str] = (),
-        counts_steps: bool = False,
+        virtual_time: VirtualTime | None = None,
         is_replayed: bool = False,
     ) -> None:
         """Load tokenizer and policy.
@@ -101,7 +104,8 @@ class RolloutWorker(Worker):
             logs: folder for what the engine and reward functions print, and for how far a call is.
             recording: a run whose samples are taken in place of new ones.
             extensions: files of the user's that register an engine.
-            counts_steps: what ends first follows from the engine's steps, not from the clock on the wall.
+            virtual_time: what ends first follows from the engine's steps, and from this; None: from the clock on the
+                wall.
             is_replayed: requests wait for the versions that `begin` is told.
         """
         super().__init__()
@@ -115,10 +119,8 @@ class RolloutWorker(Worker):
         # Generation that runs ahead in processes of its own goes on between calls; elsewhere it has its turns.
         self._goes_on = share_with is None and rollout.is_streamed
         self._runner = ThreadRunner("rollout") if self._goes_on else asyncio.Runner(loop_factory=CallLoop)
-        clock = StepClock() if counts_steps else None
-        policy = self._make_engines(
-            model, device=device, version=version, max_tokens=max_tokens, logs=logs, clock=clock
-        )
+        clock = None if virtual_time is None else StepClock()
+        policy = self._make_engines(model, device, version, max_tokens, logs, clock)
         self._takes_media = policy is not None and policy.media is not None
         self._pool = RewardPool(
             reward, tokenizer=model.path, rank=self.rank, count=self.world_size, logs=logs
@@ -128,32 +130,24 @@ class RolloutWorker(Worker):
         clocked = None if clock is None else ClockedClient(self._fleet.client, clock)
         self._schedule = RecordedSchedule(version) if is_replayed else None
         self._journal = Journal(self._fleet.client, clocked, self._schedule)
+        self._scores = ScoreJournal(self._pool)
         setup = AgentSetup(
-            agent or AgentConfig(),
-            self._tokenizer,
-            template_options=template_options,
-            max_prompt_tokens=max_prompt_tokens,
-        )
+            agent or AgentConfig(), self._tokenizer,
+            template_options=template_options, max_prompt_tokens=max_prompt_tokens,
+        )  # fmt: skip
         recorded = None if recording is None else open_recording(recording, reward)
         client = self._journal if rollout.is_streamed else self._fleet.client
         self._player = make_player(
-            client,
-            policy,
-            self._pool,
-            model=model,
-            setup=setup,
-            rollout=rollout,
-            seed=seed,
-            recording=recorded,
-        )
-        self._groups = GroupsInFlight(self._player, self._hear, clock=clock)
+            client, policy, self._scores,
+            model=model, setup=setup, rollout=rollout, seed=seed, recording=recorded,
+        )  # fmt: skip
+        self._groups = GroupsInFlight(self._player, self._hear, clock=clock, time=virtual_time)
         if self._goes_on:
             self._runner.run(_use_threads(torch.get_num_threads()))
 
     def _make_engines(
         self,
         model: ModelConfig,
-        *,
         device: str,
         version: int,
         max_tokens: int,
@@ -226,13 +220,15 @@ class RolloutWorker(Worker):
     def begin(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> None:
         """Begin every sample of these prompts; `ended` gives them. Arguments are those of `play`.
 
-        Column `notes` has what an earlier process generated for each (`Notes`, possibly empty), column `spans` which
-        versions have to sample what (`Spans`; empty: all may).
+        Column `kept` says of each how far an earlier process came with it (`KeptGroup`), column `spans` which versions
+        have to sample what (`Spans`; empty: all may).
         """
         asked = self._asked(prompts)
         columns = prompts.non_tensor_batch
-        for prompt, notes, spans in zip(asked, columns["notes"], columns["spans"], strict=True):
-            self._journal.follow(prompt.uid, notes)
+        for prompt, kept, spans in zip(asked, columns["kept"], columns["spans"], strict=True):
+            self._journal.follow(prompt.uid, kept.requests)
+            self._scores.follow(prompt.uid, kept.scores)
+            self._groups.follow(prompt.uid, kept.steps_left)
             if self._schedule is not None:
                 self._schedule.follow(prompt.uid, spans)
         self._groups.add(asked, samples_per_prompt, sampling)
@@ -241,7 +237,7 @@ class RolloutWorker(Worker):
                 self._runner.run(self._groups.start())
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, blocking=False)
-    def ended(self, due: Sequence[str], at_least: int) -> DataProto:
+    def ended(self, due: Sequence[str], at_least: int, within_s: float | None = None) -> DataProto:
         """Samples of prompts that were begun and have ended, each given once; those of a prompt together.
 
         Waits until the prompts of `due` that are played here have ended, and `at_least` so many in all. The others go
@@ -250,6 +246,7 @@ class RolloutWorker(Worker):
         Args:
             due: uids; those of other workers among them.
             at_least: prompts of this worker.
+            within_s: seconds after which it gives what it has; None: it waits.
 
         Returns:
             As `play`, first the prompt that ended first; possibly none.
@@ -258,27 +255,37 @@ class RolloutWorker(Worker):
             if self._schedule is not None:
                 self._runner.run(self._groups.start())
                 self._runner.run(self._schedule.caught_up())
-            groups = self._runner.run(self._groups.take(due, at_least))
+            groups = self._runner.run(self._groups.take(due, at_least, within_s))
         return self._told([episode for group in groups for episode in group])
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def forget(self, uids: Sequence[str]) -> dict[str, Spans]:
         """These prompts need not be played again, whatever happens; by uid of those of this worker, which versions
         sampled them."""
+        self._scores.forget(uids)
+        self._groups.forget(uids)
         return self._journal.forget(uids)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def drop(self, uids: Sequence[str]) -> int:
         """Play these prompts no longer, and forget them; how many tokens they had here."""
         self._runner.run(self._groups.drop(uids))
-        spans = self._journal.forget(uids)
+        spans = self.forget(uids)
         return sum(count for own in spans.values() for pairs in own.values() for _, count in pairs)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def notes(self) -> tuple[dict[str, Notes], list[str]]:
-        """By uid, what was generated for the prompts that were begun here and not forgotten; and which of those that
-        were not given yet have ended, the first one first."""
-        return self._runner.run(self._journal.notes()), self._groups.ended_uids()
+    def kept(self) -> tuple[dict[str, KeptGroup], list[str]]:
+        """By uid, how far the prompts are that were begun here and not forgotten; and which of those that were not
+        given yet have ended, the first one first."""
+        return self._runner.run(self._kept())
+
+    async def _kept(self) -> tuple[dict[str, KeptGroup], list[str]]:
+        scores, left = self._scores.notes(), self._groups.steps_left()
+        kept = {
+            uid: KeptGroup(requests=notes, scores=scores.get(uid, {}), steps_left=left.get(uid, {}))
+            for uid, notes in (await self._journal.notes()).items()
+        }
+        return kept, self._groups.ended_uids()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def differing_requests(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 By the clock on the wall, what ends first depends on how fast scorers, tools and the machine are. By this one an engine
 takes a step when every episode waits for a token, and whatever happened in between is entered in the order of its
-names. Scoring and tools take no time.
+names. Scoring and tools take no time but what `sleep` lets pass.
 
 Concurrency: one asyncio loop; an engine in the same process.
 """
@@ -25,7 +25,10 @@ class StepClock:
         self.on_settled: Callable[[], bool] = lambda: False
         """Called whenever all episodes wait for tokens, or have ended, before the next step; true: it has to wait until
         the next `look`."""
+        self.num_asked = 0
+        """Requests that the engine has."""
         self._num_busy = 0
+        self._asleep: dict[str, tuple[int, asyncio.Future[None]]] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._gate: asyncio.Future[None] | None = None
 
@@ -49,6 +52,17 @@ class StepClock:
         self.end()
         await turn
 
+    async def sleep(self, name: str, steps: int) -> None:
+        """Let so many steps pass; where the engine has nothing to do, they pass at once."""
+        if steps <= 0:
+            return
+        self._asleep[name] = self.now + steps, asyncio.get_running_loop().create_future()
+        self.end()
+        try:
+            await self._asleep[name][1]
+        finally:
+            del self._asleep[name]
+
     async def gate(self) -> None:
         """Wait until the next step may be taken; the engine calls it."""
         self._gate = asyncio.get_running_loop().create_future()
@@ -57,9 +71,7 @@ class StepClock:
         self.now += 1
 
     def _settle(self) -> None:
-        if self._num_busy:
-            return
-        if self.on_settled():
+        if self._num_busy or self._wake() or self.on_settled():
             return
         if self._waiting:
             for name in sorted(self._waiting):
@@ -70,6 +82,19 @@ class StepClock:
             loop.call_soon(loop.call_soon, self._settle)  # behind those that enter
         elif self._gate is not None and not self._gate.done():
             self._gate.set_result(None)
+        elif (
+            self._asleep and not self.num_asked
+        ):  # nothing is generated: the next thing is that somebody wakes
+            self.now = min(due for due, _ in self._asleep.values())
+            self.look()
+
+    def _wake(self) -> bool:
+        """Those whose time has come go on; whether there are any."""
+        names = sorted(name for name, (due, _) in self._asleep.items() if due <= self.now)
+        for name in names:
+            self.begin()
+            self._asleep[name][1].set_result(None)
+        return bool(names)
 
 
 class ClockedClient:
@@ -88,10 +113,13 @@ class ClockedClient:
     ) -> TokenOutput:
         """As the client does."""
         await self._clock.turn(request_id)
+        self._clock.num_asked += 1
         try:
             output = await self._client.generate(request_id, prompt_ids, sampling, on_token=on_token)
         except Exception:
             self._clock.begin()
             raise
+        finally:
+            self._clock.num_asked -= 1
         self._clock.begin()  # not where it was cancelled: then its episode is given up
         return output

@@ -33,7 +33,7 @@ class Result:
     def sentence(self) -> str:
         """The last line of standard error: the error."""
         assert self.code == 2, (self.code, self.err)
-        assert "Traceback" not in self.err
+        assert "Traceback" not in self.err, self.err
         return self.err.splitlines()[-1]
 
 

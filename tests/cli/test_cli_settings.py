@@ -21,7 +21,7 @@ from strop.config.schema import tree
 from strop.gateway import command as gateway
 from strop.preferences import command as prefer
 from strop.sandbox import command as sandbox
-from strop.sft import command as sft
+from strop.supervised import command as sft
 from strop.trainer.config import Config
 
 

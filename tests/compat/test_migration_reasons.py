@@ -135,13 +135,13 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "workers/test_reward_model.py::test_scores_are_those_of_transformers",
     ),
     "the row's own `tools` are shown to the model": (
-        "sft/test_sft_conversations.py::test_tools_of_a_row_reach_the_template",
+        "supervised/test_sft_conversations.py::test_tools_of_a_row_reach_the_template",
     ),
     "tokens are those of the whole conversation": (
-        "sft/test_sft_conversations.py::test_tokens_before_a_turn_are_the_prompt_a_rollout_is_given",
+        "supervised/test_sft_conversations.py::test_tokens_before_a_turn_are_the_prompt_a_rollout_is_given",
     ),
     "conversations of any number of turns are read": (
-        "sft/test_fine_tuning.py::test_a_conversation_with_several_turns_trains_all_answers_and_no_question",
+        "supervised/test_fine_tuning.py::test_a_conversation_with_several_turns_trains_all_answers_and_no_question",
     ),
     "weights go to the rollout in one verified exchange": (
         "rollout/test_weight_sync.py::test_every_bit_arrives_in_two_syncs_in_a_row",

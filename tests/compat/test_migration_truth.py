@@ -23,7 +23,7 @@ from strop.compat.migration.trl import COMMANDS, KINDS, migrate_trl
 from strop.compat.migration.verl import migrate_verl
 from strop.config import ConfigError, config_of, to_flat_dict
 from strop.preferences import command as prefer
-from strop.sft import command as sft
+from strop.supervised import command as sft
 from strop.trainer.config import Config
 
 COMMAND = dict.fromkeys(TABLES, "train") | COMMANDS | {"verl-sft": "sft", "openrlhf-sft": "sft"}

@@ -23,7 +23,7 @@ from strop.preferences.rows import PreferenceDataset
 from strop.preferences.trainer import PreferenceTrainer, preference_batch, train_on_preferences
 from strop.preferences.worker import PreferenceWorker
 from strop.protocol import DataProto
-from strop.sft.result import SftResult
+from strop.supervised.result import SftResult
 from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.trackers import read_metrics

@@ -7,8 +7,8 @@ from pathlib import Path
 from strop.config import load_config
 from strop.data.tiny import make_tiny_model
 from strop.quickstart.task import write_task
-from strop.sft.result import SftResult
-from strop.sft.trainer import fine_tune
+from strop.supervised.result import SftResult
+from strop.supervised.trainer import fine_tune
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run
 

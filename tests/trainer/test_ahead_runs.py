@@ -121,9 +121,11 @@ def test_an_interrupted_run_goes_on_with_the_tokens_that_were_in_play(
     rest = resume_in(folder)
     (line,) = [line for line in rest.said if "in play" in line]
     kept = read_in_play(folder / "checkpoints" / "global_step_1" / IN_PLAY)
-    num_tokens = sum(len(note.token_ids) for one in kept.values() for note in one.notes.values())
+    num_tokens = sum(len(note.token_ids) for one in kept.values() for note in one.kept.requests.values())
     assert num_tokens > 0
-    assert line == f"4 prompts that were in play go on, with {num_tokens} tokens that they had"
+    num_scores = sum(len(one.kept.scores) for one in kept.values())
+    had = f"{num_tokens} tokens and {num_scores} scores that they had"
+    assert line == f"4 prompts that were in play go on, with {had}"
     assert [record.step for record in rest.records] == [2, 3, 4, 5]
     check_records(folder, num_steps=5)
     assert set(trained(folder).values()) == {1}
@@ -133,7 +135,7 @@ def test_an_interrupted_run_goes_on_with_the_tokens_that_were_in_play(
         assert not run.events.read("differing_request")
     for one in kept.values():
         assert one.version == 0
-        for name, note in one.notes.items():
+        for name, note in one.kept.requests.items():
             row, count = rows[name.partition("#")[0]], len(note.token_ids)
             assert row["response_ids"][:count] == list(note.token_ids)
             assert row["rollout_log_probs"][:count] == list(note.log_probs)
@@ -195,7 +197,7 @@ def test_a_validation_in_between_leaves_what_is_in_play_alone(project: Project, 
         ([], r"rollout.max_staleness is 1, so samples are older .* set algorithm.correction.weights=token"),
         (
             ["algorithm.correction.weights=token", "trainer.skip_rollout=x"],
-            "recorded samples, which are all there at once: set rollout.max_staleness=0",
+            "recorded samples, which are all there at once: remove rollout.max_staleness",
         ),
         (
             ["algorithm.correction.weights=token", "algorithm.adv_estimator=remax"],

@@ -13,7 +13,7 @@ from strop.config import ConfigError, load_config
 from strop.controller import Mesh
 from strop.data.tiny import make_tiny_model
 from strop.run import RunFolder
-from strop.sft.trainer import fine_tune
+from strop.supervised.trainer import fine_tune
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run
 from strop.trainer.roles import _specs, check_models

@@ -101,3 +101,51 @@ def test_what_was_in_play_goes_on_after_a_trainer_rank_died(project: Project, tm
     assert any("that were in play go on" in line for line in said), said
     check_records(tmp_path / "run", num_steps=5)
     assert set(trained(tmp_path / "run").values()) == {1}
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("first", [signal.SIGKILL, signal.SIGSTOP])
+def test_two_faults_at_once_are_one_rollback(project: Project, tmp_path: Path, first: signal.Signals) -> None:
+    """The trainer's rank dies or hangs in the moment in which the rollout process and all that scores die."""
+    apart = ["resources.apart={rollout: 1}", "resources.call_timeout_s=20"]
+    config = project.config(*AHEAD, *FEW, *RAY, *SAVED, *apart)
+
+    def kill(workers: list[psutil.Process]) -> None:
+        assert len(workers) == 2
+        scorers = [one for worker in workers for one in worker.children(recursive=True)]
+        assert scorers
+        os.kill(workers[0].pid, first)
+        for one in [workers[1], *scorers]:
+            os.kill(one.pid, signal.SIGKILL)
+
+    said = killed_while(tmp_path / "run", config, kill, after=2)
+    with RunFolder.open(tmp_path / "run", read_only=True) as run:
+        assert len(run.events.read("restarted")) == 1
+    assert any("that were in play go on" in line for line in said), said
+    check_records(tmp_path / "run", num_steps=5)
+    assert set(trained(tmp_path / "run").values()) == {1}
+
+
+@pytest.mark.dist
+def test_a_second_fault_while_the_first_is_mended_is_the_next_rollback(
+    project: Project, tmp_path: Path
+) -> None:
+    """The processes that were made again are killed before they have trained a step."""
+    config = project.config(*AHEAD, *FEW, *RAY, *SAVED, "resources.apart={rollout: 1}")
+
+    def kill(workers: list[psutil.Process]) -> None:
+        os.kill(workers[0].pid, signal.SIGKILL)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            others = worker_processes(psutil.Process().children(recursive=True))
+            fresh = [one for one in others if one.pid not in {worker.pid for worker in workers}]
+            if fresh:
+                os.kill(fresh[0].pid, signal.SIGKILL)
+                return
+            time.sleep(0.02)
+
+    killed_while(tmp_path / "run", config, kill, after=2)
+    with RunFolder.open(tmp_path / "run", read_only=True) as run:
+        assert [event["number"] for event in run.events.read("restarted")][:2] == [1, 2]
+    check_records(tmp_path / "run", num_steps=5)
+    assert set(trained(tmp_path / "run").values()) == {1}

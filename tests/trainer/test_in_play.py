@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from strop.rewards import Outcome
 from strop.run import CheckpointError
 from strop.trainer.in_play import InPlay, in_play_text, read_in_play
 from strop.workers.journal import Note
+from strop.workers.kept import KeptGroup
+from strop.workers.score_journal import ScoreNote
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -18,12 +21,17 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ),
         "e0-7/1#0": Note(asked="b", token_ids=[3], log_probs=[-1e-300], versions=[5]),
     }
+    parts: dict[str, float | str | bool] = {"acc": True, "format": 1e-300, "why": "é"}
+    scored = Outcome(kind="score", score=1 / 3, parts=parts, seconds=0.5, usage={"judge/requests": 2})
+    failed = Outcome(kind="timeout", error="reward.py took longer than 3 s", stand_in=-1.0)
+    scores = {"0": ScoreNote(scored="c", outcome=scored), "1": ScoreNote(scored="d", outcome=failed)}
+    kept = KeptGroup(requests=notes, scores=scores, steps_left={"0": 7, "1": 0})
     file = tmp_path / "in_play.jsonl"
-    file.write_text(in_play_text({"e0-9": 5, "e0-7": 4, "e0-1": 4}, {"e0-7": notes}, ["e0-1", "e0-9"]))
+    file.write_text(in_play_text({"e0-9": 5, "e0-7": 4, "e0-1": 4}, {"e0-7": kept}, ["e0-1", "e0-9"]))
     assert list(read_in_play(file).values()) == [
-        InPlay(uid="e0-9", version=5, place=1, notes={}),
-        InPlay(uid="e0-7", version=4, place=None, notes=notes),
-        InPlay(uid="e0-1", version=4, place=0, notes={}),
+        InPlay(uid="e0-9", version=5, place=1),
+        InPlay(uid="e0-7", version=4, place=None, kept=kept),
+        InPlay(uid="e0-1", version=4, place=0),
     ]
     assert read_in_play(tmp_path / "none") == {}
 
@@ -34,7 +42,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         "{",
         "[]",
         '{"uid":"a","version":1,"place":null}',
-        '{"uid":"a","version":1,"place":null,"requests":{"b":{}}}',
+        '{"uid":"a","version":1,"place":null,"requests":{"b":{}},"scores":{},"steps_left":{}}',
+        '{"uid":"a","version":1,"place":null,"requests":{},"steps_left":{},"scores":{"0":{"scored":"","outcome":{}}}}',
         '{"uid":"a","version":1,"place":null,"requests":{"b":{"asked":"","token_ids":[1],"log_probs":[],"versions":[]}}}',
     ],
 )

@@ -19,7 +19,7 @@ from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_i
 
 from strop.config import save_config
 from strop.run import CheckpointError, RunError, RunFolder
-from strop.sft.trainer import fine_tune
+from strop.supervised.trainer import fine_tune
 from strop.trainer.checkpointing import Checkpointer
 from strop.trainer.config import Config
 from strop.trainer.launch import start_or_resume, start_run

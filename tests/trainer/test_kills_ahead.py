@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from test_ahead_runs import AHEAD, FEW, STILL, check_bound, lengths, trained
 from test_kill_and_resume import DEADLINE_S, Processes, events_of, processes
+from test_ray_runs import RAY
 from tiny_runs import Project, chain_of, check_records, train_in
 
 from strop.config import save_config
@@ -25,8 +26,11 @@ __all__ = ["processes"]
 NUM_STEPS = 8
 NUM_KILLS = int(os.environ.get("STROP_KILLS", "20"))
 SETTINGS = [
-    *AHEAD, *FEW, "rollout.max_staleness=2", "trainer.clock=virtual", f"trainer.max_steps={NUM_STEPS}",
+    *AHEAD, *FEW, "rollout.max_staleness=2", "rollout.overlap_log_probs=true", f"trainer.max_steps={NUM_STEPS}",
     "run.save_every=1", "eval.every=3", "data.val_files=[]",
+]  # fmt: skip
+VIRTUAL = [
+    "trainer.clock=virtual", "trainer.clock_lengths='lognormal(6, 1)'", "trainer.clock_latencies='lognormal(3, 1)'"
 ]  # fmt: skip
 
 
@@ -52,12 +56,14 @@ def kill_and_resume(
     processes: Processes,
     settings: Sequence[str],
     check: Callable[[Path], None],
+    *,
+    kills: int = NUM_KILLS,
 ) -> None:
-    """Runs of these settings that are killed NUM_KILLS times in all, each checked at its end."""
+    """Runs of these settings that are killed so many times in all, each checked at its end."""
     file = tmp_path / "run.yaml"
     save_config(project.config(*settings), file)
     rng, num_kills, num_runs = random.Random(14), 0, 0
-    while num_kills < NUM_KILLS:
+    while num_kills < kills:
         num_runs += 1
         folder = tmp_path / f"run-{num_runs}"
         words: tuple[object, ...] = ("--config", file, "--out", folder)
@@ -72,14 +78,15 @@ def kill_and_resume(
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 40 * NUM_KILLS)
 def test_it_is_the_run_that_was_never_killed(project: Project, tmp_path: Path, processes: Processes) -> None:
-    whole = train_in(tmp_path / "whole", project.config(*SETTINGS))
+    settings = [*SETTINGS, *VIRTUAL]
+    whole = train_in(tmp_path / "whole", project.config(*settings))
     check_bound(whole, 2)
 
     def check(folder: Path) -> None:
         assert [one.chain for one in chain_of(folder)] == [one.chain for one in whole.chain]
         assert trained(folder) == trained(whole.folder)
 
-    kill_and_resume(project, tmp_path, processes, SETTINGS, check)
+    kill_and_resume(project, tmp_path, processes, settings, check)
 
 
 @pytest.mark.slow
@@ -87,7 +94,7 @@ def test_it_is_the_run_that_was_never_killed(project: Project, tmp_path: Path, p
 def test_by_the_clock_on_the_wall_nothing_is_lost_repeated_or_favoured(
     project: Project, tmp_path: Path, processes: Processes
 ) -> None:
-    settings = [*SETTINGS, *STILL, "trainer.clock=wall"]
+    settings = [*SETTINGS, *STILL]
     whole = train_in(tmp_path / "whole", project.config(*settings))
     expected = lengths(whole.folder)
     assert len(set(expected.values())) > 5, "they differ"
@@ -96,3 +103,20 @@ def test_by_the_clock_on_the_wall_nothing_is_lost_repeated_or_favoured(
         assert lengths(folder) == expected
 
     kill_and_resume(project, tmp_path, processes, settings, check)
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(300 + 4 * NUM_KILLS)
+def test_with_several_processes_nothing_is_lost_repeated_or_favoured(
+    project: Project, tmp_path: Path, processes: Processes
+) -> None:
+    """The controller is killed; its workers end by themselves."""
+    apart = ["resources.apart={rollout: 1}", "resources.cpus_per_rank=0.5"]
+    settings = [*SETTINGS, *STILL, *RAY, *apart]
+    whole = train_in(tmp_path / "whole", project.config(*settings))
+    expected = lengths(whole.folder)
+
+    def check(folder: Path) -> None:
+        assert lengths(folder) == expected
+
+    kill_and_resume(project, tmp_path, processes, settings, check, kills=max(3, NUM_KILLS // 20))

@@ -132,7 +132,7 @@ def test_several_processes_do_the_same(
     ("given", "sentence"),
     [
         (["rollout.max_staleness=1"], "what a step does not wait for is kept for the next one"),
-        (["trainer.skip_rollout=x"], "which are all there at once: set rollout.over_issue=0"),
+        (["trainer.skip_rollout=x"], "which are all there at once: remove rollout.over_issue"),
         (["algorithm.adv_estimator=remax"], "which is not had with rollout.over_issue"),
     ],
 )

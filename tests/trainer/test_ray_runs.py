@@ -296,7 +296,12 @@ def wait_until(is_time, process: subprocess.Popen[str]) -> None:  # type: ignore
 
 def worker_processes(family: list[psutil.Process]) -> list[psutil.Process]:
     """Those that hold workers, among the descendants of a controller."""
-    return [one for one in family if one.is_running() and "WorkerProcess" in " ".join(one.cmdline())]
+    found = []
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess):  # gone meanwhile
+            if "WorkerProcess" in " ".join(one.cmdline()):
+                found.append(one)
+    return found
 
 
 def wait_until_gone(family: list[psutil.Process]) -> None:

@@ -21,7 +21,7 @@ from strop.cli.launching import carrying_out
 from strop.cli.output import Interrupted
 from strop.config import save_config
 from strop.run import RunFolder
-from strop.sft.trainer import SupervisedTrainer, fine_tune
+from strop.supervised.trainer import SupervisedTrainer, fine_tune
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.loop import Trainer, train
 from strop.trainer.phases import Stages

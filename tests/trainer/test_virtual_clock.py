@@ -10,9 +10,18 @@ from test_ray_runs import cut_after
 from tiny_runs import Project, check_records, resume_in, train_in
 
 from strop.config.errors import ConfigError
+from strop.run import RunFolder
+from strop.trainer.in_play import IN_PLAY, read_in_play
+from strop.workers.virtual_time import VirtualTime, read_distribution
 
 VIRTUAL = [*AHEAD, *FEW, "trainer.clock=virtual", "run.save_every=1", "run.keep_last=9"]
 
+COUNTED = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    with open({path!r}, "a") as file:
+        file.write("asked\\n")
+    return ord((solution_str or " ")[0]) % 8 / 10
+"""
 SLOW = """
 import os, time
 
@@ -66,3 +75,87 @@ def test_a_run_that_is_interrupted_after_any_step_is_the_one_that_was_not(
 def test_it_is_for_one_process(project: Project, given: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         project.config("trainer.clock=virtual", *given)
+
+
+TIMES = ["trainer.clock_lengths='lognormal(6, 1)'", "trainer.clock_latencies='lognormal(3, 1)'"]
+
+
+@pytest.mark.parametrize(
+    "step", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
+def test_a_schedule_is_that_of_drawn_lengths_and_latencies(
+    project: Project, tmp_path: Path, jittery: list[str], step: int
+) -> None:
+    """As above, with the groups of another order; and what was on its way to its end goes on to it."""
+    whole = train_in(tmp_path / "whole", project.config(*jittery, *TIMES))
+    check_bound(whole, 1)
+    plain, again = (
+        train_in(tmp_path / name, project.config(*jittery, *times))
+        for name, times in (("plain", []), ("again", TIMES))
+    )
+    assert [print_.chain for print_ in again.chain] == [print_.chain for print_ in whole.chain]
+    assert order_of(again.folder) == order_of(whole.folder) != order_of(plain.folder)
+    folder = cut_after(whole.folder, tmp_path / "cut", step=step)
+    [checkpoint] = folder.glob(f"checkpoints/*{step}/{IN_PLAY}")
+    left = [steps for one in read_in_play(checkpoint).values() for steps in one.kept.steps_left.values()]
+    assert any(left), "some had all their tokens, and not their end"
+    rest = resume_in(folder)
+    check_records(folder, num_steps=5)
+    assert [print_.chain for print_ in rest.chain] == [print_.chain for print_ in whole.chain]
+
+
+def order_of(folder: Path) -> list[list[str]]:
+    """The groups that each step looked at, in that order."""
+    with RunFolder.open(folder, read_only=True) as run:
+        return [list(event["ended"]) for event in run.events.read("schedule")]
+
+
+def test_a_group_whose_scorer_is_slow_comes_later(project: Project, tmp_path: Path) -> None:
+    """Every sample takes as long, but for one in 16 that takes far longer: its group is what a step does not wait for
+    until it has to."""
+    (tmp_path / "steps.txt").write_text("\n".join(["1"] * 15 + ["500"]))
+    times = ["trainer.clock_latencies=" + f"'{tmp_path / 'steps.txt'}'"]
+    drawn = VirtualTime(seed=0, latencies=read_distribution("", str(tmp_path / "steps.txt")))
+    done = train_in(tmp_path / "run", project.config(*VIRTUAL, *times, "data.val_files=[]"))
+    slow = {
+        report.uid: record.step
+        for record in done.records
+        for report in record.reports
+        if drawn.steps_after(report.uid, int(report.id.rpartition("/")[2]), 8) > 1
+    }
+    last = {uid: max(number // 4, 1) + 1 for number, uid in enumerate(issued(done.folder))}
+    assert 0 < len(slow) < 16
+    assert slow == {uid: last[uid] for uid in slow}, "as late as the bound allows"
+    assert any(slow.get(uid, 0) > 1 for uid in list(last)[:4]), (
+        "a step went on without the group it began with"
+    )
+
+
+def issued(folder: Path) -> list[str]:
+    """Prompts, in the order in which they were begun."""
+    with RunFolder.open(folder, read_only=True) as run:
+        return list(dict.fromkeys(uid for event in run.events.read("issued") for uid in event["samples"]))
+
+
+def test_scores_are_kept_over_an_interruption(project: Project, tmp_path: Path) -> None:
+    step = 2
+    counted, asked = tmp_path / "counted.py", tmp_path / "asked.txt"
+    counted.write_text(COUNTED.format(path=str(asked)))
+    settings = [*VIRTUAL, f"reward.path='{counted}'", "data.val_files=[]", "data.max_response_tokens=12"]
+    whole = train_in(tmp_path / "whole", project.config(*settings))
+    folder = cut_after(whole.folder, tmp_path / "cut", step=step)
+    [checkpoint] = folder.glob(f"checkpoints/*{step}/{IN_PLAY}")
+    known = {f"{one.uid}/{number}" for one in read_in_play(checkpoint).values() for number in one.kept.scores}
+    assert known, "some were scored"
+    asked.unlink()
+    rest = resume_in(folder)
+    assert any(f"and {len(known)} scores that they had" in line for line in rest.said)
+    later = {report.id for record in whole.records[step:] for report in record.reports}
+    num_probes = 4  # before the first step of a start
+    assert len(asked.read_text().splitlines()) - num_probes == len(later - known) < len(later)
+    assert [print_.chain for print_ in rest.chain] == [print_.chain for print_ in whole.chain]
+
+
+def test_times_are_for_this_clock(project: Project) -> None:
+    with pytest.raises(ConfigError, match="trainer.clock_lengths is for a clock that counts engine steps"):
+        project.config(TIMES[0])

@@ -117,7 +117,8 @@ class RayResourcePool(ResourcePool):
             remove_placement_group(group)
             raise TimeoutError(
                 f"the places of pool {self.name!r} ({self.world_size} x {_in_words(self.place)}) were not free "
-                f"within {timeout_s:g} s; there is: {_listed(cluster.nodes())}; end what holds the rest"
+                f"within {timeout_s:g} s; there is: {_listed(cluster.nodes())}; end what holds the rest, or add a "
+                f"machine"
             )
         self.machines, self._group, self._num_users = nodes, group, 1
 
@@ -209,8 +210,11 @@ def _listed(nodes: Sequence[Node]) -> str:
     names = sorted({name for node in nodes for name in node.total if name.isupper()})
     return "; ".join(
         f"node {node.address} has "
-        + ", ".join(
-            f"{node.free.get(name, 0):g} of {node.total.get(name, 0):g} {name} free" for name in names
+        + (
+            ", ".join(
+                f"{node.free.get(name, 0):g} of {node.total.get(name, 0):g} {name} free" for name in names
+            )
+            or "nothing to give"
         )
         for node in nodes
     )

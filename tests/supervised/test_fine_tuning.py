@@ -17,8 +17,8 @@ from strop.config import load_config
 from strop.data.sampler import PromptSampler
 from strop.engines.config import EngineConfig
 from strop.run import RunError, RunFolder, compare
-from strop.sft.config import SftConfig
-from strop.sft.trainer import SftResult, SupervisedTrainer, fine_tune
+from strop.supervised.config import SftConfig
+from strop.supervised.trainer import SftResult, SupervisedTrainer, fine_tune
 from strop.trainer.checkpointing import Checkpointer
 from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from strop.cli.launching import MODEL_LINK, add_run_arguments, begin, carrying_out
+from strop.cli.launching import add_run_arguments, begin, carrying_out
 from strop.cli.libraries import quiet_models
 from strop.cli.output import print_json, print_plain, say
 from strop.cli.unread import Reads
-from strop.sft.result import sft_result_of
+from strop.run import MODEL_FOLDER
+from strop.supervised.result import sft_result_of
 
 SUMMARY = "supervised fine-tuning on conversations"
 READS = Reads(
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
             result = sft_result_of(start.run)
         else:
             quiet_models()
-            from strop.sft.trainer import fine_tune
+            from strop.supervised.trainer import fine_tune
 
             result = fine_tune(start.config, start.run, checkpoint=start.checkpoint, say=say)
     if args.json:
@@ -59,5 +60,5 @@ def run(args: argparse.Namespace) -> int:
     else:
         val = "" if result.val_loss is None else f", {result.val_loss:.4f} on validation data"
         print_plain(f"{result.steps} steps, {result.seconds:.0f} s; loss {result.loss:.4f}{val}")
-        print_plain(f"run folder: {result.run}\nmodel:      {result.run / MODEL_LINK}")
+        print_plain(f"run folder: {result.run}\nmodel:      {result.run / MODEL_FOLDER}")
     return 0

@@ -33,7 +33,7 @@ from strop.data.chat import (
     to_messages,
 )
 from strop.data.media import MEDIA_COLUMNS, RowMedia, content_parts, has_media, media_reader, refuse_audio
-from strop.sft.config import SftDataConfig
+from strop.supervised.config import SftDataConfig
 from strop.trajectory import Media
 
 _GENERATION_BLOCK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")

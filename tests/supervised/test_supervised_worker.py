@@ -15,9 +15,9 @@ from strop.base.metrics import merge_metrics, metric_values
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.packing import split_rows
 from strop.protocol import columns
-from strop.sft.conversations import SftExample
-from strop.sft.trainer import make_sft_batch, sft_totals
-from strop.sft.worker import SupervisedWorker
+from strop.supervised.conversations import SftExample
+from strop.supervised.trainer import make_sft_batch, sft_totals
+from strop.supervised.worker import SupervisedWorker
 from strop.workers.rows import data_rows
 
 BUDGET = 40

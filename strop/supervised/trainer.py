@@ -21,13 +21,14 @@ from strop.engines.model import check_language_model, load_tokenizer, read_shape
 from strop.engines.ulysses import check_sequence_parallel
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
-from strop.sft.config import SftConfig
-from strop.sft.conversations import SftDataset, SftExample
-from strop.sft.result import SftResult, sft_result_of
-from strop.sft.worker import LOSS, SupervisedWorker
+from strop.supervised.config import SftConfig
+from strop.supervised.conversations import SftDataset, SftExample
+from strop.supervised.result import SftResult, sft_result_of
+from strop.supervised.worker import LOSS, SupervisedWorker
 from strop.trainer.beginning import optimizer_of
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.config import Config, check_ranks
+from strop.trainer.disk_watch import DiskWatch
 from strop.trainer.ending import MachineEnd
 from strop.trainer.launch import Say
 from strop.trainer.phases import Phases
@@ -164,6 +165,7 @@ class SupervisedTrainer:
             tokenizer=self._tokenizer,
             source_model=Path(config.model.path),
             sampler=self._sampler,
+            watch=DiskWatch(self._run, say=self._say, limit_s=config.resources.call_timeout_s),
         )
         stack.callback(self._checkpointer.settle)
 

@@ -19,10 +19,10 @@ from strop.base.metrics import metric_values
 from strop.config import load_config
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_tokenizer
-from strop.sft.config import SftDataConfig
-from strop.sft.conversations import SftDataset, SftExample
-from strop.sft.trainer import SupervisedTrainer, make_sft_batch, sft_totals
-from strop.sft.worker import SupervisedWorker
+from strop.supervised.config import SftDataConfig
+from strop.supervised.conversations import SftDataset, SftExample
+from strop.supervised.trainer import SupervisedTrainer, make_sft_batch, sft_totals
+from strop.supervised.worker import SupervisedWorker
 from strop.trainer.config import Config
 from strop.vision.pixels import load_media_processor
 

@@ -1,0 +1,231 @@
+"""What a caller brings in memory, as files: reward functions, datasets, loaded models.
+
+Processes of a run, and a resume after it, read files. A function of an importable module is named by its file; one of a
+notebook, of the program itself or with values around it is written down whole, with its source for a reader.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Reward = str | Path | Callable[..., Any]
+"""A file (`reward.py`, or `reward.py:name`), or a function in any of the forms that files may have."""
+Rows = Any
+"""Files or a hub name, a `datasets.Dataset`, a pandas DataFrame, or a list of dictionaries."""
+
+_WHOLE = '''\
+"""The function {name}, as it was given to strop.{door}: written down whole."""
+
+import base64
+
+import dill
+
+{name} = dill.loads(base64.b64decode("""
+{content}
+"""))
+
+# Its source:
+{source}
+'''
+
+
+def reward_settings(
+    rewards: Reward | Sequence[Reward], weights: Sequence[float] | None, folder: Path
+) -> dict[str, Any]:
+    """The settings that name these functions, by key.
+
+    Args:
+        rewards: one or several.
+        weights: of each in the sum; None: 1.
+        folder: for functions that have no file.
+
+    Raises:
+        ValueError: one cannot be used, or the weights are not as many.
+    """
+    given = [rewards] if isinstance(rewards, str | Path) or callable(rewards) else list(rewards)
+    if weights is not None and len(weights) != len(given):
+        raise ValueError(
+            f"there are {len(given)} rewards and {len(weights)} reward_weights: give one for each"
+        )
+    named = [_named(one, number, folder) for number, one in enumerate(given)]
+    if not named:
+        return {}
+    if len(named) == 1 and weights is None:
+        return {"reward.path": named[0][0], "reward.name": named[0][1]}
+    keys = [name for _, name in named]
+    functions = [
+        {
+            "path": path,
+            "name": name,
+            "weight": float(1.0 if weights is None else weights[number]),
+            "key": name if keys.count(name) == 1 else f"{name}_{number}",
+        }
+        for number, (path, name) in enumerate(named)
+    ]
+    return {"reward.functions": functions}
+
+
+def _named(reward: Reward, number: int, folder: Path) -> tuple[str, str]:
+    """File and name of a function."""
+    if isinstance(reward, str | Path):
+        path, colon, name = str(reward).rpartition(":")
+        is_named = bool(colon) and name.isidentifier()
+        return str(Path(path if is_named else str(reward)).absolute()), name if is_named else "compute_score"
+    if not callable(reward):
+        raise ValueError(
+            f"a reward is a file or a function, but number {number} is a {type(reward).__name__}"
+        )
+    file = _file_of(reward)
+    if file is not None:
+        return str(file), reward.__name__
+    return str(_written(reward, number, folder)), _name_of(reward, number)
+
+
+def _file_of(function: Callable[..., Any]) -> Path | None:
+    """The file that defines a function at its top level, under its name; not the program itself."""
+    name, home = getattr(function, "__qualname__", ""), getattr(function, "__module__", "__main__")
+    module = sys.modules.get(home)
+    if home == "__main__" or module is None or getattr(module, name, None) is not function:
+        return None
+    file = getattr(module, "__file__", None)
+    # A module of a package imports its neighbours by the package's name, which a file by itself cannot.
+    return Path(file).absolute() if file and not getattr(module, "__package__", "") else None
+
+
+def _name_of(function: Callable[..., Any], number: int) -> str:
+    name = getattr(function, "__name__", "")
+    return name if name.isidentifier() else f"reward_{number}"
+
+
+def _written(function: Callable[..., Any], number: int, folder: Path) -> Path:
+    """A file that has the function in it, whatever it refers to.
+
+    Raises:
+        ValueError: it refers to something that cannot be written down.
+    """
+    import dill  # comes with datasets; only functions without a file need it
+
+    name = _name_of(function, number)
+    try:
+        content = dill.dumps(function, recurse=True)
+    except Exception as error:
+        raise ValueError(
+            f"the reward {name} cannot be taken to the processes that score: {type(error).__name__}: {error}. Put it "
+            f"into a file of its own and give that: rewards='reward.py:{name}'"
+        ) from error
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        source = "(not known)"
+    text = _WHOLE.format(
+        name=name,
+        door="train",
+        content="\n".join(textwrap.wrap(base64.b64encode(content).decode(), 100)),
+        source=textwrap.indent(source, "# ", lambda line: True).rstrip(),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"reward_{number}.py"
+    file.write_text(text)
+    return file
+
+
+ANSWERS = ("ground_truth", "solution", "answer")
+"""Columns that have the right answer, where no row says it in verl's place."""
+
+
+def column_settings(rows: Rows) -> dict[str, Any]:
+    """The settings that rows of memory need which say less than those of files: no source of data, and perhaps no
+    right answer, or one in a column of TRL's habit."""
+    columns = _columns(rows)
+    found: dict[str, Any] = {}
+    if columns and "data_source" not in columns:
+        found["data.default_data_source"] = "data"
+    if columns and "reward_model" not in columns:
+        found["data.ground_truth_key"] = next((name for name in ANSWERS if name in columns), None)
+    return found
+
+
+def _columns(rows: Rows) -> frozenset[str]:
+    """Of rows in memory."""
+    if isinstance(rows, str | Path) or rows is None:
+        return frozenset()
+    if isinstance(rows, Sequence):  # dictionaries, or files
+        return frozenset(rows[0]) if rows and isinstance(rows[0], Mapping) else frozenset()
+    named: Any = getattr(rows, "column_names", None) or getattr(rows, "columns", rows)
+    return frozenset(map(str, named))
+
+
+def data_files(rows: Rows, name: str, folder: Path) -> list[str]:
+    """Files with these rows.
+
+    Args:
+        rows: as `Rows`; files are given back as they are.
+        name: of the argument and of the file, for errors and for who looks.
+        folder: where the file goes.
+
+    Raises:
+        ValueError: it is nothing that has rows.
+    """
+    if isinstance(rows, str | Path):
+        return [str(rows)]
+    if isinstance(rows, Sequence) and rows and all(isinstance(one, str | Path) for one in rows):
+        return [str(one) for one in rows]
+    from datasets import Dataset, DatasetDict  # half a second
+
+    if isinstance(rows, DatasetDict):
+        raise ValueError(
+            f"{name} is a DatasetDict of {', '.join(rows)}: give one of them, {name}=dataset['train']"
+        )
+    if isinstance(rows, Mapping):
+        rows = Dataset.from_dict(dict(rows))
+    elif isinstance(rows, Sequence):
+        wrong = next((number for number, row in enumerate(rows) if not isinstance(row, Mapping)), None)
+        if wrong is not None or not rows:
+            what = "has no row" if wrong is None else f"has a {type(rows[wrong]).__name__} as row {wrong}"
+            raise ValueError(f"{name} {what}: give files, a datasets.Dataset, a DataFrame, or dictionaries")
+        rows = Dataset.from_list([dict(row) for row in rows])
+    elif hasattr(rows, "to_dict") and hasattr(rows, "columns"):
+        rows = Dataset.from_pandas(rows, preserve_index=False)
+    if not isinstance(rows, Dataset):
+        raise ValueError(
+            f"{name} is a {type(rows).__name__}: give files, a datasets.Dataset, a DataFrame, or a list of dictionaries"
+        )
+    if not len(rows):
+        raise ValueError(f"{name} has no row")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.parquet"
+    rows.to_parquet(str(file))
+    return [str(file.absolute())]
+
+
+def model_folder(model: Any, tokenizer: Any, folder: Path) -> str:
+    """Where a model is: its path or hub name as it was given, or the folder that a loaded one is written to.
+
+    Raises:
+        ValueError: it is no model, or its tokenizer is not known.
+    """
+    if isinstance(model, str | Path):
+        return str(model)
+    if not hasattr(model, "save_pretrained"):
+        raise ValueError(
+            f"model is a {type(model).__name__}: give a folder, a name on a hub, or a model of transformers"
+        )
+    if tokenizer is None:
+        source = getattr(model, "name_or_path", "")
+        if not source:
+            raise ValueError(
+                "the model does not say where it came from: give its tokenizer too, tokenizer=..."
+            )
+        from transformers import AutoTokenizer  # seconds
+
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    target = folder / "model"
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    return str(target.absolute())

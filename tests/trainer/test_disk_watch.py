@@ -1,0 +1,72 @@
+"""A disk that is slow, or does not answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_runs import Project, resume_in
+
+from strop.config import save_config
+from strop.run import RunFolder
+from strop.trainer import disk_watch
+from strop.trainer.disk_watch import DiskWatch
+
+HANGING = """
+import os, pathlib, sys
+from strop.cli.main import main
+
+write = pathlib.Path.write_text
+
+def hang(self, *given, **named):
+    if "global_step_2" in str(self.parent):
+        os.mkfifo(self)  # opening it waits for a reader, as a file server that is gone is waited for
+    return write(self, *given, **named)
+
+pathlib.Path.write_text = hang
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+def test_a_slow_write_is_said_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_watch, "SLOW_S", 0.1)
+    said: list[str] = []
+    with RunFolder.create(tmp_path / "run", config={}, command=["strop", "train"]) as run:
+        watch = DiskWatch(run, say=said.append, limit_s=60.0)
+        with watch.writing(3):
+            time.sleep(0.35)
+        with watch.writing(4):
+            pass
+        (event,) = run.events.read("slow_disk")
+    assert event["step"] == 3
+    assert 0.35 <= event["seconds"] < 10
+    assert 2 <= len(said) <= 3
+    assert "the checkpoint of step 3 has been written for 0 s: is the disk of" in said[0]
+
+
+def test_a_disk_that_does_not_answer_ends_the_run_and_it_goes_on_later(
+    project: Project, tmp_path: Path
+) -> None:
+    """The checkpoint of step 2 cannot be written; the process is told from outside the wait."""
+    settings = [
+        "run.save_every=1",
+        "resources.call_timeout_s=3",
+        "data.val_files=[]",
+        "rollout.longest_first=true",
+    ]
+    save_config(project.config(*settings), tmp_path / "run.yaml")
+    (tmp_path / "hanging.py").write_text(HANGING)
+    words = [tmp_path / "hanging.py", "--config", tmp_path / "run.yaml", "--out", tmp_path / "run"]
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == disk_watch.EXIT_CODE, done.stderr
+    assert time.monotonic() - begun < 60
+    assert "the checkpoint of step 2 could not be written within resources.call_timeout_s" in done.stderr
+    assert f"`strop train --resume {tmp_path / 'run'}` goes on from it" in done.stderr
+    rest = resume_in(tmp_path / "run")
+    assert [one.step for one in rest.chain] == [1, 2, 3]
