@@ -25,7 +25,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 vllm kills soak stores mutation bench clean FORCE
+.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 vllm kills soak browser stores mutation bench clean FORCE
 
 help:
 	@echo "make quickstart   train a small model end to end on this machine (about three minutes)"
@@ -37,6 +37,7 @@ help:
 	@echo "make kills        a run ahead of training, killed 200 times"
 	@echo "make soak         2,000 tiny steps under faults"
 	@echo "make vllm         vLLM's environment (several gigabytes, in your cache), and the tests marked vllm"
+	@echo "make browser      the tests of the web page in Chromium, which must be there (installs its driver)"
 	@echo "make stores       the tests marked stores: S3, Google Cloud Storage and ModelScope (installs clients and servers)"
 	@echo "make mutation     mutation testing of the formulas (ARGS=\"--sample 100\" for minutes; installs two more packages)"
 	@echo "make bench        a benchmark: BENCH=$(BENCH)"
@@ -97,7 +98,7 @@ format: $(STAMPS)/test
 	$(BIN)/ruff format .
 
 test-slow: $(STAMPS)/test
-	$(BIN)/python -m pytest -m "(slow or dist) and not gpu and not smollm2 and not vllm and not stores" $(ARGS)
+	$(BIN)/python -m pytest -m "(slow or dist) and not gpu and not smollm2 and not vllm and not stores and not browser" $(ARGS)
 
 test-gpu: $(STAMPS)/test
 	$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -116,6 +117,11 @@ kills: $(STAMPS)/test
 
 soak: $(STAMPS)/test
 	STROP_SOAK=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/trainer/test_soak.py $(ARGS)
+
+# ARGS="..." goes to pytest; with STROP_SCREENSHOTS=docs/images the pictures of the docs are made again.
+browser: $(STAMPS)/test
+	$(PIP) --constraint constraints.txt playwright==1.65.2
+	$(BIN)/python -m pytest -m browser tests/view $(ARGS)
 
 stores: .venv-stores/.made
 	PYTHONPATH=$(CURDIR)/.venv-stores/clients STROP_STORE_SERVERS=$(CURDIR)/.venv-stores/servers/bin/python \

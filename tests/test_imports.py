@@ -34,7 +34,8 @@ RANKS = (
     {"preferences", "sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
-    {"checks", "compat", "gateway", "python", "quickstart", "sweep", "view"},
+    {"checks", "compat", "gateway", "python", "quickstart", "view"},
+    {"sweep"},
     {"__main__"},
 )
 GUESTS = (

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,7 @@ class EventLog:
         Raises:
             RunError: a line in the middle is damaged; the message holds its number.
         """
-        kept: list[Event] = []
-        for record in self._parse()[0]:
-            if record["kind"] == RESUMED:
-                kept = [one for one in kept if one["step"] <= record["step"] and one["kind"] != FINISHED]
-            kept.append(record)
+        kept = without_taken_back(self._parse()[0])
         return [record for record in kept if kind is None or record["kind"] == kind]
 
     def rollback(self, step: int, **fields: object) -> None:
@@ -144,6 +141,16 @@ class EventLog:
         except OSError as error:
             raise RunError(f"cannot read the event log {self.path}: {error.strerror}") from error
         return records, num_bytes
+
+
+def without_taken_back(records: Iterable[Event]) -> list[Event]:
+    """The records that count: a resume takes back those of later steps, and that the run was finished."""
+    kept: list[Event] = []
+    for record in records:
+        if record["kind"] == RESUMED:
+            kept = [one for one in kept if one["step"] <= record["step"] and one["kind"] != FINISHED]
+        kept.append(record)
+    return kept
 
 
 def _record(line: bytes) -> Event | None:

@@ -42,6 +42,7 @@ from strop.run.samples import SampleStore
 
 RUN_FILE = "run.json"
 GROWN_FILE = "grown.jsonl"
+SAMPLES = "samples"
 FORMAT = 1
 _PACKAGES = ("torch", "transformers", "tensordict", "numpy")
 _OURS = {"config.yaml", "events.jsonl", "samples", "checkpoints", "logs", "lock", f".{RUN_FILE}.tmp"}
@@ -64,7 +65,7 @@ class RunFolder:
         self.events = EventLog(path / "events.jsonl", read_only=lock is None)
         self.ledger = Ledger(self.events)
         self.fingerprints = FingerprintChain(self.events)
-        self.samples = SampleStore(path / "samples")
+        self.samples = SampleStore(path / SAMPLES)
         self.checkpoints = CheckpointStore(
             path / "checkpoints", keep_last=settings.keep_last, keep_best=settings.keep_best
         )

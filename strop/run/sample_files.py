@@ -28,7 +28,8 @@ MAX_VALUES = 2**28
 """Of one column of one row group, those in lists counted one by one."""
 GROUP_ROWS = 64
 """Rows of a row group as it is written, and of a batch as it is read: 4 million tokens each are within MAX_VALUES."""
-_TOKEN_COLUMNS = ("response_ids", "response_mask", "rollout_log_probs", "versions")
+_NUMBER_COLUMNS = ("rollout_log_probs", "versions", "old_log_probs", "entropys", "advantages")
+_TOKEN_COLUMNS = ("response_ids", "response_mask", *_NUMBER_COLUMNS)
 _LIST_OF_MAPPINGS = ("messages", "earlier_sequences")
 _WORDS = {word: as_number(word) for word in ("nan", "inf", "-inf")}
 MAPPINGS = ("reward_parts", "agent_facts", "timings")
@@ -52,16 +53,7 @@ def read_file(
     Raises:
         RunError: the file cannot be read, is too large, or holds something else.
     """
-    import pyarrow as pa
-
-    rows: list[dict[str, Any]] = []
-    try:
-        for batch in _batches(path, schema):
-            rows += batch.to_pylist()
-    except OSError as error:
-        raise RunError(f"cannot read the samples in {path}: {error.strerror or error}") from error
-    except (pa.ArrowException, ValueError) as error:
-        raise RunError(f"cannot read the samples in {path}: {error!s:.200}") from error
+    rows = [row for table in tables_of(path, schema) for row in table.to_pylist()]
     for number, row in enumerate(rows):
         try:
             for name in json_columns:
@@ -78,8 +70,24 @@ def _max_bytes() -> int:
     return max(MIN_BYTES, int(MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
 
 
+def tables_of(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The rows as tables of the schema, a few rows at a time; a column that the file lacks is null.
+
+    Raises:
+        RunError: the file cannot be read, or is too large.
+    """
+    import pyarrow as pa
+
+    try:
+        yield from _batches(path, schema)
+    except OSError as error:
+        raise RunError(f"cannot read the samples in {path}: {error.strerror or error}") from error
+    except (pa.ArrowException, ValueError) as error:
+        raise RunError(f"cannot read the samples in {path}: {error!s:.200}") from error
+
+
 def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
-    """The rows as tables of the schema, a few rows at a time: a small file may stand for a huge one."""
+    """As `tables_of`; a small file may stand for a huge one, so what is read is counted."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -143,7 +151,7 @@ def _check_tokens(sequence: Mapping[str, Any]) -> None:
         if column is not None and not isinstance(column, list):
             raise ValueError(f"{name} is a {type(column).__name__} and no list")
     ids = [*(columns["prompt_ids"] or ()), *(columns["response_ids"] or ())]
-    numbers = [*(columns["rollout_log_probs"] or ()), *(columns["versions"] or ())]
+    numbers = [one for name in _NUMBER_COLUMNS for one in columns[name] or ()]
     if not all(type(one) is int and one >= 0 for one in ids):
         raise ValueError("a token id is no number from 0")
     if not all(isinstance(one, (int, float)) for one in numbers):

@@ -11,8 +11,7 @@ import difflib
 import json
 import re
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,6 +40,9 @@ COLUMNS: dict[str, str] = {
     "response_mask": "list<bool>",
     "rollout_log_probs": "list<float32>",
     "versions": "list<int32>",
+    "old_log_probs": "list<float32>",
+    "entropys": "list<float32>",
+    "advantages": "list<float32>",
     "score": "double",
     "outcome": "string",
     "error": "string",
@@ -149,16 +151,16 @@ class SampleStore:
         Raises:
             RunError: the step has no samples, or its file is damaged.
         """
-        steps = self.steps(split=split)
-        if step is not None and step not in steps:
-            have = f"steps {steps[0]} to {steps[-1]} have" if steps else "no step has"
+        files = self.files(split=split)
+        if step is not None and step not in files:
+            have = f"steps {min(files)} to {max(files)} have" if files else "no step has"
             raise RunError(f"step {step} has no {split} samples in {self.folder}; {have} some")
         rows: list[dict[str, Any]] = []
-        for one in steps if step is None else [step]:
-            for file in sorted(self._files(split=split, step=one)):
+        for one in files if step is None else [step]:
+            for path in files[one]:
                 rows += read_file(
-                    file.path,
-                    schema=_schema(),
+                    path,
+                    schema=schema_of(),
                     json_columns=_JSON_COLUMNS,
                     required=("id", "uid", "step"),
                 )
@@ -166,8 +168,14 @@ class SampleStore:
 
     def steps(self, *, split: str = "train") -> list[int]:
         """Steps whose samples are all written, in order."""
-        written = Counter((file.step, file.parts) for file in self._files(split=split))
-        return sorted({step for (step, parts), count in written.items() if count == parts})
+        return list(self.files(split=split))
+
+    def files(self, *, split: str = "train") -> dict[int, list[Path]]:
+        """The files of each step whose samples are all written, by step, in order."""
+        found: dict[tuple[int, int], list[Path]] = {}
+        for file in sorted(self._files(split=split)):
+            found.setdefault((file.step, file.parts), []).append(file.path)
+        return {step: paths for (step, parts), paths in sorted(found.items()) if len(paths) == parts}
 
     def discard_after(self, step: int) -> None:
         """Remove the samples of later steps, of every split: a resume makes these steps again."""
@@ -209,7 +217,7 @@ def _table(step: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     import pyarrow as pa
 
     checked = _checked_rows(step, rows)
-    schema = _schema()
+    schema = schema_of()
     columns = []
     for schema_field in schema:
         values = [row[schema_field.name] for row in checked]
@@ -270,7 +278,8 @@ def _formed(name: str, value: Any) -> Any:
     return value
 
 
-def _schema() -> pa.Schema:
+def schema_of(names: Collection[str] = tuple(COLUMNS)) -> pa.Schema:
+    """The types in which these columns are stored."""
     import pyarrow as pa
 
     types = {
@@ -282,7 +291,7 @@ def _schema() -> pa.Schema:
         "list<bool>": pa.list_(pa.bool_()),
         "list<float32>": pa.list_(pa.float32()),
     }
-    return pa.schema([pa.field(name, types[kind]) for name, kind in COLUMNS.items()])
+    return pa.schema([pa.field(name, types[kind]) for name, kind in COLUMNS.items() if name in names])
 
 
 def _wrong_type(schema_field: pa.Field, rows: Sequence[Mapping[str, Any]]) -> TypeError:

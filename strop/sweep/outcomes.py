@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any, Literal
 from strop.run import RunError, RunFolder, is_run
 from strop.trainer.curve import Series, run_series, save_curve
 from strop.trainer.trackers import METRICS_FILE, read_metrics
+from strop.view.records import RunRecords
+from strop.view.summary import summary_of
 
 Status = Literal["finished", "failed", "stopped", "waiting"]
 PICTURE = "sweep.png"
-_LAST_SHARE = 0.1
-"""The reward of a run is the mean over this share of its steps, the last ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +41,7 @@ class Outcome:
     reward: float | None = None
     """Mean over the last tenth of the steps."""
     steps_per_hour: float | None = None
-    """Steps by the time that they took; start, validations and checkpoints are not in it."""
+    """Steps by the time that they took with their validations; starts and checkpoints are not in it."""
 
 
 def outcome_of(folder: Path, chosen: Sequence[str], *, failure: str = "") -> Outcome:
@@ -71,29 +70,25 @@ def _setting(override: str) -> tuple[str, str]:
 
 
 def _of_run(run: RunFolder, found: Outcome) -> Outcome:
-    events = run.events
-    steps = {event["step"]: event["seconds"] for event in events.read("step")}
-    seconds = math.fsum(steps.values())
-    validations = events.read("validation")
-    last = validations[-1] if validations else {}
+    records = RunRecords(run.path)
+    records.read_on()
+    summary = summary_of(records)
     best = run.checkpoints.best()
-    rewards = [value for one in curves(run.path) if one.name == "reward" for _, value in one.points()]
-    kept = rewards[-max(round(_LAST_SHARE * len(rewards)), 1) :]
-    is_finished = bool(events.read("finished"))
+    is_finished = summary.status == "finished"
     return Outcome(
         name=found.name,
         folder=found.folder,
         settings=found.settings,
         status="finished" if is_finished else "failed" if found.reason else "stopped",
         reason="" if is_finished else found.reason,
-        steps=max(steps, default=0),
-        pass_rate=last.get("pass_rate"),
-        low=last.get("low"),
-        high=last.get("high"),
+        steps=summary.step,
+        pass_rate=summary.pass_rate_final,
+        low=summary.low,
+        high=summary.high,
         best_step=None if best is None else best[0],
         best_pass_rate=None if best is None else best[1],
-        reward=math.fsum(kept) / len(kept) if kept else None,
-        steps_per_hour=3600 * len(steps) / seconds if seconds else None,
+        reward=summary.reward,
+        steps_per_hour=summary.steps_per_hour,
     )
 
 

@@ -73,6 +73,17 @@ class Experience:
         added = future_of(columns).wait()
         return replace(self, rows=self.rows.union(added), column_names=self.column_names | set(names))
 
+    @property
+    def last_rows(self) -> dict[str, int]:
+        """Of each sample, by its id, the row of its last training sequence."""
+        return {report.episode_id: row for row, report in enumerate(self.reports) if report.is_last_row}
+
+    @property
+    def token_numbers(self) -> list[str]:
+        """The columns of its tokens that samples are stored with, of those that there are."""
+        kept = ("old_log_probs", "log_probs", "entropys", "advantages")
+        return [name for name in kept if name in self.column_names]
+
     @staticmethod
     def concat(parts: Sequence[Experience]) -> Experience:
         """The rows of all parts, one after another; all have the same columns."""

@@ -112,7 +112,7 @@ class Learner:
             taken, before = stages.run("update_actor", "actor", self._update_actor, trained)
             steps += taken
             if "old_log_probs" not in experience.column_names and before is not None:
-                experience = experience.union(before, "log_probs")
+                experience = experience.union(before, "log_probs", "entropys")
         summary = stages.run("summary", "", self._summary, experience)
         return LearnerResult(
             experience=experience,

@@ -356,7 +356,10 @@ class Trainer:
             decided = {
                 name: Decided(advantages.get(name), fate.name, fate.reason) for name, fate in fates.items()
             }
-            self.roles.write_samples(record.step, record.collected.episodes, decided, split="train")
+            rows = None if record.learned is None else record.learned.experience
+            self.roles.write_samples(
+                record.step, record.collected.episodes, decided, split="train", rows=rows
+            )
         self._run.fingerprints.append(record.step, **record.digests(self.roles.checksums()))
 
     def _facts(self) -> dict[str, Any]:

@@ -175,16 +175,33 @@ class Roles:
         return as_future(self.rollout.call.rows(as_batch(kept.rows.union(column))))
 
     def write_samples(
-        self, step: int, episodes: Experience, decided: Mapping[str, Decided], *, split: str
+        self,
+        step: int,
+        episodes: Experience,
+        decided: Mapping[str, Decided],
+        *,
+        split: str,
+        rows: Experience | None = None,
     ) -> None:
-        """Samples into the store of the run; `decided` says by sample id what came of each.
+        """Samples into the store of the run.
+
+        Args:
+            step, split: of the file.
+            episodes: the samples.
+            decided: what came of each, by its id.
+            rows: the training rows of those that were trained on, whose tokens' numbers are stored with them.
 
         Raises:
             RunError: the disk refused.
         """
-        column = {"decided": [decided[one.id] for one in episodes.reports]}
-        rows = episodes.rows.union(DataProto.from_dict({}, non_tensors=column))
-        self.rollout.call.write_samples(step, as_batch(rows), split=split)
+        lasts = {} if rows is None else rows.last_rows
+        made: dict[str, list[Any]] = {"decided": [decided[one.id] for one in episodes.reports]}
+        made["has_numbers"] = [one.id in lasts for one in episodes.reports]
+        columns = episodes.rows.union(DataProto.from_dict({}, non_tensors=made))
+        if rows is not None and lasts:  # a sample without rows gets those of another, which nobody reads
+            places = [lasts.get(one.id, 0) for one in episodes.reports]
+            columns = columns.union(rows.rows.select(rows.token_numbers, []).take(places))
+        self.rollout.call.write_samples(step, as_batch(columns), split=split)
 
     def update_weights(self, version: int) -> None:
         """Let generation use the actor's weights, which hold this policy version now.

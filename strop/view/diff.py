@@ -47,6 +47,39 @@ class SampleDifference:
     """How, in words."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What two runs have in common and where they part."""
+
+    steps: Sequence[int]
+    """Steps that both have."""
+    num_steps: int
+    """Of the longer run."""
+    difference: Difference | None
+    sample: SampleDifference | None
+    """The first sample that shows it; None where no stored sample does."""
+    settings: Mapping[str, list[Any]]
+    """Those that differ, by full key, with both values."""
+    has_schedules: bool
+    """Both ran ahead of training."""
+    schedule: ScheduleDifference | None
+    """Where their schedules part before the difference."""
+
+    def as_json(self) -> dict[str, object]:
+        """Plain values."""
+        one, sample = self.difference, self.sample
+        return {
+            "equal": one is None,
+            "num_common_steps": len(self.steps),
+            "num_equal_steps": len(self.steps) if one is None else one.num_equal_steps,
+            "step": None if one is None else one.step,
+            "stage": None if one is None else one.stage,
+            "sample": None if sample is None else {"id": sample.id, "difference": sample.text},
+            "settings": self.settings,
+            "cause": _cause(self.schedule) if self.has_schedules and one is not None else None,
+        }
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
@@ -58,25 +91,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     with RunFolder.open(args.run_a, read_only=True) as a, RunFolder.open(args.run_b, read_only=True) as b:
-        prints_a, prints_b = a.fingerprints.read(), b.fingerprints.read()
-        difference = compare(prints_a, prints_b)
-        steps = common_steps(prints_a, prints_b)
-        sample = None if difference is None else first_sample(a, b, difference)
-        settings = changed_settings(a.info.get("config", {}), b.info.get("config", {}))
-        schedules = read_schedule(a.events), read_schedule(b.events)
-        schedule = None if difference is None else compare_schedules(*schedules, until=difference.step)
+        found = compared(a, b)
     if args.json:
-        cause = _cause(schedule) if all(schedules) and difference is not None else None
-        print_json({**_record(steps, difference, sample, settings), "cause": cause})
-    elif difference is None:
-        lengths = {len(prints_a), len(prints_b)}
-        rest = "" if lengths == {len(steps)} else f"; the longer run has {max(lengths)} steps"
-        print_plain(f"equal over {len(steps)} common steps ({steps[0]} to {steps[-1]}){rest}")
+        print_json(found.as_json())
+    elif found.difference is None:
+        rest = f"; the longer run has {found.num_steps} steps" if found.num_steps > len(found.steps) else ""
+        print_plain(
+            f"equal over {len(found.steps)} common steps ({found.steps[0]} to {found.steps[-1]}){rest}"
+        )
     else:
-        _show(difference, sample, settings)
-        if all(schedules):
-            print_plain(_cause_in_words(schedule))
-    return 0 if difference is None else 1
+        _show(found.difference, found.sample, found.settings)
+        if found.has_schedules:
+            print_plain(_cause_in_words(found.schedule))
+    return 0 if found.difference is None else 1
+
+
+def compared(a: RunFolder, b: RunFolder) -> Comparison:
+    """Where two runs part, if they do.
+
+    Raises:
+        ValueError: they have no step in common.
+    """
+    prints_a, prints_b = a.fingerprints.read(), b.fingerprints.read()
+    difference = compare(prints_a, prints_b)
+    schedules = read_schedule(a.events), read_schedule(b.events)
+    return Comparison(
+        steps=common_steps(prints_a, prints_b),
+        num_steps=max(len(prints_a), len(prints_b)),
+        difference=difference,
+        sample=None if difference is None else first_sample(a, b, difference),
+        settings=changed_settings(a.info.get("config", {}), b.info.get("config", {})),
+        has_schedules=all(schedules),
+        schedule=None if difference is None else compare_schedules(*schedules, until=difference.step),
+    )
 
 
 def first_sample(a: RunFolder, b: RunFolder, difference: Difference) -> SampleDifference | None:
@@ -167,20 +214,3 @@ def _cause_in_words(schedule: ScheduleDifference | None) -> str:
         f"their schedules part in step {schedule.step}, which {schedule.text}: runs ahead of training are made again "
         f"with `strop replay`, not with their seed"
     )
-
-
-def _record(
-    steps: Sequence[int],
-    difference: Difference | None,
-    sample: SampleDifference | None,
-    settings: Mapping[str, list[Any]],
-) -> dict[str, object]:
-    return {
-        "equal": difference is None,
-        "num_common_steps": len(steps),
-        "num_equal_steps": len(steps) if difference is None else difference.num_equal_steps,
-        "step": None if difference is None else difference.step,
-        "stage": None if difference is None else difference.stage,
-        "sample": None if sample is None else {"id": sample.id, "difference": sample.text},
-        "settings": settings,
-    }

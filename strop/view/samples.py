@@ -12,6 +12,7 @@ from strop.cli.models import find_model, run_in
 from strop.cli.output import UsageError, plain, print_json, say
 from strop.run import RunError, RunFolder
 from strop.view.dropped import find_fates, table_of
+from strop.view.records import RunRecords
 from strop.view.sample_choice import SORTS, in_order, matching
 from strop.view.token_view import legend, response_tokens, summary, token_table, token_text
 from strop.view.turn_view import short, training_sequences, turns_text
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     decode = None
     if args.tokens or args.ids:
         try:
-            decode = _decoder(args.run)
+            decode = decoder(args.run)
         except (RunError, ValueError) as error:
             if args.tokens:
                 raise
@@ -131,7 +132,7 @@ def _why_dropped(args: argparse.Namespace) -> int:
     return 0
 
 
-def _decoder(path: Path) -> Callable[[Sequence[int]], str]:
+def decoder(path: Path) -> Callable[[Sequence[int]], str]:
     """Tokens as text, with the tokenizer of the run's model."""
     from strop.engines.config import ModelConfig
     from strop.engines.model import load_tokenizer
@@ -145,7 +146,7 @@ def _decoder(path: Path) -> Callable[[Sequence[int]], str]:
 
 
 def find_samples(
-    run_folder: RunFolder, *, step: int | None, ids: Collection[str], split: str
+    run_folder: RunFolder | RunRecords, *, step: int | None, ids: Collection[str], split: str
 ) -> list[dict[str, Any]]:
     """The rows that are asked for, in the order of their steps.
 

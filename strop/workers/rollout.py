@@ -29,7 +29,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.engines.training import TrainEngine
-from strop.protocol import DataProto
+from strop.protocol import DataProto, columns
 from strop.rewards import RewardConfig, RewardPool
 from strop.rollout.config import RolloutConfig
 from strop.rollout.sync.engine import VerifiedEngine
@@ -378,7 +378,8 @@ class RolloutWorker(Worker):
 
         Args:
             step, split: of the file.
-            episodes: columns `episode` and `decided`, what came of it.
+            episodes: columns `episode`, `decided`, what came of it, and `has_numbers`, whether it has those of its
+                tokens: old_log_probs (of the step itself, as log_probs), entropys and advantages [B, R~].
 
         Raises:
             RunError: the disk refused.
@@ -386,13 +387,22 @@ class RolloutWorker(Worker):
         assert self._samples is not None, "the role was made without a sample store"
         texts: dict[str, str] = {}
         rows = []
-        columns = episodes.non_tensor_batch
-        for episode, decided in zip(columns["episode"], columns["decided"], strict=True):
+        told = episodes.non_tensor_batch
+        numbers = {
+            {"log_probs": "old_log_probs"}.get(name, name): columns.rows(values)
+            for name, values in episodes.tensors().items()
+        }
+        for place, (episode, decided, has_numbers) in enumerate(
+            zip(told["episode"], told["decided"], told["has_numbers"], strict=True)
+        ):
             prompt = episode.prompt
             if prompt.uid not in texts:
                 texts[prompt.uid] = shown_text(self._tokenizer, prompt.token_ids, prompt.media)
             text = texts[prompt.uid]
-            rows.append(sample_row(episode, decided, prompt_text=text, keeps_row=self._keeps_rows))
+            row = sample_row(episode, decided, prompt_text=text, keeps_row=self._keeps_rows)
+            if has_numbers:
+                row |= {name: values[place].tolist() for name, values in numbers.items()}
+            rows.append(row)
         self._samples.write(step, rows, split=split, part=self.rank, parts=self.world_size)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -19,6 +19,7 @@ FULL: dict[str, Any] = {
     "response": "4 \u2713", "ground_truth": {"answer": 4},
     "prompt_ids": (5, 6), "response_ids": np.array([7, 8]),
     "response_mask": (True, False), "rollout_log_probs": (-0.5, 0.0), "versions": (3, -1), "score": 1.0,
+    "old_log_probs": [-0.5, 0.0], "entropys": [1.5, 0.0], "advantages": [0.75, 0.0],
     "outcome": "score", "error": "", "reward_parts": {"acc": 1.0, "bad": float("nan")}, "advantage": 0.7071,
     "fate": "trained", "fate_reason": "", "stop_reason": "stop",
     "num_turns": 2, "timings": {"generate_s": 0.25}, "agent_name": "tool_agent", "messages": [{"role": "assistant"}],

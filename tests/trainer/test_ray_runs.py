@@ -52,6 +52,15 @@ def test_a_worker_in_another_process_does_the_same_to_the_bit(
     done = train_in(tmp_path / "run", project.config(*settings, *RAY))
     assert [one.chain for one in done.chain] == [one.chain for one in on_policy.chain]
     check_records(done.folder, num_steps=3)
+    assert token_numbers(done) == token_numbers(on_policy)
+
+
+def token_numbers(done: Done) -> dict[str, list[list[float]]]:
+    """What samples of the last step are stored with, by id."""
+    with RunFolder.open(done.folder, read_only=True) as run:
+        rows = run.samples.read(3)
+    names = ("old_log_probs", "entropys", "advantages")
+    return {row["id"]: [row[name] for name in names] for row in rows}
 
 
 @pytest.mark.dist
@@ -70,6 +79,11 @@ def test_ppo_on_two_ranks_is_ppo_on_one(project: Project, tmp_path: Path) -> Non
     for step in (1, 2, 3):
         for ours, theirs in zip(log_prob_columns(two, step), log_prob_columns(one, step), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    stored, expected = token_numbers(two), token_numbers(one)
+    assert stored.keys() == expected.keys()
+    for name, numbers in expected.items():
+        torch.testing.assert_close(torch.tensor(stored[name]), torch.tensor(numbers), rtol=0, atol=1e-5)
+    for step in (1, 2, 3):
         for name in (
             "actor/pg_loss",
             "actor/grad_norm",

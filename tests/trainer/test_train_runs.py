@@ -109,6 +109,20 @@ def test_with_the_rollouts_log_probs_the_first_update_starts_near_ratio_one(
         assert abs(first["actor/ppo_kl"]) <= 1e-4
 
 
+def test_samples_are_stored_with_the_numbers_of_their_own_tokens(on_policy: Done) -> None:
+    with RunFolder.open(on_policy.folder, read_only=True) as run:
+        stored = {row["id"]: row for row in run.samples.read(2)}
+        assert all(row["advantages"] is None for row in run.samples.read(0, split="val"))
+    batch = on_policy.records[1].batch
+    tensors = {name: columns.rows(values) for name, values in batch.tensors().items()}
+    assert len(stored) == len(batch) == 16
+    for place, name in enumerate(batch.non_tensor_batch["episode_id"]):
+        for column, made in (("old_log_probs", "log_probs"), ("entropys", "entropys"), ("advantages",) * 2):
+            assert stored[name][column] == tensors[made][place].tolist(), (name, column)
+        assert len(stored[name]["entropys"]) == len(stored[name]["response_ids"])
+    assert len({tuple(row["entropys"]) for row in stored.values()}) > 4, "they are those of each sample"
+
+
 # ---------------------------------------------------------------------------- determinism
 
 

@@ -126,7 +126,9 @@ class Programs:
         rows = self.worker.play(DataProto.from_dict({}, non_tensors={"prompt": prompts}), 1, sampling)
         reports = list(rows.non_tensor_batch["report"])
         decided = [Decided(advantage=None, fate="scored", reason="") for _ in reports]
-        episodes = rows.union(DataProto.from_dict({}, non_tensors={"decided": decided}))
+        episodes = rows.union(
+            DataProto.from_dict({}, non_tensors={"decided": decided, "has_numbers": [False] * len(decided)})
+        )
         self.worker.write_samples(1, episodes, split="train")
         turns = [row["messages"][1] for row in SampleStore(self.store).read(1)]
         assert [turn["role"] for turn in turns] == ["tool"] * len(programs)
