@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.base.guests import targets
 from strop.cli.models import choose_checkpoint, run_in
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
@@ -161,6 +162,15 @@ def _check_kind(folder: Path, kind: str, *, needs_same: bool = True) -> None:
     if not is_run(folder) or not needs_same:
         return  # opening it says what is wrong
     with RunFolder.open(folder, read_only=True) as run:
-        made_by = run.info["command"][1:2]
-    if made_by and made_by[0] in ("train", *KINDS_OF_GUESTS) and made_by[0] != kind:
-        raise UsageError(f"{folder} is a run of `strop {made_by[0]}`; continue it with that command")
+        made_by = "".join(run.info["command"][1:2])
+    if _kind_of(made_by) not in ("", kind):
+        raise UsageError(f"{folder} is a run of `strop {made_by}`; continue it with that command")
+
+
+def _kind_of(word: str) -> str:
+    """The kind of run that a command makes: its own name, or for another command of a guest that makes runs the name of
+    the guest's section; empty for others."""
+    if word in ("train", *KINDS_OF_GUESTS):
+        return word
+    room = targets("command").get(word, "").split(".")[1:2]
+    return next((kind for kind in KINDS_OF_GUESTS if targets("section")[kind].split(".")[1:2] == room), "")

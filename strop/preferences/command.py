@@ -1,17 +1,21 @@
-"""`strop prefer`: training on preferences."""
+"""`strop prefer`: training on preferences; `strop dpo` and `strop reward-model` are its two best known kinds."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
+from typing import get_args
 
+from strop.base.sections import section_of
 from strop.cli.launching import add_run_arguments, begin, carrying_out
 from strop.cli.libraries import quiet_models
 from strop.cli.output import print_json, print_plain, say
 from strop.cli.unread import Reads
+from strop.preferences.config import Loss, PreferConfig
+from strop.preferences.result import record_of
 from strop.run import MODEL_FOLDER
-from strop.supervised.result import sft_result_of
 
-SUMMARY = "train a policy or a reward model on preferences (DPO, IPO, KTO, Bradley-Terry)"
+SUMMARY = "train a policy or a reward model on preferences (DPO, IPO, KTO, ORPO, SimPO, Bradley-Terry)"
 READS = Reads(
     keys=(
         "model", "prefer", "run", "resources", "trainer.seed", "trainer.trackers", "eval.every", "eval.before_train",
@@ -21,8 +25,10 @@ READS = Reads(
 )  # fmt: skip
 EPILOG = """\
 examples:
-  strop prefer model.path=models/smollm2 'prefer.data.train_files=[pairs.jsonl]' prefer.beta=0.1
-  strop prefer model.path=models/smollm2 'prefer.data.train_files=[pairs.jsonl]' prefer.loss=reward prefer.optim.lr=1e-5
+  strop prefer model.path=models/smollm2 'prefer.data.train_files=[pairs.jsonl]' prefer.loss=ipo
+  strop prefer model.path=models/smollm2 'prefer.data.train_files=[rated.jsonl]' prefer.loss=kto
+  strop dpo model.path=models/smollm2 'prefer.data.train_files=[pairs.jsonl]' prefer.beta=0.1
+  strop reward-model model.path=models/smollm2 'prefer.data.train_files=[pairs.jsonl]' prefer.optim.lr=1e-5
 
 Rows have `prompt`, `chosen` and `rejected`; with prefer.loss=kto, `prompt`, `completion` and `label`. The result is the
 folder `model` of the run: a policy, or with prefer.loss=reward a classifier with one score for reward_model.path.
@@ -37,28 +43,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
+    return carry_out(args, losses=get_args(Loss))
+
+
+def carry_out(args: argparse.Namespace, *, losses: Collection[str]) -> int:
+    """Train with one of these losses, or go on.
+
+    Raises:
+        ValueError: the settings have another one.
+    """
     start = begin(args, kind="prefer", reads=READS)
     with carrying_out(start, kind="prefer"):
-        if start.is_finished:
-            result = sft_result_of(start.run)
-        else:
+        loss = section_of(start.config, PreferConfig).loss
+        if loss not in losses:
+            raise ValueError(
+                f"prefer.loss is {loss}, but this command is for {', '.join(losses)}: use `strop prefer`"
+            )
+        if not start.is_finished:
             quiet_models()
             from strop.preferences.trainer import train_on_preferences
 
-            result = train_on_preferences(start.config, start.run, checkpoint=start.checkpoint, say=say)
+            train_on_preferences(start.config, start.run, checkpoint=start.checkpoint, say=say)
+    found = record_of(start.run)
     if args.json:
-        print_json(
-            {
-                "run": str(result.run),
-                "model": str(result.model),
-                "steps": result.steps,
-                "seconds": round(result.seconds, 2),
-                "loss": result.loss,
-                "val_loss": result.val_loss,
-            }
+        print_json(found)
+        return 0
+    val = "" if found["val_loss"] is None else f", {found['val_loss']:.4f} on validation data"
+    print_plain(f"{found['steps']} steps, {found['seconds']:.0f} s; loss {found['loss']:.4f}{val}")
+    if found["accuracy_start"] is not None:
+        print_plain(
+            f"held-out comparisons made as the rows do: {100 * found['accuracy_start']:.1f} % at the start, "
+            f"{100 * found['accuracy_final']:.1f} % at the end"
         )
-    else:
-        val = "" if result.val_loss is None else f", {result.val_loss:.4f} on validation data"
-        print_plain(f"{result.steps} steps, {result.seconds:.0f} s; loss {result.loss:.4f}{val}")
-        print_plain(f"run folder: {result.run}\nmodel:      {result.run / MODEL_FOLDER}")
+    print_plain(f"run folder: {found['run']}\nmodel:      {start.run.path / MODEL_FOLDER}")
     return 0

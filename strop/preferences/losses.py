@@ -59,19 +59,24 @@ def _terms(config: PreferConfig, numbers: Tensor, batch: Batch) -> tuple[Tensor,
         margins = numbers[:, 0] - numbers[:, 1]
         terms = -F.logsigmoid(margins - batch.margins) + config.center_coef * numbers.sum(1).square()
         return terms, _seen(numbers.detach())
-    ratios = numbers - batch.reference
-    rewards = config.beta * ratios.detach()
+    means = numbers / batch.lengths
+    ratios = means if config.loss in ("orpo", "simpo") else numbers - batch.reference
     if config.loss == "kto":
         return _kto(config, ratios, batch)
     logps = numbers.detach().mean(0)
-    seen = _seen(rewards) | {"logps/chosen": float(logps[0]), "logps/rejected": float(logps[1])}
-    imitation = -config.nll_coef * numbers[:, 0] / batch.lengths[:, 0]
+    seen = _seen(config.beta * ratios.detach())
+    seen |= {"logps/chosen": float(logps[0]), "logps/rejected": float(logps[1])}
+    imitation = -(1.0 if config.loss == "orpo" else config.nll_coef) * means[:, 0]
     return _of_margins(config, ratios, batch.lengths) + imitation, seen
 
 
 def _of_margins(config: PreferConfig, ratios: Tensor, lengths: Tensor) -> Tensor:
-    """The loss of each comparison [n]."""
+    """The loss of each comparison [n], of log-ratios to the starting model; with orpo and simpo of mean log-probs."""
     margins = config.beta * (ratios[:, 0] - ratios[:, 1])
+    if config.loss == "simpo":
+        return -F.logsigmoid(margins - config.simpo_gamma)
+    if config.loss == "orpo":
+        return -config.beta * F.logsigmoid(_log_odds(ratios[:, 0]) - _log_odds(ratios[:, 1]))
     if config.loss == "hinge":
         return F.relu(1 - margins)
     if config.loss == "ipo":
@@ -79,6 +84,12 @@ def _of_margins(config: PreferConfig, ratios: Tensor, lengths: Tensor) -> Tensor
         return (means[:, 0] - means[:, 1] - 1 / (2 * config.beta)).square()
     wrong = config.label_smoothing
     return -(1 - wrong) * F.logsigmoid(margins) - wrong * F.logsigmoid(-margins)
+
+
+def _log_odds(means: Tensor) -> Tensor:
+    """log p / (1 - p) of mean log-probs; a p of 1, where it has no number, counts as the one right below."""
+    means = means.clamp(max=-1e-12)
+    return means - torch.log(-torch.expm1(means))
 
 
 def _kto(config: PreferConfig, ratios: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
@@ -105,5 +116,5 @@ def _seen(rewards: Tensor) -> dict[str, float]:
         "rewards/chosen": float(rewards[:, 0].mean()),
         "rewards/rejected": float(rewards[:, 1].mean()),
         "rewards/margins": float(margins.mean()),
-        "rewards/accuracies": float((margins > 0).double().mean()),
+        "rewards/accuracies": float((margins.sign() / 2 + 0.5).mean()),
     }

@@ -14,7 +14,7 @@ from strop.controller import RoleSpec, as_list, role
 from strop.data.readers import read_rows
 from strop.data.sampler import visit_uid
 from strop.engines.model import check_language_model, check_value_model
-from strop.preferences.config import PreferConfig
+from strop.preferences.config import WITHOUT_REFERENCE, PreferConfig
 from strop.preferences.losses import Batch, Weighed, weigh
 from strop.preferences.rows import Compared, PreferenceDataset
 from strop.preferences.worker import PreferenceWorker
@@ -69,7 +69,7 @@ class PreferenceTrainer(SupervisedTrainer):
     def _begin(self) -> None:
         """What the starting model says of all answers; a resume finds it in the run folder."""
         splits = {"train": self._examples} | ({} if self._val is None else {"val": self._val})
-        if self._sft.loss == "reward":
+        if self._sft.loss in WITHOUT_REFERENCE:
             self._reference = {name: torch.zeros(len(one), 2).double() for name, one in splits.items()}
             return
         path = self._run.path / REFERENCE
@@ -149,7 +149,8 @@ class PreferenceTrainer(SupervisedTrainer):
         """The numbers of a step, of all held-out rows."""
         places = range(len(dataset))
         weighed = self._weighed([dataset[i] for i in places], places, "val")
-        self._run.events.append("validation", step, loss=weighed.loss)
+        accuracy = weighed.metrics.get("rewards/accuracies")
+        self._run.events.append("validation", step, loss=weighed.loss, accuracy=accuracy)
         return _named(VALIDATION, weighed)
 
 

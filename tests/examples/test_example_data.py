@@ -125,3 +125,21 @@ def test_prepare_scripts_write_a_model(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "data").iterdir()} == {
         "model", "train.parquet", "val.parquet", "sft.parquet",
     }  # fmt: skip
+
+
+def test_comparisons_are_of_a_right_and_a_wrong_answer_and_disjoint(tmp_path: Path) -> None:
+    counts = load_example("dpo/prepare.py").write_data(tmp_path, seed=0, largest=4)
+    assert counts == {"pairs": 88, "val_pairs": 12, "sft": 22}
+    train, val = (read(tmp_path / f"{name}.parquet") for name in ("pairs", "val_pairs"))
+    for row in train + val:
+        a, b = row["prompt"][0]["content"].removesuffix(" = ?").split(" + ")
+        assert row["chosen"] == [{"role": "assistant", "content": str(int(a) + int(b))}]
+        assert row["rejected"] != row["chosen"]
+        assert int(row["rejected"][0]["content"]) >= 0
+    assert not {row["prompt"][0]["content"] for row in train} & {row["prompt"][0]["content"] for row in val}
+
+
+@pytest.mark.parametrize(("name", "loss"), [("dpo", "sigmoid"), ("reward_model", "reward")])
+def test_settings_of_the_examples_on_preferences_load(name: str, loss: str) -> None:
+    config = load_config(Config, source=REPO / "examples" / name / "config.yaml")
+    assert config.prefer.loss == loss  # type: ignore[attr-defined]

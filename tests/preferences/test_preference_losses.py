@@ -16,7 +16,7 @@ from strop.config.load import config_of
 from strop.preferences.config import PreferConfig
 from strop.preferences.losses import Batch, Weighed, weigh
 
-LOSSES = ["sigmoid", "hinge", "ipo", "kto", "reward"]
+LOSSES = ["sigmoid", "hinge", "ipo", "kto", "orpo", "simpo", "reward"]
 
 
 def batch(
@@ -61,6 +61,33 @@ def test_ipo_by_hand() -> None:
     found = weigh(PreferConfig(loss="ipo", beta=0.25), batch([[-4.0, -9.0]], [[-6.0, -3.0]], [[2.0, 3.0]]))
     assert found.loss == pytest.approx(1.0)
     assert found.weights.tolist() == [[pytest.approx(2 / 2), pytest.approx(-2 / 3)]]
+
+
+def test_simpo_by_hand() -> None:
+    """Means -2 and -3: -log sigmoid(2 (-2 + 3) - 0.5), whatever the reference says."""
+    config = PreferConfig(loss="simpo", beta=2.0, simpo_gamma=0.5)
+    found = weigh(config, batch([[-4.0, -9.0]], [[7.0, 7.0]], [[2.0, 3.0]]))
+    assert found.loss == pytest.approx(math.log1p(math.exp(-1.5)))
+    pull = 2.0 / (1 + math.exp(1.5))
+    assert found.weights.tolist() == [[pytest.approx(-pull / 2), pytest.approx(pull / 3)]]
+    assert (found.metrics["rewards/chosen"], found.metrics["rewards/rejected"]) == (-4.0, -6.0)
+
+
+def test_orpo_by_hand() -> None:
+    """Means ln 1/2 and ln 1/4: odds 1 and 1/3, so ln 2 - 0.1 log sigmoid(ln 3) = ln 2 + 0.1 ln 4/3."""
+    found = weigh(
+        PreferConfig(loss="orpo"), batch([[-2 * math.log(2), -math.log(4)]], [[7.0, 7.0]], [[2.0, 1.0]])
+    )
+    assert found.loss == pytest.approx(math.log(2) + 0.1 * math.log(4 / 3))
+    certain = weigh(PreferConfig(loss="orpo"), batch([[0.0, -1.0]]))
+    assert math.isfinite(certain.loss)
+    assert bool(certain.weights.isfinite().all()), "an answer of which the policy is certain"
+
+
+def test_an_answer_that_is_no_better_counts_half() -> None:
+    at = batch([[-1.0, -3.0], [-3.0, -1.0], [-2.0, -2.0], [-2.0, -2.0]])
+    assert weigh(PreferConfig(), at).metrics["rewards/accuracies"] == 0.5
+    assert weigh(PreferConfig(loss="reward"), at).metrics["rewards/accuracies"] == 0.5
 
 
 def test_kto_by_hand() -> None:
@@ -125,6 +152,20 @@ def plain(config: PreferConfig, at: Batch) -> float:
                     for ratio, length in zip((one, other), at.lengths[number].tolist(), strict=True)
                 ]
                 terms.append((means[0] - means[1] - 0.5 / config.beta) ** 2 + imitation)
+            case "simpo":
+                means = [
+                    sum_ / n
+                    for sum_, n in zip(at.numbers[number].tolist(), at.lengths[number].tolist(), strict=True)
+                ]
+                lost = config.simpo_gamma - config.beta * (means[0] - means[1])
+                terms.append(math.log1p(math.exp(lost)) + imitation)
+            case "orpo":
+                odds = []
+                for sum_, n in zip(at.numbers[number].tolist(), at.lengths[number].tolist(), strict=True):
+                    p = math.exp(sum_ / n)
+                    odds.append(math.log(p / (1 - p)))
+                lost = math.log1p(math.exp(odds[1] - odds[0]))
+                terms.append(config.beta * lost - float(at.numbers[number, 0] / at.lengths[number, 0]))
             case "kto":
                 above = config.beta * (one - distance)
                 good = bool(at.is_good[number])
@@ -141,6 +182,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sigmoid": {"beta": 0.7, "label_smoothing": 0.2, "nll_coef": 0.3},
     "hinge": {"beta": 0.3},
     "ipo": {"beta": 0.4, "nll_coef": 0.1},
+    "orpo": {"beta": 0.3},
+    "simpo": {"beta": 2.0, "simpo_gamma": 0.8, "nll_coef": 0.2},
     "kto": {"beta": 0.6, "desirable_weight": 1.5, "undesirable_weight": 0.7},
     "reward": {"center_coef": 0.05},
 }
@@ -162,6 +205,8 @@ def test_loss_and_derivative_are_those_of_plain_sums(loss: Any, data: st.DataObj
     ))  # fmt: skip
     if loss == "reward":
         at = batch(at.numbers.tolist(), margins=data.draw(st.lists(number, min_size=rows, max_size=rows)))
+    if loss == "orpo":  # of log-probs, which are below 0
+        at = dataclasses.replace(at, numbers=-at.numbers.abs() - 0.1)
     found = weigh(config, at)
     assert found.loss == pytest.approx(plain(config, at), rel=1e-9, abs=1e-12)
     step = 1e-6
@@ -193,7 +238,8 @@ def shifted(at: Batch, row: int, side: int, by: float) -> Batch:
         ({"center_coef": 0.1}, "prefer.center_coef is 0.1, which prefer.loss=sigmoid does not read"),
         ({"loss": "ipo", "label_smoothing": 0.1}, "use sigmoid"),
         ({"desirable_weight": 2.0}, "use kto"),
-        ({"loss": "kto", "nll_coef": 1.0}, "use sigmoid or hinge or ipo"),
+        ({"loss": "kto", "nll_coef": 1.0}, "use sigmoid or hinge or ipo or simpo"),
+        ({"simpo_gamma": 0.1}, "use simpo"),
         ({"label_smoothing": 0.5}, "use a number below 0.5"),
         ({"engine": {"max_tokens_per_device": 1024}}, "raise the first above that"),
     ],
@@ -205,5 +251,5 @@ def test_settings_that_do_nothing_are_refused(given_settings: dict[str, Any], se
 
 def test_what_is_said_of_a_batch_is_of_that_batch() -> None:
     found: Weighed = weigh(PreferConfig(), batch([[0.0, -1.0], [-2.0, -1.0], [0.0, -3.0], [-1.0, -1.0]]))
-    assert found.metrics["rewards/accuracies"] == 0.5
+    assert found.metrics["rewards/accuracies"] == 2.5 / 4
     assert found.metrics["rewards/margins"] == pytest.approx(0.1 * (1 - 1 + 3 + 0) / 4)

@@ -1,0 +1,30 @@
+"""`strop reward-model`: a model with one score, from comparisons of answers."""
+
+from __future__ import annotations
+
+import argparse
+
+from strop.preferences import command
+
+SUMMARY = "train a reward model on comparisons of answers (Bradley-Terry)"
+EPILOG = """\
+examples:
+  python examples/reward_model/prepare.py
+  strop reward-model --config examples/reward_model/config.yaml --out runs/reward-model
+
+It is `strop prefer prefer.loss=reward`. A run takes the model with reward_model.path=runs/reward-model/model.
+"""
+_LOSS = "prefer.loss=reward"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    command.add_arguments(parser)
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command."""
+    if args.resume is None:
+        args.overrides = [_LOSS, *args.overrides]
+    return command.carry_out(args, losses=("reward",))
