@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     config = load_settings(args, source=None if source is None else source.config, needs=NEEDS)
     refuse_unread(args, "eval")
     if not args.config and not any(word.startswith("resources.") for word in args.overrides):
-        config = dataclasses.replace(config, resources=_in_one_process(config.resources))
+        config = dataclasses.replace(config, resources=in_one_process(config.resources))
     config = with_model(config, source, args)
     quiet_models()
     from strop.trainer.evaluate import evaluate
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _in_one_process(resources: ResourcesConfig) -> ResourcesConfig:
+def in_one_process(resources: ResourcesConfig) -> ResourcesConfig:
     """The ranks of a run are those of its training, perhaps of a cluster."""
     return dataclasses.replace(resources, runtime="inline", ranks=1, nodes=1, apart={})
 

@@ -57,6 +57,10 @@ COMMANDS = {
         summary="pass rate of a model, a checkpoint or a run, with its interval",
         module="strop.cli.eval",
     ),
+    "compare": Command(
+        summary="whether a model is better than another on the same prompts, and how sure that is",
+        module="strop.cli.compare",
+    ),
     "generate": Command(summary="answers to a file of prompts, or a chat", module="strop.cli.generate"),
     "check": Command(
         summary="can a run learn? samples before it starts; or a loss or an estimator of your own under test",

@@ -11,6 +11,7 @@ EPILOG = """\
 examples:
   python examples/reward_model/prepare.py
   strop reward-model --config examples/reward_model/config.yaml --out runs/reward-model
+  strop reward-model --resume runs/reward-model prefer.num_epochs=6
 
 It is `strop prefer prefer.loss=reward`. A run takes the model with reward_model.path=runs/reward-model/model.
 """

@@ -100,7 +100,15 @@ def test_own_task_leaves_what_it_says(own_task: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/configuration.md", "docs/run-folder.md", "docs/moving-in.md", "docs/view.md"]
+    "name",
+    [
+        "README.md",
+        "docs/configuration.md",
+        "docs/run-folder.md",
+        "docs/moving-in.md",
+        "docs/view.md",
+        "docs/evaluation.md",
+    ],
 )
 def test_pages_after_own_task(own_task: Session, name: str) -> None:
     assert own_task.follow(ROOT / name) >= 1

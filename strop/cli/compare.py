@@ -1,0 +1,234 @@
+"""`strop compare`: whether a model is better than another on the same prompts."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.base.foreign_files import lines_of, open_regular, parse_json
+from strop.cli.eval import NEEDS, in_one_process, progress_bar
+from strop.cli.libraries import quiet_models
+from strop.cli.models import HELP, ModelSource, find_model, with_model
+from strop.cli.output import UsageError, plain, print_json, print_plain, say
+from strop.cli.settings import add_trust_argument, is_setting, load_settings
+from strop.cli.unread import refuse_unread
+
+if TYPE_CHECKING:
+    from strop.algorithms.paired import PairedComparison
+
+EPILOG = """\
+examples:
+  strop compare runs/first runs/second --data test.parquet
+  strop compare models/smollm2 runs/first --config config.yaml eval.temperature=1.0 eval.samples_per_prompt=8
+  strop eval models/smollm2 --config config.yaml --out before.jsonl
+  strop compare before.jsonl runs/first --config config.yaml
+
+Every model answers the same prompts with the same settings: those of --config, else of the first run named; a .jsonl
+file holds answers of `strop eval --out`. The difference is the later model's pass rate less the first one's, with
+a 95 % interval of a bootstrap over prompts; p is the chance of one as large if neither were better. With several models
+each is compared with the first.
+"""
+ANSWERS = ".jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What a model was worth on each prompt."""
+
+    name: str
+    passed: Mapping[str, Sequence[bool]]
+    """By prompt, of each answer."""
+    texts: Mapping[str, str]
+    """The prompts themselves."""
+
+    def rate(self, prompt: str) -> float:
+        """Share of the answers to it that passed."""
+        return sum(self.passed[prompt]) / len(self.passed[prompt])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL_OR_RUN",
+        help=f"two or more: {HELP}, or a {ANSWERS} file; then key=value",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML file with settings (default: those of the first run)"
+    )
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="prompts, as data.val_files; may be repeated",
+    )
+    add_trust_argument(parser)
+    parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command."""
+    from strop.algorithms.evaluation import clustered_interval
+    from strop.algorithms.paired import compare_paired
+
+    names = [word for word in args.models if not is_setting(word)]
+    args.overrides = [word for word in args.models if is_setting(word)]
+    if len(names) < 2:
+        raise UsageError(
+            "two models are compared: name both, for example `strop compare runs/first runs/second`"
+        )
+    if args.data:
+        args.overrides.append(f"data.val_files=[{','.join(map(repr, args.data))}]")
+    found = _answered(args, names)
+    prompts = _same_prompts(found)
+    rates = [[one.rate(prompt) for prompt in prompts] for one in found]
+    compared = [compare_paired(rates[0], others) for others in rates[1:]]
+    models = []
+    for one, by_prompt in zip(found, rates, strict=True):
+        passed = [one.passed[prompt] for prompt in prompts]
+        low, high = clustered_interval([float(sum(some)) for some in passed], [len(some) for some in passed])
+        rate = sum(by_prompt) / len(by_prompt)
+        models.append({"model": one.name, "pass_rate": rate, "low": low, "high": high})
+    if args.json:
+        others = [
+            {"model": one.name, **dataclasses.asdict(result)}
+            for one, result in zip(found[1:], compared, strict=True)
+        ]
+        print_json({"models": models, **dataclasses.asdict(compared[-1]), "comparisons": others})
+    else:
+        _show(models, compared)
+    return 0
+
+
+def _answered(args: argparse.Namespace, names: Sequence[str]) -> list[Answers]:
+    """The answers of each, played now or read."""
+    sources = [None if _is_file_of_answers(name) else find_model(name) for name in names]
+    if all(source is None for source in sources):
+        if args.config or args.overrides:
+            raise UsageError(
+                "the answers are all there: settings, --config and --data would do nothing; leave them out"
+            )
+        return [read_answers(Path(name)) for name in names]
+    from strop.trainer.evaluate import evaluate
+
+    first = next(
+        (source.config for source in sources if source is not None and source.config is not None), None
+    )
+    settings = load_settings(args, source=first, needs=NEEDS)
+    refuse_unread(args, "eval")
+    if not args.config and not any(word.startswith("resources.") for word in args.overrides):
+        settings = dataclasses.replace(settings, resources=in_one_process(settings.resources))
+    quiet_models()
+    found = []
+    for name, source in zip(names, sources, strict=True):
+        if source is None:
+            found.append(read_answers(Path(name)))
+            continue
+        _tell(name, source)
+        with progress_bar(name) as show:
+            evaluation = evaluate(with_model(settings, source, args), say=say, on_progress=show)
+        found.append(answers_of(name, evaluation.answers, name))
+    return found
+
+
+def _tell(name: str, source: ModelSource) -> None:
+    say(f"{name}:")
+    for line in source.lines:
+        say(line)
+
+
+def _is_file_of_answers(name: str) -> bool:
+    return name.endswith(ANSWERS) and Path(name).is_file()
+
+
+def read_answers(path: Path) -> Answers:
+    """What `strop eval --out` wrote.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    rows = []
+    with open_regular(path) as file:
+        for number, line in enumerate(lines_of(file, path), start=1):
+            try:
+                row = parse_json(line)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} of {path} is no answer of `strop eval --out`")
+            rows.append(row)
+    return answers_of(path.name, rows, str(path))
+
+
+def answers_of(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> Answers:
+    """Answers by prompt.
+
+    Raises:
+        ValueError: a row has no id or does not say whether it passed.
+    """
+    passed: dict[str, list[bool]] = defaultdict(list)
+    texts: dict[str, str] = {}
+    for row in rows:
+        sample, is_right = row.get("id"), row.get("passed")
+        if not isinstance(sample, str) or not isinstance(is_right, bool):
+            raise ValueError(f"an answer in {where} has no id, or does not say whether it passed (`passed`)")
+        prompt = sample.rpartition("/")[0] or sample
+        passed[prompt].append(is_right)
+        texts[prompt] = repr(row.get("prompt"))
+    return Answers(name=name, passed=passed, texts=texts)
+
+
+def _same_prompts(found: Sequence[Answers]) -> list[str]:
+    """The prompts that all have answered.
+
+    Raises:
+        ValueError: they are not the same.
+    """
+    first = found[0]
+    for other in found[1:]:
+        differing = [prompt for prompt in first.texts if other.texts.get(prompt) != first.texts[prompt]]
+        if differing or len(other.texts) != len(first.texts):
+            example = f"; {differing[0]} is another one" if differing else ""
+            raise ValueError(
+                f"{first.name} and {other.name} were not asked the same: {len(first.texts)} and {len(other.texts)} "
+                f"prompts{example}. Let both answer the same data"
+            )
+    if not first.texts:
+        raise ValueError("there is no answer to compare")
+    return list(first.texts)
+
+
+def _show(models: Sequence[Mapping[str, Any]], compared: Sequence[PairedComparison]) -> None:
+    names = [plain(one["model"], is_one_line=True) for one in models]
+    for name, one in zip(names, models, strict=True):
+        interval = f"95 % interval {100 * one['low']:.1f} to {100 * one['high']:.1f}"
+        print_plain(f"{name:<{max(map(len, names))}}  pass rate {100 * one['pass_rate']:.1f} % ({interval})")
+    for name, result in zip(names[1:], compared, strict=True):
+        interval = f"95 % interval {100 * result.low:+.1f} to {100 * result.high:+.1f}"
+        print_plain(
+            f"{name} less {names[0]}: {100 * result.difference:+.1f} points ({interval}), p = {result.p_value:.3g}, on "
+            f"{result.num_prompts} prompts of which {result.num_differing} differ"
+        )
+        print_plain(_how_sure(result))
+
+
+def _how_sure(result: PairedComparison) -> str:
+    if result.low > 0 or result.high < 0:
+        return "  the interval does not hold 0: one of them is better on prompts of this kind"
+    if result.detectable is None:
+        return "  no two prompts tell them apart"
+    needed = (
+        ""
+        if result.prompts_needed is None
+        else f"; to see the difference found takes about {result.prompts_needed}"
+    )
+    shown = f"{100 * result.detectable:.1f} points with a chance of 80 %"
+    return f"  not told apart: this many prompts show a difference of {shown}{needed}"

@@ -1,0 +1,84 @@
+"""`strop compare`: answers that are there, and models that answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_calls import Project, cli
+
+from strop.algorithms.paired import compare_paired
+
+
+def answers(path: Path, passed: dict[str, list[bool]], prompt: str = "what") -> Path:
+    rows = [
+        {"id": f"{uid}/{place}", "prompt": [{"role": "user", "content": f"{prompt} {uid}"}], "passed": one}
+        for uid, some in passed.items()
+        for place, one in enumerate(some)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+BEFORE = {"val-0": [True, False], "val-1": [False, False], "val-2": [True, True], "val-3": [False, True]}
+AFTER = {"val-0": [True, True], "val-1": [False, True], "val-2": [True, True], "val-3": [False, False]}
+
+
+def test_answers_that_are_there_are_compared_by_prompt(tmp_path: Path) -> None:
+    first, second = answers(tmp_path / "a.jsonl", BEFORE), answers(tmp_path / "b.jsonl", AFTER)
+    record = cli("compare", first, second, "--json").record
+    expected = compare_paired([0.5, 0.0, 1.0, 0.5], [1.0, 0.5, 1.0, 0.0])
+    assert (record["difference"], record["low"], record["high"]) == (0.125, expected.low, expected.high)
+    assert [one["pass_rate"] for one in record["models"]] == [0.5, 0.625]
+    assert record["comparisons"][0]["p_value"] == expected.p_value
+    text = cli("compare", first, second).out
+    assert "b.jsonl less a.jsonl: +12.5 points (95 % interval" in text
+    assert "not told apart: this many prompts show a difference of" in text
+    three = cli("compare", first, second, first, "--json").record
+    assert [one["difference"] for one in three["comparisons"]] == [0.125, 0.0]
+
+
+def test_models_answer_the_same_prompts_with_the_same_settings(project: Project, tmp_path: Path) -> None:
+    words = [
+        "--config",
+        project.config,
+        "data.max_val_prompts=3",
+        "eval.samples_per_prompt=2",
+        "eval.temperature=1",
+    ]
+    out = tmp_path / "answers.jsonl"
+    assert cli("eval", project.model, *words, "--out", out).code == 0
+    record = cli("compare", project.model, out, *words, "--data", project.data("val"), "--json").record
+    assert (record["difference"], record["num_differing"], record["num_prompts"]) == (0.0, 0, 3)
+    both = cli("compare", project.model, project.model, *words, "--json").record
+    assert both["models"][0]["pass_rate"] == both["models"][1]["pass_rate"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ('{"id": "a/0"}\n', "does not say whether it passed"),
+        ("[1]\n", "line 1 of"),
+        ("", "there is no answer to compare"),
+    ],
+)
+def test_files_that_hold_no_answers_are_refused(tmp_path: Path, rows: str, sentence: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(rows)
+    assert sentence in cli("compare", path, path).sentence
+
+
+def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
+    def sentence(*words: Any) -> str:
+        return cli("compare", *words).sentence
+
+    first = answers(tmp_path / "a.jsonl", BEFORE)
+    other = answers(tmp_path / "b.jsonl", BEFORE, prompt="which")
+    fewer = answers(tmp_path / "c.jsonl", {"val-0": [True]})
+    assert "were not asked the same: 4 and 4 prompts; val-0 is another one" in sentence(first, other)
+    assert "4 and 1 prompts" in sentence(first, fewer)
+    assert "name both" in sentence(first)
+    assert "would do nothing" in sentence(first, first, "eval.temperature=1")
+    assert "does not exist" in sentence(first, tmp_path / "nothing")
