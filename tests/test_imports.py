@@ -30,7 +30,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"judges", "supervised", "tracing", "vision"},
+    {"judges", "supervised", "tracing", "tracking", "vision"},
     {"preferences", "sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
@@ -40,7 +40,7 @@ RANKS = (
 )
 GUESTS = (
     "checks", "compat", "environments", "gateway", "interactions", "judges", "preferences", "python",
-    "quickstart", "sandbox", "scorers", "supervised", "sweep", "tools", "tracing", "view", "vision",
+    "quickstart", "sandbox", "scorers", "supervised", "sweep", "tools", "tracing", "tracking", "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

@@ -240,6 +240,8 @@ WALL_CLOCK = {
     "controller/ray/launcher.py": "which of several failures came first",
     "controller/ray/failures.py": "which of several failures came first",
     "data/cache.py": "against the times of files",
+    "tracking/behind.py": "trackers keep when a number was told",
+    "tracking/story.py": "names a run that is told again",
 }
 """Modules that ask for the time of day. It can go back or jump, so no deadline and no duration is measured by it."""
 

@@ -41,6 +41,8 @@ PLACES = {
     "its setup to a strop.rewards.functions.RewardFunction",
     "key translation": "a library: a function from a key of it to our full keys and a sentence",
     "class translation": "a library: a function from a dotted path of its classes to ours; any other path as it is",
+    "tracker": "name of a tracker: a strop.trainer.trackers.TrackerFactory, with check(), which raises a ValueError "
+    "where what it needs is missing",
     "agent": "name of an agent: the async function (prompt, trajectory, generate, context) that plays it",
     "self-scoring agent": "name of an agent that is given no tools and scores its episodes itself: as above",
     "form of agents": "what agents can be beside async functions: a function from such an object to the async function "

@@ -88,7 +88,8 @@ READS: Mapping[str, Reads] = {
     "check": Reads(
         keys=("",),
         but=(
-            "trainer.trackers", "trainer.skip_rollout", "trainer.critic_warmup", "trainer.preflight", "eval", "run",
+            "trainer.trackers", "trainer.project_name", "trainer.experiment_name", "trainer.skip_rollout",
+            "trainer.critic_warmup", "trainer.preflight", "eval", "run",
             *KINDS_OF_GUESTS,
         ),
     ),

@@ -18,7 +18,8 @@ from strop.run import MODEL_FOLDER
 SUMMARY = "train a policy or a reward model on preferences (DPO, IPO, KTO, ORPO, SimPO, Bradley-Terry)"
 READS = Reads(
     keys=(
-        "model", "prefer", "run", "resources", "trainer.seed", "trainer.trackers", "eval.every", "eval.before_train",
+        "model", "prefer", "run", "resources", "trainer.seed", "trainer.trackers", "trainer.project_name",
+        "trainer.experiment_name", "eval.every", "eval.before_train",
         "data.cache_dir", "algorithm.extensions",
     ),
     but=("run.keep_best", "run.save_samples", "resources.apart", "resources.offload_idle"),

@@ -14,7 +14,8 @@ from strop.supervised.result import sft_result_of
 SUMMARY = "supervised fine-tuning on conversations"
 READS = Reads(
     keys=(
-        "model", "sft", "run", "resources", "trainer.seed", "trainer.trackers", "eval.every", "eval.before_train",
+        "model", "sft", "run", "resources", "trainer.seed", "trainer.trackers", "trainer.project_name",
+        "trainer.experiment_name", "eval.every", "eval.before_train",
         "data.cache_dir", "algorithm.extensions",
     ),
     but=("run.keep_best", "run.save_samples", "resources.apart", "resources.offload_idle"),

@@ -114,7 +114,12 @@ class SupervisedTrainer:
         """Train to the last step and save it."""
         start = time.perf_counter()
         setup = TrackerSetup(
-            folder=self._run.path, total_steps=self._num_steps, resume_step=self._start_step, label=self.name
+            folder=self._run.path,
+            total_steps=self._num_steps,
+            resume_step=self._start_step,
+            project=self._config.trainer.project_name,
+            name=self._config.trainer.experiment_name,
+            label=self.name,
         )
         with ExitStack() as stack:
             self._start_worker(stack)

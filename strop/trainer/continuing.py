@@ -30,7 +30,13 @@ _ENGINES = "actor reference teacher critic reward_model"
 
 NEUTRAL: Mapping[str, tuple[str, ...]] = {
     "where it runs": ("resources.",),
-    "what is saved and shown": ("run.", "trainer.trackers", "trainer.preflight"),
+    "what is saved and shown": (
+        "run.",
+        "trainer.trackers",
+        "trainer.project_name",
+        "trainer.experiment_name",
+        "trainer.preflight",
+    ),
     "how work is cut into pieces": (
         *(f"{role}.engine." for role in _ENGINES.split()),
         "model.gradient_checkpointing",

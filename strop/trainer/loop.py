@@ -130,7 +130,11 @@ class Trainer:
                 self._preflight()
             self._monitor = self._start_monitor()
             setup = TrackerSetup(
-                folder=self._run.path, total_steps=self.data.num_steps, resume_step=self._start_step
+                folder=self._run.path,
+                total_steps=self.data.num_steps,
+                resume_step=self._start_step,
+                project=self.config.trainer.project_name,
+                name=self.config.trainer.experiment_name,
             )
             trackers = stack.enter_context(TrackerGroup(self.config.trainer.trackers, setup))
             self.roles.watch.show = trackers.note

@@ -46,7 +46,12 @@ class TrainerConfig:
     """Folder of a run whose samples are trained on in place of new ones, with their tokens, log-probs and rewards: to
     debug the trainer, and to compare losses on equal data. Empty: samples are played."""
     trackers: tuple[str, ...] = ("console", "jsonl", "tensorboard")
-    """Where metrics go."""
+    """Where metrics go: console, jsonl (which the commands of strop read), tensorboard, wandb, mlflow, swanlab,
+    trackio, clearml, comet."""
+    project_name: str = "strop"
+    """Project or experiment that the trackers of other people keep the run in."""
+    experiment_name: str = ""
+    """The run's name there; empty: that of its folder."""
     preflight: bool = True
     """Play a few dozen samples before the first step, show ten of them scored, and do not start a run that could not
     learn (`strop train --force` does). It changes nothing of the run."""

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from strop.base.foreign_files import lines_of, open_regular, parse_json
+from strop.base.guests import joined, targets
 from strop.base.registry import Registry
 from strop.border import as_number, storable, storable_text
 from strop.run.durable import replace_text
@@ -52,6 +53,10 @@ class TrackerSetup:
     """Steps of the whole run, those before a resume included."""
     resume_step: int = 0
     """Last step that counts; logging goes on with the one after it. 0 in a run that starts."""
+    project: str = "strop"
+    """What trackers of other people keep the run in."""
+    name: str = ""
+    """Its name there; empty: that of its folder."""
     label: str = "train"
     """Name of the activity beside the progress bar."""
     console: Console = field(default_factory=lambda: Console(stderr=True))
@@ -66,9 +71,21 @@ trackers: Registry[TrackerFactory] = Registry("tracker")
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise a ValueError, with the known names, when one of these is no tracker."""
+    """Raise a ValueError, with the known names, when one of these is no tracker, or lacks what it needs."""
     for name in names:
-        trackers[name]
+        if name in targets("tracker"):
+            joined("tracker", name).check()
+        elif name not in trackers:
+            raise ValueError(
+                f"unknown tracker {name!r}; known: {', '.join(sorted({*trackers, *targets('tracker')}))}. A function "
+                f"of your own must be registered under this name before the run starts"
+            )
+
+
+def _factory(name: str) -> TrackerFactory:
+    """What makes a tracker: one that is registered, or one of a guest."""
+    factory: TrackerFactory = trackers[name] if name in trackers else joined("tracker", name)
+    return factory
 
 
 class TrackerGroup:
@@ -79,7 +96,8 @@ class TrackerGroup:
     """
 
     def __init__(self, names: Sequence[str], setup: TrackerSetup) -> None:
-        factories = [(name, trackers[name]) for name in names]
+        check_trackers(names)
+        factories = [(name, _factory(name)) for name in names]
         self._trackers: dict[str, Tracker] = {}
         try:
             for name, factory in factories:

@@ -35,7 +35,7 @@ def train(project: Project, tmp_path: Path, *words: str) -> Result:
             "unknown key rollout.temperatur; the nearest valid key is rollout.temperature",
         ),
         (["rollout.top_k=many"], "rollout.top_k is 'many', but it needs a whole number"),
-        (["trainer.trackers=[paper]"], "unknown tracker 'paper'; known: console"),
+        (["trainer.trackers=[paper]"], "unknown tracker 'paper'; known: clearml, comet, console"),
         (["reward.path=nowhere.py"], "reward.path is 'nowhere.py'"),
     ],
 )

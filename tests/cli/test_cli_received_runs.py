@@ -409,7 +409,8 @@ CODE = {
 }  # fmt: skip
 """Text that names what is run, started or contacted."""
 PLAIN = {
-    "rollout.engine", "trainer.skip_rollout", "trainer.clock_lengths", "trainer.clock_latencies", "data.datagen.name",
+    "rollout.engine", "trainer.skip_rollout", "trainer.clock_lengths", "trainer.clock_latencies",
+    "trainer.project_name", "trainer.experiment_name", "data.datagen.name",
     "rollout.openai.model", "rollout.trace.experiment", "data.image_key", "data.video_key",
     "model.revision", "model.chat_template", "model.lora.target_modules", "data.dataset_class.name", "data.prompt_key",
     "data.data_source_key", "data.ground_truth_key", "data.default_data_source", "data.sampler",

@@ -175,7 +175,10 @@ def test_what_commands_are_said_to_read_are_keys() -> None:
 def test_an_unknown_tracker_is_said_before_data_and_model_are_read(project: Project, tmp_path: Path) -> None:
     settings = ["trainer.trackers=[wandbb]", "data.train_files=[no-such-file.parquet]"]
     result = cli("train", "--config", project.config, "--out", tmp_path / "run", *settings)
-    assert "unknown tracker 'wandbb'; known: console, jsonl, tensorboard" in result.sentence
+    assert (
+        "unknown tracker 'wandbb'; known: clearml, comet, console, jsonl, mlflow, swanlab, tensorboard"
+        in result.sentence
+    )
 
 
 def test_the_tracker_of_the_documentation_takes_the_metrics(project: Project, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ condition and what is said where it does not hold: a function of the module, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from strop.compat.migration.outcomes import (
@@ -33,6 +33,7 @@ from strop.compat.migration.outcomes import (
     refuse,
     skip,
 )
+from strop.trainer.trackers import check_trackers
 
 Functions = Mapping[str, Callable[..., Any]]
 """What `by`, `as` and `only_if` name beside the conversions here: rules, conversions (value, facts), conditions."""
@@ -185,6 +186,33 @@ def model_path(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     if not isinstance(value, str) or not value:
         return skip("not set")
     return many({ours: value}, "")
+
+
+TRACKERS = {
+    **{name: name for name in ("tensorboard", "wandb", "mlflow", "swanlab", "trackio", "clearml")},
+    "comet_ml": "comet",
+}
+"""Trackers by the names that verl and transformers have for them."""
+
+
+def installed_trackers() -> dict[str, str]:
+    """Those of TRACKERS that a run on this machine can use."""
+    return {name: ours for name, ours in TRACKERS.items() if _is_installed(ours)}
+
+
+def without_trackers(names: Sequence[str]) -> str:
+    """Why these are left out, and what to do."""
+    known = [TRACKERS[name] for name in names if name in TRACKERS]
+    install = f" (pip install 'strop[{','.join(known)}]', then add to trainer.trackers)" if known else ""
+    return f"no tracker here for {', '.join(names)}{install}"
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        check_trackers([name])
+    except ValueError:
+        return False
+    return True
 
 
 def tracker_names(value: Any, known: Mapping[str, str]) -> tuple[list[str], list[str]]:

@@ -19,7 +19,7 @@ from strop.compat.migration.outcomes import (
     refuse,
     skip,
 )
-from strop.compat.migration.rules import tracker_names
+from strop.compat.migration.rules import installed_trackers, tracker_names, without_trackers
 
 KINDS = ("GRPO", "RLOO", "SFT", "PPO", "DPO", "KTO", "Reward")
 COMMANDS = {"SFT": "sft", "DPO": "prefer", "KTO": "prefer", "Reward": "prefer"}
@@ -169,10 +169,9 @@ def precision(value: Any, facts: Facts) -> Any:
 
 def trackers(value: Any, facts: Facts) -> Outcome:
     """Where metrics go."""
-    known = {"tensorboard": "tensorboard", "all": "tensorboard", "none": "console"}
-    found, missing = tracker_names(value, known)
-    ours = ["console", "jsonl", *(["tensorboard"] if "tensorboard" in found else [])]
-    note = f"no tracker for {', '.join(missing)}: metrics are in metrics.jsonl" if missing else ""
+    found, missing = tracker_names(value, {**installed_trackers(), "all": "tensorboard", "none": "console"})
+    ours = list(dict.fromkeys(["console", "jsonl", *found]))
+    note = f"{without_trackers(missing)}; metrics are in metrics.jsonl" if missing else ""
     return many({"trainer.trackers": ours}, note)
 
 

@@ -18,7 +18,7 @@ from strop.compat.migration.outcomes import (
     refuse,
     skip,
 )
-from strop.compat.migration.rules import model_path, tracker_names
+from strop.compat.migration.rules import installed_trackers, model_path, tracker_names, without_trackers
 from strop.compat.migration.tables import Migration, Table, apply_table, read_table
 
 A, R, M, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
@@ -292,10 +292,10 @@ def value_aggregation(key: str, value: Any, facts: Facts) -> Outcome:
 
 def trackers(value: Any, facts: Facts) -> Outcome:
     """The trackers of a list of verl's loggers."""
-    known = {"console": "console", "tensorboard": "tensorboard", "file": "jsonl"}
+    known = {"console": "console", "file": "jsonl", **installed_trackers()}
     ours, missing = tracker_names(value, known)
     ours += [name for name in ("jsonl", "tensorboard")[: 1 + bool(missing)] if name not in ours]
-    note = f"no tracker for {', '.join(missing)}: metrics.jsonl and TensorBoard instead" if missing else ""
+    note = f"{without_trackers(missing)}; metrics.jsonl and TensorBoard instead" if missing else ""
     return many({"trainer.trackers": ours}, note or "metrics.jsonl is what `strop doctor RUN` reads")
 
 
