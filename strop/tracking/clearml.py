@@ -8,6 +8,13 @@ from typing import Any
 
 from strop.tracking.behind import Behind, Remote, as_records
 
+_NOTHING = dict.fromkeys(
+    ("detect_repository", "catboost", "fastai", "gradio", "hydra", "joblib", "lightgbm", "matplotlib", "megengine",
+     "pytorch", "scikit", "tensorboard", "tensorflow", "tfdefines", "xgboost"), False,
+)  # fmt: skip
+"""What ClearML would otherwise take from the process. Its search for a repository, which False alone does not stop, can
+take minutes."""
+
 
 class Clearml(Remote):
     """A task; a resume goes on with it."""
@@ -24,7 +31,7 @@ class Clearml(Remote):
             task_name=self.story.name,
             reuse_last_task_id=False,
             continue_last_task=known or False,
-            auto_connect_frameworks=False,
+            auto_connect_frameworks=_NOTHING,
             auto_connect_arg_parser=False,
             auto_connect_streams=False,
             auto_resource_monitoring=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ class Mlflow(Remote):
 
     def begin(self) -> None:
         """A run, or the one of before the resume."""
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
@@ -53,8 +55,8 @@ class Mlflow(Remote):
         )
 
     def log_samples(self, step: int, split: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Rows at the end of a table."""
-        self._client.log_table(self._id, as_records(rows), f"samples/{split}.json")
+        """A table of its own for each step: to add to one is to fetch it first."""
+        self._client.log_table(self._id, as_records(rows), f"samples/{split}-{step:06d}.json")
 
     def log_curve(self, picture: Path) -> None:
         """A file of the run."""
