@@ -134,10 +134,11 @@ def _why_dropped(args: argparse.Namespace) -> int:
 
 def decoder(path: Path) -> Callable[[Sequence[int]], str]:
     """Tokens as text, with the tokenizer of the run's model."""
+    folder = find_model(str(path)).folder  # before what takes seconds to import
     from strop.engines.config import ModelConfig
     from strop.engines.model import load_tokenizer
 
-    tokenizer = load_tokenizer(ModelConfig(path=str(find_model(str(path)).folder)))
+    tokenizer = load_tokenizer(ModelConfig(path=str(folder)))
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -211,6 +211,7 @@ def test_a_run_that_goes_on_is_followed(tab: Any, tmp_path: Path) -> None:
         tab.get_by_text("There is no run here yet.").wait_for()
         make_run(tmp_path / "runs" / "new")
         tab.get_by_role("link", name="new").wait_for()
+        assert tab.locator("tbody tr").count() == 1
 
 
 def test_one_file_needs_no_server(tab: Any, page: Page, tmp_path: Path) -> None:
