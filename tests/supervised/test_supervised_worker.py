@@ -15,7 +15,7 @@ from strop.base.metrics import merge_metrics, metric_values
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.packing import split_rows
 from strop.protocol import columns
-from strop.supervised.conversations import SftExample
+from strop.supervised.kept import SftExample
 from strop.supervised.trainer import make_sft_batch, sft_totals
 from strop.supervised.worker import SupervisedWorker
 from strop.workers.rows import data_rows
