@@ -17,6 +17,8 @@ from strop.base.sections import section_of
 from strop.controller import RoleSpec, WorkerGroup, as_list, role
 from strop.data.mixing import check_source_weights, weighted_epochs
 from strop.data.sampler import PromptSampler, visit_uid
+from strop.engines.config import ModelConfig
+from strop.engines.media import media_models
 from strop.engines.model import check_language_model, load_tokenizer, read_shape
 from strop.engines.ulysses import check_sequence_parallel
 from strop.protocol import DataProto, columns
@@ -121,6 +123,7 @@ class SupervisedTrainer:
         found = read_sft_rows(files, self._config.data.cache_dir)
         dataset = SftDataset(found.rows, self._tokenizer, data, split=split, sources=found.sources)
         self._say(dataset.report())
+        _check_media_tokens(dataset, self._config.model)
         if self._sft.distillation.is_on and split == "train":
             self._say(f"a teacher's {checked_top_k(dataset)} most likely tokens in each place")
         return dataset
@@ -250,6 +253,26 @@ class SupervisedTrainer:
         loss = total / count
         self._run.events.append("validation", step, loss=loss)
         return {VALIDATION_LOSS: loss}
+
+
+def _check_media_tokens(dataset: SftDataset, model: ModelConfig) -> None:
+    """Refuse tokens that stand for images without the images: recorded samples do not hold any.
+
+    Raises:
+        ValueError: with the row.
+    """
+    shape = read_shape(model)
+    family = media_models(shape)
+    if family is None:
+        return
+    stand_for_media = set(family.media_token_ids(shape).values())
+    for number in range(len(dataset)):
+        example = dataset[number]
+        if not example.media and not stand_for_media.isdisjoint(example.token_ids):
+            raise ValueError(
+                f"{dataset.split} row {example.row} has tokens that stand for images, but no images: recorded samples "
+                f"do not hold them; use rows with messages and images"
+            )
 
 
 def checked_top_k(dataset: SftDataset) -> int:
