@@ -48,8 +48,8 @@ class SftDataConfig:
     val_files: tuple[str, ...] = ()
     """The same for validation; empty means no validation."""
     source_weights: dict[str, NonNegativeFloat] = field(default_factory=dict)
-    """Visits per epoch of the rows of a source, 1 where it is not named: their column `data_source`, else the entry of
-    train_files as it is written there."""
+    """Visits per epoch of the rows of a source, 1 where it is not named. The source is their column `data_source`, else
+    the name of the file or folder without its suffix, or the whole entry of train_files where several have it."""
     keep: SftKeepConfig = field(default_factory=SftKeepConfig)
     """Rejection sampling, of rows that have a `score`."""
     messages_key: Column = "messages"

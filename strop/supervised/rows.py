@@ -24,7 +24,7 @@ class SftRows:
 
     rows: list[dict[str, Any]]
     sources: list[str]
-    """Of each row: its column `data_source`, else the entry that it is from."""
+    """Of each row: its column `data_source`, else the name of the entry that it is from."""
 
 
 def read_sft_rows(files: Sequence[str], cache_dir: str | Path = "") -> SftRows:
@@ -35,13 +35,20 @@ def read_sft_rows(files: Sequence[str], cache_dir: str | Path = "") -> SftRows:
         RunError: a run folder has no samples, or damaged ones.
     """
     check_entries(files)
+    names = _names(files)
     rows: list[dict[str, Any]] = []
     sources: list[str] = []
     for entry in files:
         found = _samples(Path(entry)) if is_run(entry) else read_rows([entry], cache_dir)
         rows += found
-        sources += [str(row.get("data_source") or entry) for row in found]
+        sources += [str(row.get("data_source") or names[entry]) for row in found]
     return SftRows(rows=rows, sources=sources)
+
+
+def _names(files: Sequence[str]) -> dict[str, str]:
+    """What each entry is called: its last part without a suffix, or the whole entry where others have that name too."""
+    short = {entry: Path(entry).stem for entry in files}
+    return {entry: name if list(short.values()).count(name) == 1 else entry for entry, name in short.items()}
 
 
 def _samples(folder: Path) -> list[dict[str, Any]]:
