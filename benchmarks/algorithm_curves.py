@@ -64,6 +64,8 @@ CURVES: dict[str, list[str]] = {
     "icepop": TWO_UPDATES,
     "mis": TWO_UPDATES,
     "pf_ppo": TWO_UPDATES,
+    "raft": ["algorithm.keep.min_score=1"],
+    "raft_pp": TWO_UPDATES,
 }
 """Presets, and what they leave to the user or what the quickstart's short answers need."""
 

@@ -46,6 +46,7 @@ ADV_DECLARATIONS: Registry[Declaration] = Registry(
         "rloo_vectorized": _GROUP,
         "opo": _GROUP,
         "maxrl": _GROUP,
+        "raft": Declaration(needs=frozenset({"rewards", "response_mask"})),
         "gpg": Declaration(
             needs=_GROUP.needs, own={"f_norm": 1.0, "count_mixed_groups": False}, is_group_relative=True
         ),

@@ -91,14 +91,30 @@ class FilterGroupsConfig:
             )
 
 
+@section("algorithm.keep")
+class KeepConfig:
+    """Rejection sampling: which samples are trained on at all. Off by default: all are."""
+
+    best: PositiveInt | None = None
+    """At most so many samples of each prompt: those with the largest scores, of equal ones the first. null: all."""
+    min_score: FiniteFloat | None = None
+    """Samples with at least this score. null: any. Rewards of right and wrong need it: without, the best of a prompt
+    that no sample solved is a wrong one."""
+
+    @property
+    def is_on(self) -> bool:
+        """Some samples may be left out."""
+        return self.best is not None or self.min_score is not None
+
+
 @section("algorithm")
 class AlgorithmConfig:
     """How rewards become advantages, and advantages a loss."""
 
     adv_estimator: str = "grpo"
     """Advantage estimator by its registered name: gae, grpo, dr_grpo, grpo_passk, gdpo, rloo, reinforce_plus_plus,
-    reinforce_plus_plus_baseline, remax, opo, gpg, maxrl, optimal_token_baseline, tir_optimal_token_baseline, or
-    one of your own (extensions). One that needs values (gae) brings a critic into the run."""
+    reinforce_plus_plus_baseline, remax, opo, gpg, maxrl, raft, optimal_token_baseline, tir_optimal_token_baseline,
+    or one of your own (extensions). One that needs values (gae) brings a critic into the run."""
     norm_adv_by_std: bool = True
     """Divide a group's centered rewards by their standard deviation. False is the Dr. GRPO advantage."""
     gamma: Share = 1.0
@@ -125,6 +141,8 @@ class AlgorithmConfig:
     """What is done about tokens whose log-probs in the rollout differ from the trainer's."""
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     """Which groups of samples are trained on; by default all."""
+    keep: KeepConfig = field(default_factory=KeepConfig)
+    """Which samples of a group are trained on; by default all."""
     reward_shaping: str = ""
     """A function of your own by its registered name (extensions) that changes the rewards of a prompt's samples
     before they are trained on, after reward.weight and reward.overlong_buffer; empty: none."""
@@ -184,6 +202,7 @@ class AlgorithmConfig:
         self._check_correction()
         self._check_policy_coef()
         self._check_resampling()
+        self._check_keep()
         if self.shaping_settings and not self.reward_shaping:
             raise ValueError(
                 f"algorithm.shaping_settings has {', '.join(self.shaping_settings)}, but algorithm.reward_shaping "
@@ -228,6 +247,18 @@ class AlgorithmConfig:
             raise ValueError(
                 f"algorithm.resampling_within is {self.resampling_within}, but algorithm.resampling=none draws "
                 f"nothing: choose a resampling, or remove it"
+            )
+
+    def _check_keep(self) -> None:
+        if self.adv_estimator == "raft" and not self.keep.is_on:
+            raise ValueError(
+                "algorithm.adv_estimator=raft imitates every sample that is kept, and algorithm.keep keeps all, right "
+                "or wrong: set algorithm.keep.best or algorithm.keep.min_score"
+            )
+        if self.keep.is_on and self.resampling != "none":
+            raise ValueError(
+                f"algorithm.keep and algorithm.resampling={self.resampling} both choose the samples that are trained "
+                f"on: remove one of the two"
             )
 
     def _check_correction(self) -> None:

@@ -13,7 +13,7 @@ from strop.base.foreign_files import read_text
 from strop.cli.eval import progress_bar
 from strop.cli.libraries import quiet_models
 from strop.cli.models import HELP, add_step_argument, named_model, with_model
-from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain, say, write_json_lines
+from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 from strop.cli.unread import READS, reads_with_engine, refuse_unread
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from strop.data.chat import Chat
     from strop.trainer.config import Config
     from strop.workers.episodes import Episode
-    from strop.workers.reports import EpisodeReport
 
 EPILOG = """\
 examples:
   strop generate runs/arithmetic
   strop generate runs/arithmetic --prompts questions.txt --out answers.jsonl
   strop generate models/smollm2 --prompts val.parquet --temperature 0.8 --samples 4
+  strop generate models/teacher --prompts train.parquet --temperature 1 --top-logprobs 32 --out logs.parquet
   echo "7 + 5 = ?" | strop generate runs/arithmetic
 
 Without --prompts, and on a terminal, it is a chat: one message per line, /new begins another conversation,
@@ -55,7 +55,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trust_argument(parser)
     add_step_argument(parser)
     parser.add_argument("--prompts", metavar="FILE", type=Path, help=".txt, .jsonl, .json or .parquet")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write the answers there as JSON lines")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="write the answers there with their tokens, as JSON lines, or as parquet where the name ends so",
+    )
+    parser.add_argument(
+        "--top-logprobs",
+        type=int,
+        default=0,
+        metavar="K",
+        help="with --out: also the K most likely tokens in the place of each token and their log-probs at temperature "
+        "1, for `strop sft` with sft.distillation",
+    )
     parser.add_argument(
         "--temperature", type=float, help="0 takes the most likely token (default: eval.temperature)"
     )
@@ -86,9 +99,7 @@ def run(args: argparse.Namespace) -> int:
         if is_chat:
             return _chat(answerer, config)
         answers = _answers(answerer, questions, args)
-    from strop.workers.reports import report_of
-
-    _report(questions, [(answer.text, report_of(answer)) for answer in answers], args)
+    _report(questions, answers, args, config)
     return 0
 
 
@@ -114,6 +125,15 @@ def _check_arguments(args: argparse.Namespace, config: Config, *, is_chat: bool)
         )
     if is_chat and (args.out is not None or args.json or args.samples > 1):
         raise UsageError("--out, --json and --samples need prompts: name a file with --prompts")
+    if args.top_logprobs < 0 or (args.top_logprobs and args.out is None):
+        raise UsageError(
+            f"--top-logprobs {args.top_logprobs} is how many are written to --out; name a file, and 1 or more"
+        )
+    if args.top_logprobs and config.rollout.engine == "openai":
+        raise UsageError(
+            "--top-logprobs computes log-probs with the model folder, and rollout.engine=openai has none here: use "
+            "another engine"
+        )
     if args.out is not None:
         check_writable(args.out)
 
@@ -189,32 +209,48 @@ def _row(row: Mapping[str, Any], where: str, config: Config) -> _Question:
 
 
 def _report(
-    questions: Sequence[_Question], answers: Sequence[tuple[str, EpisodeReport]], args: argparse.Namespace
+    questions: Sequence[_Question], answers: Sequence[Episode], args: argparse.Namespace, config: Config
 ) -> None:
     """Every answer, `--samples` of them to each question in turn."""
+    from strop.workers.reports import report_of
+
+    reports = [report_of(answer) for answer in answers]
     records = [
         {
             "row": number // args.samples,
             "sample_index": report.sample_index,
             "prompt": questions[number // args.samples].prompt,
-            "response": text,
+            "response": answer.text,
             "stop_reason": report.stop_reason,
             "num_tokens": report.num_response_tokens,
         }
-        for number, (text, report) in enumerate(answers)
+        for number, (answer, report) in enumerate(zip(answers, reports, strict=True))
     ]
     if args.out is not None:
-        write_json_lines(args.out, records)
-        say(f"{len(records)} answers written to {args.out}")
+        _write(records, answers, args, config)
     if args.json:
         for record in records:
             print_json(record)
     elif args.out is None:
-        for number, (text, report) in enumerate(answers):
+        for number, (answer, report) in enumerate(zip(answers, reports, strict=True)):
             sample = f" #{report.sample_index}" if args.samples > 1 else ""
             cut = " [cut at the length limit]" if report.stop_reason == "length" else ""
             asked = _last_words(questions[number // args.samples])
-            print_plain(f"> {plain(asked)}{sample}\n{plain(text)}{cut}\n")
+            print_plain(f"> {plain(asked)}{sample}\n{plain(answer.text)}{cut}\n")
+
+
+def _write(
+    records: Sequence[Mapping[str, Any]],
+    answers: Sequence[Episode],
+    args: argparse.Namespace,
+    config: Config,
+) -> None:
+    """The file of `--out`: with tokens, unless a server of somebody else's has answered."""
+    from strop.cli.answer_files import with_likely, with_tokens, write_answers
+
+    whole = list(records if config.rollout.engine == "openai" else with_tokens(records, answers))
+    written = with_likely(whole, config, args.top_logprobs) if args.top_logprobs else whole
+    say(f"{write_answers(args.out, written)} answers written to {args.out}")
 
 
 def _last_words(question: _Question) -> str:

@@ -69,17 +69,20 @@ def weighted_epochs(
     return rows, None if num_epochs is None else math.ceil(num_epochs * most)
 
 
-def check_source_weights(data_sources: Mapping[int, str], weights: Mapping[str, float]) -> None:
-    """Raise a ValueError for a weight of a source that no row has, and when no row would ever be visited."""
+def check_source_weights(
+    data_sources: Mapping[int, str], weights: Mapping[str, float], *, key: str = "data.source_weights"
+) -> None:
+    """Raise a ValueError for a weight of a source that no row has, and when no row would ever be visited; `key` is that
+    of the weights."""
     known = sorted(set(data_sources.values()))
     for source in weights:
         if source not in known:
             near = difflib.get_close_matches(source, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"the rows have {', '.join(map(repr, known))}"
-            raise ValueError(f"data.source_weights names {source!r}, but no row has that data source; {hint}")
+            raise ValueError(f"{key} names {source!r}, but no row has that data source; {hint}")
     if known and all(weights.get(source, 1.0) == 0 for source in known):
         raise ValueError(
-            f"data.source_weights is 0 for every data source of the rows ({', '.join(map(repr, known))}), so "
+            f"{key} is 0 for every data source of the rows ({', '.join(map(repr, known))}), so "
             f"there is nothing to train on; give at least one a weight above 0"
         )
 

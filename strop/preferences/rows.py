@@ -23,7 +23,8 @@ from strop.data.chat import (
 )
 from strop.data.media import has_media
 from strop.preferences.config import Loss, PreferDataConfig
-from strop.supervised.conversations import SftExample, tokenize_chat
+from strop.supervised.conversations import tokenize_chat
+from strop.supervised.kept import SftExample
 
 Messages = tuple[dict[str, Any], ...]
 

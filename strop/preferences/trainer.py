@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,9 @@ class PreferenceTrainer(SupervisedTrainer):
             check_value_model(self._config.model)
         else:
             check_language_model(self._config.model)
+
+    def _source_weights(self) -> Mapping[str, float]:
+        return {}
 
     def _load(self, data: Any, files: Sequence[str], split: str) -> PreferenceDataset:
         rows = read_rows(files, self._config.data.cache_dir)

@@ -2,7 +2,10 @@
 
 command.py        `strop sft`
 config.py         its section of the configuration
-conversations.py  token ids of conversations, and which of them are trained
+rows.py           where rows come from, and which of them are imitated (rejection sampling)
+dataset.py        the rows as token ids with their masks; kept.py: one of them
+conversations.py  token ids of a conversation, and which of them are trained
+tokens.py         rows that hold the tokens themselves, and what a teacher said of them
 trainer.py        SupervisedTrainer: the steps of a run, its records and its validation
 worker.py         SupervisedWorker: the model, its loss and its updates
 result.py         how a run ended

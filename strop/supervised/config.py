@@ -6,11 +6,35 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Any, Literal
 
-from strop.base.field_types import PositiveInt
+from strop.base.field_types import FiniteFloat, NonNegativeFloat, PositiveInt
 from strop.base.sections import section
 from strop.data.config import Column
 from strop.data.sources import fetched
 from strop.engines.config import EngineConfig, OptimizerConfig
+
+
+@section("sft.data.keep")
+class SftKeepConfig:
+    """Rejection sampling: which answers with a score are imitated, of each prompt. Off by default: all rows are."""
+
+    best: PositiveInt | None = None
+    """At most so many answers to each prompt: those with the largest scores, of equal ones the first. null: all."""
+    min_score: FiniteFloat | None = None
+    """Answers with at least this score. null: any."""
+    repeats: bool = False
+    """Keep answers that say the same, token by token, more than once."""
+
+    def __post_init__(self) -> None:
+        if self.repeats and not self.is_on:
+            raise ValueError(
+                "sft.data.keep.repeats is true, but nothing is left out without sft.data.keep.best or "
+                "sft.data.keep.min_score: set one of them, or remove it"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Some answers may be left out."""
+        return self.best is not None or self.min_score is not None
 
 
 @section("sft.data")
@@ -19,11 +43,22 @@ class SftDataConfig:
 
     train_files: tuple[str, ...] = ()
     """Files with one conversation per row: .parquet, .jsonl, .json, folders of them or written by `datasets`
-    (FOLDER@split), hub:owner/name[:config][@split], or URLs. Relative paths start at the current directory."""
+    (FOLDER@split), hub:owner/name[:config][@split], or URLs; or run folders, whose training samples are imitated, token
+    by token. Relative paths start at the current directory."""
     val_files: tuple[str, ...] = ()
     """The same for validation; empty means no validation."""
+    source_weights: dict[str, NonNegativeFloat] = field(default_factory=dict)
+    """Visits per epoch of the rows of a source, 1 where it is not named. The source is their column `data_source`, else
+    the name of the file or folder without its suffix, or the whole entry of train_files where several have it."""
+    keep: SftKeepConfig = field(default_factory=SftKeepConfig)
+    """Rejection sampling, of rows that have a `score`."""
     messages_key: Column = "messages"
-    """Column with the chat messages; all assistant turns are trained."""
+    """Column with the chat messages; assistant turns are trained."""
+    trained_turns: Literal["all", "last"] = "all"
+    """Of the assistant turns of `messages`: all, or the last one alone."""
+    trained_key: Column = "loss_mask"
+    """Key of a message that says whether it is trained, true or false, 1 or 0; where no message of a row has it,
+    trained_turns says so."""
     prompt_key: Column = "prompt"
     """Without messages: column with what is given, a string (one user message) or a list of messages."""
     completion_key: Column = "completion"
@@ -40,12 +75,43 @@ class SftDataConfig:
     """Variables for the chat template, for example {enable_thinking: false}."""
 
 
+@section("sft.distillation")
+class SftDistillationConfig:
+    """Learning from what a teacher was logged to find likely (columns teacher_ids and teacher_logprobs). Off by
+    default."""
+
+    coef: NonNegativeFloat = 0.0
+    """Weight of KL(teacher || model) in the place of every trained token, over the logged tokens; 0: off."""
+    nll_coef: NonNegativeFloat = 0.0
+    """Weight of imitating the tokens themselves beside it."""
+    with_tail: bool = True
+    """Count all tokens that were not logged as one more, so that the term is a divergence, never below 0. False leaves
+    them out: then nothing is lost where the model's own mass in them is too small."""
+
+    def __post_init__(self) -> None:
+        changed = [
+            key for key, is_set in (("nll_coef", self.nll_coef), ("with_tail", not self.with_tail)) if is_set
+        ]
+        if changed and not self.is_on:
+            raise ValueError(
+                f"sft.distillation.{changed[0]} is set, but sft.distillation.coef is 0, so no teacher is read: "
+                f"set coef, or remove it"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """The rows' teacher is read."""
+        return self.coef > 0
+
+
 @section("sft")
 class SftConfig:
     """Supervised fine-tuning: read by `strop sft` alone."""
 
     data: SftDataConfig = field(default_factory=SftDataConfig)
     """Conversations to imitate."""
+    distillation: SftDistillationConfig = field(default_factory=SftDistillationConfig)
+    """Learning from a teacher's logged log-probs."""
     optim: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
     """Optimizer."""
     engine: EngineConfig = field(default_factory=EngineConfig)

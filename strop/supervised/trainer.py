@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,20 @@ from strop.base.device import device_name
 from strop.base.metrics import Metric, metric_values
 from strop.base.sections import section_of
 from strop.controller import RoleSpec, WorkerGroup, as_list, role
-from strop.data.readers import read_rows
+from strop.data.mixing import check_source_weights, weighted_epochs
 from strop.data.sampler import PromptSampler, visit_uid
+from strop.engines.config import ModelConfig
+from strop.engines.media import media_models
 from strop.engines.model import check_language_model, load_tokenizer, read_shape
 from strop.engines.ulysses import check_sequence_parallel
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
 from strop.supervised.config import SftConfig
-from strop.supervised.conversations import SftDataset, SftExample
+from strop.supervised.dataset import SftDataset
+from strop.supervised.kept import SftExample
 from strop.supervised.result import SftResult, sft_result_of
-from strop.supervised.worker import LOSS, SupervisedWorker
+from strop.supervised.rows import read_sft_rows
+from strop.supervised.worker import LOSS, TEACHER, SupervisedWorker
 from strop.trainer.beginning import optimizer_of
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.config import Config, check_ranks
@@ -85,12 +89,7 @@ class SupervisedTrainer:
                 f"{self.name}.engine.sequence_parallel is {size}, but conversations have images, and it divides "
                 f"sequences over ranks, which images cannot be: use {self.name}.engine.sequence_parallel=1"
             )
-        self._sampler = PromptSampler(
-            range(len(self._examples)),
-            sft.examples_per_update,
-            config.trainer.seed,
-            num_epochs=sft.num_epochs,
-        )
+        self._sampler = self._order()
         steps = self._sampler.num_steps
         assert steps is not None, "the sampler was given a number of epochs"
         self._num_steps = steps if sft.max_steps is None else min(steps, sft.max_steps)
@@ -99,15 +98,34 @@ class SupervisedTrainer:
         self._checkpoint = None if checkpoint is None else checkpoint.path
         self._optimizer = optimizer_of(run, checkpoint)
 
+    def _order(self) -> PromptSampler:
+        """Which rows a step visits."""
+        sft, seed = self._sft, self._config.trainer.seed
+        chosen, num_epochs = None, sft.num_epochs
+        if weights := self._source_weights():
+            check_source_weights(self._examples.sources, weights, key=f"{self.name}.data.source_weights")
+            chosen, rounds = weighted_epochs(self._examples.sources, weights, num_epochs, seed)
+            num_epochs = rounds or num_epochs
+        return PromptSampler(
+            range(len(self._examples)), sft.examples_per_update, seed, num_epochs=num_epochs, chosen=chosen
+        )
+
+    def _source_weights(self) -> Mapping[str, float]:
+        """Visits per epoch of the rows of a source, where they differ."""
+        weights: Mapping[str, float] = self._sft.data.source_weights
+        return weights
+
     def _check_model(self) -> None:
         """Refuse a model that cannot be trained so, before it is loaded."""
         check_language_model(self._config.model)
 
     def _load(self, data: Any, files: Sequence[str], split: str) -> Any:
-        dataset = SftDataset(
-            read_rows(files, self._config.data.cache_dir), self._tokenizer, data, split=split
-        )
+        found = read_sft_rows(files, self._config.data.cache_dir)
+        dataset = SftDataset(found.rows, self._tokenizer, data, split=split, sources=found.sources)
         self._say(dataset.report())
+        _check_media_tokens(dataset, self._config.model)
+        if self._sft.distillation.is_on and split == "train":
+            self._say(f"a teacher's {checked_top_k(dataset)} most likely tokens in each place")
         return dataset
 
     def fit(self) -> SftResult:
@@ -176,7 +194,8 @@ class SupervisedTrainer:
 
     def _role(self, **given: Any) -> RoleSpec[Any]:
         """What is made on every rank, with these arguments."""
-        return role(SupervisedWorker, self._config.model, self._sft.engine, self._sft.optim, **given)
+        sft = self._sft
+        return role(SupervisedWorker, self._config.model, sft.engine, sft.optim, sft.distillation, **given)
 
     def _last_loss(self, kind: str) -> object:
         """From the records, where there is one of this kind: a resume may have had no step left to do."""
@@ -188,7 +207,9 @@ class SupervisedTrainer:
         visits = self._sampler.next()
         ids = [f"{visit_uid(epoch, row)}/0" for epoch, row in visits]
         self._run.ledger.issue(step, ids)
-        batch = make_sft_batch([self._examples[row] for _, row in visits])
+        batch = make_sft_batch(
+            [self._examples[row] for _, row in visits], with_teacher=self._sft.distillation.is_on
+        )
         with phases.phase("update"):
             update = merged_update(as_list(self._worker.call.update(batch, sft_totals(batch))))
         skipped = update.skipped
@@ -234,12 +255,48 @@ class SupervisedTrainer:
         return {VALIDATION_LOSS: loss}
 
 
-def make_sft_batch(examples: Sequence[SftExample]) -> DataProto:
+def _check_media_tokens(dataset: SftDataset, model: ModelConfig) -> None:
+    """Refuse tokens that stand for images without the images: recorded samples do not hold any.
+
+    Raises:
+        ValueError: with the row.
+    """
+    shape = read_shape(model)
+    family = media_models(shape)
+    if family is None:
+        return
+    stand_for_media = set(family.media_token_ids(shape).values())
+    for number in range(len(dataset)):
+        example = dataset[number]
+        if not example.media and not stand_for_media.isdisjoint(example.token_ids):
+            raise ValueError(
+                f"{dataset.split} row {example.row} has tokens that stand for images, but no images: recorded samples "
+                f"do not hold them; use rows with messages and images"
+            )
+
+
+def checked_top_k(dataset: SftDataset) -> int:
+    """How many tokens of the teacher there are in each place.
+
+    Raises:
+        ValueError: there are none, or rows differ.
+    """
+    if not dataset.top_k:
+        raise ValueError(
+            f"sft.distillation.coef is set, but the rows have no columns {' and '.join(TEACHER)}: `strop generate "
+            f"--top-logprobs` writes them, or set sft.distillation.coef=0"
+        )
+    return dataset.top_k
+
+
+def make_sft_batch(examples: Sequence[SftExample], *, with_teacher: bool = False) -> DataProto:
     """One optimizer batch: each conversation as prompt (up to the first trained token) and response.
 
-    Columns prompts [B, P~], responses and loss_mask [B, R~], true on trained tokens; media, where there are images.
+    Columns prompts [B, P~], responses and loss_mask [B, R~], true on trained tokens; media, where there are images;
+    with a teacher, teacher_ids (int32) and teacher_logprobs [B, R~, K].
     """
     prompts, responses, masks = [], [], []
+    top: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for example in examples:
         cut = example.loss_mask.index(True)
         if cut == 0:
@@ -250,12 +307,22 @@ def make_sft_batch(examples: Sequence[SftExample]) -> DataProto:
         prompts.append(torch.tensor(example.token_ids[:cut]))
         responses.append(torch.tensor(example.token_ids[cut:]))
         masks.append(torch.tensor(example.loss_mask[cut:]))
+        if with_teacher:
+            assert example.teacher is not None, "the data set was checked for it"
+            first = cut - example.teacher.start
+            top[0].append(torch.from_numpy(example.teacher.ids[first:]))
+            top[1].append(torch.from_numpy(example.teacher.log_probs[first:]))
     media = [example.media for example in examples]
     return DataProto.from_dict(
         {
             "prompts": columns.jagged(prompts),
             "responses": columns.jagged(responses),
             "loss_mask": columns.jagged(masks),
+            **(
+                {name: columns.jagged(rows) for name, rows in zip(TEACHER, top, strict=True)}
+                if top[0]
+                else {}
+            ),
         },
         non_tensors={"media": media} if any(media) else {},
         meta_info={"temperature": 1.0},

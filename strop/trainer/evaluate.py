@@ -23,7 +23,7 @@ from strop.controller import Mesh, WorkerGroup, role
 from strop.engines.model import load_tokenizer
 from strop.protocol import DataProto
 from strop.rewards import RewardPool
-from strop.trainer.alone import as_spoken, player, sampling_spoken, speaking
+from strop.trainer.alone import as_spoken, is_remote, player, sampling_spoken, speaking
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
 from strop.trainer.roles import start_runtime
@@ -108,7 +108,10 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
             source: summarize_validation([report for report in reports if report.data_source == source])
             for source in sources
         },
-        answers=tuple(map(_answer, episodes, reports)),
+        answers=tuple(
+            {**_answer(episode, report), **({} if is_remote(config) else _tokens(episode))}
+            for episode, report in zip(episodes, reports, strict=True)
+        ),
         seconds=time.perf_counter() - start,
         usage=usage,
     )
@@ -130,6 +133,26 @@ def _answer(episode: Episode, report: EpisodeReport) -> dict[str, Any]:
         "stop_reason": report.stop_reason,
         "num_tokens": report.num_response_tokens,
     }
+
+
+def _tokens(episode: Episode) -> dict[str, Any]:
+    """The tokens of an answer as they were sampled, of all training sequences; none where they stand for images."""
+    sequences = [
+        {
+            "prompt_ids": list(one.prompt_ids),
+            "response_ids": list(one.response_ids),
+            "response_mask": list(one.sampled),
+        }
+        for one in (
+            (*episode.earlier, episode.trajectory)
+            if episode.trajectory is not None and not episode.prompt.media
+            else ()
+        )
+    ]
+    if not sequences:
+        return {}
+    earlier = {"earlier_sequences": sequences[:-1]} if len(sequences) > 1 else {}
+    return {**sequences[-1], **earlier}
 
 
 async def _play(

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from strop.algorithms.config import KeepConfig
 from strop.algorithms.kl_control import KlController
+from strop.algorithms.selection import kept_samples
 from strop.algorithms.shaping import drawn_rows
 from strop.base.metrics import Metric, Reduction
 from strop.controller import as_batch, as_future, as_list
@@ -29,6 +31,14 @@ REWARD_KL_COEF = Metric(
 )
 NOT_DRAWN = "not drawn"
 """Why a sample was filtered."""
+NOT_KEPT = "not among the samples to keep"
+"""As NOT_DRAWN."""
+KEEP = Metric(
+    "training/keep/{samples,prompts_without,score_mean}",
+    "samples; prompts; reward",
+    "with `algorithm.keep`: samples that are trained on, prompts that none is left of, mean score of what is trained "
+    "on, where something is",
+)
 RESAMPLING = Metric(
     "training/resampling/{not_drawn_samples,max_draws,score_mean}",
     "samples; times; reward",
@@ -67,8 +77,8 @@ class LearnerResult:
     """Of these rows."""
     steps: tuple[OptimizerStep, ...]
     """The critic's first."""
-    not_drawn: frozenset[str]
-    """Ids of the samples that resampling left out."""
+    left_out: Mapping[str, str]
+    """Why samples were left out, by id: those that were not drawn, or not kept."""
     metrics: Mapping[str, float]
     """Numbers that are no metric of an optimizer step."""
 
@@ -103,7 +113,7 @@ class Learner:
         check_versions(experience.reports, step - 1, is_corrected=config.algorithm.corrects_for_age)
         wanted = wanted_before_updates(config, len(experience.sample_starts))
         experience = produced(experience, wanted, context, stages)
-        trained, not_drawn = self._drawn(experience, step)
+        trained, left_out = self._chosen(experience, step)
         steps: list[OptimizerStep] = []
         if config.uses_critic:
             steps += stages.run("update_critic", "critic", self._update_critic, trained)
@@ -118,27 +128,33 @@ class Learner:
             experience=experience,
             summary=summary,
             steps=tuple(steps),
-            not_drawn=not_drawn,
+            left_out=left_out,
             metrics={**trained.metrics, **self._control_kl(summary)},
         )
 
-    def _drawn(self, experience: Experience, step: int) -> tuple[Experience, frozenset[str]]:
-        """The rows that are trained on, and the samples that were not drawn; a row that was drawn twice is there twice.
+    def _chosen(self, experience: Experience, step: int) -> tuple[Experience, Mapping[str, str]]:
+        """The rows that are trained on, and why other samples are not; a row that was drawn twice is there twice.
 
-        Rows of which a correction left no token cannot be drawn.
+        Rows of which a correction left no token cannot be chosen.
         """
-        config = self._config
-        if config.algorithm.resampling == "none":
-            return experience, frozenset()
+        algorithm = self._config.algorithm
+        if algorithm.resampling == "none" and not algorithm.keep.is_on:
+            return experience, {}
         usable = experience.take([row for row, count in enumerate(experience.num_trained) if count])
         if not len(usable):
-            return usable, frozenset()
+            return usable, {}
         scores = answer_scores(usable.taken_by("resampling").get().tensors(), dtype=torch.float64)
-        uids = [report.uid for report in usable.reports]
-        chosen = drawn_rows(scores, uids, config.algorithm, seed=config.trainer.seed, step=step)
-        drawn = usable.take(chosen)
-        drawn = replace(drawn, metrics={**drawn.metrics, **_draw_metrics(scores, chosen)})
-        return drawn, usable.episode_ids - drawn.episode_ids
+        if algorithm.keep.is_on:
+            chosen, reason = _kept_rows(scores, usable, algorithm.keep), NOT_KEPT
+            taken = usable.take(chosen)
+            metrics = _keep_metrics(scores, usable, taken, chosen)
+        else:
+            uids = [report.uid for report in usable.reports]
+            chosen = drawn_rows(scores, uids, algorithm, seed=self._config.trainer.seed, step=step)
+            taken = usable.take(chosen)
+            metrics, reason = _draw_metrics(scores, chosen), NOT_DRAWN
+        taken = replace(taken, metrics={**taken.metrics, **metrics})
+        return taken, dict.fromkeys(usable.episode_ids - taken.episode_ids, reason)
 
     def _update_critic(self, experience: Experience) -> list[OptimizerStep]:
         """Every optimizer step of the critic."""
@@ -202,3 +218,22 @@ def _draw_metrics(scores: Tensor, drawn: Sequence[int]) -> dict[str, float]:
         RESAMPLING.of("max_draws"): float(counts.max()),
         RESAMPLING.of("score_mean"): float((scores * counts).sum() / counts.sum()),
     }
+
+
+def _kept_rows(scores: Tensor, experience: Experience, keep: KeepConfig) -> list[int]:
+    """Row numbers of the samples that are kept, all rows of each; every row carries the score of its sample."""
+    row_of = {report.episode_id: row for row, report in enumerate(experience.reports)}
+    samples, rows = list(row_of), list(row_of.values())
+    uids = [experience.reports[row].uid for row in rows]
+    kept = kept_samples(scores[rows].tolist(), uids, best=keep.best, min_score=keep.min_score)
+    names = {samples[number] for number in kept}
+    return [row for row, report in enumerate(experience.reports) if report.episode_id in names]
+
+
+def _keep_metrics(
+    scores: Tensor, experience: Experience, kept: Experience, rows: Sequence[int]
+) -> dict[str, float]:
+    """KEEP, of all rows and of those that are kept."""
+    lost = {one.uid for one in experience.reports} - {one.uid for one in kept.reports}
+    numbers = {KEEP.of("samples"): float(len(kept.episode_ids)), KEEP.of("prompts_without"): float(len(lost))}
+    return numbers | ({KEEP.of("score_mean"): float(scores[list(rows)].mean())} if rows else {})

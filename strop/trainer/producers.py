@@ -93,6 +93,7 @@ def _needs_old_log_probs(config: Config, num_samples: int) -> bool:
         or config.trainer.critic_warmup > 0
         or config.algorithm.correction.is_on
         or config.algorithm.resampling != "none"
+        or config.algorithm.keep.is_on
         or config.needs("old_log_probs")
         or config.needs("sum_pi_squared")
     )

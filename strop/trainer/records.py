@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from strop.base.metrics import merge_metrics, metric_values
 from strop.run import Fate, digest
 from strop.trainer.collecting import CollectedSamples
-from strop.trainer.learning import NOT_DRAWN, REJECTED, LearnerResult, OptimizerStep
+from strop.trainer.learning import REJECTED, LearnerResult, OptimizerStep
 from strop.workers.reports import EpisodeReport
 
 
@@ -73,7 +73,7 @@ class StepRecord:
         trained: frozenset[str] = frozenset()
         if self.learned is not None:
             skipped |= dict.fromkeys(self.learned.rejected, REJECTED)
-            skipped |= dict.fromkeys(self.learned.not_drawn, NOT_DRAWN)
+            skipped |= self.learned.left_out
             trained = self.learned.trained
         dropped = self.collected.dropped
         return {

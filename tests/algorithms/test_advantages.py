@@ -211,7 +211,7 @@ def test_settings_reach_the_estimator() -> None:
 
 def test_one_sample_per_prompt_names_the_alternatives() -> None:
     with pytest.raises(
-        ValueError, match=r"to at least 2, or .* without groups \(gae, reinforce_plus_plus, remax"
+        ValueError, match=r"to at least 2, or .* without groups \(gae, raft, reinforce_plus_plus, remax"
     ):
         check_estimator("grpo", samples_per_prompt=1)
     check_estimator("grpo", samples_per_prompt=2)

@@ -10,7 +10,7 @@ from references.chat_templates import CHATML, make_tokenizer
 from strop.checks.data_files import examine
 from strop.data import DataConfig, PromptDataset
 from strop.supervised.config import SftDataConfig
-from strop.supervised.conversations import SftDataset
+from strop.supervised.dataset import SftDataset
 
 HEARD = {"array": [0.0, 0.1], "sampling_rate": 16000}
 PARTS = [

@@ -11,7 +11,7 @@ from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.preferences.config import PreferDataConfig
 from strop.preferences.rows import PreferenceDataset
-from strop.supervised.conversations import SftExample
+from strop.supervised.kept import SftExample
 
 PAIR = {"prompt": "hi", "chosen": "Yes", "rejected": "no"}
 

@@ -20,7 +20,8 @@ from strop.config import load_config
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_tokenizer
 from strop.supervised.config import SftDataConfig
-from strop.supervised.conversations import SftDataset, SftExample
+from strop.supervised.dataset import SftDataset
+from strop.supervised.kept import SftExample
 from strop.supervised.trainer import SupervisedTrainer, make_sft_batch, sft_totals
 from strop.supervised.worker import SupervisedWorker
 from strop.trainer.config import Config

@@ -3,6 +3,8 @@ end, of which none sees, or trains, a token of another."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,9 +17,11 @@ from strop.base.metrics import merge_metrics, metric_values
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.packing import split_rows
 from strop.protocol import columns
-from strop.supervised.conversations import SftExample
+from strop.supervised.config import SftDistillationConfig
+from strop.supervised.kept import SftExample, TeacherTop
 from strop.supervised.trainer import make_sft_batch, sft_totals
 from strop.supervised.worker import SupervisedWorker
+from strop.workers.likely_tokens import LikelyTokens
 from strop.workers.rows import data_rows
 
 BUDGET = 40
@@ -32,11 +36,14 @@ def example(row: int, length: int, trained: set[int], *, seed: int | None = None
 EXAMPLES = [example(0, 9, {5, 6, 8}), example(1, 4, {3}), example(2, 12, {2, 3, 4, 5, 9, 11})]
 
 
-def worker(model: Path, *, max_tokens: int = 100) -> SupervisedWorker:
+def worker(
+    model: Path, *, max_tokens: int = 100, distillation: SftDistillationConfig | None = None
+) -> SupervisedWorker:
     return SupervisedWorker(
         ModelConfig(path=str(model), dtype="float64"),
         EngineConfig(max_tokens_per_device=max_tokens),
         OptimizerConfig(lr=1e-3),
+        distillation,
         device="cpu",
         num_updates=10,
     )
@@ -147,3 +154,81 @@ def test_no_mask_bit_of_a_conversation_reaches_the_one_before(tiny_model: Path) 
     assert sft_totals(batch).num_tokens == 2 + 5 == len(terms)
     loss = one.update(batch, sft_totals(batch)).metrics["train/loss"].value
     assert abs(loss + float(terms.mean())) < 1e-6
+
+
+# -------------------------------------------------------------------------------------------------- teacher
+
+
+def taught(one: SftExample, k: int) -> SftExample:
+    """With a teacher that finds k tokens likely, among them the right one."""
+    start = one.loss_mask.index(True)
+    generator = torch.Generator().manual_seed(one.row + 100)
+    ids = torch.stack([torch.randperm(80, generator=generator)[:k] + 10 for _ in one.token_ids[start:]])
+    log_probs = torch.randn(ids.shape, generator=generator).log_softmax(1) + math.log(0.9)
+    top = TeacherTop(start, ids.to(torch.int32).numpy(), log_probs.numpy())
+    return dataclasses.replace(one, teacher=top)
+
+
+@pytest.mark.usefixtures("float64_norms")
+@pytest.mark.parametrize("with_tail", [True, False])
+def test_the_distance_to_a_teacher_is_that_of_an_independent_reference(
+    tiny_model: Path, with_tail: bool
+) -> None:
+    examples = [taught(one, 5) for one in EXAMPLES]
+    module = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
+    distances, nlls = [], []
+    for one in examples:
+        assert one.teacher is not None
+        log_probs = torch.log_softmax(module(torch.tensor([one.token_ids])).logits[0], dim=-1)
+        for position, is_trained in enumerate(one.loss_mask):
+            if not is_trained:
+                continue
+            here = log_probs[position - 1]
+            ids = torch.tensor(one.teacher.ids[position - one.teacher.start]).long()
+            q = torch.tensor(one.teacher.log_probs[position - one.teacher.start]).double().exp()
+            term = (q * (q.log() - here[ids])).sum()
+            if with_tail:
+                rest, own = 1 - q.sum(), 1 - here[ids].exp().sum()
+                term = term + rest * (rest.log() - own.log())
+            distances.append(term)
+            nlls.append(-here[one.token_ids[position]])
+    distance, nll = torch.stack(distances).mean(), torch.stack(nlls).mean()
+    loss = 2.0 * distance + 0.5 * nll
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+    seen = []
+    for max_tokens in (100, 16):
+        settings = SftDistillationConfig(coef=2.0, nll_coef=0.5, with_tail=with_tail)
+        batch = make_sft_batch(examples, with_teacher=True)
+        one_worker = worker(tiny_model, max_tokens=max_tokens, distillation=settings)
+        metrics = metric_values(one_worker.update(batch, sft_totals(batch)).metrics)
+        assert metrics["train/loss"] == pytest.approx(loss.item(), rel=1e-6)
+        assert metrics["distillation/loss"] == pytest.approx(distance.item(), rel=1e-6)
+        assert metrics["distillation/teacher_mass"] == pytest.approx(0.9, rel=1e-5)
+        assert metrics["train/grad_norm"] == pytest.approx(norm.item(), rel=1e-6)
+        seen.append(metrics)
+    assert seen[0] == pytest.approx(seen[1], rel=1e-9)
+    assert not with_tail or seen[0]["distillation/loss"] > 0
+
+
+def test_a_model_that_is_its_own_teacher_has_nothing_to_learn(tiny_model: Path) -> None:
+    model = ModelConfig(path=str(tiny_model))
+    whole = AutoModelForCausalLM.from_pretrained(tiny_model)
+    logits = whole(torch.tensor([[5, 6, 8, 9, 10]])).logits[0, 1:4].float()
+    for num_ids in (60, logits.shape[1]):  # beyond the tokenizer a head has no tokens
+        teacher = LikelyTokens(model, EngineConfig(), k=6, num_ids=num_ids, device="cpu")
+        top, nothing = teacher.of([[5, 6], [7]], [[8, 9, 10], []])
+        expected = torch.log_softmax(logits[:, :num_ids], dim=-1).topk(6)
+        assert nothing[0].shape == (0, 6)
+        assert top[0].tolist() == expected.indices.tolist()
+        torch.testing.assert_close(torch.from_numpy(top[1]), expected.values, rtol=1e-5, atol=1e-5)
+    mask = (False, False, True, True, True)
+    one = SftExample(row=0, token_ids=(5, 6, 8, 9, 10), loss_mask=mask, teacher=TeacherTop(2, *top))
+    batch = make_sft_batch([one], with_teacher=True)
+    settings = SftDistillationConfig(coef=1.0)
+    student = SupervisedWorker(
+        model, EngineConfig(), OptimizerConfig(), settings, device="cpu", num_updates=1
+    )
+    metrics = metric_values(student.update(batch, sft_totals(batch)).metrics)
+    assert metrics["distillation/loss"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["train/grad_norm"] == pytest.approx(0.0, abs=1e-5)

@@ -5,6 +5,7 @@
     group_relative.py   grpo, dr_grpo, grpo_passk, rloo, opo, gpg, maxrl: samples of a prompt compared
     batch_whitened.py   reinforce_plus_plus_baseline, gdpo: compared, then whitened over the batch
     returns.py          gae, reinforce_plus_plus, remax: rewards-to-go, token by token
+    imitation.py        raft: every sample that is kept counts the same
     token_baseline.py   optimal_token_baseline, tir_optimal_token_baseline: tokens at the same place compared
 
 An estimator is a pure function of padded tensors. It is registered with the columns and settings that it
@@ -14,11 +15,18 @@ Rules that hold for every estimator here, and that `strop.checks.functions.estim
 
 * A reward counts wherever it sits, also on a token that the policy did not sample (a tool's reply).
 * Advantages are exactly 0 outside the response mask.
-* A group of one has no baseline: its advantage is 0. Equal rewards give exactly 0, whatever their rounding.
+* A group of one has no baseline: its advantage is 0. Equal rewards give exactly 0, whatever their rounding. (Not
+  raft, which compares nothing: its samples were chosen before.)
 * Values outside the mask never matter.
 """
 
-from strop.algorithms.advantages import batch_whitened, group_relative, returns, token_baseline  # noqa: F401  (they register their functions)
+from strop.algorithms.advantages import (  # noqa: F401  (they register their functions)
+    batch_whitened,
+    group_relative,
+    imitation,
+    returns,
+    token_baseline,
+)
 from strop.algorithms.advantages.registration import (
     ADV_ESTIMATOR_REGISTRY,
     AdvantageFn,

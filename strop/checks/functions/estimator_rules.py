@@ -32,6 +32,8 @@ class EstimatorTraits:
     """A constant added to every reward of a group changes nothing."""
     is_batch_wide: bool = False
     """A prompt's advantages depend on the other prompts of the batch (whitening)."""
+    ignores_rewards: bool = False
+    """Rewards chose the samples before: a higher one has no higher advantage."""
     scaling: Literal["none", "linear", "invariant"] = "none"
     """What rewards (with values and baselines) times c do: nothing known, advantages times c, the same."""
 
@@ -134,6 +136,8 @@ def _counts_rewards_on_given_tokens(trial: Trial) -> str | None:
 
 
 def _prefers_higher_rewards(trial: Trial) -> str | None:
+    if trial.traits.ignores_rewards:
+        return None
     # Two answers to one prompt that differ in nothing but their reward.
     rewards = torch.zeros(2, 2, dtype=torch.float64)
     rewards[0, 1] = 1.0

@@ -1,0 +1,108 @@
+"""Answers in a file, with their tokens and, where asked for, what the model found likely in the place of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.border import storable_text
+from strop.cli.output import write_json_lines
+
+if TYPE_CHECKING:
+    from strop.trainer.config import Config
+    from strop.workers.episodes import Episode
+
+_AT_ONCE = 64
+"""Answers of which likely tokens are in memory as arrays."""
+_TYPES = {
+    "row": "int64", "sample_index": "int64", "prompt": "string", "response": "string", "stop_reason": "string",
+    "num_tokens": "int64", "prompt_ids": "ids", "response_ids": "ids", "teacher_ids": "list of ids",
+    "teacher_logprobs": "list of numbers",
+}  # fmt: skip
+
+
+def with_tokens(records: Iterable[Mapping[str, Any]], answers: Iterable[Episode]) -> Iterator[dict[str, Any]]:
+    """The records with the tokens of their answers."""
+    for record, answer in zip(records, answers, strict=True):
+        tokens = answer.trajectory
+        ids = (
+            {}
+            if tokens is None
+            else {"prompt_ids": [*tokens.prompt_ids], "response_ids": [*tokens.response_ids]}
+        )
+        yield {**record, **ids}
+
+
+def with_likely(records: Sequence[Mapping[str, Any]], config: Config, k: int) -> Iterator[dict[str, Any]]:
+    """The records with the k most likely tokens in the place of each token of their answers, by the model itself, at
+    temperature 1.
+
+    Raises:
+        ValueError: the model has fewer tokens.
+    """
+    from strop.engines.config import EngineConfig
+    from strop.engines.model import load_tokenizer
+    from strop.workers.likely_tokens import LikelyTokens
+
+    longest = max(len(record["prompt_ids"]) + len(record["response_ids"]) for record in records)
+    model = LikelyTokens(
+        config.model,
+        EngineConfig(max_tokens_per_device=max(longest, config.actor.engine.max_tokens_per_device)),
+        k=k,
+        num_ids=len(load_tokenizer(config.model)),
+        device=config.resources.device,
+    )
+    for start in range(0, len(records), _AT_ONCE):
+        part = records[start : start + _AT_ONCE]
+        tops = model.of([one["prompt_ids"] for one in part], [one["response_ids"] for one in part])
+        for record, (ids, log_probs) in zip(part, tops, strict=True):
+            yield {**record, "teacher_ids": ids.tolist(), "teacher_logprobs": log_probs.tolist()}
+
+
+def write_answers(file: Path, records: Iterable[Mapping[str, Any]]) -> int:
+    """Write the records, as parquet where the name ends so, else as JSON lines; how many there were."""
+    count = 0
+
+    def counted() -> Iterator[Mapping[str, Any]]:
+        nonlocal count
+        for record in records:
+            count += 1
+            yield record
+
+    if file.suffix == ".parquet":
+        _write_parquet(file, counted())
+    else:
+        write_json_lines(file, counted())
+    return count
+
+
+def _write_parquet(file: Path, records: Iterator[Mapping[str, Any]]) -> None:
+    """The whole file or nothing of it. A prompt that is a list of messages is written as JSON text."""
+    import pyarrow
+    import pyarrow.parquet
+
+    ids, numbers = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.float32())
+    kinds = {
+        "int64": pyarrow.int64(), "string": pyarrow.string(), "ids": ids, "list of ids": pyarrow.list_(ids),
+        "list of numbers": pyarrow.list_(numbers),
+    }  # fmt: skip
+    schema = pyarrow.schema([(name, kinds[kind]) for name, kind in _TYPES.items()])
+    temporary = file.with_name(f".{file.name}.tmp")
+    with pyarrow.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        part: list[dict[str, Any]] = []
+        for record in records:
+            part.append(
+                {name: _plain(value) if name == "prompt" else value for name, value in record.items()}
+            )
+            if len(part) == _AT_ONCE:
+                writer.write_table(pyarrow.Table.from_pylist(part, schema=schema))
+                part = []
+        if part:
+            writer.write_table(pyarrow.Table.from_pylist(part, schema=schema))
+    temporary.replace(file)
+
+
+def _plain(prompt: object) -> str:
+    return storable_text(prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False))
