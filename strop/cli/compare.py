@@ -15,7 +15,8 @@ from strop.cli.eval import NEEDS, in_one_process, progress_bar
 from strop.cli.libraries import quiet_models
 from strop.cli.models import HELP, with_model
 from strop.cli.output import UsageError, plain, print_json, print_plain, say
-from strop.cli.points import WORDS, points_of
+from strop.cli.points import WORDS, has_step, points_of
+from strop.cli.sets import add_data_argument, data_of
 from strop.cli.settings import add_trust_argument, is_setting, load_settings
 from strop.cli.unread import refuse_unread
 
@@ -66,31 +67,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file with settings (default: those of the first run)"
     )
-    parser.add_argument(
-        "--data",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="prompts, as data.val_files; may be repeated",
-    )
+    add_data_argument(parser)
     add_trust_argument(parser)
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    from strop.algorithms.evaluation import clustered_interval
-    from strop.algorithms.paired import compare_paired
-
     names = [word for word in args.models if not is_setting(word)]
     args.overrides = [word for word in args.models if is_setting(word)]
-    if len(names) < 2:
+    if len(names) < 2 and not any(map(has_step, names)):
         raise UsageError(
             "two models are compared: name both, for example `strop compare runs/first runs/second`"
         )
-    if args.data:
-        args.overrides.append(f"data.val_files=[{','.join(map(repr, args.data))}]")
+    if (args.config or args.overrides or args.data) and all(map(_is_file_of_answers, names)):
+        raise UsageError(
+            "the answers are all there: settings, --config and --data would do nothing; leave them out"
+        )
+    with data_of(args):
+        return _run(args, names)
+
+
+def _run(args: argparse.Namespace, names: Sequence[str]) -> int:
+    from strop.algorithms.evaluation import clustered_interval
+    from strop.algorithms.paired import compare_paired
+
     found = _answered(args, names)
+    if len(found) < 2:
+        raise UsageError(f"{names[0]} is one model alone: name another one to compare it with")
     prompts = _same_prompts(found)
     rates = [[one.rate(prompt) for prompt in prompts] for one in found]
     compared = [compare_paired(rates[0], others) for others in rates[1:]]
@@ -114,10 +118,6 @@ def run(args: argparse.Namespace) -> int:
 def _answered(args: argparse.Namespace, names: Sequence[str]) -> list[Answers]:
     """The answers of each, played now or read."""
     if all(map(_is_file_of_answers, names)):
-        if args.config or args.overrides:
-            raise UsageError(
-                "the answers are all there: settings, --config and --data would do nothing; leave them out"
-            )
         return [read_answers(Path(name)) for name in names]
     from strop.trainer.evaluate import evaluate
 

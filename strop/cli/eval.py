@@ -15,6 +15,7 @@ from strop.cli.libraries import quiet_models
 from strop.cli.models import HELP, ModelSource, add_step_argument, model_name, named_model, with_model
 from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain, say, write_json_lines
 from strop.cli.points import WORDS, has_step, points_of
+from strop.cli.sets import add_data_argument, data_of
 from strop.cli.settings import add_config_arguments, add_trust_argument, is_setting, load_settings
 from strop.cli.unread import refuse_unread
 
@@ -29,6 +30,8 @@ examples:
   strop eval runs/arithmetic
   strop eval runs/arithmetic --step best --out answers.jsonl
   strop eval runs/arithmetic@all --plot pass_rates.png
+  strop eval models/smollm2 --data gsm8k data.max_response_tokens=512
+  strop eval models/smollm2 --data math500=downloads/math500.jsonl --data aime24=downloads/aime24.parquet
   strop eval models/smollm2 runs/first@40 runs/second@best --config config.yaml eval.samples_per_prompt=8
   strop eval models/smollm2 --config examples/arithmetic/config.yaml data.max_val_prompts=100
   strop eval --config grpo.yaml
@@ -44,6 +47,9 @@ An answer passes when its `acc` (else its score) is above 0.5. The interval is
 Wilson's, at 95 %, with the answers to one prompt as a cluster. With several answers per prompt, pass@k is the chance
 that one of k passes, and maj@k that the most frequent of k extracted answers does, both without bias.
 
+--data NAME is a well-known set with its own prompts and scorer, from the hub, or with NAME=COPY from a copy of its raw
+rows as they are published.
+
 Several models give one table: each beside the first one on the same prompts, with the interval of the difference, and
 for checkpoints of runs what each point gained had cost. RUN@all is a run's start and every checkpoint.
 
@@ -58,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("model", nargs="?", metavar="MODEL_OR_RUN", help=f"{HELP}; {WORDS}. May be repeated")
     add_config_arguments(parser, source="the settings of the run")
+    add_data_argument(parser)
     add_trust_argument(parser)
     add_step_argument(parser)
     parser.add_argument(
@@ -71,6 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
+    with data_of(args):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     more = [word for word in args.overrides if not is_setting(word)]
     if args.model is not None and not is_setting(args.model) and (more or has_step(args.model)):
         args.overrides = [word for word in args.overrides if is_setting(word)]
