@@ -11,79 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
-import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
 from strop.data.tiny import make_tiny_model
-
-TAG_INSTRUCTION = "\nGive the final answer between <answer> and </answer>."
-
-
-def make_entries(task: str, count: int, *, seed: int, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Entries with different questions, in the order in which the package makes them.
-
-    Raises:
-        ValueError: the package has no such task or option, or an entry cannot be kept as JSON.
-    """
-    if task not in DATASETS:
-        raise ValueError(f"reasoning-gym has no task {task!r}; see the names with --list")
-    try:
-        dataset = reasoning_gym.create_dataset(task, seed=seed, size=2 * count, **options)
-    except (TypeError, AssertionError) as error:
-        raise ValueError(f"reasoning-gym refuses the options {dict(options)} of {task}: {error}") from error
-    entries: dict[str, dict[str, Any]] = {}
-    for entry in dataset:
-        if len(entries) == count:
-            break
-        if entry["question"] not in entries:
-            entries[entry["question"]] = keep_as_json(task, entry, dataset.score_answer)
-    return list(entries.values())
-
-
-def keep_as_json(task: str, entry: dict[str, Any], score_answer: Any) -> dict[str, Any]:
-    """The entry as it comes back from JSON text; the task must still score its own answer the same.
-
-    Raises:
-        ValueError: it does not, because the task keeps data that JSON has no form for.
-    """
-    try:
-        kept: dict[str, Any] = json.loads(json.dumps(entry, default=lambda value: value.tolist()))
-        same = math.isclose(
-            score_answer(answer=entry["answer"], entry=entry),
-            score_answer(answer=entry["answer"], entry=kept),
-        )
-    except (TypeError, AttributeError, KeyError, ValueError) as error:
-        raise ValueError(
-            f"entries of {task} cannot be kept as JSON: {type(error).__name__}: {error}"
-        ) from error
-    if not same:
-        raise ValueError(
-            f"entries of {task} cannot be kept as JSON: the task scores its own answer differently"
-        )
-    return kept
-
-
-def prompt_row(
-    task: str, entry: Mapping[str, Any], *, instruction: str, split: str, index: int
-) -> dict[str, Any]:
-    """One RL row in verl's schema; the scorer finds the entry in extra_info."""
-    return {
-        "data_source": f"reasoning_gym/{task}",
-        "prompt": [{"role": "user", "content": entry["question"] + instruction}],
-        "ability": "reasoning",
-        "reward_model": {
-            "style": "rule",
-            "ground_truth": "" if entry["answer"] is None else str(entry["answer"]),
-        },
-        "extra_info": {"split": split, "index": index, "reasoning_gym": json.dumps(entry)},
-    }
+from strop.scorers.reasoning_gym_rows import TAG_INSTRUCTION, make_entries, prompt_row
 
 
 def sft_row(entry: Mapping[str, Any], *, instruction: str) -> dict[str, Any]:

@@ -55,6 +55,8 @@ PLACES = {
     "data generator": "its settings and the rows so far -> an object with `new_rows(batch)` and `restore(rows)`",
     "rows of a class": "a word for the form: a function (config, files, tokenizer, max_samples, seed) that gives the "
     "rows of data.dataset_class",
+    "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
+    "rows of that set with its prompts and data_source; an empty source is where it is published",
     "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",
     "before the first steps": "a function (config, data, run, say) that looks at what a fresh run will use, keeps what "
     "it finds in the event log, and says it",

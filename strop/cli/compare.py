@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, Any
 from strop.base.foreign_files import lines_of, open_regular, parse_json
 from strop.cli.eval import NEEDS, in_one_process, progress_bar
 from strop.cli.libraries import quiet_models
-from strop.cli.models import HELP, ModelSource, find_model, with_model
+from strop.cli.models import HELP, with_model
 from strop.cli.output import UsageError, plain, print_json, print_plain, say
+from strop.cli.points import WORDS, has_step, points_of
+from strop.cli.sets import add_data_argument, data_of
 from strop.cli.settings import add_trust_argument, is_setting, load_settings
 from strop.cli.unread import refuse_unread
 
 if TYPE_CHECKING:
     from strop.algorithms.paired import PairedComparison
+    from strop.cli.models import ModelSource
 
 EPILOG = """\
 examples:
   strop compare runs/first runs/second --data test.parquet
+  strop compare runs/first@20 runs/first@best
   strop compare models/smollm2 runs/first --config config.yaml eval.temperature=1.0 eval.samples_per_prompt=8
   strop eval models/smollm2 --config config.yaml --out before.jsonl
   strop compare before.jsonl runs/first --config config.yaml
@@ -58,36 +62,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         nargs="+",
         metavar="MODEL_OR_RUN",
-        help=f"two or more: {HELP}, or a {ANSWERS} file; then key=value",
+        help=f"two or more: {HELP}; {WORDS}; or a {ANSWERS} file; then key=value",
     )
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file with settings (default: those of the first run)"
     )
-    parser.add_argument(
-        "--data",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="prompts, as data.val_files; may be repeated",
-    )
+    add_data_argument(parser)
     add_trust_argument(parser)
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    from strop.algorithms.evaluation import clustered_interval
-    from strop.algorithms.paired import compare_paired
-
     names = [word for word in args.models if not is_setting(word)]
     args.overrides = [word for word in args.models if is_setting(word)]
-    if len(names) < 2:
+    if len(names) < 2 and not any(map(has_step, names)):
         raise UsageError(
             "two models are compared: name both, for example `strop compare runs/first runs/second`"
         )
-    if args.data:
-        args.overrides.append(f"data.val_files=[{','.join(map(repr, args.data))}]")
+    if (args.config or args.overrides or args.data) and all(map(_is_file_of_answers, names)):
+        raise UsageError(
+            "the answers are all there: settings, --config and --data would do nothing; leave them out"
+        )
+    with data_of(args):
+        return _run(args, names)
+
+
+def _run(args: argparse.Namespace, names: Sequence[str]) -> int:
+    from strop.algorithms.evaluation import clustered_interval
+    from strop.algorithms.paired import compare_paired
+
     found = _answered(args, names)
+    if len(found) < 2:
+        raise UsageError(f"{names[0]} is one model alone: name another one to compare it with")
     prompts = _same_prompts(found)
     rates = [[one.rate(prompt) for prompt in prompts] for one in found]
     compared = [compare_paired(rates[0], others) for others in rates[1:]]
@@ -110,17 +117,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _answered(args: argparse.Namespace, names: Sequence[str]) -> list[Answers]:
     """The answers of each, played now or read."""
-    sources = [None if _is_file_of_answers(name) else find_model(name) for name in names]
-    if all(source is None for source in sources):
-        if args.config or args.overrides:
-            raise UsageError(
-                "the answers are all there: settings, --config and --data would do nothing; leave them out"
-            )
+    if all(map(_is_file_of_answers, names)):
         return [read_answers(Path(name)) for name in names]
     from strop.trainer.evaluate import evaluate
 
+    asked: list[tuple[str, ModelSource | None]] = []
+    for name in names:
+        if _is_file_of_answers(name):
+            asked.append((name, None))
+        else:
+            asked += [(point.name, point.source) for point in points_of(name)]
     first = next(
-        (source.config for source in sources if source is not None and source.config is not None), None
+        (source.config for _, source in asked if source is not None and source.config is not None), None
     )
     settings = load_settings(args, source=first, needs=NEEDS)
     refuse_unread(args, "eval")
@@ -128,21 +136,14 @@ def _answered(args: argparse.Namespace, names: Sequence[str]) -> list[Answers]:
         settings = dataclasses.replace(settings, resources=in_one_process(settings.resources))
     quiet_models()
     found = []
-    for name, source in zip(names, sources, strict=True):
+    for name, source in asked:
         if source is None:
             found.append(read_answers(Path(name)))
             continue
-        _tell(name, source)
         with progress_bar(name) as show:
             evaluation = evaluate(with_model(settings, source, args), say=say, on_progress=show)
         found.append(answers_of(name, evaluation.answers, name))
     return found
-
-
-def _tell(name: str, source: ModelSource) -> None:
-    say(f"{name}:")
-    for line in source.lines:
-        say(line)
 
 
 def _is_file_of_answers(name: str) -> bool:

@@ -30,8 +30,8 @@ check reads all rows the way `strop train` would, and lists everything that is w
 thing. Without FILE it takes data.train_files and data.val_files of the configuration.
 
 prepare NAME SRC --out OUT turns the raw rows of a well-known data set into rows for training. NAME is gsm8k, math,
-geo3k, dapo_math or countdown; SRC is a file, a folder (FOLDER@split), a data set of the hub or a URL; OUT ends in
-.parquet or .jsonl, and its name without that is the split.
+math500, aime24, aime25, geo3k, dapo_math or countdown; SRC is a file, a folder (FOLDER@split), a data set of the hub or
+a URL; OUT ends in .parquet or .jsonl, and its name without that is the split.
 
 cache lists what data.cache_dir keeps, last used first: fetched files, token ids of large sets, and indexes of streamed
 files. --clear removes all of it; a run that is about to start may need it made again.

@@ -7,26 +7,32 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.cli.libraries import quiet_models
-from strop.cli.models import HELP, add_step_argument, model_name, named_model, with_model
-from strop.cli.output import check_writable, plain, print_json, print_plain, say, write_json_lines
-from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
+from strop.cli.models import HELP, ModelSource, add_step_argument, model_name, named_model, with_model
+from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain, say, write_json_lines
+from strop.cli.points import WORDS, has_step, points_of
+from strop.cli.sets import add_data_argument, data_of
+from strop.cli.settings import add_config_arguments, add_trust_argument, is_setting, load_settings
 from strop.cli.unread import refuse_unread
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
     from strop.trainer.evaluate import Evaluation, Progress
     from strop.trainer.sections import ResourcesConfig
-    from strop.trainer.validation import Validation
+    from strop.trainer.validation import Rate, Validation
 
 EPILOG = """\
 examples:
   strop eval runs/arithmetic
   strop eval runs/arithmetic --step best --out answers.jsonl
+  strop eval runs/arithmetic@all --plot pass_rates.png
+  strop eval models/smollm2 --data gsm8k data.max_response_tokens=512
+  strop eval models/smollm2 --data math500=downloads/math500.jsonl --data aime24=downloads/aime24.parquet
+  strop eval models/smollm2 runs/first@40 runs/second@best --config config.yaml eval.samples_per_prompt=8
   strop eval models/smollm2 --config examples/arithmetic/config.yaml data.max_val_prompts=100
   strop eval --config grpo.yaml
   strop eval runs/arithmetic rollout.engine=vllm
@@ -38,7 +44,14 @@ examples:
 Without MODEL_OR_RUN, the model is model.path of --config: the validation of a training, alone.
 
 An answer passes when its `acc` (else its score) is above 0.5. The interval is
-Wilson's, at 95 %, with the answers to one prompt as a cluster.
+Wilson's, at 95 %, with the answers to one prompt as a cluster. With several answers per prompt, pass@k is the chance
+that one of k passes, and maj@k that the most frequent of k extracted answers does, both without bias.
+
+--data NAME is a well-known set with its own prompts and scorer, from the hub, or with NAME=COPY from a copy of its raw
+rows as they are published.
+
+Several models give one table: each beside the first one on the same prompts, with the interval of the difference, and
+for checkpoints of runs what each point gained had cost. RUN@all is a run's start and every checkpoint.
 
 On several ranks each process has the whole model and a share of the prompts; the answers are those of one process.
 """
@@ -49,23 +62,35 @@ NEEDS = ("model", "rollout", "data.val_files", "data.dataset_class", "agent", "r
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("model", nargs="?", metavar="MODEL_OR_RUN", help=HELP)
+    parser.add_argument("model", nargs="?", metavar="MODEL_OR_RUN", help=f"{HELP}; {WORDS}. May be repeated")
     add_config_arguments(parser, source="the settings of the run")
+    add_data_argument(parser)
     add_trust_argument(parser)
     add_step_argument(parser)
     parser.add_argument(
         "--out", metavar="FILE", type=Path, help="write every answer with its score there as JSON lines"
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE", type=Path, help="draw the pass rates of several models there"
     )
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
+    with data_of(args):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    more = [word for word in args.overrides if not is_setting(word)]
+    if args.model is not None and not is_setting(args.model) and (more or has_step(args.model)):
+        args.overrides = [word for word in args.overrides if is_setting(word)]
+        return _run_several(args, [args.model, *more])
+    if args.plot is not None:
+        raise UsageError(f"--plot {args.plot} draws several models: name them, or RUN@all")
     source = named_model(args)
-    config = load_settings(args, source=None if source is None else source.config, needs=NEEDS)
-    refuse_unread(args, "eval")
-    if not args.config and not any(word.startswith("resources.") for word in args.overrides):
-        config = dataclasses.replace(config, resources=in_one_process(config.resources))
+    config = _settings(args, source)
     config = with_model(config, source, args)
     quiet_models()
     from strop.trainer.evaluate import evaluate
@@ -84,6 +109,45 @@ def run(args: argparse.Namespace) -> int:
         if evaluation.usage:
             say(_asked(config, evaluation.usage))
     return 0
+
+
+def _run_several(args: argparse.Namespace, words: Sequence[str]) -> int:
+    """The same prompts for every model that these words stand for."""
+    if args.step is not None or args.out is not None:
+        raise UsageError(
+            "--step and --out are for one model: with several, name steps as RUN@STEP, and give each an --out alone"
+        )
+    if args.plot is not None:
+        check_writable(args.plot)
+    points = [point for word in words for point in points_of(word)]
+    source = next((point.source for point in points if point.source.config is not None), None)
+    settings = _settings(args, source)
+    quiet_models()
+    from strop.cli.eval_table import draw, measured, record_of, show
+    from strop.trainer.evaluate import evaluate
+
+    found = []
+    for point in points:
+        with progress_bar(point.name) as on_progress:
+            config = with_model(settings, point.source, args)
+            found.append((point, evaluate(config, say=say, on_progress=on_progress)))
+    models = measured(found)
+    if args.plot is not None:
+        draw(args.plot, models)
+    if args.json:
+        print_json({"models": [record_of(one, _record(one.evaluation)) for one in models]})
+    else:
+        show(models)
+    return 0
+
+
+def _settings(args: argparse.Namespace, source: ModelSource | None) -> Config:
+    """The settings of the command, in one process unless it says otherwise."""
+    config = load_settings(args, source=None if source is None else source.config, needs=NEEDS)
+    refuse_unread(args, "eval")
+    if not args.config and not any(word.startswith("resources.") for word in args.overrides):
+        config = dataclasses.replace(config, resources=in_one_process(config.resources))
+    return config
 
 
 def in_one_process(resources: ResourcesConfig) -> ResourcesConfig:
@@ -129,6 +193,14 @@ def _show(evaluation: Evaluation) -> None:
     width = max(map(len, lines))
     for name, validation in lines.items():
         print_plain(f"{name:<{width}}  {validation.describe()}")
+    for label, rates in (("pass", evaluation.total.pass_at()), ("maj", evaluation.total.maj_at())):
+        for k, rate in rates.items():
+            print_plain(f"{label}@{k} {percent(rate)}")
+
+
+def percent(rate: Rate) -> str:
+    """`91.0 % (95 % interval 86.2 to 94.2)`."""
+    return f"{100 * rate.rate:.1f} % (95 % interval {100 * rate.low:.1f} to {100 * rate.high:.1f})"
 
 
 def _record(evaluation: Evaluation) -> dict[str, object]:
@@ -157,4 +229,6 @@ def _numbers(validation: Validation) -> dict[str, object]:
         "num_answers": validation.num_answers,
         "num_passed": validation.num_passed,
         "num_unscored": validation.num_unscored,
+        "pass_at": {str(k): dataclasses.asdict(rate) for k, rate in validation.pass_at().items()},
+        "maj_at": {str(k): dataclasses.asdict(rate) for k, rate in validation.maj_at().items()},
     }

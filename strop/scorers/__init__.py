@@ -5,7 +5,7 @@ math_boxed.py     the last `\\boxed{...}`, compared by math-verify
 math_dapo.py      a line `Answer: ...`; +1 or -1
 countdown.py      an expression in <answer> tags that reaches a target from given numbers
 exact.py          the whole answer, stripped, equals the ground truth
-reasoning_gym.py  the task's own score_answer of the reasoning-gym package
+reasoning_gym.py  the task's own score_answer of the reasoning-gym package; reasoning_gym_rows.py: its entries as rows
 choice.py         the letter of a multiple-choice question
 search_qa.py      <answer> tags, by exact match or F1
 geometry.py       the last `\\boxed{...}` of a question with a picture

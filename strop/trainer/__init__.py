@@ -27,7 +27,7 @@ Numbers
 reporting.py        metrics from reports of samples
 validation.py       answers on held-out prompts; evaluate.py: without a run
 trackers.py         where numbers go; progress.py, tensorboard.py, curve.py: the terminal, TensorBoard, pictures
-results.py          how a run ended; costs.py: what services of the reward have cost
+results.py          how a run ended; costs.py: what services of the reward have cost; spending.py: tokens and hours
 watching.py         how far a long generation is
 
 checkpointing.py    what a checkpoint holds, for every kind of training; disk_watch.py: how long it takes to write

@@ -169,11 +169,23 @@ class Checkpointer:
     def _save_model(self, folder: Path) -> None:
         """The policy as an ordinary Hugging Face folder."""
         policy = next(iter(self._trained.values()))
-        policy.call.save_model(folder)
-        self._tokenizer.save_pretrained(folder)
-        settings = self._source_model / "generation_config.json"
-        if settings.is_file():  # save_pretrained writes only generation settings that it was given
-            (folder / settings.name).write_bytes(settings.read_bytes())
+        write_model(policy, folder, tokenizer=self._tokenizer, source=self._source_model)
+
+
+def write_model(policy: WorkerGroup[Any], folder: Path, *, tokenizer: Any, source: str | Path) -> None:
+    """A policy as an ordinary Hugging Face folder.
+
+    Args:
+        policy: its role.
+        folder: where to.
+        tokenizer: saved beside it.
+        source: folder that the policy came from; its generation settings are saved too.
+    """
+    policy.call.save_model(folder)
+    tokenizer.save_pretrained(folder)
+    settings = Path(source) / "generation_config.json"
+    if settings.is_file():  # save_pretrained writes only generation settings that it was given
+        (folder / settings.name).write_bytes(settings.read_bytes())
 
 
 def restore_position(run: RunFolder, checkpoint: Checkpoint, sampler: PromptSampler) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from strop.run import is_run
 from strop.trainer.curve import run_series
+from strop.trainer.spending import processes_of
 from strop.view.records import RunRecords
 
 Status = Literal["running", "finished", "failed", "stopped"]
@@ -76,7 +77,7 @@ def summary_of(records: RunRecords) -> RunSummary:
     ]
     best = max(rated, default=(None, None))
     status, reason = _state(records)
-    processes = _processes(records.config)
+    processes = processes_of(records.config)
     losses = [loss for event in steps.values() if (loss := _number(event.get("loss"))) is not None]
     numbers = records.metrics.values()
     return RunSummary(
@@ -175,15 +176,6 @@ def _state(records: RunRecords) -> tuple[Status, str]:
 def _kind(info: Mapping[str, Any]) -> str:
     command = info.get("command")
     return str(command[1]) if isinstance(command, list) and len(command) > 1 else ""
-
-
-def _processes(config: Mapping[str, Any]) -> int:
-    resources = config.get("resources")
-    if not isinstance(resources, Mapping):
-        return 0
-    apart = resources.get("apart")
-    counts = [resources.get("ranks", 1), *(apart.values() if isinstance(apart, Mapping) else ())]
-    return sum(count for count in counts if type(count) is int)
 
 
 def _last_reward(records: RunRecords) -> float | None:

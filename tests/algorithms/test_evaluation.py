@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -14,6 +15,8 @@ from strop.algorithms.evaluation import (
     maj_at_k,
     majority_probabilities,
     pass_at_k,
+    student_quantile,
+    vote_at_k,
     wilson_interval,
     worst_at_k,
 )
@@ -77,6 +80,38 @@ def test_majority_probabilities_sum_to_one_for_many_votes() -> None:
     for sizes, k in [((1, 1, 2, 3, 9), 16), ((1,) * 20 + (12, 32), 64), ((5, 5), 200)]:
         win = majority_probabilities(sizes, k)
         assert math.fsum(win[size] for size in sizes) == pytest.approx(1.0, abs=1e-9)
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=6), st.integers(1, 6), st.data())
+@settings(deadline=None, max_examples=40)
+def test_a_vote_of_k_is_that_of_all_ways_to_choose_them(
+    values: list[float], k: int, data: st.DataObject
+) -> None:
+    """In every order, since of tied answers the one that comes first wins."""
+    n, k = len(values), min(k, len(values))
+    predictions = data.draw(st.lists(st.sampled_from("abc"), min_size=n, max_size=n))
+    orders = list(itertools.permutations(range(n), k))
+    expected = sum(reference.majority_value(values, predictions, order) for order in orders) / len(orders)
+    assert vote_at_k(values, predictions, k) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_vote_of_all_by_hand() -> None:
+    """Of three answers `a` wins; of two, `a` wins in 1 of 3 pairs and half of the other two, which are ties."""
+    assert vote_at_k([1.0, 1.0, 0.0], ["a", "a", "b"], 3) == pytest.approx(1.0)
+    assert vote_at_k([1.0, 1.0, 0.0], ["a", "a", "b"], 2) == pytest.approx(2 / 3)
+    assert vote_at_k([0.0] * 199 + [1.0], ["x"] * 199 + ["y"], 60) == pytest.approx(0.0, abs=1e-12)
+    with pytest.raises(ValueError, match="maj@3 cannot be estimated without bias from 2"):
+        vote_at_k([1.0, 0.0], ["a", "b"], 3)
+    with pytest.raises(ValueError, match="2 values and 1 predictions"):
+        vote_at_k([1.0, 0.0], ["a"], 1)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),
+    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (5, 2.57058), (10, 2.22814), (50, 2.00856), (1000, 1.96234)],
+)
+def test_quantiles_of_students_distribution_are_those_of_the_tables(freedom: int, quantile: float) -> None:
+    assert student_quantile(freedom, 0.95) == pytest.approx(quantile, rel=8e-3 if freedom == 3 else 1e-3)
 
 
 def test_no_random_state_is_touched() -> None:

@@ -175,9 +175,10 @@ def test_rounding_never_leads_below_0() -> None:
 
 def test_an_interval_over_clusters_by_hand() -> None:
     # Three prompts with two answers each, of which 2, 1 and 0 pass: p = 1/2 and v = (1 + 0 + 1) / 36 = 1/18, as of
-    # n* = (1/4) / (1/18) = 4.5 answers. With z = 1.959964 and z^2 = 3.841459 half the width of Wilson's interval is
-    # z sqrt(0.25 / 4.5 + z^2 / (4 * 4.5^2)) / (1 + z^2 / 4.5) = 1.959964 * 0.320907 / 1.853658 = 0.339312.
-    expected = (0.5 - 0.339312, 0.5 + 0.339312)
+    # (1/4) / (1/18) = 4.5 answers; three prompts tell so little of v that no more than 3 are left. With z = 1.959964
+    # and z^2 = 3.841459 half the width of Wilson's interval is
+    # z sqrt(0.25 / 3 + z^2 / (4 * 3^2)) / (1 + z^2 / 3) = 1.959964 * 0.435936 / 2.280486 = 0.374665.
+    expected = (0.5 - 0.374665, 0.5 + 0.374665)
     assert clustered_interval([2, 1, 0], [2, 2, 2]) == pytest.approx(expected, abs=2e-6)
 
 
@@ -185,14 +186,23 @@ def test_the_ends_of_an_interval_over_clusters() -> None:
     assert clustered_interval([1, 0, 0, 1, 0], [1] * 5) == pytest.approx(wilson_interval(2, 5))
     assert clustered_interval([8, 0, 0, 8, 0], [8] * 5) == pytest.approx(wilson_interval(2, 5))
     # Clusters that are more equal than chance would have it: never narrower than independent answers.
-    assert clustered_interval([1, 1, 1], [2, 2, 2]) == pytest.approx(wilson_interval(3, 6))
+    assert clustered_interval([1, 1, 1], [2, 2, 2]) == pytest.approx(wilson_interval(1.5, 3))
+    assert clustered_interval([1] * 99, [2] * 99)[0] < wilson_interval(99, 198)[0] < 0.5
     assert clustered_interval([1, 0, 2], [3, 1, 4]) == pytest.approx(wilson_interval(3, 8))
-    # A single success of six: v = ((1 - 1/3)^2 + 2 (1/3)^2) / 36 = 1/54, so n* = (1/6)(5/6) 54 is more than 6.
-    assert clustered_interval([1, 0, 0], [2, 2, 2]) == pytest.approx(wilson_interval(1, 6))
+    # A single success of six: v = ((1 - 1/3)^2 + 2 (1/3)^2) / 36 = 1/54, so n* = (1/6)(5/6) 54 is more than 6, of which
+    # three prompts leave 3.
+    assert clustered_interval([1, 0, 0], [2, 2, 2]) == pytest.approx(wilson_interval(0.5, 3))
     # A cluster without a trial is none, one with a single trial is one.
     assert clustered_interval([3, 0, 1], [3, 0, 1]) == pytest.approx(wilson_interval(2, 2))
     for total in (0, 8):
         assert clustered_interval([total] * 5, [8] * 5) == pytest.approx(wilson_interval(total / 8 * 5, 5))
+
+
+def test_a_variance_of_few_clusters_counts_less() -> None:
+    """Ten prompts, four answers each, of which 1 or 3 pass: p = 1/2, v = 10 / 1600, as of 40 answers; t(9) = 2.262157
+    and t(39) = 2.022691 leave 40 (2.022691 / 2.262157)^2 (9/10) / (39/40) = 29.5206 of them."""
+    low, high = clustered_interval([1, 3] * 5, [4] * 10)
+    assert (low, high) == pytest.approx(wilson_interval(29.5206 / 2, 29.5206), abs=2e-5)
 
 
 def test_lists_of_different_lengths_are_no_clusters() -> None:

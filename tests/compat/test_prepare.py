@@ -19,6 +19,15 @@ RAW: dict[str, dict[str, Any]] = {
         "level": "Level 1",
         "type": "Algebra",
     },
+    "math500": {
+        "problem": "Half?",
+        "solution": "...",
+        "answer": r"\frac{1}{2}",
+        "subject": "Algebra",
+        "level": 1,
+    },
+    "aime24": {"id": 60, "problem": "How many?", "solution": "...", "answer": "033", "year": "2024"},
+    "aime25": {"problem": "How many?", "answer": 70, "id": "0"},
     "geo3k": {"problem": "<image>Find x.", "answer": "3", "images": [{"bytes": b"png", "path": None}]},
     "dapo_math": {
         "data_source": "math_dapo",
@@ -31,6 +40,9 @@ RAW: dict[str, dict[str, Any]] = {
 TRUTH = {
     "gsm8k": "1302",
     "math": r"\frac{1}{2}",
+    "math500": r"\frac{1}{2}",
+    "aime24": "33",
+    "aime25": "70",
     "geo3k": "3",
     "dapo_math": "2",
     "countdown": {"target": 98, "numbers": [44, 19, 35]},

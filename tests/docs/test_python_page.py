@@ -8,5 +8,5 @@ from doc_pages import ROOT, Session
 
 
 def test_the_page_about_python(tmp_path: Path) -> None:
-    assert Session(folder=tmp_path).follow(ROOT / "docs" / "python.md") == 3
+    assert Session(folder=tmp_path).follow(ROOT / "docs" / "python.md") == 4
     assert (tmp_path / "runs" / "first" / "model").is_dir()

@@ -19,6 +19,7 @@ import pyarrow.parquet
 
 _GSM8K_TOOL = "calc_gsm8k_reward"
 _TOOL_AGENT = "tool_agent"
+_LINE_OF_ANSWER = "Think step by step. End with a line that reads Answer: and then the final answer."
 
 Row = dict[str, Any]
 
@@ -180,6 +181,27 @@ def _math(raw: Raw) -> Row:
     return raw.row("DigitalLearningGmbH/MATH-lighteval", prompt, truth, "math", **more)
 
 
+def _math500(raw: Raw) -> Row:
+    problem, truth = raw.text("problem"), raw.text("answer")
+    prompt = f"{problem}\n\nThink step by step, then put the final answer in \\boxed{{}}."
+    more = {key: str(raw.values[key]) for key in ("subject", "level", "unique_id") if raw.values.get(key)}
+    return raw.row("HuggingFaceH4/MATH-500", prompt, truth, "math", **more)
+
+
+def _aime(year: str) -> Callable[[Raw], Row]:
+    def convert(raw: Raw) -> Row:
+        problem, answer = raw.text("problem", "Problem", "question"), None
+        for name in ("answer", "Answer"):
+            answer = raw.values.get(name) if answer is None else answer
+        if re.fullmatch(r"\s*\d{1,3}\s*", str(answer)) is None:
+            raise ValueError(
+                f"raw row {raw.index} has the answer {answer!r}, but those of AIME are whole numbers from 0 to 999"
+            )
+        return raw.row(f"aime{year}", f"{problem}\n\n{_LINE_OF_ANSWER}", str(int(str(answer))), "math")
+
+    return convert
+
+
 def _geo3k(raw: Raw) -> Row:
     problem, truth = raw.text("problem"), raw.text("answer")
     images = raw.values.get("images")
@@ -198,8 +220,7 @@ def _dapo_math(raw: Raw) -> Row:
         text = str(prompt[0].get("content") or "").strip()  # with the instruction of its authors
         truth = (raw.values.get("reward_model") or {}).get("ground_truth")
     else:
-        ending = "Think step by step. End with a line that reads Answer: and then the final answer."
-        text, truth = f"{raw.text('prompt')}\n\n{ending}", raw.text("solution", "answer")
+        text, truth = f"{raw.text('prompt')}\n\n{_LINE_OF_ANSWER}", raw.text("solution", "answer")
     if not text or not isinstance(truth, str | int | float):
         raise ValueError(
             f"raw row {raw.index} is not as DAPO-Math-17k is published: it needs a prompt, and the answer in "
@@ -228,6 +249,9 @@ def _countdown(raw: Raw) -> Row:
 RECIPES: dict[str, Recipe] = {
     "gsm8k": Recipe(convert=_gsm8k, source="hub:openai/gsm8k:main"),
     "math": Recipe(convert=_math, source="hub:DigitalLearningGmbH/MATH-lighteval"),
+    "math500": Recipe(convert=_math500, source="hub:HuggingFaceH4/MATH-500"),
+    "aime24": Recipe(convert=_aime("24"), source="hub:HuggingFaceH4/aime_2024"),
+    "aime25": Recipe(convert=_aime("25"), source="hub:math-ai/aime25"),
     "geo3k": Recipe(convert=_geo3k, source="hub:hiyouga/geometry3k"),
     "dapo_math": Recipe(convert=_dapo_math, source="hub:BytedTsinghua-SIA/DAPO-Math-17k", is_repeated=True),
     "countdown": Recipe(convert=_countdown, source="hub:Jiayi-Pan/Countdown-Tasks-3to4"),
