@@ -8,6 +8,7 @@ launching.py  what commands that make runs share: a run folder, its resume, its 
 models.py     RUN and MODEL_OR_RUN: from a run, a checkpoint or a Hugging Face folder to a model and its settings
 answering.py  answers of a model to chats, for `strop generate`
 unread.py     settings that a command has no use for
+versions.py   `strop --version`: what is installed
 standard_error.py  standard error that cannot end a run
 
 One module per command, by its name: train.py is `strop train`; those of guests are with the guests. Each has
