@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from strop.protocol import DataProto, DataProtoFuture
     from strop.trajectory import Prompt, Trajectory
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["DataProto", "DataProtoFuture", "Prompt", "Trajectory", "__version__"]
 

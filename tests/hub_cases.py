@@ -1,8 +1,10 @@
 """A hub on loopback that speaks the protocol of the Hugging Face hub, for its real client: information on a model,
-files by HEAD and GET with ETag, commit, redirect and Range, search, and the refusals."""
+files by HEAD and GET with ETag, commit, redirect and Range, search, and the refusals; and for what is sent, a model
+that is made, large files by the batch protocol of Git LFS, and a commit of all of them."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -37,6 +39,14 @@ class StandIn:
     """Pause between pieces of weights, in seconds."""
     asked: list[str] = field(default_factory=list)
     """METHOD and path of every request."""
+    private: set[str] = field(default_factory=set)
+    """Models that were made so."""
+    large: dict[str, bytes] = field(default_factory=dict)
+    """Contents of large files that were sent, by their SHA-256."""
+    spoils: bool = False
+    """Of a large file, the hub keeps other contents than it was sent."""
+    messages: list[str] = field(default_factory=list)
+    """Of the commits that were sent."""
 
     def add(self, name: str, files: dict[str, bytes]) -> str:
         """A new commit of a model; its hash."""
@@ -72,6 +82,64 @@ def _handler(hub: StandIn) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             self._answer()
 
+        def do_PUT(self) -> None:
+            oid = self.path.rpartition("/")[2]
+            hub.asked.append(f"PUT {self.path}")
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            hub.large[oid] = body[::-1] if hub.spoils else body
+            self._head(200, {"Content-Length": "0"})
+
+        def do_POST(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            hub.asked.append(f"POST {path}")
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            words = path.strip("/").split("/")
+            if self.headers.get("Authorization") != "Bearer right":
+                return self._error(401, "Unauthorized")
+            if path == "/api/repos/create":
+                return self._make(json.loads(body))
+            if path == "/api/validate-yaml":
+                return self._json({"errors": [], "warnings": []})
+            if path.endswith(".git/info/lfs/objects/batch"):
+                return self._json(
+                    {"transfer": "basic", "objects": list(map(self._wanted, json.loads(body)["objects"]))}
+                )
+            if words[4] == "preupload":
+                files = [{"path": one["path"], "shouldIgnore": False, "uploadMode": _mode(one["path"])}
+                         for one in json.loads(body)["files"]]  # fmt: skip
+                return self._json({"files": files})
+            assert words[4:] == ["commit", "main"], path
+            return self._commit_of("/".join(words[2:4]), body)
+
+        def _make(self, asked: dict[str, object]) -> None:
+            name = f"{asked['organization']}/{asked['name']}"
+            if name in hub.models:
+                return self._json({"error": "it exists", "url": f"{hub.address}/{name}"}, 409)
+            hub.models[name] = {"0" * 40: {}}
+            hub.private |= {name} if asked.get("visibility") == "private" else set()
+            return self._json({"url": f"{hub.address}/{name}", "name": name})
+
+        def _wanted(self, one: dict[str, object]) -> dict[str, object]:
+            action = {"href": f"{hub.address}/large/{one['oid']}", "header": {}}
+            return {**one, "actions": {"upload": action}}
+
+        def _commit_of(self, name: str, body: bytes) -> None:
+            files = dict(list(hub.models[name].values())[-1])
+            for line in map(json.loads, body.splitlines()):
+                value = line["value"]
+                if line["key"] == "header":
+                    hub.messages.append(value["summary"])
+                elif line["key"] == "file":
+                    files[value["path"]] = base64.b64decode(value["content"])
+                elif line["key"] == "lfsFile":
+                    files[value["path"]] = hub.large[value["oid"]]
+                else:
+                    del files[value["path"]]
+            commit = hub.add(name, files)
+            self._json(
+                {"success": True, "commitOid": commit, "commitUrl": f"{hub.address}/{name}/commit/{commit}"}
+            )
+
         def _answer(self) -> None:
             parts = urlsplit(self.path)
             hub.asked.append(f"{self.command} {unquote(parts.path)}")
@@ -95,6 +163,10 @@ def _handler(hub: StandIn) -> type[BaseHTTPRequestHandler]:
             name = "/".join(words[:2])
             if self._is_refused(name):
                 return None
+            if words[2:3] == ["tree"]:
+                here = list(hub.models[name].values())[-1]
+                return self._json([{"type": "file", "oid": "", "size": len(body), "path": path}
+                                   for path, body in here.items()])  # fmt: skip
             if words[2:] == ["refs"]:
                 commit = list(hub.models[name])[-1]
                 main = {"name": "main", "ref": "refs/heads/main", "targetCommit": commit}
@@ -166,9 +238,9 @@ def _handler(hub: StandIn) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(body[at : at + CHUNK])
                 time.sleep(hub.slow_s if is_weights else 0)
 
-        def _json(self, value: object) -> None:
+        def _json(self, value: object, status: int = 200) -> None:
             text = json.dumps(value).encode()
-            self._head(200, {"Content-Type": "application/json", "Content-Length": str(len(text))})
+            self._head(status, {"Content-Type": "application/json", "Content-Length": str(len(text))})
             self.wfile.write(text)
 
         def _error(self, status: int, code: str) -> None:
@@ -181,6 +253,10 @@ def _handler(hub: StandIn) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
 
     return Handler
+
+
+def _mode(path: str) -> str:
+    return "lfs" if path.endswith(".safetensors") else "regular"
 
 
 def _sibling(path: str, body: bytes) -> dict[str, object]:
@@ -216,5 +292,8 @@ def asked_here(cache: Path, patch: pytest.MonkeyPatch) -> Iterator[StandIn]:
         patch.setattr(constants, "ENDPOINT", stand_in.address)
         patch.setattr(constants, "HF_HUB_CACHE", str(cache))
         patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        patch.setattr(
+            constants, "HF_HUB_DISABLE_XET", True
+        )  # a protocol of its own, between two compiled programs
         patch.setenv("HF_TOKEN", "")
         yield stand_in

@@ -35,12 +35,13 @@ RANKS = (
     {"scorers", "tools"},
     {"environments", "interactions"},
     {"checks", "compat", "gateway", "python", "quickstart", "view"},
-    {"sweep"},
+    {"sharing", "sweep"},
     {"__main__"},
 )
 GUESTS = (
     "checks", "compat", "environments", "gateway", "interactions", "judges", "preferences", "python",
-    "quickstart", "sandbox", "scorers", "supervised", "sweep", "tools", "tracing", "tracking", "view", "vision",
+    "quickstart", "sandbox", "scorers", "sharing", "supervised", "sweep", "tools", "tracing", "tracking",
+    "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

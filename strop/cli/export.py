@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from strop.cli.libraries import quiet_models
 from strop.cli.models import add_step_argument, choose_checkpoint, run_in
 from strop.cli.output import UsageError, print_json, print_plain, say
 from strop.cli.settings import add_trust_argument, is_setting, load_settings
 from strop.cli.unread import refuse_unread
+from strop.hub.places import is_url
+from strop.hub.sending import Sending, destination
 from strop.run import Checkpoint, RunError, RunFolder, is_run
+
+if TYPE_CHECKING:
+    from strop.engines.export import Export
+    from strop.trainer.config import Config
 
 EPILOG = """\
 examples:
@@ -20,10 +28,12 @@ examples:
   strop export runs/arithmetic --out models/best --step best
   strop export runs/ppo --out models/critic --role critic
   strop export runs/lora --out models/adapter --adapter
+  strop export runs/arithmetic --out s3://bucket/models/arithmetic
 
 The folder is loaded again with plain transformers, and its log-probs on a few sequences are compared with those of
 the checkpoint's own weights; it appears only when they agree. Any number of ranks may have written the checkpoint;
-the export runs in one process and needs the memory of one model.
+the export runs in one process and needs the memory of one model. To a URL of any kind that fsspec knows, the folder is
+sent once it is proved; until then it lies below TMPDIR. `strop push` sends it with a card that says how it was made.
 """
 
 
@@ -32,7 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="a run folder")
     parser.add_argument("words", nargs="*", metavar="OUT", help="the same as --out OUT")
-    parser.add_argument("--out", metavar="OUT", type=Path, help="folder of the model, absent or empty")
+    parser.add_argument("--out", metavar="OUT", help="folder of the model, or a URL; absent or empty")
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--role", choices=("actor", "critic"), default="actor", help="which model (default: actor)"
+    )
+    add_trust_argument(parser)
+    parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
+    parser.set_defaults(config=None)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """What of a run is written, and how: --step, --dtype, --adapter."""
     add_step_argument(parser)
     parser.add_argument(
         "--dtype",
@@ -40,25 +61,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="precision of the weights (default: as they were trained)",
     )
     parser.add_argument(
-        "--role", choices=("actor", "critic"), default="actor", help="which model (default: actor)"
-    )
-    parser.add_argument(
         "--adapter", action="store_true", help="of a run with LoRA: the adapter alone, as a PEFT folder"
     )
-    add_trust_argument(parser)
-    parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
-    parser.set_defaults(config=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    if args.adapter and args.dtype is not None:
-        raise UsageError("--dtype has no place beside --adapter: an adapter stays as it was trained")
     args.overrides = [word for word in args.words if is_setting(word)]
     refuse_unread(args, "export")
+    folder = exported_run(args)
+    named = _named(args)
+    if not is_url(named):
+        exported = export_checkpoint(args, folder, _writable(Path(named)), role=args.role)
+        _tell(args, exported, str(exported.result.folder))
+        return 0
+    there = destination(named, Sending(say=say), key="--out")
+    with tempfile.TemporaryDirectory(prefix="strop-export-") as staging:
+        exported = export_checkpoint(args, folder, Path(staging) / "model", role=args.role)
+        there.send(exported.result.folder)
+    _tell(args, exported, named)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """A model that was written, and what it was made of."""
+
+    result: Export
+    checkpoint: Checkpoint
+    config: Config
+    """Of the run."""
+
+
+def exported_run(args: argparse.Namespace) -> Path:
+    """The run of the command line, after a look at what is asked of it.
+
+    Raises:
+        UsageError: options that exclude each other.
+        ValueError: it is no run.
+    """
+    if args.adapter and args.dtype is not None:
+        raise UsageError("--dtype has no place beside --adapter: an adapter stays as it was trained")
     folder = run_in(args.run_folder)
     _check_run(folder)
-    out = _out(args)
+    return folder
+
+
+def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role: str = "actor") -> Exported:
+    """Write the model that the command line names as a Hugging Face folder.
+
+    Args:
+        args: of `add_model_arguments`, with what `load_settings` reads.
+        folder: the run.
+        out: absent or empty.
+        role: actor or critic.
+    """
     checkpoint = _checkpoint(folder, args.step)
     config = load_settings(args, source=folder / "config.yaml", needs=())
     quiet_models()
@@ -67,25 +124,32 @@ def run(args: argparse.Namespace) -> int:
     from strop.engines.export import export_role
     from strop.trainer.models import locate, read_models
 
+    located = config
     if config.model.lora.enabled or config.critic.lora.enabled:  # the weights under the adapter
-        config = locate(config, say=say, known=read_models(folder)).config
-    model = config.model
-    if args.role == "critic":
-        model = dataclasses.replace(model, path=config.critic.path or model.path, lora=config.critic.lora)
+        located = locate(config, say=say, known=read_models(folder)).config
+    model = located.model
+    if role == "critic":
+        critic = located.critic
+        model = dataclasses.replace(model, path=critic.path or model.path, lora=critic.lora)
     result = export_role(
         checkpoint.path,
         out,
         model,
-        role=args.role,
+        role=role,
         dtype=None if args.dtype is None else getattr(torch, args.dtype),
         adapter_only=args.adapter,
     )
+    return Exported(result, checkpoint, config)
+
+
+def _tell(args: argparse.Namespace, exported: Exported, where: str) -> None:
+    result = exported.result
     print_plain(result.describe())
     if args.json:
         print_json(
             {
-                "folder": str(result.folder),
-                "step": checkpoint.step,
+                "folder": where,
+                "step": exported.checkpoint.step,
                 "role": args.role,
                 "tensors": result.num_tensors,
                 "bytes": result.num_bytes,
@@ -93,7 +157,6 @@ def run(args: argparse.Namespace) -> int:
                 "rounding": result.rounding,
             }
         )
-    return 0
 
 
 def _check_run(folder: Path) -> None:
@@ -102,12 +165,16 @@ def _check_run(folder: Path) -> None:
         raise ValueError(f"{folder} {what}; give the folder that --out named when the run started")
 
 
-def _out(args: argparse.Namespace) -> Path:
-    """Where the model goes; told before a checkpoint is read that it cannot be written."""
-    named = [*map(Path, args.words), *([] if args.out is None else [args.out])]
+def _named(args: argparse.Namespace) -> str:
+    """OUT: a folder or a URL."""
+    named = [*args.words, *([] if args.out is None else [args.out])]
     if len(named) != 1:
         raise UsageError("name one folder for the model: strop export RUN --out OUT")
-    out: Path = named[0]
+    return str(named[0])
+
+
+def _writable(out: Path) -> Path:
+    """The folder; told before a checkpoint is read that it cannot be written."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if not out.exists():

@@ -23,7 +23,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-import strop
 from strop.base import trust
 from strop.base.guests import targets
 from strop.border import encodable, redacted, remember_named
@@ -206,6 +205,11 @@ def _dispatch(words: list[str]) -> int:
     for word in words:
         if not word.isascii() and encodable(word) != redacted(word):  # a name of a file in another encoding
             raise UsageError(f"{word} holds bytes that are no UTF-8; rename the file or folder")
+    if words[:1] == ["--version"]:
+        from strop.cli.versions import describe_installation
+
+        print_plain(describe_installation())
+        return 0
     if not words or words[0] not in COMMANDS:
         _top_parser().parse_args(words)
         _top_parser().print_help()
@@ -233,7 +237,7 @@ def _top_parser() -> Parser:
         usage="strop COMMAND [options] [key=value ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"strop {strop.__version__}")
+    parser.add_argument("--version", action="store_true", help="what is installed, and which extras")
     parser.add_argument("command", nargs="?", type=_known_command, help=argparse.SUPPRESS)
     return parser
 

@@ -1,4 +1,4 @@
-"""What lies elsewhere and is read from a folder here: models of hubs, and what URLs name.
+"""What lies elsewhere: models of hubs, and what URLs name, read from a folder here or sent there.
 
 places      what a model's name stands for: a folder, a model of a hub, a URL
 files       which files of a model are fetched, and which of them a folder lacks
@@ -6,5 +6,7 @@ models      the one function that makes a folder of a name
 face        models of the Hugging Face hub, through its own client and cache
 scope       models of ModelScope, through its own client and cache
 stores      what a URL names, through fsspec
+sending     the one function that sends a folder of this machine to a hub or a store
+putting     files to what a URL names, through fsspec
 waiting     waits that end when nothing arrives
 """

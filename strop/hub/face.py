@@ -53,11 +53,11 @@ class FaceModel:
     def list(self, revision: str) -> Listing:
         """As of Remote."""
         try:
-            info = self._api().model_info(
+            info = self.api.model_info(
                 self._name, revision=revision or None, files_metadata=True, timeout=ANSWER_S
             )
         except Exception as error:
-            raise self._translated(error, revision) from error
+            raise self.translated(error, revision) from error
         return Listing(
             revision=info.sha,
             sizes={file.rfilename: file.size or 0 for file in info.siblings},
@@ -75,7 +75,7 @@ class FaceModel:
                 tqdm_class=_silent_bar(self._tools),
             )
         except Exception as error:
-            raise self._translated(error, listing.revision) from error
+            raise self.translated(error, listing.revision) from error
         return Path(found)
 
     def finish(self, listing: Listing) -> Path:
@@ -93,8 +93,14 @@ class FaceModel:
         """As of Remote."""
         return size_of(self._folder / "blobs")
 
-    def _translated(self, error: Exception, revision: str) -> Exception:
-        """What an error of the client means: its kinds differ from version to version, so all are looked at."""
+    def translated(self, error: Exception, revision: str, *, verb: str = "read") -> Exception:
+        """What an error of the client means: its kinds differ from version to version, so all are looked at.
+
+        Args:
+            error: of the client.
+            revision: that was asked for.
+            verb: what was tried: read or write.
+        """
         errors, where = self._errors, self._constants.ENDPOINT
         chain = [error]
         while (below := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < 10:
@@ -114,22 +120,24 @@ class FaceModel:
         for one in chain:
             status = getattr(getattr(one, "response", None), "status_code", None)
             if status in (401, 403):
-                return Refused(f"{where} answers {status}: set HF_TOKEN to a token that may read it")
+                return Refused(f"{where} answers {status}: set HF_TOKEN to a token that may {verb} it")
             if status is not None and status < 500 and status != 429:
                 return Refused(f"{where} answers {status}: {_first_line(one)}")
             if isinstance(one, OSError) and one.errno is not None and not isinstance(one, ConnectionError):
                 return one  # of this machine's disk
         return Unreachable(f"{where} cannot be reached ({_first_line(chain[-1])})")
 
-    def _api(self) -> Any:
+    @property
+    def api(self) -> Any:
+        """The client's own object, which asks the hub that is set now."""
         return self._hub.HfApi(endpoint=self._constants.ENDPOINT)
 
     def _near(self) -> str:
         """Models of nearly this name, as a part of a sentence."""
         owner, _, name = self._name.rpartition("/")
         try:
-            found = [one.id for one in self._api().list_models(search=name, limit=20)]
-            found += [one.id for one in self._api().list_models(author=owner, limit=100)] if owner else []
+            found = [one.id for one in self.api.list_models(search=name, limit=20)]
+            found += [one.id for one in self.api.list_models(author=owner, limit=100)] if owner else []
         except Exception:  # noqa: BLE001  # the sentence is of use without a guess
             return ""
         near = nearest(self._name, found) or next(iter(found), None)
@@ -137,7 +145,7 @@ class FaceModel:
 
     def _near_revision(self, revision: str) -> str:
         try:
-            refs = self._api().list_repo_refs(self._name)
+            refs = self.api.list_repo_refs(self._name)
         except Exception:  # noqa: BLE001  # as above
             return ""
         known = [ref.name for ref in (*refs.branches, *refs.tags)]

@@ -43,7 +43,7 @@ class ScopeModel:
         self._errors: Any = importlib.import_module("modelscope_hub.errors")
         _be_silent()
         settings = client.HubConfig()  # of the environment as it is now
-        self._api = client.HubApi(settings)
+        self.api: Any = client.HubApi(settings)
         self._where = settings.endpoint
         self._name = name
         home = os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope"
@@ -62,9 +62,9 @@ class ScopeModel:
         """As of Remote; the main branch must still have the state that `revision` may name."""
         self._branch = "" if revision.startswith(STATE) else revision
         try:
-            files = self._api.list_repo_files(self._name, "model", revision=self._branch or None)
+            files = self.api.list_repo_files(self._name, "model", revision=self._branch or None)
         except Exception as error:
-            raise self._translated(error) from error
+            raise self.translated(error) from error
         found = {file.path: file for file in files if not file.is_dir}
         state = hashlib.sha256()
         for path, file in sorted(found.items()):
@@ -88,12 +88,12 @@ class ScopeModel:
         if whole.is_file():
             return whole
         try:
-            self._api.download_file(
+            self.api.download_file(
                 self._name, "model", name, revision=self._branch or None, local_dir=folder,
                 expected_sha256=listing.sha256.get(name), file_size=listing.sizes[name],
             )  # fmt: skip
         except Exception as error:
-            raise self._translated(error) from error
+            raise self.translated(error) from error
         return folder / name
 
     def finish(self, listing: Listing) -> Path:
@@ -110,7 +110,8 @@ class ScopeModel:
         """As of Remote."""
         return size_of(self._folder)
 
-    def _translated(self, error: Exception) -> Exception:
+    def translated(self, error: Exception) -> Exception:
+        """What an error of the client means."""
         errors = self._errors
         if isinstance(error, errors.NotExistError):
             return Refused(

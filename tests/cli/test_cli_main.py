@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -38,7 +41,33 @@ def test_help_lists_the_commands_and_no_command_is_help() -> None:
     assert result.code == 0
     assert all(f"\n  {name} " in result.out for name in COMMANDS)
     assert cli() == result
-    assert cli("--version").out == f"strop {strop.__version__}\n"
+
+
+def test_version_says_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = tmp_path / f"strop-{strop.__version__}.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text(
+        f"Metadata-Version: 2.4\nName: strop\nVersion: {strop.__version__}\n"
+        "Provides-Extra: whole\nProvides-Extra: old\nProvides-Extra: gone\nProvides-Extra: test\n"
+        "Requires-Dist: torch>=2.11\nRequires-Dist: rich>=999\n"
+        'Requires-Dist: numpy>=2; extra == "whole"\n'
+        'Requires-Dist: numpy>=2; extra == "old"\nRequires-Dist: pyyaml>=99; extra == "old"\n'
+        'Requires-Dist: no-such-package; extra == "gone"\nRequires-Dist: nor-this; extra == "test"\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lines = cli("--version").out.splitlines()
+    assert lines[:3] == [
+        f"strop {strop.__version__}",
+        f"python {platform.python_version()} ({platform.system()} {platform.machine()})",
+        f"torch {version('torch')}",
+    ]
+    assert lines[-5:] == [
+        "ray " + version("ray"),
+        f"rich>=999 is needed, and {version('rich')} installed",
+        "extras installed: whole",
+        "extras not installed: old, gone",
+        f"  old: pyyaml>=99 is needed, and {version('pyyaml')} installed",
+    ]
 
 
 def test_help_loads_nothing_heavy() -> None:

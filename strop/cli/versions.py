@@ -1,0 +1,84 @@
+"""`strop --version`: what is installed. Nothing is imported for it; the records of the installer are read."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, metadata, version
+
+from packaging.requirements import Requirement
+
+import strop
+
+SHOWN = ("torch", "transformers", "tensordict", "huggingface-hub", "ray")
+"""Packages that are named whether an extra brings them or not."""
+_FOR_DEVELOPERS = {"test", "docs"}
+
+
+def describe_installation() -> str:
+    """Versions of strop, Python and the packages that matter; extras that are whole, and those that are not."""
+    lines = [
+        f"strop {strop.__version__}",
+        f"python {platform.python_version()} ({platform.system()} {platform.machine()})",
+        *(f"{name} {_version(name) or 'is not installed'}" for name in SHOWN),
+    ]
+    needed = _requirements()
+    if not needed:
+        return "\n".join([*lines, "strop was not installed by pip or uv, so its extras are not known"])
+    lines += _lacks(needed.pop(""))
+    missing = {name: _lacks(requirements) for name, requirements in needed.items()}
+    whole = [name for name, lacks in missing.items() if not lacks]
+    lines.append(f"extras installed: {', '.join(whole) or 'none'}")
+    lines.append(
+        f"extras not installed: {', '.join(name for name in missing if name not in whole) or 'none'}"
+    )
+    for name, lacks in missing.items():
+        lines += [f"  {name}: {lack}" for lack in lacks if not lack.endswith(_ABSENT)]
+    return "\n".join(lines)
+
+
+_ABSENT = "is not installed"
+
+
+def _version(name: str) -> str:
+    """The version of a package; empty where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _requirements() -> dict[str, list[Requirement]]:
+    """What each extra asks for, under "" what strop always needs; nothing where no installer has written it down."""
+    try:
+        written = metadata("strop")
+    except PackageNotFoundError:
+        return {}
+    extras = [str(name) for name in written.get_all("Provides-Extra") or []]
+    needed: dict[str, list[Requirement]] = {
+        "": [],
+        **{name: [] for name in extras if name not in _FOR_DEVELOPERS},
+    }
+    for line in written.get_all("Requires-Dist") or []:
+        one = Requirement(str(line))
+        for name, requirements in needed.items():
+            is_of_all = one.marker is None or one.marker.evaluate({"extra": ""})
+            if (
+                is_of_all
+                if name == ""
+                else one.marker and not is_of_all and one.marker.evaluate({"extra": name})
+            ):
+                requirements.append(one)
+    return needed
+
+
+def _lacks(requirements: Iterable[Requirement]) -> list[str]:
+    """What is wrong with the packages that are installed for them, a sentence each."""
+    found = []
+    for one in requirements:
+        here, wanted = _version(one.name), f"{one.name}{one.specifier}"
+        if not here:
+            found.append(f"{wanted} {_ABSENT}")
+        elif not one.specifier.contains(here, prereleases=True):
+            found.append(f"{wanted} is needed, and {here} installed")
+    return found

@@ -1,0 +1,133 @@
+"""Files of this machine to what a URL names, through fsspec; what tells that a folder is whole goes last."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from strop.hub.remote import Refused, Unreachable
+from strop.hub.stores import is_refusal, listing_of, meant_by, name_below, open_store, reason, way_out
+from strop.hub.waiting import while_heard
+
+SILENCE_S = 600.0
+"""How long a store may take nothing, in seconds: some tell of a file when all of it is there."""
+_WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "r2"}
+"""Stores whose names have slashes and no folders; making one there could make a bucket."""
+LAST = ("config.json", "manifest.json")
+"""What tells a reader that the rest is there, so it comes last."""
+
+
+def check_empty(url: str) -> None:
+    """Find out that nothing lies below a URL.
+
+    Raises:
+        Refused: something does, or the store refuses.
+        Unreachable: it does not answer.
+    """
+    try:
+        names = list(listed(url))
+    except Exception as error:
+        raise _translated(error) from error
+    if names:
+        raise Refused(f"{names[0]} lies there already: name an empty folder, or one that does not exist")
+
+
+def listed(url: str) -> Mapping[str, int]:
+    """Bytes of each file below a URL, by its path there; none where there is no such folder.
+
+    Raises:
+        Exception: of the store's client.
+    """
+    system, path = open_store(url.rstrip("/"))
+    try:
+        _, found = listing_of(system, path)
+    except FileNotFoundError:
+        return {}
+    return {name_below(path, name): int(info["size"] or 0) for name, info in found.items()}
+
+
+def put_folder(folder: Path, url: str, *, say: Callable[[str], object] = lambda line: None) -> dict[str, int]:
+    """Send every file of a folder, those that tell that it is whole at the end.
+
+    Args:
+        folder: of this machine.
+        url: of the folder there, which may exist.
+        say: hears how far it is.
+
+    Returns:
+        Bytes of each file below the URL, as the store says.
+
+    Raises:
+        Refused, Unreachable: it could not be sent.
+        TimeoutError: the store takes nothing.
+    """
+    files = sorted(
+        (path for path in folder.rglob("*") if path.is_file()), key=lambda path: (path.name in LAST, path)
+    )
+    put_files(folder, [path.relative_to(folder).as_posix() for path in files], url, say=say)
+    try:
+        return dict(listed(url))
+    except Exception as error:
+        raise _translated(error) from error
+
+
+def put_files(
+    folder: Path, names: Sequence[str], url: str, *, say: Callable[[str], object] = lambda line: None
+) -> None:
+    """Send files of a folder, in this order; errors as of `put_folder`."""
+    counting = _Counting()
+    try:
+        system, root = open_store(url.rstrip("/"))
+        for name in names:
+            work = partial(_put, system, folder / name, f"{root}/{name}", counting.callback())
+            while_heard(work, counting.total, SILENCE_S)
+            say(f"sent {name}")
+    except TimeoutError:
+        raise
+    except Exception as error:
+        raise _translated(error) from error
+
+
+def remove_folder(url: str) -> None:
+    """Remove a folder and what is in it, what tells that it is whole first; nothing where there is none."""
+    try:
+        system, path = open_store(url.rstrip("/"))
+        if system.exists(path):
+            for name in LAST:
+                if system.exists(f"{path}/{name}"):
+                    system.rm_file(f"{path}/{name}")
+            system.rm(path, recursive=True)
+    except Exception as error:
+        raise _translated(error) from error
+
+
+def _put(system: Any, path: Path, target: str, callback: Any) -> None:
+    kinds = {system.protocol} if isinstance(system.protocol, str) else set(system.protocol)
+    if not kinds & _WITHOUT_FOLDERS:
+        system.makedirs(target.rpartition("/")[0], exist_ok=True)
+    system.put_file(str(path), target, callback=callback)
+
+
+class _Counting:
+    """Bytes that a store has taken, over several files."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Any] = []
+
+    def callback(self) -> Any:
+        """What the client tells of the next file."""
+        made: Any = importlib.import_module("fsspec.callbacks").Callback()
+        self._callbacks.append(made)
+        return made
+
+    def total(self) -> int:
+        return sum(int(one.value) for one in self._callbacks)
+
+
+def _translated(error: Exception) -> Exception:
+    error = meant_by(error)
+    kind = Refused if is_refusal(error) else Unreachable
+    return kind(f"{reason(error)}; {way_out(error)}")

@@ -1,0 +1,228 @@
+"""A folder of this machine to a hub or a store: the one function that commands call.
+
+What was sent is then listed there and compared: sizes everywhere, and the hashes that a hub states.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from strop.hub.face import FaceModel
+from strop.hub.places import Place, place_of
+from strop.hub.putting import check_empty, put_folder
+from strop.hub.remote import Listing, Refused, Unreachable
+from strop.hub.scope import ScopeModel
+
+_STALE = ("*.safetensors", "*.safetensors.index.json")
+"""Files of an earlier model at a hub that would be read beside or in place of those of the new one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sending:
+    """How a folder is sent."""
+
+    say: Callable[[str], object] = lambda line: None
+    private: bool = False
+    """Where a hub has no such model yet: make it one that others do not see."""
+    branch: str = ""
+    """Of a hub, which must be there; empty: the main one."""
+    message: str = "Upload a model with strop"
+    """Of the commit, at a hub."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """A folder that lies elsewhere now."""
+
+    place: Place
+    revision: str
+    """The commit at a hub, where it tells one; else empty."""
+    num_files: int
+    num_bytes: int
+
+
+class Destination(Protocol):
+    """Where a folder is sent to."""
+
+    def prepare(self) -> None:
+        """Find out, before a model is made, that it will be taken.
+
+        Raises:
+            Refused, Unreachable: it will not.
+        """
+        ...
+
+    def send(self, folder: Path) -> Listing:
+        """Send all files of a folder; what is there now.
+
+        Raises:
+            Refused, Unreachable: it cannot be sent.
+        """
+        ...
+
+
+def destination(text: str, how: Sending, *, key: str = "--to") -> Prepared:
+    """Where a name leads, found ready to take a folder.
+
+    Args:
+        text: ORG/NAME, modelscope:ORG/NAME or a URL.
+        how: as it is sent.
+        key: what `text` was given as, for sentences.
+
+    Raises:
+        ValueError: it leads nowhere, or it takes nothing from us: the sentence says why, and what to do.
+    """
+    place = place_of(text, key)
+    if place.is_here:
+        raise ValueError(
+            f"{key} {text!r} is a folder of this machine: `strop export RUN --out DIR` writes one"
+        )
+    if place.kind == "url" and how.branch:
+        raise ValueError(f"a branch ({how.branch}) is given beside {key} {text!r}, a URL, which has none")
+    if place.revision:
+        raise ValueError(f"{key} {text!r} names a revision; name the branch that takes it with --branch")
+    kinds: dict[str, Callable[[str, Sending], Destination]] = {
+        "huggingface": _Face, "modelscope": _Scope, "url": _Store
+    }  # fmt: skip
+    try:
+        prepared = Prepared(place, kinds[place.kind](place.name, how), how, key)
+        prepared.to.prepare()
+    except (Refused, Unreachable) as error:
+        raise ValueError(f"{key} {str(place)!r} takes nothing: {error}") from error
+    return prepared
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A destination that will take a folder."""
+
+    place: Place
+    to: Destination
+    how: Sending
+    key: str
+
+    def send(self, folder: Path) -> Sent:
+        """Send all files of a folder and compare what is there with them.
+
+        Raises:
+            ValueError: it cannot be sent, or something else arrived.
+        """
+        sizes = {
+            path.relative_to(folder).as_posix(): path.stat().st_size
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+        total = sum(sizes.values())
+        self.how.say(f"sending {len(sizes)} files, {total / 2**20:.1f} MiB, to {self.place}")
+        try:
+            there = self.to.send(folder)
+        except (Refused, Unreachable, TimeoutError) as error:
+            raise ValueError(f"{self.key} {str(self.place)!r}: {error}") from error
+        for name, size in sizes.items():
+            self._compare(folder / name, name, size, there)
+        return Sent(place=self.place, revision=there.revision, num_files=len(sizes), num_bytes=total)
+
+    def _compare(self, path: Path, name: str, size: int, there: Listing) -> None:
+        stated = there.sha256.get(name)
+        is_same = there.sizes.get(name) == size
+        if is_same and stated is not None:
+            with path.open("rb") as file:
+                is_same = hashlib.file_digest(file, "sha256").hexdigest() == stated
+        if not is_same:
+            found = f"has {there.sizes[name]} bytes of {size}" if name in there.sizes else "is not there"
+            raise ValueError(
+                f"{self.key} {str(self.place)!r}: {name} was sent, and {found} or other contents: send it again"
+            )
+
+
+@dataclass
+class _Face:
+    """A model of the Hugging Face hub, through its own client: it commits all files at once."""
+
+    name: str
+    how: Sending
+    model: FaceModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = FaceModel(self.name)
+
+    def prepare(self) -> None:
+        """As of Destination."""
+        if self.model.is_offline:
+            raise Refused("HF_HUB_OFFLINE is set, so nobody is asked: unset it")
+        try:
+            self.model.api.create_repo(self.name, private=self.how.private or None, exist_ok=True)
+        except Exception as error:
+            raise self.model.translated(error, self.how.branch, verb="write") from error
+
+    def send(self, folder: Path) -> Listing:
+        """As of Destination."""
+        try:
+            commit = self.model.api.upload_folder(
+                repo_id=self.name,
+                folder_path=folder,
+                commit_message=self.how.message,
+                revision=self.how.branch or None,
+                delete_patterns=list(_STALE),
+            )
+        except Exception as error:
+            raise self.model.translated(error, self.how.branch, verb="write") from error
+        return self.model.list(commit.oid)
+
+
+@dataclass
+class _Scope:
+    """A model of ModelScope, through its own client."""
+
+    name: str
+    how: Sending
+    model: ScopeModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = ScopeModel(self.name)
+
+    def prepare(self) -> None:
+        """As of Destination."""
+        try:
+            if not self.model.api.repo_exists(self.name, "model"):
+                visibility = "private" if self.how.private else "public"
+                self.model.api.create_repo(self.name, "model", visibility=visibility)
+        except Exception as error:
+            raise self.model.translated(error) from error
+
+    def send(self, folder: Path) -> Listing:
+        """As of Destination."""
+        try:
+            self.model.api.upload_folder(
+                self.name,
+                "model",
+                folder,
+                commit_message=self.how.message,
+                revision=self.how.branch or None,
+                use_cache=False,
+                disable_tqdm=True,
+            )
+        except Exception as error:
+            raise self.model.translated(error) from error
+        return self.model.list(self.how.branch)
+
+
+@dataclass
+class _Store:
+    """A folder at a URL of any kind that fsspec can write."""
+
+    url: str
+    how: Sending
+
+    def prepare(self) -> None:
+        """As of Destination."""
+        check_empty(self.url)
+
+    def send(self, folder: Path) -> Listing:
+        """As of Destination."""
+        sizes = put_folder(folder, self.url, say=self.how.say)
+        return Listing(revision="", sizes=sizes, sha256={})

@@ -1,0 +1,142 @@
+"""`strop push` and `strop export --out URL`: what arrives elsewhere, and what its card says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from cli_calls import Project, cli
+from hub_cases import StandIn, asked_here
+from huggingface_hub import ModelCard
+from transformers import AutoModelForCausalLM
+
+from strop.run import RunFolder
+from strop.run.folder import RUN_FILE
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    with asked_here(tmp_path / "cache", monkeypatch) as stand_in:
+        monkeypatch.setenv("HF_TOKEN", "right")
+        yield stand_in
+
+
+def files_of(hub: StandIn, name: str) -> dict[str, bytes]:
+    return list(hub.models[name].values())[-1]
+
+
+def test_a_model_goes_to_the_hub_with_the_facts_of_its_run(
+    trained: Path, project: Project, hub: StandIn, tmp_path: Path
+) -> None:
+    done = cli("push", trained, "--to", "me/sums", "--private", "--message", "the first", "--json")
+    assert done.code == 0, done.err
+    sent = files_of(hub, "me/sums")
+    commit = list(hub.models["me/sums"])[-1]
+    assert done.record == {
+        "to": "me/sums", "step": 2, "sent": True, "revision": commit, "files": len(sent),
+        "bytes": sum(map(len, sent.values())),
+    }  # fmt: skip
+    assert (hub.private, hub.messages) == ({"me/sums"}, ["the first"])
+    for name, body in sent.items():
+        (tmp_path / name).write_bytes(body)
+    AutoModelForCausalLM.from_pretrained(tmp_path)
+
+    card = ModelCard.load(tmp_path / "README.md")  # the reader of the hub's own client
+    with RunFolder.open(trained, read_only=True) as run:
+        first, last = run.events.read("validation")[0], run.events.read("validation")[-1]
+    assert card.data.library_name == "transformers"
+    assert "grpo" in card.data.tags
+    assert card.data.eval_results[0].metric_value == last["pass_rate"]
+    text = card.text
+    for label, one in (("before training", first), ("step 2, this model", last)):
+        between = f"{100 * one['low']:.1f} % to {100 * one['high']:.1f} %"
+        assert f"| {label} | {100 * one['pass_rate']:.1f} % | {between} | {one['num_answers']} |" in text
+    assert "- trained on: `train.parquet`" in text
+    assert f"- run: `{json.loads((trained / RUN_FILE).read_text())['id']}`" in text
+    assert "| `trainer.max_steps` | `2` |" in text
+    assert str(project.folder) not in text, "folders of this machine are nobody's business"
+
+    again = cli("push", trained, "--to", "hub:me/sums", "--no-card")
+    assert again.code == 0, again.err
+    assert files_of(hub, "me/sums") == sent
+
+
+def test_weights_of_an_earlier_model_do_not_stay_beside_those_of_the_new_one(
+    trained: Path, hub: StandIn
+) -> None:
+    hub.add(
+        "me/old",
+        {"model-00001-of-00002.safetensors": b"1", "model.safetensors.index.json": b"{}", "own.txt": b"2"},
+    )
+    assert cli("push", trained, "--to", "me/old", "--no-card").code == 0
+    names = set(files_of(hub, "me/old"))
+    assert "own.txt" in names
+    assert {name for name in names if "safetensors" in name} == {"model.safetensors"}
+
+
+def test_a_hub_that_refuses_is_a_sentence_before_a_model_is_made(
+    trained: Path, hub: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "wrong")
+    refused = cli("push", trained, "--to", "me/sums")
+    assert refused.sentence.startswith("strop push: --to 'me/sums' takes nothing: ")
+    assert "answers 401: set HF_TOKEN to a token that may write it" in refused.sentence
+    assert "export ok" not in refused.out
+    here = cli("push", trained, "--to", trained)
+    assert "is a folder of this machine: `strop export RUN --out DIR`" in here.sentence
+    assert (
+        "name the branch that takes it with --branch" in cli("push", trained, "--to", "me/sums@v1").sentence
+    )
+
+
+def test_what_arrives_with_other_contents_is_told(trained: Path, hub: StandIn) -> None:
+    hub.spoils = True
+    told = cli("push", trained, "--to", "me/spoilt").sentence
+    assert "model.safetensors was sent, and has" in told
+    assert "send it again" in told
+
+
+def test_a_dry_run_sends_nothing_and_writes_the_card(trained: Path, hub: StandIn, tmp_path: Path) -> None:
+    done = cli("push", trained, "--to", "me/sums", "--dry-run", "--card", tmp_path / "card.md", "--json")
+    assert done.record == {"to": "me/sums", "step": 2, "sent": False}
+    assert hub.asked == []
+    text = (tmp_path / "card.md").read_text()
+    assert yaml.safe_load(text.split("---")[1])["tags"][0] == "strop"
+    assert 'from_pretrained("me/sums")' in text.replace("'", '"')
+
+
+def test_a_model_goes_to_a_url_and_is_read_from_there(trained: Path, tmp_path: Path) -> None:
+    url = (tmp_path / "store" / "sums").as_uri()
+    done = cli("push", trained, "--to", url, "--step", "2")
+    assert done.code == 0, done.err
+    assert "# sums\n" in (tmp_path / "store" / "sums" / "README.md").read_text()
+    taken = cli("export", trained, "--out", url)
+    assert "lies there already: name an empty folder" in taken.sentence
+
+    exported = cli("export", trained, "--out", f"{url}-2", "--json")
+    assert exported.code == 0, exported.err
+    assert exported.record["folder"] == f"{url}-2"
+    assert (tmp_path / "store" / "sums-2" / "model.safetensors").is_file()
+    assert not (tmp_path / "store" / "sums-2" / "README.md").exists()
+    asked = cli("generate", f"{url}-2", "--prompts", _prompts(tmp_path), "--max-tokens", "3", "--json")
+    assert asked.code == 0, asked.err
+
+
+def _prompts(folder: Path) -> Path:
+    path = folder / "prompts.txt"
+    path.write_text("1+1=\n")
+    return path
+
+
+def test_the_card_of_a_fine_tuning_names_its_own_settings(tuned: Path, tmp_path: Path) -> None:
+    card = tmp_path / "card.md"
+    assert cli("push", tuned, "--to", "memory://cards/x", "--dry-run", "--card", card).code == 0
+    text = card.read_text()
+    assert "Made by supervised fine-tuning with strop" in text
+    assert "- trained on: `" in text
+    assert "| `sft." in text
+    assert "`data." not in text
+    assert "policy loss" not in text
