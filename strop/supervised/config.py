@@ -25,7 +25,8 @@ class SftDataConfig:
     messages_key: Column = "messages"
     """Column with the chat messages; all assistant turns are trained."""
     prompt_key: Column = "prompt"
-    """Without messages: column with what is given, a string (one user message) or a list of messages."""
+    """Without messages: column with what is given, a string (one user message) or a list of messages; with dots what
+    lies inside a column, such as extra_info.question."""
     completion_key: Column = "completion"
     """Without messages: column with what is trained, a string (one assistant message) or a list of
     messages."""

@@ -33,6 +33,7 @@ from strop.data.chat import (
     to_messages,
 )
 from strop.data.media import MEDIA_COLUMNS, RowMedia, content_parts, has_media, media_reader, refuse_audio
+from strop.data.rows import value_inside
 from strop.supervised.config import SftDataConfig
 from strop.trajectory import Media
 
@@ -183,9 +184,11 @@ class SftDataset:
         if row.get(messages_key) is not None:
             messages = to_messages(row[messages_key], role="user", where=where, key=messages_key)
             first_trained = 0
-        elif row.get(prompt_key) is not None and row.get(completion_key) is not None:
-            prompt = to_messages(row[prompt_key], role="user", where=where, key=prompt_key)
-            completion = to_messages(row[completion_key], role="assistant", where=where, key=completion_key)
+        elif (asked := value_inside(row, prompt_key)) is not None and (
+            answer := value_inside(row, completion_key)
+        ) is not None:
+            prompt = to_messages(asked, role="user", where=where, key=prompt_key)
+            completion = to_messages(answer, role="assistant", where=where, key=completion_key)
             messages, first_trained = prompt + completion, len(prompt)
         else:
             raise ValueError(
