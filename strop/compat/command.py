@@ -7,6 +7,7 @@ or could not be read, or the configuration does not load. Nothing is written the
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -24,6 +25,7 @@ examples:
   strop migrate verl run_grpo.sh --out grpo.yaml --set MODEL=models/qwen
   strop migrate verl base.yaml run_grpo.sh --out grpo.yaml
   strop migrate trl train_grpo.py --out grpo.yaml --processes 8
+  strop migrate trl run_sft.sh --out sft.yaml sft.max_steps=100
   strop migrate openrlhf train_reinforce.sh --out reinforce.yaml
 
 Scripts are read, never run. The table lists every setting that was found: not there yet, where the run goes without
@@ -52,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="verl: launch script, or YAML file (.yaml), or several, later ones winning; trl: one Python script; "
-        "openrlhf: one launch script",
+        help="verl: launch script, or YAML file (.yaml), or several, later ones winning; trl: a Python script, a "
+        "launch script with flags or a YAML file; openrlhf: one launch script. Behind them settings of ours, KEY=VALUE",
     )
     parser.add_argument(
         "-o", "--out", type=Path, metavar="OUT", help="write the configuration to this YAML file"
@@ -63,14 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="verl, openrlhf: value of a shell variable, whatever the script says",
+        help="value of a variable of the shell, or of the environment, whatever the script says",
     )
     parser.add_argument(
         "--processes",
         type=int,
-        default=1,
         metavar="N",
-        help="trl: how many processes the script was started with (default: 1)",
+        help="trl: how many processes the script was started with (default: what the launch script says, or 1)",
     )
     parser.add_argument(
         "--keep-going", action="store_true", help="write what there is, although something is open"
@@ -80,7 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
+    args.copies, own = {}, _own_settings(args)
     migration, command = _migrate(args)
+    migration = dataclasses.replace(migration, own=own)
     values = migration.values
     for line in _table(migration):
         print_plain(plain(line))
@@ -89,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
         say(problem)
     is_written = args.out is not None and (not problems or args.keep_going)
     if is_written:
+        _write_copies(args.copies)
         _write(args.out, values, [path.name for path in args.files])
         use = f"train with: strop {command} --config {args.out} --out runs/NAME"
         if command == "eval":
@@ -114,8 +118,8 @@ def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
         migrate_trl,
         migrate_verl,
         migrate_verl_sft,
-        read_calls,
         read_openrlhf,
+        read_trl,
         read_verl,
         verl_command,
     )
@@ -123,13 +127,15 @@ def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
     if args.library == "trl":
         if len(args.files) > 1:
             raise UsageError(f"a TRL training is one script; {len(args.files)} files were given")
-        if args.processes < 1:
+        if args.processes is not None and args.processes < 1:
             raise UsageError(f"--processes is {args.processes}; use at least 1")
-        script = read_calls(args.files[0])
-        return (
-            migrate_trl(script.found, script.kind, processes=args.processes),
-            COMMANDS.get(script.kind, "train"),
-        )
+        rewards = Path(f"{args.files[0].stem}_rewards.py")
+        rewards = rewards if args.out is None else args.out.with_name(rewards.name)
+        script = read_trl(args.files[0], _variables(args.set), rewards=rewards)
+        args.copies = {rewards: script.copied} if script.copied else {}
+        processes = args.processes or script.processes or 1
+        migration = migrate_trl(script.found, script.kind, processes=processes)
+        return migration, COMMANDS.get(script.kind, "train")
     if args.library == "openrlhf":
         if len(args.files) > 1:
             raise UsageError(f"an OpenRLHF training is one script; {len(args.files)} files were given")
@@ -139,6 +145,22 @@ def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
     if source.is_sft:
         return migrate_verl_sft(source.found), "sft"
     return migrate_verl(source.found), verl_command(source.found)
+
+
+def _own_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Settings of ours among the arguments, by their full keys; files stay in `args.files`."""
+    from strop.config.overrides import parse_override
+
+    own = [parse_override(text) for text in map(str, args.files) if _is_setting(text)]
+    args.files = [path for path in args.files if not _is_setting(str(path))]
+    if not args.files:
+        raise UsageError("no file was given: name a launch script, a Python script or a YAML file")
+    return {one.key: one.value for one in own}
+
+
+def _is_setting(text: str) -> bool:
+    """Whether an argument is KEY=VALUE of ours, and no file."""
+    return "=" in text.split("/")[0] and not Path(text).exists()
 
 
 def _surroundings() -> dict[str, str]:
@@ -199,6 +221,15 @@ def _load_problems(values: dict[str, Any]) -> list[str]:
     except ConfigError as error:
         return [f"the configuration does not load yet: {error}"]
     return []
+
+
+def _write_copies(copies: dict[Path, str]) -> None:
+    """Reward functions in files of their own; a file that says something else is left as it is."""
+    for path, text in copies.items():
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            raise UsageError(f"{path} exists and holds something else: move it away, or give another --out")
+        path.write_text(text, encoding="utf-8")
+        print_plain(f"\nthe reward functions are copied into {path}")
 
 
 def _write(path: Path, values: dict[str, Any], names: list[str]) -> None:

@@ -39,8 +39,13 @@ def row_data_source(source: Mapping[str, Any], config: DataConfig) -> str:
 
 def row_ground_truth(source: Mapping[str, Any], config: DataConfig) -> Any:
     """The right answer, which may lie inside an object; None when there is none."""
+    return value_inside(source, config.ground_truth_key or "")
+
+
+def value_inside(source: Mapping[str, Any], key: str) -> Any:
+    """The value of a column, or, by names with dots between, inside the object in a column; None without one."""
     value: Any = source
-    for name in (config.ground_truth_key or "").split("."):
+    for name in key.split("."):
         if not isinstance(value, Mapping):
             return None
         value = value.get(name)

@@ -25,6 +25,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
+from strop.engines.recurrent import Run, number_among_attending
+
 ATTENTION_NAME = "strop_packed"
 """Name under which the attention function is registered with transformers."""
 FORMULA_NAME = "strop_packed_formula"
@@ -96,6 +98,10 @@ class AttentionContext(Protocol):
         """Attention output [N, H, Dv] for query [N, H, D], key [N, Hkv, D] and value [N, Hkv, Dv]."""
         ...
 
+    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
+        """Output [N, D] of a layer that carries a state (`strop.engines.recurrent.Recurrence`)."""
+        ...
+
 
 class NoContext(ValueError):
     """Packed attention was called without its context."""
@@ -143,8 +149,9 @@ def _attention(
         sinks=s_aux,
         by_formula=by_formula,
     )
+    number = number_among_attending(getattr(module, "config", None), layer)
     output = strop_context.attend(
-        layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), form
+        number, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), form
     )
     return output.unsqueeze(0), None
 
@@ -258,6 +265,21 @@ class PackedAttention:
             outputs.append(out.transpose(1, 2).reshape(b * q, heads * value_dim))
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return _gather(joined, self._slot_of_token).view(-1, heads, value_dim)
+
+    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
+        """Output [N, D] of a layer that carries a state: each segment by itself, behind what it continues."""
+        outputs = []
+        for bucket in self._buckets:
+            b, q, k = bucket.shape
+            index = bucket.query_index if bucket.key_index is None else bucket.key_index
+            out = run(_gather(hidden, index).view(b, k, -1), None)  # padding is behind all tokens
+            if bucket.key_index is not None:
+                at_query = bucket.prefix + torch.arange(q)[None]  # [b, q]
+                rows = (at_query.clamp(max=k - 1) + k * torch.arange(b)[:, None]).flatten()
+                out = _gather(out.reshape(b * k, -1), rows.to(out.device))
+            outputs.append(out.reshape(b * q, -1))
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return _gather(joined, self._slot_of_token)
 
     def _mask(self, form: AttentionForm, number: int) -> Tensor:
         """Mask of a bucket for layers with a window or chunks, made once for each size of them."""

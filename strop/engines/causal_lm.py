@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from strop.engines.attention import AttentionContext, AttentionForm
 from strop.engines.head import Head
 from strop.engines.media import MediaInputs
+from strop.engines.recurrent import Run, attend_apart
 
 HALF = (torch.bfloat16, torch.float16)
 """Precisions of computation whose parameters are kept in float32."""
@@ -46,6 +47,8 @@ class CausalLM:
         self._banned: Tensor | None = None
         self._is_compiled = False
         self.device = self._head.weight.device
+        self.num_recurrent = attend_apart(module)
+        """Layers that carry a state from token to token."""
         _disable_randomness(module)
 
     @property
@@ -197,10 +200,16 @@ class _Uncompiled:
 
     def __init__(self, context: AttentionContext) -> None:
         self._attend = torch.compiler.disable(context.attend)  # type: ignore[no-untyped-call]
+        self._recur = torch.compiler.disable(context.recur)  # type: ignore[no-untyped-call]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """Attention output [N, H, Dv] of the context."""
         output: Tensor = self._attend(layer, query, key, value, form)
+        return output
+
+    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
+        """Output [N, D] of the context."""
+        output: Tensor = self._recur(layer, run, hidden)
         return output
 
 

@@ -15,6 +15,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
 )
 
+from strop.engines.recurrent import CARRIED, LINEAR
+
 _ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 """Kinds of layers, as configurations call them, that attend to earlier tokens and keep nothing else."""
 
@@ -110,10 +112,12 @@ def _reason(config: Any, model_class: Any, *, is_value_model: bool) -> str:
     if getattr(text, "use_bidirectional_attention", None) in (True, "all"):
         return _BIDIRECTIONAL
     kinds = set(getattr(text, "layer_types", None) or ())
+    if text.model_type in CARRIED:
+        kinds -= {LINEAR}
     if others := sorted(kinds - _ATTENTION):
         return _STATE.format(kinds=", ".join(others))
     if model_class is None:
         return _missing(config, is_value_model=is_value_model)
-    if model_class._is_stateful and not kinds:
+    if model_class._is_stateful and not kinds and text.model_type not in CARRIED:
         return _STATE.format(kinds="recurrent")
     return "" if model_class._supports_attention_backend or model_class._is_stateful else _OWN_ATTENTION

@@ -20,6 +20,7 @@ from strop.engines.attention import (
 from strop.engines.causal_lm import CausalLM, logit_form, max_positions
 from strop.engines.head import Head
 from strop.engines.media import MediaInputs, media_inputs
+from strop.engines.recurrent import LINEAR, Run
 
 PROBE_LENGTHS = (12, 32)
 """Lengths of the two sequences on which a loaded model is compared with its own attention: packed, the short one lies
@@ -47,6 +48,7 @@ class _Recorder:
     def __init__(self, attention: PackedAttention) -> None:
         self._attention = attention
         self.layers: list[int] = []
+        self.recurrent: list[int] = []
         self.windows: set[int | None] = set()
         self.has_chunks = False
 
@@ -55,6 +57,10 @@ class _Recorder:
         self.windows.add(form.window)
         self.has_chunks |= form.chunk is not None
         return self._attention.attend(layer, query, key, value, form)
+
+    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
+        self.recurrent.append(layer)
+        return self._attention.recur(layer, run, hidden)
 
 
 @torch.no_grad()
@@ -196,12 +202,19 @@ def _check_layers(model: CausalLM, recorder: _Recorder) -> None:
     name = type(model.module).__name__
     text = model.config.get_text_config()
     num_layers = getattr(text, "num_hidden_layers", len(recorder.layers))
-    if recorder.layers != list(range(num_layers)):
+    num_recurrent = model.num_recurrent
+    if recorder.recurrent != list(range(num_recurrent)):
+        raise ValueError(
+            f"{name} has {num_recurrent} layers that carry a state, of which {len(set(recorder.recurrent))} were asked "
+            f"for packed tokens: {_REFUSAL}"
+        )
+    if not recorder.layers or recorder.layers != list(range(num_layers - num_recurrent)):
         raise ValueError(
             f"{name} attends in {len(set(recorder.layers))} of its {num_layers} layers on packed tokens: {_REFUSAL}"
         )
     kinds = set(getattr(text, "layer_types", None) or ())
     unseen = kinds - {"full_attention", "sliding_attention", "chunked_attention"}
+    unseen -= {LINEAR} if num_recurrent else set()
     if "sliding_attention" in kinds and recorder.windows == {None}:
         unseen.add("sliding_attention")
     if "chunked_attention" in kinds and not recorder.has_chunks:

@@ -36,6 +36,7 @@ from torch import Tensor
 from strop.engines.attention import AttentionContext, AttentionForm
 from strop.engines.packing import MicroBatch
 from strop.engines.parallel import exchanged
+from strop.engines.recurrent import CARRIED, Run
 
 
 def check_sequence_parallel(config: Any, sp_size: int, world_size: int, *, section: str = "engine") -> None:
@@ -64,6 +65,11 @@ def check_sequence_parallel(config: Any, sp_size: int, world_size: int, *, secti
         raise ValueError(
             f"{section}.sequence_parallel is {sp_size}, but the {heads} attention heads of the model do not divide "
             f"over {sp_size} ranks; use sequence_parallel={_choices(world_size, heads)}"
+        )
+    if text.model_type in CARRIED:
+        raise ValueError(
+            f"{section}.sequence_parallel is {sp_size}, but layers of {text.model_type} carry a state from token to "
+            f"token, which no rank can begin in the middle of; use sequence_parallel=1"
         )
     growing = _rope_types(text) & {"dynamic", "longrope"}
     if growing:
@@ -96,6 +102,10 @@ class UlyssesAttention:
         self._num_tokens = num_tokens
         self._group = group
         self._size = dist.get_world_size(group)
+
+    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
+        """No part of a sequence can be run by itself; `check_sequence_parallel` has refused the model."""
+        raise AssertionError("layers that carry a state are never divided over ranks")
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """Attention output [n, H, Dv] for query [n, H, D], key [n, Hkv, D], value [n, Hkv, Dv] of this rank's n tokens.

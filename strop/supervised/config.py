@@ -60,7 +60,8 @@ class SftDataConfig:
     """Key of a message that says whether it is trained, true or false, 1 or 0; where no message of a row has it,
     trained_turns says so."""
     prompt_key: Column = "prompt"
-    """Without messages: column with what is given, a string (one user message) or a list of messages."""
+    """Without messages: column with what is given, a string (one user message) or a list of messages; with dots what
+    lies inside a column, such as extra_info.question."""
     completion_key: Column = "completion"
     """Without messages: column with what is trained, a string (one assistant message) or a list of
     messages."""

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from strop.data.chat import Chat, control_token_ids, require_chat_template, to_chat, to_messages
 from strop.data.media import MEDIA_COLUMNS, content_parts, has_media, media_reader, refuse_audio
+from strop.data.rows import value_inside
 from strop.supervised.config import SftDataConfig
 from strop.supervised.conversations import runs, tokenize_chat
 from strop.supervised.kept import Kept, SftExample, cut, with_images
@@ -210,9 +211,11 @@ class SftDataset:
         if row.get(messages_key) is not None:
             messages = to_messages(row[messages_key], role="user", where=where, key=messages_key)
             first_trained = 0
-        elif row.get(prompt_key) is not None and row.get(completion_key) is not None:
-            prompt = to_messages(row[prompt_key], role="user", where=where, key=prompt_key)
-            completion = to_messages(row[completion_key], role="assistant", where=where, key=completion_key)
+        elif (asked := value_inside(row, prompt_key)) is not None and (
+            answer := value_inside(row, completion_key)
+        ) is not None:
+            prompt = to_messages(asked, role="user", where=where, key=prompt_key)
+            completion = to_messages(answer, role="assistant", where=where, key=completion_key)
             messages, first_trained = prompt + completion, len(prompt)
         else:
             raise ValueError(

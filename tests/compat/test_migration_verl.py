@@ -257,7 +257,8 @@ def test_what_depends_on_an_unset_variable_is_left_out_with_it(tmp_path: Path) -
 
 
 def test_a_configuration_file_that_a_script_names_must_be_given(tmp_path: Path) -> None:
-    script, tree = tmp_path / "run.sh", tmp_path / "multiturn.yaml"
+    script, tree = tmp_path / "run.sh", tmp_path / "elsewhere" / "multiturn.yaml"
+    tree.parent.mkdir()
     script.write_text("python -m verl.trainer.main_ppo --config-name=multiturn trainer.nnodes=1\n")
     tree.write_text("data: {train_batch_size: 7}\n")
     (alone,) = migrate_verl(read_verl([script], {}).found).open_rows

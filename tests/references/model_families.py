@@ -33,6 +33,12 @@ _LONGROPE = {
 _GRANITE = {"logits_scaling": 4.0, "embedding_multiplier": 6.0, "residual_multiplier": 0.3}
 _PER_LAYER = {"vocab_size_per_layer_input": 61, "hidden_size_per_layer_input": 8}
 _GEMMA4 = {**_HEAD, **_WINDOW, "global_head_dim": 16, "num_global_key_value_heads": 1}
+_PARTIAL = {**_ROPE, "partial_rotary_factor": 0.5}
+_DELTA: dict[str, Any] = {
+    "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6,
+    "linear_conv_kernel_dim": 4,
+}  # fmt: skip
 _LLAMA4 = {**_HEAD, "num_local_experts": 2, "intermediate_size_mlp": 48, "rope_parameters": _ROPE}
 
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -140,6 +146,15 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {"sliding_window": 5}),
     "phi3_longrope": ("phi3", {"original_max_position_embeddings": 50, "rope_parameters": _LONGROPE}),
     "qwen2_moe": ("qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 16}),
+    "qwen3_next_hybrid": (
+        "qwen3_next",
+        {**_HEAD, **_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16, "rope_parameters": _PARTIAL},
+    ),
+    "qwen3_5": ("qwen3_5_text", {**_HEAD, **_DELTA, "rope_parameters": _PARTIAL}),
+    "qwen3_5_moe": (
+        "qwen3_5_moe_text",
+        {**_HEAD, **_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16, "rope_parameters": _PARTIAL},
+    ),
     "qwen2_window": ("qwen2", {**_WINDOW, "use_sliding_window": True}),
     "seed_oss": ("seed_oss", _HEAD),
     "solar_open": ("solar_open", {**_HEAD, **_ROUTED, **_ONE_GROUP}),
@@ -152,8 +167,9 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Families that packed computation must run: kind -> model type and what it has beside the common shape."""
 
-EVERY_RUN = ("llama4", "gemma4")
-"""Those of MORE that every run of the tests compares: chunks and tempered queries; layers of different heads. The
+EVERY_RUN = ("llama4", "gemma4", "qwen3_next_hybrid")
+"""Those of MORE that every run of the tests compares: chunks and tempered queries; layers of different heads; layers
+that carry a state. The
 others are slow tests."""
 
 _STATE, _OWN = "carry a state from token to token", "computes attention in code of its own"
@@ -191,8 +207,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nemotron": ({}, "NemotronForCausalLM, which does not hand the arguments"),
     "nemotron_h": ({}, f"NemotronHForCausalLM, which has layers .* {_STATE}"),
     "olmo_hybrid": ({}, rf"OlmoHybridForCausalLM, which has layers \(linear_attention\) that {_STATE}"),
-    "qwen3_5_text": ({}, rf"Qwen3_5ForCausalLM, which has layers \(linear_attention\) that {_STATE}"),
-    "qwen3_next": ({}, rf"Qwen3NextForCausalLM, which has layers \(linear_attention\) that {_STATE}"),
     "phimoe": ({}, "PhimoeForCausalLM, which draws experts at random"),
     "recurrent_gemma": ({}, f"RecurrentGemmaForCausalLM, which has layers .* {_STATE}"),
     "rwkv": ({}, rf"RwkvForCausalLM, which has layers \(.*\) that {_STATE}"),
@@ -203,7 +217,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "kimi_k25": ({}, "is a kimi_k25, which reads images otherwise"),
     "llava": ({}, "is a llava, which reads images otherwise"),
     "mistral3": ({}, "is a mistral3, which reads images otherwise"),
-    "qwen3_5": ({}, rf"Qwen3_5ForConditionalGeneration, which has layers \(linear_attention\) that {_STATE}"),
     # no language models
     "t5": ({}, "is a t5, which transformers does not have as a causal language model"),
 }

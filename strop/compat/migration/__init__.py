@@ -1,7 +1,10 @@
 """Settings of other libraries into ours, every one of them accounted for.
 
     shell.py                   the commands of a launch script, with its variables filled in
+    shell_tests.py             what its tests and the names of its folders give
     python_calls.py            the keyword arguments of a Python script's calls, read and never executed
+    python_values.py           values that it works out, and copies of its functions
+    trl_flags.py               TRL's commands with flags, and its YAML files
     found.py                   one list of settings from either, or from YAML files
     outcomes.py, rules.py      what can become of a setting, and the rules that say it
     tables.py                  tables of rows, and how one is applied
@@ -22,6 +25,7 @@ from strop.compat.migration.openrlhf import migrate_openrlhf
 from strop.compat.migration.python_calls import read_calls
 from strop.compat.migration.tables import Migration, Row
 from strop.compat.migration.trl import COMMANDS, migrate_trl
+from strop.compat.migration.trl_flags import read_trl
 from strop.compat.migration.verl import migrate_verl, migrate_verl_sft, verl_command
 
 __all__ = [
@@ -36,6 +40,7 @@ __all__ = [
     "migrate_verl_sft",
     "read_calls",
     "read_openrlhf",
+    "read_trl",
     "read_verl",
     "verl_command",
 ]

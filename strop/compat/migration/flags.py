@@ -26,11 +26,6 @@ OTHERS = ("train_prm", "train_kd", "train_opd", "train_es_ray")
 """Those that have none."""
 _PROGRAM = re.compile(rf"(?:^|[./])({'|'.join((*PROGRAMS, *OTHERS))})(?:\.py)?$")
 _FLAG = re.compile(r"^--([A-Za-z][\w.-]*)(?:=(.*))?$", re.DOTALL)
-_HELD = re.compile(
-    r"read\s+(?:-r\s+)?-d\s*''\s+(?:-r\s+)?(\w+)\s*<<-?\s*['\"]?(\w+)['\"]?[ \t]*\n(.*?)\n[ \t]*\2[ \t]*$",
-    re.DOTALL | re.MULTILINE,
-)
-"""`read -r -d '' NAME <<EOF`: a command kept in a variable, which is the custom of its examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +53,9 @@ def read_openrlhf(path: Path, variables: Mapping[str, str]) -> Flags:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    text = _HELD.sub(lambda held: f"{held[1]}='{held[3].replace(chr(39), '')}'", text)
     starts = [
         (command, position, program)
-        for command in read_commands(text, variables)
+        for command in read_commands(text, variables, path=str(path))
         for position, program in [_program(command.words)]
         if program
     ]
@@ -82,8 +76,7 @@ def read_openrlhf(path: Path, variables: Mapping[str, str]) -> Flags:
             f"{path} starts {program}, which strop has no counterpart of: it trains with rewards (train_ppo_ray), "
             f"on conversations (train_sft) and on preferences (train_dpo, train_kto, train_rm)"
         )
-    found = tuple(_flags(command, position + 1, path.name))
-    return Flags(program=program, found=found)
+    return Flags(program=program, found=tuple(flags_of(command, position + 1, path.name)))
 
 
 def _program(words: Sequence[Word]) -> tuple[int, str]:
@@ -93,6 +86,17 @@ def _program(words: Sequence[Word]) -> tuple[int, str]:
         if program is not None:
             return position, program[1]
     return 0, ""
+
+
+def flags_of(command: Command, start: int, name: str) -> list[Found]:
+    """The flags of a command, from a position among its words on.
+
+    Args:
+        command: with `--name value ...`, or `--name=value`.
+        start: the position.
+        name: of the file it stands in.
+    """
+    return list(_flags(command, start, name))
 
 
 def _flags(command: Command, start: int, name: str) -> Iterator[Found]:

@@ -16,6 +16,9 @@ from strop.config.yaml_text import parse
 PROGRAM = re.compile(r"(?:^|[./])(main_\w+|fully_async_main|\w*sft_trainer\w*)(?:\.py)?$")
 """Programs that take the settings: verl.trainer.main_ppo, recipe.dapo.main_dapo, verl.trainer.fsdp_sft_trainer."""
 
+MODELSCOPE = "VERL_USE_MODELSCOPE"
+"""Variable by which verl takes names of models to be ModelScope's."""
+
 GIVEN = " (given)"
 """Mark of a configuration file that is read along with the script that names it."""
 
@@ -68,6 +71,7 @@ def read_verl(files: Sequence[Path], variables: Mapping[str, str]) -> Source:
     """
     found: list[Found] = []
     is_sft = False
+    trees = {path.stem for path in files if path.suffix in (".yaml", ".yml")}
     for path in files:
         try:
             text = path.read_text(encoding="utf-8")
@@ -82,8 +86,11 @@ def read_verl(files: Sequence[Path], variables: Mapping[str, str]) -> Source:
         else:
             command, start = _training(text, path, variables)
             is_sft = is_sft or "sft" in command.words[start].text
-            found.extend(_settings(command, start, path.name))
-    trees = {path.stem for path in files if path.suffix in (".yaml", ".yml")}
+            settings = list(_settings(command, start, path.name))
+            for named in _named_files(settings, path, files):
+                found.extend(_leaves(_tree(named.read_text(encoding="utf-8"), named), "", named.name))
+                trees.add(named.stem)
+            found.extend(settings)
     return Source(found=tuple(_with_given(one, trees) for one in found), is_sft=is_sft)
 
 
@@ -91,6 +98,29 @@ def _with_given(one: Found, trees: Collection[str]) -> Found:
     """The name of a configuration file with a mark, where that file is among those that are read."""
     is_given = one.key == "--config-name" and str(one.value).removesuffix(".yaml") in trees
     return dataclasses.replace(one, value=f"{one.value}{GIVEN}") if is_given else one
+
+
+def _named_files(settings: Sequence[Found], script: Path, given: Sequence[Path]) -> list[Path]:
+    """Configuration files that a script names by --config-path and --config-name and that are there, those that they
+    build on first; none where one of that name was given."""
+    said = {one.key: str(one.value) for one in settings if one.key.startswith("--config-")}
+    name = said.get("--config-name", "").removesuffix(".yaml")
+    place = said.get("--config-path") or said.get("--config-dir") or "."
+    if not name or any(path.stem == name for path in given):
+        return []
+    for folder in (Path(place), script.parent / place):
+        if (folder / f"{name}.yaml").is_file():
+            return _with_bases(folder / f"{name}.yaml", [])
+    return []
+
+
+def _with_bases(path: Path, seen: Sequence[Path]) -> list[Path]:
+    """A configuration file behind those of its folder that its `defaults` name."""
+    tree = _tree(path.read_text(encoding="utf-8"), path)
+    names = [one for one in tree.get("defaults") or [] if isinstance(one, str) and one != "_self_"]
+    bases = [path.with_name(f"{name.removesuffix('.yaml')}.yaml") for name in names]
+    chosen = [base for base in bases if base.is_file() and base not in (*seen, path)]
+    return [*(one for base in chosen for one in _with_bases(base, (*seen, path))), path]
 
 
 def _tree(text: str, path: Path) -> dict[str, Any]:
@@ -120,7 +150,7 @@ def _leaves(tree: Mapping[Any, Any], prefix: str, place: str) -> Iterator[Found]
 def _training(text: str, path: Path, variables: Mapping[str, str]) -> tuple[Command, int]:
     """The one command that starts a training, and the position of the program among its words."""
     starts = []
-    for command in read_commands(text, variables):
+    for command in read_commands(text, variables, path=str(path)):
         position = _program(command)
         if position is not None:
             starts.append((command, position))
@@ -155,10 +185,9 @@ def _program(command: Command) -> int | None:
 
 def _settings(command: Command, start: int, name: str) -> Iterator[Found]:
     place = f"{name}, line {command.line}"
-    for word in command.words[:start]:
-        option = re.match(r"^--(nproc[-_]per[-_]node|nnodes|num[-_]processes)=(\d+)$", word.text)
-        if option:
-            yield Found(key=f"torchrun.{option[1].replace('-', '_')}", value=int(option[2]), place=place)
+    if command.environment.get(MODELSCOPE, "").lower() in ("true", "1"):
+        yield Found(key=MODELSCOPE, value=True, place=place)
+    yield from processes_of(command.words[:start], place)
     words = iter(command.words[start + 1 :])
     for word in words:
         here = f"{name}, line {word.line}"
@@ -170,6 +199,34 @@ def _settings(command: Command, start: int, name: str) -> Iterator[Found]:
             yield Found(key=_option_name(option_name), value=text, place=here)
         else:
             yield _setting(word, here)
+
+
+def processes_of(words: Sequence[Word], place: str) -> Iterator[Found]:
+    """How many processes torchrun or accelerate is told to start."""
+    for word, behind in zip(words, [*words[1:], None], strict=True):
+        option = re.match(r"^--(nproc[-_]per[-_]node|nnodes|num[-_]processes)(?:=(.*))?$", word.text)
+        if option is None or (option[2] is None and behind is None):
+            continue
+        said = word if option[2] is not None or behind is None else behind
+        text = said.text if option[2] is None else option[2]
+        key = f"torchrun.{option[1].replace('-', '_')}"
+        if text.isdigit():
+            yield Found(key=key, value=int(text), place=place)
+        elif not (said.unresolved or text.startswith("$")):
+            yield Found(key=key, value=text, place=place, problem="is no number that is known here")
+        else:
+            yield Found(
+                key=key,
+                value=text,
+                place=place,
+                unresolved=said.unresolved or (text,),
+                way_out=_way_out(said),
+            )
+
+
+def _way_out(word: Word) -> str:
+    give = "".join(f" --set {name}=VALUE" for name in dict.fromkeys(word.variables))
+    return f"give it with --set, for example{give}" if give else "write the value itself into the script"
 
 
 def _option_name(text: str) -> str:
@@ -192,11 +249,12 @@ def _setting(word: Word, place: str) -> Found:
         return Found(key=key, value=rest[1:], place=place, kind="reset")
     text = rest[1:]
     if word.unresolved:
-        give = "".join(f" --set {name}=VALUE" for name in dict.fromkeys(word.variables))
-        way_out = (
-            f"give it with --set, for example{give}" if give else "write the value itself into the script"
-        )
-        return Found(key=key, value=text, place=place, unresolved=word.unresolved, way_out=way_out)
+        return Found(key=key, value=text, place=place, unresolved=word.unresolved, way_out=_way_out(word))
+    if word.condition:
+        return Found(
+            key=key, value=text, place=place, unresolved=(f"line {word.condition}",),
+            why="has a condition that is not known here", way_out="set it if it holds",
+        )  # fmt: skip
     try:
         value = parse_override(f"key={text}").value
     except ValueError as error:

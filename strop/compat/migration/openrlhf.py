@@ -20,7 +20,13 @@ from strop.compat.migration.outcomes import (
     refuse,
     skip,
 )
-from strop.compat.migration.rules import model_path
+from strop.compat.migration.rules import (
+    installed_trackers,
+    model_path,
+    shown_as,
+    tracker_names,
+    without_trackers,
+)
 from strop.compat.migration.tables import Migration, Table, apply_table, read_table
 
 SOURCE = "openrlhf"
@@ -165,6 +171,8 @@ def samples_per_update(key: str, value: Any, facts: Facts) -> Outcome:
 
 
 def _longest(facts: Facts) -> int:
+    if facts.get("today") and facts.get("max_len"):
+        return facts.whole("max_len")
     return facts.whole("prompt_max_len") + facts.whole("generate_max_len")
 
 
@@ -362,7 +370,20 @@ def ahead(key: str, value: Any, facts: Facts) -> Outcome:
 
 def boards(value: Any, facts: Facts) -> Any:
     """Where metrics go."""
-    return ["console", "jsonl", "tensorboard"] if value else skip("not set")
+    if not value:
+        return skip("not set")
+    wanted = ["wandb"] if facts.get("use_wandb") else []
+    found, missing = tracker_names(wanted, installed_trackers())
+    ours = ["console", "jsonl", *found]
+    if missing or facts.get("use_tensorboard"):
+        ours.append("tensorboard")
+    note = f"{without_trackers(missing)}; metrics.jsonl and TensorBoard instead" if missing else ""
+    return many({"trainer.trackers": ours}, note)
+
+
+def shown(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """What trackers call the run."""
+    return shown_as(value, ["wandb"] if facts.get("use_wandb") else [], ours=ours)
 
 
 def _two(value: Any) -> tuple[float, float]:
@@ -400,7 +421,7 @@ FUNCTIONS = {
             kl,
             adaptive_kl,
         ),
-        *(band, correction, limits, band_of_weights, boards, model_path),
+        *(band, correction, limits, band_of_weights, boards, shown, model_path),
     )
 }
 """What the rows of its tables name."""

@@ -7,12 +7,13 @@ computation, an argument of the command line) is reported as it is written.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from strop.compat.migration.found import Found
+from strop.compat.migration.python_values import copied_functions, literal
 from strop.compat.migration.trl_loop import COMMANDS, KINDS
 
 CONFIGS = tuple(f"{kind}Config" for kind in KINDS)
@@ -51,21 +52,33 @@ class Script:
     found: tuple[Found, ...]
     kind: str
     """Of strop.compat.migration.trl_loop.KINDS."""
+    processes: int | None = None
+    """With how many it is started; None where nothing says so."""
+    copied: str = ""
+    """Text of the file for its reward functions; empty where they are loaded from where they are."""
 
 
-def read_calls(path: Path) -> Script:
+def read_calls(
+    path: Path, variables: Mapping[str, str] | None = None, *, rewards: Path | None = None
+) -> Script:
     """The settings of the one training in a script.
+
+    Args:
+        path: of the script.
+        variables: values of environment variables that it asks for.
+        rewards: the file that its reward functions may be copied into, where the script itself cannot be loaded.
 
     Raises:
         ValueError: it is no Python, or trains nothing that strop knows, or several things.
         OSError: it cannot be read.
     """
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text, filename=str(path))
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise ValueError(f"{path}{line} is not Python: {getattr(error, 'msg', error)}") from error
-    reader = _Reader(tree, path)
+    reader = _Reader(tree, text, path, variables or {}, rewards)
     kinds = {name.removesuffix("Trainer").removesuffix("Config") for name, _ in reader.calls}
     others = sorted(
         {_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)} & set(OTHER_TRAINERS)
@@ -79,14 +92,25 @@ def read_calls(path: Path) -> Script:
             f"{path} trains in several ways ({', '.join(sorted(kinds))}): copy the one to migrate into a file of "
             f"its own"
         )
-    return Script(found=tuple(reader.settings()), kind=kinds.pop())
+    return Script(found=tuple(reader.settings()), kind=kinds.pop(), copied=reader.copied)
 
 
 class _Reader:
     """A parsed script and the names in it."""
 
-    def __init__(self, tree: ast.Module, path: Path) -> None:
-        self.tree, self.path = tree, path
+    def __init__(
+        self,
+        tree: ast.Module,
+        text: str,
+        path: Path,
+        variables: Mapping[str, str],
+        rewards: Path | None,
+    ) -> None:
+        self.tree, self.text, self.path = tree, text, path
+        self.variables, self.rewards = variables, rewards
+        self.copied = ""
+        self.asked: list[str] = []
+        """Names of its reward functions."""
         self.assigned: dict[str, list[ast.expr]] = {}
         self.bodies = {
             id(statement): id(node)
@@ -168,8 +192,8 @@ class _Reader:
         ):
             node = self._followed(node.args[0])
         try:
-            return Found(key=key, value=ast.literal_eval(node), place=place)
-        except (ValueError, TypeError, SyntaxError):
+            return Found(key=key, value=self._literal(node), place=place)
+        except ValueError:
             text, way_out = ast.unparse(node), _WAY_OUT
             if argument in _DATA:
                 section = COMMANDS.get(name.removesuffix("Trainer"), "")
@@ -194,6 +218,14 @@ class _Reader:
             node = values[0]
         return node
 
+    def _literal(self, node: ast.expr) -> Any:
+        """The value of an expression of literals, names that stand for them, and environment variables with a default.
+
+        Raises:
+            ValueError: it has none that is known.
+        """
+        return literal(node, self._followed, self.variables)
+
     def _argument(self, node: ast.Attribute) -> ast.expr | None:
         """What `args.name` stands for, where args is a configuration that the script makes."""
         made = self._followed(node.value) if isinstance(node.value, ast.Name) else node.value
@@ -204,14 +236,17 @@ class _Reader:
     def _dataset(self, node: ast.expr) -> dict[str, Any] | None:
         """The literal arguments of load_dataset(...), and what is done to its rows afterwards; None for others."""
         steps: list[str] = []
+        chosen = None  # of the splits that are loaded together
         for _ in range(_LONGEST_CHAIN):
             node = self._followed(node)
             match node:
+                case ast.Subscript(value=inner, slice=ast.Constant(value=str(name))):
+                    node, chosen = inner, name
                 case ast.Subscript(value=inner):
                     node = inner
                 case ast.Call(func=ast.Attribute(value=inner, attr=method)) if method != "load_dataset":
                     steps.insert(0, method)
-                    node = inner
+                    node, chosen = inner, None if method == "train_test_split" else chosen
                 case ast.Call() if _name(node.func) == "load_dataset":
                     break
                 case _:
@@ -219,13 +254,13 @@ class _Reader:
         if not isinstance(node, ast.Call):
             return None
         try:
-            arguments = [ast.literal_eval(self._followed(argument)) for argument in node.args]
+            arguments = [self._literal(argument) for argument in node.args]
             named = {
-                keyword.arg: ast.literal_eval(self._followed(keyword.value))
+                keyword.arg: self._literal(keyword.value)
                 for keyword in node.keywords
                 if keyword.arg in ("path", "name", "data_files", "split")
             }
-        except (ValueError, TypeError, SyntaxError):
+        except ValueError:
             return None
         positional = dict(zip(("path", "name"), arguments, strict=False))
         named = {**positional, **named}
@@ -233,15 +268,15 @@ class _Reader:
             "path": named.get("path"),
             "name": named.get("name"),
             "data_files": named.get("data_files"),
-            "split": named.get("split"),
+            "split": named.get("split") or chosen,
             "steps": steps,
         }
 
     def _rewards(self, node: ast.expr) -> list[dict[str, Any]]:
         node = self._followed(node)
-        return [
-            self._reward(item) for item in (node.elts if isinstance(node, ast.List | ast.Tuple) else [node])
-        ]
+        items = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+        self.asked = [one.id for one in items if isinstance(one, ast.Name) and one.id in self.functions]
+        return [self._reward(item) for item in items]
 
     def _reward(self, node: ast.expr) -> dict[str, Any]:
         """Where a reward comes from."""
@@ -249,12 +284,12 @@ class _Reader:
             module, name = self.imported[node.id]
             return {"from": "module", "module": module, "name": name, "folder": str(self.path.parent)}
         if isinstance(node, ast.Name) and node.id in self.functions:
-            return {
-                "from": "script",
-                "path": str(self.path),
-                "name": node.id,
-                "why_not": self._why_not_loaded(),
-            }
+            why_not = self._why_not_loaded()
+            if why_not and self.rewards is not None:
+                self.copied = copied_functions(self.tree, self.text, self.asked)
+            if self.copied:
+                return {"from": "copy", "path": str(self.rewards), "name": node.id}
+            return {"from": "script", "path": str(self.path), "name": node.id, "why_not": why_not}
         followed = self._followed(node)
         if isinstance(followed, ast.Constant) and isinstance(followed.value, str):
             return {"from": "model", "path": followed.value}

@@ -18,9 +18,12 @@ condition and what is said where it does not hold: a function of the module, or 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from strop.compat.migration.found import MODELSCOPE
 from strop.compat.migration.outcomes import (
     Facts,
     Outcome,
@@ -38,6 +41,7 @@ from strop.trainer.trackers import check_trackers
 Functions = Mapping[str, Callable[..., Any]]
 """What `by`, `as` and `only_if` name beside the conversions here: rules, conversions (value, facts), conditions."""
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _KINDS = ("to", "not_needed", "not_there", "refused", "unless", "when_true", "below", "noted", "by")
 
 
@@ -185,7 +189,14 @@ def model_path(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     """A model folder, or the name of a model on a hub: the same words here."""
     if not isinstance(value, str) or not value:
         return skip("not set")
+    if facts.get(MODELSCOPE) is True and _HUB_NAME.fullmatch(value) and not Path(value).exists():
+        return many({ours: f"modelscope:{value}"}, f"by {MODELSCOPE}")
     return many({ours: value}, "")
+
+
+def on_modelscope(key: str, value: Any, facts: Facts) -> Outcome:
+    """The variable that takes models by name from ModelScope."""
+    return many({}, "in the names of models: modelscope:ORG/NAME")
 
 
 TRACKERS = {
@@ -193,6 +204,26 @@ TRACKERS = {
     "comet_ml": "comet",
 }
 """Trackers by the names that verl and transformers have for them."""
+
+
+IN_FOLDER = frozenset({"console", "file", "jsonl", "tensorboard", "none"})
+"""Trackers that keep a run by its folder, and not by a project and a name."""
+
+
+def shown_as(value: Any, trackers: Any, *, ours: str) -> Outcome:
+    """A project or a name under which trackers of other people show a run.
+
+    Args:
+        value: the name; one that a shell makes, such as with a date, is left to strop.
+        trackers: the other library's setting for them, a name or a list of names.
+        ours: our key.
+    """
+    names = {trackers} if isinstance(trackers, str) else set(trackers or [])
+    if not names - IN_FOLDER:
+        return skip("the run folder is what --out names")
+    if not isinstance(value, str) or not value or "$" in value or "`" in value:
+        return skip(f"a run has the name of its folder, and another one by {ours}")
+    return many({ours: value})
 
 
 def installed_trackers() -> dict[str, str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -143,13 +143,18 @@ class Migration:
 
     rows: tuple[Row, ...]
 
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of ours, by their full keys, that are given beside the files."""
+
     @property
     def values(self) -> dict[str, Any]:
-        """Our configuration, nested, in the order of the rows; a later row wins."""
+        """Our configuration, nested, in the order of the rows; a later row wins, and what is given beside them."""
         nested: dict[str, Any] = {}
         for row in self.rows:
             for key, value in row.outcome.ours.items():
                 _put(nested, key.split("."), value)
+        for key, value in self.own.items():
+            _put(nested, key.split("."), value)
         return nested
 
     @property
@@ -204,6 +209,10 @@ def apply_table(
 
 def _outcome(one: Found, table: Table, facts: Facts) -> Outcome:
     if one.problem:
+        rule = table.find(one.key)
+        answer = _ask(table, one.key, one.value, facts) if rule is not None and one.value != "" else None
+        if answer is not None and answer.status == "not needed":
+            return answer  # whatever it says
         return Outcome(status="unknown", note=one.problem)
     if one.kind == "reset":
         return skip("takes the key away again, so the default holds")

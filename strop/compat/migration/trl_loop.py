@@ -19,7 +19,7 @@ from strop.compat.migration.outcomes import (
     refuse,
     skip,
 )
-from strop.compat.migration.rules import installed_trackers, tracker_names, without_trackers
+from strop.compat.migration.rules import installed_trackers, shown_as, tracker_names, without_trackers
 
 KINDS = ("GRPO", "RLOO", "SFT", "PPO", "DPO", "KTO", "Reward")
 COMMANDS = {"SFT": "sft", "DPO": "prefer", "KTO": "prefer", "Reward": "prefer"}
@@ -175,6 +175,11 @@ def trackers(value: Any, facts: Facts) -> Outcome:
     return many({"trainer.trackers": ours}, note)
 
 
+def shown(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """What trackers call the run."""
+    return shown_as(value, argument(facts, "report_to"), ours=ours)
+
+
 FUNCTIONS = {
     function.__name__: function
     for function in (
@@ -191,6 +196,7 @@ FUNCTIONS = {
         epochs,
         precision,
         trackers,
+        shown,
     )
 }
 """What the rows of trl.toml name."""

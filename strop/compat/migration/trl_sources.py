@@ -46,7 +46,10 @@ def rewards(key: str, value: Any, facts: Facts) -> Outcome:
         ours |= {} if weight == 1 else {"reward.weight": weight}
     elif places:
         ours["reward.functions"] = places
-    return many(ours, "columns of the data reach the function by name, as in TRL")
+    note = "columns of the data reach the function by name, as in TRL"
+    if any(part["from"] == "copy" for part, _ in functions):
+        note += "; with OUT a copy of the functions is written, since the script cannot be loaded without TRL"
+    return many(ours, note)
 
 
 _PROMPT = "rows need a column `prompt`: data.prompt_key names another"
@@ -60,7 +63,7 @@ _COLUMNS = {
 
 
 def _file(function: Mapping[str, Any]) -> str:
-    if function["from"] == "script":
+    if function["from"] in ("script", "copy"):
         return str(function["path"])
     return str(Path(function["folder"]).joinpath(*str(function["module"]).split(".")).with_suffix(".py"))
 

@@ -18,7 +18,14 @@ from strop.compat.migration.outcomes import (
     refuse,
     skip,
 )
-from strop.compat.migration.rules import installed_trackers, model_path, tracker_names, without_trackers
+from strop.compat.migration.rules import (
+    installed_trackers,
+    model_path,
+    on_modelscope,
+    shown_as,
+    tracker_names,
+    without_trackers,
+)
 from strop.compat.migration.tables import Migration, Table, apply_table, read_table
 
 A, R, M, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
@@ -90,6 +97,8 @@ def _inherited(facts: Facts, defaults: Any) -> Iterator[tuple[str, Any]]:
         written.append(f"{A}.clip_ratio_c")
     if loss == "kl_cov":
         written.append(f"{A}.policy_loss.ppo_kl_coef")
+    if has_tools(facts):
+        written.append(f"{R}.multi_turn.format")
     if facts.get("algorithm.filter_groups.enable") is True:
         written.append("algorithm.filter_groups.metric")
     yield from ((key, defaults[key]) for key in written)
@@ -220,6 +229,12 @@ def sft_ranks(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"resources.ranks": integer(value), "resources.runtime": "ray"}, "processes")
 
 
+def sft_column(key: str, value: Any, facts: Facts, *, ours: str, inside: str) -> Outcome:
+    """A column of texts, or the text inside a column of records."""
+    names = facts.get(inside) or []
+    return many({ours: ".".join([str(value), *map(str, names)])}, "" if not names else "the text inside")
+
+
 def sft_micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
     """Conversations of a pass as tokens."""
     tokens = integer(value) * facts.whole("data.max_length")
@@ -297,6 +312,11 @@ def trackers(value: Any, facts: Facts) -> Outcome:
     ours += [name for name in ("jsonl", "tensorboard")[: 1 + bool(missing)] if name not in ours]
     note = f"{without_trackers(missing)}; metrics.jsonl and TensorBoard instead" if missing else ""
     return many({"trainer.trackers": ours}, note or "metrics.jsonl is what `strop doctor RUN` reads")
+
+
+def shown(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """What trackers call the run."""
+    return shown_as(value, facts.get("trainer.logger"), ours=ours)
 
 
 def critic_warmup(value: Any, facts: Facts) -> Any:
@@ -447,12 +467,31 @@ FUNCTIONS = {
     function.__name__: function
     for function in (
         *(uses_reference, uses_critic, has_tools, has_turns, samples_per_update, token_budget, micro_batch),
-        *(reward_micro_batch, warmup, warmup_share, ranks, sft_ranks, sft_micro_batch, filter_overlong),
-        *(truncation, sample_limit, generated, precision, saved, value_aggregation, trackers, critic_warmup),
+        *(
+            reward_micro_batch,
+            warmup,
+            warmup_share,
+            ranks,
+            sft_ranks,
+            sft_column,
+            sft_micro_batch,
+            filter_overlong,
+        ),
+        *(
+            truncation,
+            sample_limit,
+            generated,
+            precision,
+            saved,
+            value_aggregation,
+            trackers,
+            shown,
+            critic_warmup,
+        ),
         *(config_name, greedy_validation, validation_temperature, validation_answers, validation_alone),
         *(samples_in_validation, rounds, clips_beside_the_optimizer, interactions, default_agent),
         *(function_name, sandbox_server, manager),
-        *(manager_file, model_only, model_path),
+        *(manager_file, model_only, model_path, on_modelscope),
         *verl_algorithm.FUNCTIONS,
         *verl_async.FUNCTIONS,
     )

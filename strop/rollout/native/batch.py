@@ -22,6 +22,7 @@ from strop.rollout.native.fused import agrees, fused_step
 from strop.rollout.native.prefill import Given, Prefill
 from strop.rollout.native.request import Request
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
+from strop.rollout.native.states import SlotStates, num_bytes
 from strop.rollout.types import StopReason
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class DecodeBatch:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._cache = SlotCache(max_running)
+        self._states = SlotStates(max_running)
         self.prefill = Prefill(model, reuses=reuses)
         self._fused = fused_step(model)
         self._is_checked = False  # the joined step gives what the model's own forward pass gives
@@ -60,7 +62,7 @@ class DecodeBatch:
     @property
     def cache_bytes(self) -> int:
         """Memory of the running sequences' keys and values, and of those kept for later requests."""
-        return self._cache.num_bytes + self.prefill.num_bytes
+        return self._cache.num_bytes + self._states.num_bytes + self.prefill.num_bytes
 
     def put_back(self) -> None:
         """Forget everything computed: running sequences wait again, first of all, to go on where they are."""
@@ -77,6 +79,7 @@ class DecodeBatch:
         assert not self.running, "running sequences need the cache"
         self.prefill.forget()
         self._cache.free()
+        self._states.free()
         if self._fused is not None:
             self._fused.free()
 
@@ -160,12 +163,14 @@ class DecodeBatch:
 
     def _enter(self, group: Sequence[Request], given: Given) -> int:
         """Give slots to requests of which the same is given; how many found room."""
+        self._cache.state_bytes = num_bytes(given.states)
         self._cache.form_like(given.key_values)  # the first time of all, room is known only from here on
         count, length = self._num_fitting(group), len(given.token_ids)
         slots = range(len(self.running), len(self.running) + count)
         if not count or not self._cache.reserve(max(self._longest, length), num_slots=slots.stop):
             return 0
         self._cache.write(slots, given.key_values)
+        self._states.write(slots, given.states)
         for slot, request in zip(slots, group, strict=False):
             how = request.sampling
             position = how.position + len(request.token_ids)
@@ -231,7 +236,7 @@ class DecodeBatch:
 
     def _own(self, ids: Tensor, lengths: Tensor, shifts: Tensor, num_tokens: int) -> Tensor:
         """Logits [B, V] by the model's own forward pass."""
-        attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens)
+        attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens, states=self._states)
         hidden = self._model.hidden(ids[None], (lengths + shifts)[None], attention)
         return self._model.head.logits(hidden)
 
@@ -273,6 +278,7 @@ class DecodeBatch:
         last = len(self.running) - 1
         if slot != last:
             self._cache.move(last, slot, int(self._rows["length"][last]))
+            self._states.move(last, slot)
             self._rows[slot] = self._rows[last]
             self.running[slot] = self.running[last]
         self.running.pop()

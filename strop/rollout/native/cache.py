@@ -18,7 +18,9 @@ from torch import Tensor
 
 from strop.base.memory import free_bytes
 from strop.engines.attention import AttentionForm
+from strop.engines.recurrent import Run
 from strop.rollout.native.kernel import decode_kernel
+from strop.rollout.native.states import SlotStates
 
 GROW_TOKENS = 64
 """The cache grows along its time axis to multiples of this many tokens ..."""
@@ -37,6 +39,8 @@ class SlotCache:
         self._data: Tensor | None = None
         self._expected = 0
         self._used = (0, 0)  # most slots and tokens so far
+        self.state_bytes = 0
+        """Memory that a slot takes elsewhere, however many tokens it has."""
 
     def expect(self, num_tokens: int) -> None:
         """A sequence may get so long: on a CPU there is room for as many from the beginning, where memory allows it,
@@ -101,7 +105,7 @@ class SlotCache:
         if self._data.device.type == "cpu":
             sizes.insert(0, (self.capacity, max(spare_tokens, self._expected)))
         for size in sizes:
-            if size[0] * size[1] * self._token_bytes <= room:
+            if size[0] * (size[1] * self._token_bytes + self.state_bytes) <= room:
                 return size
         return None
 
@@ -145,12 +149,16 @@ class SlotCache:
 class DecodeAttention:
     """One query token per running sequence, over the sequence's own cache."""
 
-    def __init__(self, cache: SlotCache, lengths: Tensor, *, num_tokens: int) -> None:
-        """`lengths` [B] int64: tokens already in each slot; the new token goes behind them.
-
-        `num_tokens` is the longest one with its new token.
+    def __init__(
+        self, cache: SlotCache, lengths: Tensor, *, num_tokens: int, states: SlotStates | None = None
+    ) -> None:
+        """Args:
+        cache: keys and values of the sequences.
+        lengths: [B] int64, tokens already in each slot; the new token goes behind them.
+        num_tokens: the longest one with its new token.
+        states: of layers that carry one.
         """
-        self._cache = cache
+        self._cache, self._states = cache, states
         self._lengths = lengths
         self._slots = torch.arange(len(lengths), device=lengths.device)
         self._num_tokens = num_tokens
@@ -182,6 +190,11 @@ class DecodeAttention:
             probs = form.weights(scores.unsqueeze(3), mask.unsqueeze(3)).squeeze(3)
         output = torch.matmul(probs.to(values.dtype), values)
         return output.view(b, -1, value_dim).to(query.dtype)
+
+    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
+        """Output [B, D] of a layer that carries a state, for one token of each sequence; the states go on."""
+        assert self._states is not None, "a model with such layers has states"
+        return run(hidden[:, None], self._states.layer(layer, len(hidden)))[:, 0]
 
     def _mask(self, form: AttentionForm, like: Tensor) -> Tensor:
         """[B, 1, 1, T]: 0 where a key may be seen, -inf where not; made once per step."""

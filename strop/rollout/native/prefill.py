@@ -12,8 +12,10 @@ from torch import Tensor
 from strop.engines.attention import AttentionForm, PackedAttention, Segment
 from strop.engines.causal_lm import CausalLM
 from strop.engines.packing import joined_positions, next_position
+from strop.engines.recurrent import LayerState, Run
 from strop.rollout.native.prefixes import Prefix, PrefixStore, beginnings
 from strop.rollout.native.request import Request
+from strop.rollout.native.states import States
 
 PREFILL_TOKENS = 4096
 """Given tokens computed in one step, beside one token of every running sequence; a prompt with media is never cut."""
@@ -24,9 +26,21 @@ ENDED = 4096
 class PrefillAttention:
     """Packed attention to the tokens of a piece and of the prefixes that they continue; keeps keys and values."""
 
-    def __init__(self, attention: PackedAttention, prefixes: Sequence[Tensor]) -> None:
-        """`prefixes` [2, L, Hkv, P, D] lie in the attention's row one after another, behind the tokens."""
-        self._attention = attention
+    def __init__(
+        self,
+        attention: PackedAttention,
+        prefixes: Sequence[Tensor],
+        segments: Sequence[Segment] = (),
+        states: Sequence[States] = (),
+    ) -> None:
+        """Args:
+        attention: of the row.
+        prefixes: [2, L, Hkv, P, D]; they lie in the attention's row one after another, behind the tokens.
+        segments: the pieces of the row.
+        states: of each piece, what it continues in layers that carry a state; empty where nothing came before.
+        """
+        self._attention, self._segments, self._before = attention, segments, states
+        self._behind: list[list[tuple[Tensor, Tensor]]] = [[] for _ in segments]
         self._prefixes = torch.cat(list(prefixes), dim=3).transpose(2, 3) if prefixes else None
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -41,6 +55,20 @@ class PrefillAttention:
             key = torch.cat([key, self._prefixes[0, layer, :, :heads, :dim].to(key.dtype)])
             value = torch.cat([value, self._prefixes[1, layer, :, :heads, :value_dim].to(value.dtype)])
         return self._attention.attend(layer, query, key, value, form)
+
+    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
+        """Output [N, D] of a layer that carries a state, of each piece by itself; the states behind them are kept."""
+        outputs = []
+        for piece, before, behind in zip(self._segments, self._before, self._behind, strict=True):
+            assert layer == len(behind), "layers run in order, each once"
+            state = LayerState(*(part.clone() for part in before[layer])) if before else LayerState()
+            outputs.append(run(hidden[None, piece.start : piece.start + piece.length], state)[0])
+            behind.append(state.kept())
+        return torch.cat(outputs)
+
+    def states(self, piece: int) -> States:
+        """The states behind a piece."""
+        return tuple(self._behind[piece])
 
     def key_values(self, dtype: torch.dtype) -> Tensor:
         """[2, L, Hkv, N, D]: keys and values of all layers and packed tokens."""
@@ -65,6 +93,8 @@ class Given:
     logits: Tensor  # [V]
     shift: int
     """Position of the next token, less the number of tokens: an image has fewer positions than tokens."""
+    states: States = ()
+    """Of layers that carry a state, behind the last token."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +105,7 @@ class _Piece:
     prefix: Tensor | None  # [2, L, Hkv, start, D], computed before
     start: int
     stop: int
+    states: States = ()  # computed before
 
 
 class Prefill:
@@ -82,11 +113,11 @@ class Prefill:
 
     def __init__(self, model: CausalLM, *, reuses: bool = True) -> None:
         """With `reuses`, a request may begin with tokens that were computed for others."""
-        self._model, self._reuses = model, reuses
+        self._model = model
+        self._reuses = reuses and not model.num_recurrent  # states are known behind the last token alone
         self._done: dict[Hashable, Given] = {}  # wanted by a request that waits
-        self._begun: dict[
-            Hashable, Tensor
-        ] = {}  # keys and values of the first tokens of what is too long for a step
+        # Keys and values, and states, of the first tokens of what is too long for a step.
+        self._begun: dict[Hashable, tuple[Tensor, States]] = {}
         self._store = PrefixStore()
         # Hashes of the prompts of ended sequences, each with the first token behind it; the last one at the end.
         self._ended: dict[int, None] = {}
@@ -151,35 +182,35 @@ class Prefill:
         for request in requests:
             if request.given_key in self._done:
                 continue
-            start, prefix = self._found(request)
+            start, prefix, states = self._found(request)
             size = len(request.given_ids) - start
             if size > room and request.media and pieces:
                 break
             size = size if request.media else min(size, room)
-            pieces.append(_Piece(request, prefix, start, start + size))
+            pieces.append(_Piece(request, prefix, start, start + size, states))
             room -= size
             if room <= 0:
                 break
         if pieces:
             self._compute(pieces)
 
-    def _found(self, request: Request) -> tuple[int, Tensor | None]:
-        """How many first tokens of a request are computed, and their keys and values."""
+    def _found(self, request: Request) -> tuple[int, Tensor | None, States]:
+        """How many first tokens of a request are computed, their keys and values, and the states behind them."""
         begun = self._begun.pop(request.given_key, None)
         if begun is not None:
-            return begun.shape[3], begun
+            return begun[0].shape[3], *begun
         if request.media:
-            return 0, None
+            return 0, None, ()
         if not self._goes_on and any(one in self._ended for one in beginnings(request.prompt_ids)):
             self._goes_on = True
             self._ended.clear()
         found = self._store.find(request.given_ids)
         if found is None:
-            return 0, None
+            return 0, None, ()
         prefix, shared = found
         shared = min(shared, len(request.given_ids) - 1)  # the last token is computed for its logits
         self.num_reused += shared
-        return (shared, prefix.key_values[:, :, :, :shared]) if shared else (0, None)
+        return (shared, prefix.key_values[:, :, :, :shared], ()) if shared else (0, None, ())
 
     def _compute(self, pieces: Sequence[_Piece]) -> None:
         """One forward pass over these pieces."""
@@ -196,6 +227,8 @@ class Prefill:
         attention = PrefillAttention(
             PackedAttention(segments, device=model.device),
             [piece.prefix for piece in pieces if piece.prefix is not None],
+            segments,
+            [piece.states for piece in pieces],
         )
         ids = torch.tensor(
             [token for piece in pieces for token in piece.request.given_ids[piece.start : piece.stop]],
@@ -215,10 +248,12 @@ class Prefill:
             tokens = tokens.clone() if piece.prefix is None else torch.cat([piece.prefix, tokens], dim=3)
             request = piece.request
             if piece.stop < len(request.given_ids):
-                self._begun[request.given_key] = tokens
+                self._begun[request.given_key] = tokens, attention.states(index)
             else:
                 shift = next_position(placed[index]) - piece.stop
-                given = Given(request.given_ids, tokens, logits[index].clone(), shift)
+                given = Given(
+                    request.given_ids, tokens, logits[index].clone(), shift, attention.states(index)
+                )
                 self._done[request.given_key] = given
         self.num_computed += len(ids)
 

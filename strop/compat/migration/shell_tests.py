@@ -1,0 +1,81 @@
+"""What tests and commands of a shell give that ask for nothing but texts and names of folders."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+_NUMBERS = {
+    "-eq": lambda a, b: a == b,
+    "-ne": lambda a, b: a != b,
+    "-lt": lambda a, b: a < b,
+    "-le": lambda a, b: a <= b,
+    "-gt": lambda a, b: a > b,
+    "-ge": lambda a, b: a >= b,
+}
+
+
+def holds(words: Sequence[str]) -> bool | None:
+    """Whether a test holds, such as `[ a = b ]`; None for one that asks for more than texts and numbers.
+
+    Args:
+        words: of the command, from `[`, `[[`, `test`, `true` or `false` on.
+    """
+    head, *inside = words
+    if head in ("true", "false"):
+        return head == "true"
+    closing = {"[": "]", "[[": "]]"}.get(head)
+    if closing and inside[-1:] == [closing]:
+        inside = inside[:-1]
+    if inside[:1] == ["!"]:
+        opposite = holds(["test", *inside[1:]])
+        return None if opposite is None else not opposite
+    match inside:
+        case ["-n", text] | [text]:
+            return text != ""
+        case ["-z", text]:
+            return text == ""
+        case [left, "=" | "==", right]:
+            return fnmatchcase(left, right) if head == "[[" else left == right
+        case [left, "!=", right]:
+            return not (fnmatchcase(left, right) if head == "[[" else left == right)
+        case [left, operator, right] if operator in _NUMBERS:
+            try:
+                return bool(_NUMBERS[operator](int(left), int(right)))
+            except ValueError:
+                return None
+    return None
+
+
+def ran(commands: Sequence[Sequence[str]], here: str | None) -> str | None:
+    """What commands print that name files and folders and do nothing else; None for others.
+
+    Args:
+        commands: with their words.
+        here: the folder in which they run; None where that is not known.
+    """
+    printed = None
+    for command in commands:
+        match [word for word in command if word != "--"]:
+            case ["cd", ("-P" | "-L"), folder] | ["cd", folder]:
+                if here is None:
+                    return None
+                here = posixpath.normpath(posixpath.join(here, folder))
+            case ["pwd"] | ["pwd", "-P" | "-L"]:
+                printed = here
+            case ["dirname", path]:
+                printed = posixpath.dirname(path.rstrip("/")) or ("/" if path.startswith("/") else ".")
+            case ["basename", path]:
+                printed = posixpath.basename(path.rstrip("/"))
+            case ["basename", path, ending]:
+                printed = posixpath.basename(path.rstrip("/")).removesuffix(ending)
+            case ["realpath", path] | ["readlink", "-f", path]:
+                printed = None if here is None else posixpath.normpath(posixpath.join(here, path))
+            case ["echo", *words] if not words or not words[0].startswith("-"):
+                printed = " ".join(words)
+            case _:
+                return None
+        if printed is None and command[0] != "cd":
+            return None
+    return printed

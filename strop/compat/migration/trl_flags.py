@@ -1,0 +1,197 @@
+"""TRL from the command line: `trl grpo --model_name_or_path ...`, its scripts with flags, and its YAML files.
+
+Flags are found under the names that the arguments of the trainer, its configuration and LoraConfig have, as the scripts
+of TRL hand them on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from strop.compat.migration.flags import flags_of
+from strop.compat.migration.found import Found, processes_of
+from strop.compat.migration.python_calls import Script, read_calls
+from strop.compat.migration.shell import Command, read_commands
+from strop.compat.migration.trl_loop import KINDS
+from strop.config.yaml_text import parse
+
+_NAMES = {kind.lower(): kind for kind in KINDS}
+_SCRIPT = re.compile(rf"(?:^|[./])({'|'.join(_NAMES)})(?:_\w+)?(?:\.py)?$")
+_STARTS = re.compile(r"(?:^|/)(?:python[\d.]*|accelerate|torchrun|deepspeed|uv|srun|ray)$")
+_KIND_OF = {
+    "reward_funcs": "GRPO",
+    "num_generations": "GRPO",
+    "max_completion_length": "GRPO",
+    "desirable_weight": "KTO",
+    "center_rewards_coefficient": "Reward",
+    "assistant_only_loss": "SFT",
+    "completion_only_loss": "SFT",
+    "dataset_text_field": "SFT",
+    "packing": "SFT",
+    "max_seq_length": "SFT",
+    "rpo_alpha": "DPO",
+    "precompute_ref_log_probs": "DPO",
+}
+"""Names in a YAML file that one kind of training has, the first that is there counts."""
+_MODEL = {
+    "model_revision": "revision",
+    "dtype": "dtype",
+    "torch_dtype": "dtype",
+    "trust_remote_code": "trust_remote_code",
+    "attn_implementation": "attn_implementation",
+}
+"""Flags of the model, and the arguments of from_pretrained that they become."""
+_LORA = {
+    "lora_r": "r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "lora_target_modules": "target_modules",
+    "lora_modules_to_save": "modules_to_save",
+    "lora_task_type": "task_type",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+    "lora_target_parameters": "target_parameters",
+}
+_PER_NODE = ("num_processes", "nproc_per_node")
+_LAUNCH = ("num_processes", "accelerate_config")
+"""Flags by which `trl` starts processes."""
+_DATA = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split")
+
+
+def read_trl(path: Path, variables: Mapping[str, str], *, rewards: Path) -> Script:
+    """The settings of a training with TRL: a Python script, a launch script with flags, or a YAML file.
+
+    Args:
+        path: of the file.
+        variables: values of variables that it asks for.
+        rewards: the file that reward functions of a Python script may be copied into.
+
+    Raises:
+        ValueError: the file cannot be read as what it is, or trains nothing that strop knows.
+        OSError: it cannot be read.
+    """
+    if path.suffix in (".yaml", ".yml"):
+        flags = _of_yaml(path)
+        names = {one.key for one in flags}
+        kind = next((kind for name, kind in _KIND_OF.items() if name in names), "")
+        if not kind:
+            raise ValueError(
+                f"{path} does not say which training it is for: give the script with the command, such as `trl sft "
+                f"--config {path}`"
+            )
+        return _script(flags, kind)
+    if path.suffix == ".py":
+        return read_calls(path, variables, rewards=rewards)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    commands = read_commands(text, variables, path=str(path))
+    starts = [(command, at, kind) for command in commands for at, kind in [_training(command)] if kind]
+    if len(starts) != 1:
+        raise ValueError(
+            f"{path} starts {len(starts) or 'no'} trainings of TRL; give a Python script with a trainer (.py), a YAML "
+            f"file, or a script with one command such as `trl grpo --model_name_or_path MODEL ...`"
+        )
+    command, at, kind = starts[0]
+    flags = _with_files(flags_of(command, at + 1, path.name), path)
+    started = [
+        one.value for one in processes_of(command.words[:at], path.name) if one.key.endswith(_PER_NODE)
+    ]
+    flags_started = [one.value for one in flags if one.key == "num_processes"]
+    script = _script([one for one in flags if one.key not in _LAUNCH], kind)
+    return replace(
+        script, processes=next((n for n in (*started, *flags_started) if isinstance(n, int)), None)
+    )
+
+
+def _training(command: Command) -> tuple[int, str]:
+    """Position and kind of the training that a command starts; no kind in other commands."""
+    texts = [word.text for word in command.words]
+    for at, text in enumerate(texts):
+        if at and texts[at - 1].rpartition("/")[2] == "trl" and text in _NAMES:
+            return at, _NAMES[text]
+        is_program = text.endswith(".py") or (at and texts[at - 1] == "-m")
+        if is_program and any(_STARTS.search(one) for one in texts[:at]) and (found := _SCRIPT.search(text)):
+            return at, _NAMES[found[1]]
+    return 0, ""
+
+
+def _of_yaml(path: Path) -> list[Found]:
+    tree = parse(path.read_text(encoding="utf-8"), str(path))
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path} holds {tree!r:.60}, but a configuration is a mapping of names to values")
+    return [Found(key=str(name), value=value, place=path.name) for name, value in tree.items()]
+
+
+def _with_files(flags: Sequence[Found], script: Path) -> list[Found]:
+    """The flags behind those of the YAML file that `--config` names."""
+    found: list[Found] = []
+    for one in flags:
+        if one.key != "config":
+            continue
+        places = [Path(str(one.value)), script.parent / str(one.value)]
+        file = next((place for place in places if place.is_file()), None)
+        if file is None:
+            raise ValueError(
+                f"{one.place} names the file {one.value}, which is not there; give it beside {script}"
+            )
+        found += _of_yaml(file)
+    return [*found, *(one for one in flags if one.key != "config")]
+
+
+def _script(flags: Sequence[Found], kind: str) -> Script:
+    return Script(found=tuple(_arguments({one.key: one for one in flags}, kind)), kind=kind)
+
+
+def _arguments(flags: Mapping[str, Found], kind: str) -> Iterator[Found]:
+    """Flags as arguments of the trainer, its configuration and LoraConfig."""
+    config, trainer = f"{kind}Config", f"{kind}Trainer"
+    model = {_MODEL[name]: one.value for name, one in flags.items() if name in _MODEL}
+    has_adapter = "use_peft" in flags and flags["use_peft"].value is not False
+    for name, one in flags.items():
+        if name == "model_name_or_path":
+            yield replace(one, key=f"{trainer}.model", written=name)
+        elif name in _MODEL or name in _DATA or name == "use_peft":
+            continue
+        elif name in _LORA:
+            if has_adapter:
+                yield replace(one, key=f"LoraConfig.{_LORA[name]}", written=name)
+        elif name == "reward_funcs":
+            parts = one.value if isinstance(one.value, list) else [one.value]
+            yield replace(one, key=f"{trainer}.reward_funcs", value=[_reward(str(part)) for part in parts])
+        elif name == "reward_model_name_or_path":
+            yield replace(one, key=f"{trainer}.reward_funcs", value=[{"from": "model", "path": one.value}])
+        else:
+            yield replace(one, key=f"{config}.{name}", written=name)
+    if model:
+        place = next(one.place for name, one in flags.items() if name in _MODEL)
+        yield Found(key=f"{config}.model_init_kwargs", value=model, place=place)
+    yield from _data(flags, kind)
+
+
+def _data(flags: Mapping[str, Found], kind: str) -> Iterator[Found]:
+    """The data set by its name, and its splits."""
+    if "dataset_name" not in flags:
+        return
+    one = flags["dataset_name"]
+
+    def said(name: str, otherwise: str | None) -> Any:
+        return flags[name].value if name in flags else otherwise
+
+    rows = {"path": one.value, "name": said("dataset_config", None), "data_files": None, "steps": []}
+    train = {**rows, "split": said("dataset_train_split", "train")}
+    yield replace(one, key=f"{kind}Trainer.train_dataset", value=train, written="dataset_name")
+    if said("eval_strategy", "no") not in ("no", None):
+        test = {**rows, "split": said("dataset_test_split", "test")}
+        yield replace(one, key=f"{kind}Trainer.eval_dataset", value=test, written="dataset_test_split")
+
+
+def _reward(text: str) -> dict[str, Any]:
+    """A reward by its name in TRL, or by that of a function in a module."""
+    module, _, name = text.rpartition(".")
+    return {"from": "module", "module": module or "trl.rewards", "name": name, "folder": "."}

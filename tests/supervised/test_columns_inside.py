@@ -1,0 +1,14 @@
+"""Texts inside of columns, as verl's rows have them."""
+
+from __future__ import annotations
+
+from strop.data.rows import value_inside
+
+
+def test_dots_lead_into_columns() -> None:
+    row = {"extra_info": {"question": "q", "n": {"m": 1}}, "text": "t"}
+    assert value_inside(row, "extra_info.question") == "q"
+    assert value_inside(row, "extra_info.n.m") == 1
+    assert value_inside(row, "text") == "t"
+    assert value_inside(row, "text.question") is None
+    assert value_inside(row, "other.question") is None
