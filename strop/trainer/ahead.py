@@ -36,21 +36,10 @@ from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
 from strop.workers.kept import KeptGroup
-from strop.workers.reports import EpisodeReport
+from strop.workers.staleness import staleness_metrics
 
 LOOK_S = 0.03
 """Between looks at what has ended, in seconds per rollout worker: a look asks each of them."""
-STALENESS = Metric(
-    "training/off_policy/{trajectory_staleness,trajectory_staleness_worst,trajectory_spans}/{mean,max,min}",
-    "versions",
-    "of the samples of a step, how many versions older than the policy their last token and (`worst`) their first one "
-    "are, and how many lie between the two",
-)
-HISTOGRAM = Metric(
-    "training/off_policy/samples_by_staleness/<versions>",
-    "samples",
-    "how many began so many versions earlier",
-)
 AGE = Metric("training/off_policy/age_s/{mean,max}", "s", "from the begin of a sample's prompt to its step")
 PROMPTS_AHEAD = Metric(
     "training/off_policy/prompts_ahead", "prompts", "begun and not in this step or an earlier one"
@@ -187,7 +176,7 @@ class AheadCollector(RolloutCollector):
         kept = [row for row, report in enumerate(episodes.reports) if report.uid not in left_out.causes]
         taken = episodes.take(kept)
         early = None if self._columns is None or not chosen else self._columns.take(chosen)
-        metrics |= _staleness(taken.reports, step - 1) | _ages(begun[: len(chosen)])
+        metrics |= staleness_metrics(taken.reports, step - 1) | _ages(begun[: len(chosen)])
         metrics |= self._give_up(step)
         metrics |= {PROMPTS_AHEAD: float(len(self._begun)), **self._passed_over(num_refused)}
         if self._config.algorithm.filter_groups.enable:
@@ -353,31 +342,26 @@ class _LeftOut:
     num_replaced: int = 0
 
 
+def describe_lead(config: Config) -> list[str]:
+    """How far generation may be ahead, and what makes up for it, in a line; none where it may not be."""
+    bound, algorithm = config.rollout.max_staleness, config.algorithm
+    if not bound:
+        return []
+    how = (
+        "the loss takes its ratio to the policy that sampled (algorithm.old_log_probs=rollout)"
+        if algorithm.old_log_probs == "rollout"
+        else "algorithm.correction makes up for it"
+    )
+    versions = f"{math.ceil(bound)} version{'s' if bound > 1 else ''}"
+    return [f"ahead: samples may be begun {versions} before the policy that learns from them; {how}"]
+
+
 def _by_prompt(episodes: Experience) -> dict[str, Experience]:
     """The samples of each prompt, which are together; first the prompt that comes first."""
     rows: dict[str, list[int]] = {}
     for row, report in enumerate(episodes.reports):
         rows.setdefault(report.uid, []).append(row)
     return {uid: episodes.take(own) for uid, own in rows.items()}
-
-
-def _staleness(reports: Sequence[EpisodeReport], version: int) -> dict[str, float]:
-    """STALENESS and HISTOGRAM of samples that are trained at this version."""
-    spans = [report.versions for report in reports if report.num_sampled_tokens]
-    if not spans:
-        return {}
-    numbers = {
-        "trajectory_staleness": [version - newest for _, newest in spans],
-        "trajectory_staleness_worst": [version - oldest for oldest, _ in spans],
-        "trajectory_spans": [newest - oldest for oldest, newest in spans],
-    }
-    metrics: dict[str, float] = {}
-    for name, values in numbers.items():
-        metrics[STALENESS.of(name, "mean")] = sum(values) / len(values)
-        metrics[STALENESS.of(name, "max")] = float(max(values))
-        metrics[STALENESS.of(name, "min")] = float(min(values))
-    counts = Counter(numbers["trajectory_staleness_worst"])
-    return metrics | {HISTOGRAM.of(str(age)): float(count) for age, count in sorted(counts.items())}
 
 
 def _ages(begun: Sequence[Begun]) -> dict[str, float]:
