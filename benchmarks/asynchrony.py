@@ -24,8 +24,9 @@ rate is less than two standard errors below that of 0 (of the fastest, where the
 less that of 0, mean over seeds) with `reward_gap_error` (the standard error, of seeds and held-out prompts), and every
 way's numbers.
 
-With --virtual, time is that of engine steps and latencies are drawn in it (median 20, the same spread), so that what is
-learned does not depend on the machine; steps per minute mean nothing then.
+With --virtual, time is that of engine steps and latencies are drawn in it (median 20, the same spread), so that nothing
+depends on the machine: a minute is then 1,000 engine steps, in which training takes none. The way 0 is then the
+collector of runs ahead without room for a lead, which makes the same batches.
 
 --latencies FILE and --lengths FILE take recorded ones in place of the log-normal ones: seconds, or tokens, one a line.
 """
@@ -149,9 +150,9 @@ def run(start: Path, out: Path, args: argparse.Namespace, *, way: str, seed: int
         f"data.train_files=['{start / 'data' / 'train.parquet'}']",
         f"data.val_files=['{start / 'data' / 'val.parquet'}']",
         *([] if args.virtual else agents),
-        *settings_of(way),
+        *settings_of("1e-6" if args.virtual and way == "0" else way),
         *([] if args.lengths is None else LONG),
-        *(VIRTUAL if args.virtual and way != "0" else []),
+        *(VIRTUAL if args.virtual else []),
         *args.settings,
         f"actor.optim.lr={args.lr:g}",
         f"trainer.max_steps={args.steps}",
@@ -170,6 +171,8 @@ def run(start: Path, out: Path, args: argparse.Namespace, *, way: str, seed: int
     def mean(name: str) -> float:
         return statistics.fmean(numbers.get(name, 0.0) for numbers in metrics)
 
+    if args.virtual:
+        seconds = 60 / 1000 * sum(numbers["training/off_policy/clock_steps"] for numbers in metrics)
     return {
         "steps_per_minute": round(60 * len(metrics) / seconds, 2),
         "pass_rate": round(rate, 4),

@@ -40,6 +40,11 @@ from strop.workers.staleness import staleness_metrics
 
 LOOK_S = 0.03
 """Between looks at what has ended, in seconds per rollout worker: a look asks each of them."""
+CLOCK_STEPS = Metric(
+    "training/off_policy/clock_steps",
+    "engine steps",
+    "since the step before, with trainer.clock=virtual: how long a step takes by that clock, the training not counted",
+)
 AGE = Metric("training/off_policy/age_s/{mean,max}", "s", "from the begin of a sample's prompt to its step")
 PROMPTS_AHEAD = Metric(
     "training/off_policy/prompts_ahead", "prompts", "begun and not in this step or an earlier one"
@@ -110,6 +115,7 @@ class AheadCollector(RolloutCollector):
         self._columns = GroupColumns(config, roles, sampling) if overlaps else None
         self._is_apart = "rollout" in config.resources.apart
         self._worked_s = 0.0
+        self._clock_steps = 0
 
     def texts(self) -> dict[str, str]:
         """What was generated for the prompts of no step yet."""
@@ -328,7 +334,19 @@ class AheadCollector(RolloutCollector):
         self._busy_s, self._looked_s = sum(busy) / len(busy), now
         worked = 0.0 if self._columns is None else self._columns.busy_s
         waited, self._worked_s = now - asked_s - (worked - self._worked_s), worked
-        return {ROLLOUT_IDLE: min(max(1 - played, 0.0), 1.0), TRAINER_IDLE: waited / passed}
+        return {
+            ROLLOUT_IDLE: min(max(1 - played, 0.0), 1.0),
+            TRAINER_IDLE: waited / passed,
+            **self._clock_passed(),
+        }
+
+    def _clock_passed(self) -> dict[str, float]:
+        """CLOCK_STEPS, where there is such a clock."""
+        if self._config.trainer.virtual_time() is None:
+            return {}
+        now = max(as_list(self._roles.rollout.call.clock_steps()))
+        passed, self._clock_steps = now - self._clock_steps, now
+        return {CLOCK_STEPS: float(passed)}
 
 
 @dataclass
