@@ -5,6 +5,8 @@
     python benchmarks/asynchrony.py --ways 0 0.25 later:0.25 drop:0.25    # what becomes of the slowest of a step
     python benchmarks/asynchrony.py --lengths --ways 0 longest_first      # answers of very different length
     python benchmarks/asynchrony.py --apart                               # generation in a process of its own, on Ray
+    python benchmarks/asynchrony.py --settings algorithm.correction.weights=token      # another correction
+    python benchmarks/asynchrony.py --virtual                             # only what is learned, by the virtual clock
 
 All runs are the quickstart's task from the same fine-tuned model, with an agent whose environment takes its time after
 each answer: log-normal latencies (median 0.2 s, 95th percentile 1.0 s, at most 4 s), a function of seed, prompt and
@@ -13,11 +15,18 @@ prompt (median 12 tokens, at most 96), 64 sequences at a time, and four steps of
 again.
 
 A way is a number (rollout.max_staleness), later:X or drop:X (rollout.over_issue=X with that rollout.slowest), or
-longest_first. Runs differ in nothing else; all have the correction that samples of older policies need. Steps per
-minute are those of the run's own `timing_s/step`, without start, validation and checkpoints; the pass rate is that of
-the last validation, after equally many samples. The last line is a JSON object: `ratio_steps_per_minute` of the fastest
-way to the synchronous trainer (0), its `reward_gap` (pass rate less that of 0, mean over seeds), and every way's
-numbers.
+longest_first. Runs differ in nothing else; samples of older policies are corrected for as strop does where nothing is
+said. Steps per minute are those of the run's own `timing_s/step`, without start, validation and checkpoints; the pass
+rate is that of the last validation, after equally many samples, and the reward that of the last ten steps' samples.
+
+The last line is a JSON object: `ratio_steps_per_minute` to the synchronous trainer (0) of the fastest way whose pass
+rate is less than two standard errors below that of 0 (of the fastest, where there is none), its `reward_gap` (pass rate
+less that of 0, mean over seeds) with `reward_gap_error` (the standard error, of seeds and held-out prompts), and every
+way's numbers.
+
+With --virtual, time is that of engine steps and latencies are drawn in it (median 20, the same spread), so that nothing
+depends on the machine: a minute is then 1,000 engine steps, in which training takes none. The way 0 is then the
+collector of runs ahead without room for a lead, which makes the same batches.
 
 --latencies FILE and --lengths FILE take recorded ones in place of the log-normal ones: seconds, or tokens, one a line.
 """
@@ -26,6 +35,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -39,6 +49,9 @@ from machine import machine
 from strop.trainer.trackers import read_metrics
 
 LIMIT_S = 1800.0
+HELD_OUT = 200
+"""Prompts of a validation."""
+VIRTUAL = ["trainer.clock=virtual", "trainer.clock_latencies='lognormal(20, 1.0)'"]
 AGENT = '''
 import asyncio
 import math
@@ -91,6 +104,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--lr", type=float, default=2e-4, help="actor.optim.lr")
+    parser.add_argument("--settings", nargs="+", default=[], metavar="key=value", help="of all runs")
+    parser.add_argument("--virtual", action="store_true", help="by the virtual clock: what is learned alone")
     parser.add_argument("--apart", action="store_true", help="generation in a process of its own, on Ray")
     parser.add_argument("--json", action="store_true", help="print the last line alone")
     args = parser.parse_args()
@@ -107,7 +122,7 @@ def main() -> None:
                 found[way].append(run(start, out, args, way=way, seed=seed))
                 if not args.json:
                     print(f"{way}, seed {seed}: {found[way][-1]}", flush=True)
-    asked = {name: getattr(args, name) for name in ("steps", "lr", "apart")}
+    asked = {name: getattr(args, name) for name in ("steps", "lr", "apart", "settings", "virtual")}
     asked["recorded"] = str(file or "")
     print(json.dumps({**compared(found), **asked, "machine": where}))
 
@@ -125,16 +140,20 @@ def run(start: Path, out: Path, args: argparse.Namespace, *, way: str, seed: int
     [model] = sorted((start / "sft" / "checkpoints").glob("*/model"))[-1:]
     agent = out.with_suffix(".py")
     agent.write_text(AGENT.replace("{SEED}", str(seed)).replace("{RECORDED}", str(args.recorded)))
+    agents = [
+        f"agent.files=['{agent}']",
+        f"agent.default_agent={'slow_world' if args.lengths is None else 'long_tail'}",
+    ]
     strop(
         *("train", "--config", "quickstart", "--out", str(out)),
         f"model.path='{model}'",
         f"data.train_files=['{start / 'data' / 'train.parquet'}']",
         f"data.val_files=['{start / 'data' / 'val.parquet'}']",
-        f"agent.files=['{agent}']",
-        f"agent.default_agent={'slow_world' if args.lengths is None else 'long_tail'}",
-        *settings_of(way),
+        *([] if args.virtual else agents),
+        *settings_of("1e-6" if args.virtual and way == "0" else way),
         *([] if args.lengths is None else LONG),
-        "algorithm.correction.weights=token",
+        *(VIRTUAL if args.virtual else []),
+        *args.settings,
         f"actor.optim.lr={args.lr:g}",
         f"trainer.max_steps={args.steps}",
         f"trainer.seed={seed}",
@@ -152,9 +171,12 @@ def run(start: Path, out: Path, args: argparse.Namespace, *, way: str, seed: int
     def mean(name: str) -> float:
         return statistics.fmean(numbers.get(name, 0.0) for numbers in metrics)
 
+    if args.virtual:
+        seconds = 60 / 1000 * sum(numbers["training/off_policy/clock_steps"] for numbers in metrics)
     return {
         "steps_per_minute": round(60 * len(metrics) / seconds, 2),
         "pass_rate": round(rate, 4),
+        "reward": round(statistics.fmean(numbers["critic/score/mean"] for numbers in metrics[-10:]), 4),
         "staleness": round(mean("training/off_policy/trajectory_staleness_worst/mean"), 3),
         "trainer_idle": round(mean("timing_s/gen") * len(metrics) / seconds, 3),
         "rollout_idle": round(
@@ -175,13 +197,30 @@ def compared(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
         for way, runs in found.items()
     }
     others = {way: numbers for way, numbers in ways.items() if way != "0"}
-    best = max(others, key=lambda way: others[way]["steps_per_minute"])
+    errors = {way: error_of(found[way], found["0"]) for way in others}
+    equal = [
+        way for way in others if ways[way]["pass_rate"] + 2 * errors[way] > ways["0"]["pass_rate"]
+    ] or list(others)
+    best = max(equal, key=lambda way: others[way]["steps_per_minute"])
     return {
         "ratio_steps_per_minute": round(ways[best]["steps_per_minute"] / ways["0"]["steps_per_minute"], 3),
         "reward_gap": round(ways[best]["pass_rate"] - ways["0"]["pass_rate"], 4),
+        "reward_gap_error": round(errors[best], 4),
         "best": best,
         "ways": ways,
+        "pass_rates": {way: [one["pass_rate"] for one in runs] for way, runs in found.items()},
     }
+
+
+def error_of(one: list[dict[str, float]], other: list[dict[str, float]]) -> float:
+    """Standard error of the difference of two mean pass rates: of the seeds, at least that of the held-out prompts."""
+    total = 0.0
+    for runs in (one, other):
+        rates = [run["pass_rate"] for run in runs]
+        mean = statistics.fmean(rates)
+        spread = statistics.variance(rates) if len(rates) > 1 else 0.0
+        total += max(spread, mean * (1 - mean) / HELD_OUT) / len(rates)
+    return math.sqrt(total)
 
 
 def strop(*command: str) -> None:

@@ -26,6 +26,8 @@ AggregationMode = Literal[
 ClipRange = Annotated[NonNegativeFloat, "usual values lie between 0.1 and 0.3"]
 
 AGGREGATION_MODES: tuple[str, ...] = get_args(AggregationMode)
+_WITHOUT_RATIO = ("reinforce", "gpg")
+"""Losses that take no ratio to another policy."""
 
 
 @section("algorithm.kl_ctrl")
@@ -192,9 +194,10 @@ class AlgorithmConfig:
     """Coefficient of that penalty."""
     cliprange_value: Annotated[float, Gt(0)] = 0.5
     """The critic's new value counts as moved by at most this from the old one; .inf never clips."""
-    old_log_probs: Literal["recompute", "rollout"] = "recompute"
-    """Where the denominator of the ratio comes from: the trainer's own weights at the start of the step,
-    or the log-probs recorded while sampling."""
+    old_log_probs: Literal["recompute", "rollout"] | None = None
+    """Where the denominator of the ratio comes from: the trainer's own weights at the start of the step (recompute),
+    or the log-probs recorded while sampling (rollout). Not set: rollout where samples are of older policies
+    (rollout.max_staleness) and algorithm.correction is off, for losses whose clip is made for it; else recompute."""
 
     def __post_init__(self) -> None:
         self._check_aggregation()
@@ -215,8 +218,14 @@ class AlgorithmConfig:
         return self.correction.is_on or self._is_ratio_to_rollout
 
     @property
+    def clips_what_is_older(self) -> bool:
+        """A ratio to the policy that sampled does what it should in the loss: some have none, and gspo's clip is so
+        narrow that it would leave out nearly all samples of another policy."""
+        return self.policy_loss not in (*_WITHOUT_RATIO, "gspo")
+
+    @property
     def _is_ratio_to_rollout(self) -> bool:
-        return self.old_log_probs == "rollout" and self.policy_loss not in ("reinforce", "gpg")
+        return self.old_log_probs == "rollout" and self.policy_loss not in _WITHOUT_RATIO
 
     def _check_aggregation(self) -> None:
         wants_scale = self.loss_agg_mode == "seq-mean-token-sum-norm"

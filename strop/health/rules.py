@@ -20,6 +20,7 @@ from strop.health.history import RECENT, History
 from strop.workers.estimates import REWARD_KL
 from strop.workers.metrics import LENGTH, OUTCOMES
 from strop.workers.rows import GRAD_NORM, LEARNING_RATE, SKIPPED_UPDATES
+from strop.workers.staleness import STALENESS
 from strop.workers.validation_metrics import VALIDATION
 
 IN_A_ROW = 3
@@ -59,6 +60,7 @@ MEAN_SCORE, SCORE_MIN = SCORE.of("mean"), SCORE.of("min")
 ADVANTAGE_MAX, ADVANTAGE_MIN = ADVANTAGES.of("max"), ADVANTAGES.of("min")
 GRADIENT, SKIPPED, RATE = GRAD_NORM.of("actor"), SKIPPED_UPDATES.of("actor"), LEARNING_RATE.of("actor")
 PROBS = PROBS_DIFF.of("mean")
+OLDEST = STALENESS.of("trajectory_staleness_worst", "max")
 OK, ERROR, TIMEOUT, SERVICES = (OUTCOMES.of(kind) for kind in ("ok", "error", "timeout", "infrastructure"))
 HELD_OUT = VALIDATION.of("val-core", "*", "acc", "mean@*")
 """With any data source, and any number of samples per prompt."""
@@ -258,7 +260,10 @@ def scorer_failures(history: History) -> str:
 
 
 def mismatch(history: History) -> str:
-    """Engine and trainer differ by more than 0.01 in a token's probability, or twice as much as at the start."""
+    """Engine and trainer differ by more than 0.01 in a token's probability, or twice as much as at the start; not where
+    samples are of older policies, which are to differ."""
+    if any(history.last(OLDEST, min(IN_A_ROW, history.count(OLDEST)))):
+        return ""
     values, start, now = history.last(PROBS, IN_A_ROW), history.first(PROBS), history.mean(PROBS, 5)
     if values and min(values) > MISMATCH:
         seen = f"the engine's and the trainer's probabilities differ by {fmean(values):.3f} on average"

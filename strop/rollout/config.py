@@ -45,7 +45,8 @@ class RolloutConfig:
     max_staleness: Annotated[float, Ge(0)] = 0.0
     """How many versions of the policy generation may run ahead of training. 0: each step waits for its own samples. 1:
     the samples of the next step are begun while this one trains, and those that have not ended go on with the new
-    weights. A fraction (0.5) runs ahead by that share of a step. Needs algorithm.correction (docs/asynchronous.md)."""
+    weights. A fraction (0.5) runs ahead by that share of a step. The loss takes its ratio to the policy that sampled,
+    unless algorithm.correction says otherwise (docs/asynchronous.md)."""
     over_issue: Annotated[float, Ge(0)] = 0.0
     """Prompts that a step begins beyond those that it trains, as a share of them; it takes those that end first, and
     does not wait for the others (rollout.slowest). To keep what the slowest have, use max_staleness in its place."""

@@ -36,20 +36,14 @@ from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
 from strop.workers.kept import KeptGroup
-from strop.workers.reports import EpisodeReport
+from strop.workers.staleness import staleness_metrics
 
 LOOK_S = 0.03
 """Between looks at what has ended, in seconds per rollout worker: a look asks each of them."""
-STALENESS = Metric(
-    "training/off_policy/{trajectory_staleness,trajectory_staleness_worst,trajectory_spans}/{mean,max,min}",
-    "versions",
-    "of the samples of a step, how many versions older than the policy their last token and (`worst`) their first one "
-    "are, and how many lie between the two",
-)
-HISTOGRAM = Metric(
-    "training/off_policy/samples_by_staleness/<versions>",
-    "samples",
-    "how many began so many versions earlier",
+CLOCK_STEPS = Metric(
+    "training/off_policy/clock_steps",
+    "engine steps",
+    "since the step before, with trainer.clock=virtual: how long a step takes by that clock, the training not counted",
 )
 AGE = Metric("training/off_policy/age_s/{mean,max}", "s", "from the begin of a sample's prompt to its step")
 PROMPTS_AHEAD = Metric(
@@ -121,6 +115,7 @@ class AheadCollector(RolloutCollector):
         self._columns = GroupColumns(config, roles, sampling) if overlaps else None
         self._is_apart = "rollout" in config.resources.apart
         self._worked_s = 0.0
+        self._clock_steps = 0
 
     def texts(self) -> dict[str, str]:
         """What was generated for the prompts of no step yet."""
@@ -187,7 +182,7 @@ class AheadCollector(RolloutCollector):
         kept = [row for row, report in enumerate(episodes.reports) if report.uid not in left_out.causes]
         taken = episodes.take(kept)
         early = None if self._columns is None or not chosen else self._columns.take(chosen)
-        metrics |= _staleness(taken.reports, step - 1) | _ages(begun[: len(chosen)])
+        metrics |= staleness_metrics(taken.reports, step - 1) | _ages(begun[: len(chosen)])
         metrics |= self._give_up(step)
         metrics |= {PROMPTS_AHEAD: float(len(self._begun)), **self._passed_over(num_refused)}
         if self._config.algorithm.filter_groups.enable:
@@ -339,7 +334,19 @@ class AheadCollector(RolloutCollector):
         self._busy_s, self._looked_s = sum(busy) / len(busy), now
         worked = 0.0 if self._columns is None else self._columns.busy_s
         waited, self._worked_s = now - asked_s - (worked - self._worked_s), worked
-        return {ROLLOUT_IDLE: min(max(1 - played, 0.0), 1.0), TRAINER_IDLE: waited / passed}
+        return {
+            ROLLOUT_IDLE: min(max(1 - played, 0.0), 1.0),
+            TRAINER_IDLE: waited / passed,
+            **self._clock_passed(),
+        }
+
+    def _clock_passed(self) -> dict[str, float]:
+        """CLOCK_STEPS, where there is such a clock."""
+        if self._config.trainer.virtual_time() is None:
+            return {}
+        now = max(as_list(self._roles.rollout.call.clock_steps()))
+        passed, self._clock_steps = now - self._clock_steps, now
+        return {CLOCK_STEPS: float(passed)}
 
 
 @dataclass
@@ -353,31 +360,26 @@ class _LeftOut:
     num_replaced: int = 0
 
 
+def describe_lead(config: Config) -> list[str]:
+    """How far generation may be ahead, and what makes up for it, in a line; none where it may not be."""
+    bound, algorithm = config.rollout.max_staleness, config.algorithm
+    if not bound:
+        return []
+    how = (
+        "the loss takes its ratio to the policy that sampled (algorithm.old_log_probs=rollout)"
+        if algorithm.old_log_probs == "rollout"
+        else "algorithm.correction makes up for it"
+    )
+    versions = f"{math.ceil(bound)} version{'s' if bound > 1 else ''}"
+    return [f"ahead: samples may be begun {versions} before the policy that learns from them; {how}"]
+
+
 def _by_prompt(episodes: Experience) -> dict[str, Experience]:
     """The samples of each prompt, which are together; first the prompt that comes first."""
     rows: dict[str, list[int]] = {}
     for row, report in enumerate(episodes.reports):
         rows.setdefault(report.uid, []).append(row)
     return {uid: episodes.take(own) for uid, own in rows.items()}
-
-
-def _staleness(reports: Sequence[EpisodeReport], version: int) -> dict[str, float]:
-    """STALENESS and HISTOGRAM of samples that are trained at this version."""
-    spans = [report.versions for report in reports if report.num_sampled_tokens]
-    if not spans:
-        return {}
-    numbers = {
-        "trajectory_staleness": [version - newest for _, newest in spans],
-        "trajectory_staleness_worst": [version - oldest for oldest, _ in spans],
-        "trajectory_spans": [newest - oldest for oldest, newest in spans],
-    }
-    metrics: dict[str, float] = {}
-    for name, values in numbers.items():
-        metrics[STALENESS.of(name, "mean")] = sum(values) / len(values)
-        metrics[STALENESS.of(name, "max")] = float(max(values))
-        metrics[STALENESS.of(name, "min")] = float(min(values))
-    counts = Counter(numbers["trajectory_staleness_worst"])
-    return metrics | {HISTOGRAM.of(str(age)): float(count) for age, count in sorted(counts.items())}
 
 
 def _ages(begun: Sequence[Begun]) -> dict[str, float]:

@@ -128,7 +128,11 @@ class Config:
             algorithm.loss_agg_mode == "seq-mean-token-sum-norm" and algorithm.loss_scale_factor is None
         ):  # the token budget of a response, as in the paper
             scale = float(self.data.max_response_tokens)
-            object.__setattr__(self, "algorithm", replace(algorithm, loss_scale_factor=scale))
+            algorithm = replace(algorithm, loss_scale_factor=scale)
+        is_older = self.rollout.max_staleness > 0 and not algorithm.correction.is_on
+        if is_older and algorithm.old_log_probs is None and algorithm.clips_what_is_older:
+            algorithm = replace(algorithm, old_log_probs="rollout")
+        object.__setattr__(self, "algorithm", algorithm)
 
     def _check_budgets(self) -> None:
         longest = self.data.max_prompt_tokens + self.data.max_response_tokens
@@ -231,7 +235,7 @@ class Config:
         if bound and not self.algorithm.corrects_for_age:
             raise ValueError(
                 f"rollout.max_staleness is {bound:g}, so samples are older than the policy that learns from them, but "
-                f"nothing corrects for it: set algorithm.correction.weights=token (or sequence, geometric), "
+                f"nothing corrects for it: set algorithm.correction.weights=sequence (or token, geometric), "
                 f"algorithm.correction.reject, or algorithm.old_log_probs=rollout; or rollout.max_staleness=0"
             )
         key = "rollout.max_staleness" if bound else "rollout.over_issue"

@@ -28,7 +28,7 @@ from strop.engines.model import describe_precision
 from strop.health import HealthMonitor
 from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
-from strop.trainer.ahead import AheadCollector
+from strop.trainer.ahead import AheadCollector, describe_lead
 from strop.trainer.beginning import optimizer_of
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
@@ -111,7 +111,8 @@ class Trainer:
         precision = describe_precision(config.model, config.resources.device)
         self._costs = CostTracker(config.reward, run.path)
         for line in [
-            *self.data.report(), config.arithmetic(), precision, threads.line(), config.placement()
+            *self.data.report(), config.arithmetic(), precision, threads.line(), config.placement(),
+            *describe_lead(config),
         ]:  # fmt: skip
             say(line)
 

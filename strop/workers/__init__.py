@@ -19,5 +19,5 @@ process), agents/ (AgentWorkers: episodes in processes of their own), in_flight.
 journal.py and score_journal.py (what was generated for them, and their scores; kept.py: as a checkpoint has it),
 recorded_schedule.py (a recorded run made again), step_clock.py (engine steps as time; virtual_time.py: how many
 things take), episodes.py (Episode, and the rows that are trained on), reports.py (episodes without their tokens),
-tally.py (how far a call is), metrics.py and validation_metrics.py (numbers of episodes, from plain tensors).
+tally.py (how far a call is), metrics.py, validation_metrics.py and staleness.py (numbers of episodes).
 """

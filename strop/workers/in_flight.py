@@ -181,6 +181,11 @@ class GroupsInFlight:
             self._ended.pop(uid, None)
             self._num_left.pop(uid, None)
 
+    @property
+    def clock_steps(self) -> int:
+        """Time by the clock that was given; 0 without one."""
+        return 0 if self._clock is None else self._clock.now
+
     async def busy_s(self) -> float:
         """Seconds in which something was played, by the clock of the loop."""
         return self._busy_until_now()

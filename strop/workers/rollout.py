@@ -298,6 +298,11 @@ class RolloutWorker(Worker):
         """Seconds in which prompts that were begun were played."""
         return self._runner.run(self._groups.busy_s())
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def clock_steps(self) -> int:
+        """Engine steps so far, by the clock of trainer.clock=virtual; 0 without it."""
+        return self._groups.clock_steps
+
     @contextlib.contextmanager
     def _generating(self) -> Iterator[None]:
         """While samples are played. Where the policy is somebody else's, what goes on afterwards is held until the next

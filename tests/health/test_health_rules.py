@@ -122,6 +122,10 @@ SILENT: list[tuple[str, History]] = [
     ("gradient_spike", history(30, actor__grad_norm=[0.4] * 29 + [3.9])),
     ("scorer_failures", history(10, reward__error=1.0, **SCORED)),
     ("mismatch", history(10, training__rollout_probs_diff_mean=[1e-7] * 5 + [9e-4] * 5)),
+    (
+        "mismatch",
+        history(3, training__rollout_probs_diff_mean=0.02, training__off_policy__trajectory_staleness_worst__max=1.0),
+    ),
     ("longer_but_worse", history(20, response_length__mean=[100.0] * 10 + [300.0] * 10, critic__score__mean=0.5)),
     ("held_out_falls", history(40, critic__score__mean=0.5, **{VAL: [0.9] * 37 + [0.8, 0.7, 0.6]})),
     ("held_out_falls", history(40, critic__score__mean=RISING, **{VAL: [0.9] * 37 + [0.8, 0.8, 0.6]})),

@@ -104,7 +104,12 @@ def test_tokens_are_recorded_under_the_version_that_sampled_them(project: Projec
 
 
 def test_several_versions_ahead_and_a_fraction_of_one(project: Project, tmp_path: Path) -> None:
-    three = train_in(tmp_path / "three", project.config(*AHEAD, "rollout.max_staleness=3"))
+    given = ["rollout.max_staleness=3", "algorithm.correction.weights=none"]
+    three = train_in(tmp_path / "three", project.config(*AHEAD, *given))
+    (line,) = [line for line in three.said if line.startswith("ahead: ")]
+    assert line.startswith(
+        "ahead: samples may be begun 3 versions before the policy that learns from them; the loss"
+    )
     assert three.steps[0]["training/off_policy/prompts_ahead"] == 12
     check_bound(three, 3)
     half = train_in(tmp_path / "half", project.config(*AHEAD, *FEW, "rollout.max_staleness=0.5"))
@@ -192,9 +197,30 @@ def test_a_validation_in_between_leaves_what_is_in_play_alone(project: Project, 
 
 
 @pytest.mark.parametrize(
+    ("given", "source"),
+    [
+        ([], None),
+        (["rollout.max_staleness=1"], "rollout"),
+        (["rollout.max_staleness=0.5", "algorithm.correction.weights=token"], None),
+        (["rollout.max_staleness=1", "algorithm.correction.reject={seq_mean_k3: 0.1}"], None),
+        (["rollout.over_issue=0.5"], None),
+    ],
+)
+def test_older_samples_are_corrected_for_where_nothing_is_said(
+    project: Project, given: list[str], source: str | None
+) -> None:
+    assert project.config(*given).algorithm.old_log_probs == source
+
+
+@pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ([], r"rollout.max_staleness is 1, so samples are older .* set algorithm.correction.weights=token"),
+        (
+            ["algorithm.old_log_probs=recompute"],
+            r"rollout.max_staleness is 1, so samples are older .* set algorithm.correction.weights=sequence",
+        ),
+        (["algorithm.policy_loss=reinforce"], "rollout.max_staleness is 1, so samples are older"),
+        (["algorithm.policy_loss=gspo"], "rollout.max_staleness is 1, so samples are older"),
         (
             ["algorithm.correction.weights=token", "trainer.skip_rollout=x"],
             "recorded samples, which are all there at once: remove rollout.max_staleness",

@@ -95,6 +95,8 @@ def test_a_schedule_is_that_of_drawn_lengths_and_latencies(
     )
     assert [print_.chain for print_ in again.chain] == [print_.chain for print_ in whole.chain]
     assert order_of(again.folder) == order_of(whole.folder) != order_of(plain.folder)
+    took = [sum(one["training/off_policy/clock_steps"] for one in run.steps) for run in (plain, whole, again)]
+    assert 5 <= took[0] < took[1] == took[2], "longer answers take more of its steps"
     folder = cut_after(whole.folder, tmp_path / "cut", step=step)
     [checkpoint] = folder.glob(f"checkpoints/*{step}/{IN_PLAY}")
     left = [steps for one in read_in_play(checkpoint).values() for steps in one.kept.steps_left.values()]
