@@ -15,6 +15,7 @@
     correction.py        weights and rejections where rollout and trainer disagree
     shaping.py           penalties on long responses, and reweighting of samples
     group_filter.py      which groups of samples can teach
+    anchors.py           which answers were given in the same state (torch-free)
     sequence_credit.py   credit of episodes of several training sequences
     value_loss.py        the critic's loss as per-token terms, and the variance that values explain
     kl.py                per-token KL estimators
