@@ -165,6 +165,9 @@ class Trajectory:
     stands_alone: bool = False
     """This sequence is a sample of its own, worth the rewards from it on. Otherwise every sequence of an episode is
     worth what the episode is."""
+    anchor: str = ""
+    """The state in which an answer that stands alone was given, where whoever played it knows it: equal texts are the
+    same state of the prompt's environment."""
     media: tuple[Media, ...] = ()
     """Images and videos of the prompt and of what tools gave, in the order of their tokens, which are counted from the
     first token of the prompt."""

@@ -60,6 +60,10 @@ class GuessNumber:
         reward = math.log((before + 1) / (after + 1)) / math.log(self.largest + 1)
         return "higher" if guess < self.number else "lower", reward, is_over, facts
 
+    def anchor_state(self) -> str:
+        """What the hints leave: two guesses with the same numbers left were made in the same state."""
+        return f"{self.low}-{self.high}"
+
     def gold_action(self) -> str:
         """The middle of what is still possible."""
         return str((self.low + self.high) // 2)

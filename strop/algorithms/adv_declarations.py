@@ -16,6 +16,8 @@ SHARED_SETTINGS = {
 }
 """Settings with a key of their own in the config, and that key."""
 
+STEP_COLUMNS = frozenset({"sample_index", "turn_index", "turn_rewards", "anchor_ids"})
+"""Columns about single answers of episodes, which are made where an estimator needs one of them."""
 _ROWS = frozenset({"group_ids", "response_mask"})
 _GROUP = Declaration(needs=_ROWS | {"rewards"}, is_group_relative=True)
 """Compares the rewards of a prompt's samples."""
@@ -53,6 +55,12 @@ ADV_DECLARATIONS: Registry[Declaration] = Registry(
         "reinforce_plus_plus_baseline": _GROUP,
         "gdpo": Declaration(
             needs=_ROWS | {"reward_parts"}, settings=frozenset({"reward_weights"}), is_group_relative=True
+        ),
+        "gigpo": Declaration(
+            needs=_ROWS | STEP_COLUMNS,
+            settings=frozenset({"norm_by_std", "gamma"}),
+            own={"step_weight": 1.0},
+            is_group_relative=True,
         ),
         "optimal_token_baseline": _TOKEN_BASELINE,
         "tir_optimal_token_baseline": _TOKEN_BASELINE,

@@ -16,6 +16,7 @@ from strop.base.field_types import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    PositiveShare,
     Share,
 )
 from strop.base.sections import section
@@ -115,16 +116,20 @@ class AlgorithmConfig:
 
     adv_estimator: str = "grpo"
     """Advantage estimator by its registered name: gae, grpo, dr_grpo, grpo_passk, gdpo, rloo, reinforce_plus_plus,
-    reinforce_plus_plus_baseline, remax, opo, gpg, maxrl, raft, optimal_token_baseline, tir_optimal_token_baseline,
-    or one of your own (extensions). One that needs values (gae) brings a critic into the run."""
+    reinforce_plus_plus_baseline, remax, opo, gpg, maxrl, raft, gigpo, optimal_token_baseline,
+    tir_optimal_token_baseline, or one of your own (extensions). One that needs values (gae) brings a critic into the
+    run."""
     norm_adv_by_std: bool = True
     """Divide a group's centered rewards by their standard deviation. False is the Dr. GRPO advantage."""
     gamma: Share = 1.0
-    """Discount of later rewards, per sampled token: gae and reinforce_plus_plus."""
+    """Discount of later rewards, per sampled token: gae and reinforce_plus_plus; per answer: gigpo."""
     lam: Share = 1.0
     """GAE's lambda: 1 takes the rewards that came, 0 the critic's word one token on."""
     adv_settings: dict[str, Any] = field(default_factory=dict)
     """Further settings of the estimator, by the names of its keyword arguments."""
+    anchor_similarity: PositiveShare = 1.0
+    """How alike the texts of two states must be for gigpo to compare the answers that were given in them: 1: equal;
+    below: the share of characters in matching blocks."""
     reward_keys: tuple[str, ...] = ()
     """Parts of the reward, as the reward function names them in its result (`score` for the score itself), that
     gdpo normalizes each for itself."""

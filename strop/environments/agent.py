@@ -23,6 +23,9 @@ from strop.trajectory import Prompt, Trajectory
 
 logger = logging.getLogger(__name__)
 
+AT_FIRST = "the prompt"
+"""State of the first answer, where the environment shows nothing first."""
+
 
 async def env_agent(
     prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
@@ -43,10 +46,13 @@ async def env_agent(
     row = row_of(prompt)
     choice = choose_environment(row, name=own.name, kwargs=own.kwargs, where=f"prompt {prompt.uid}")
     steps: list[Step] = []
+    anchors: list[str] = []
     clock = asyncio.get_running_loop().time
     async with PlayedEnvironment(choice, timeout_s=context.config.tool_timeout_s) as environment:
         begun = clock()
         first = await environment.reset(episode_seed(prompt.uid, prompt.extra_info), row)
+        if is_by_turn:
+            anchors.append(await environment.anchor_state(first.text or AT_FIRST))
         waited = clock() - begun
         prompt, trajectory, context = begin(first, prompt, trajectory, context)
         conversation = Conversation(prompt, trajectory, context)
@@ -56,6 +62,8 @@ async def env_agent(
             begun = clock()
             try:
                 step = await environment.step(turn.content)
+                if is_by_turn and not step.is_done and not is_last:
+                    anchors.append(await environment.anchor_state(step.observation))
             except EnvironmentFailed as error:
                 logger.warning("%s; the answer before it is worth 0", error)
                 facts = {"acc": False, "failure": described(error)}
@@ -78,7 +86,7 @@ async def env_agent(
         numbers={"env_steps": float(len(steps)), "env_failed": float(reason == "environment_failed")},
         timings={"environment_s": waited},
     )
-    return scored(sequences, rewards, each_alone=is_by_turn)
+    return scored(sequences, rewards, each_alone=is_by_turn, anchors=anchors)
 
 
 def row_of(prompt: Prompt) -> dict[str, Any]:
@@ -147,10 +155,14 @@ def parts_of(steps: Sequence[Step]) -> dict[str, float | str | bool]:
 
 
 def scored(
-    sequences: Sequence[Trajectory], rewards: Sequence[float | None], *, each_alone: bool
+    sequences: Sequence[Trajectory],
+    rewards: Sequence[float | None],
+    *,
+    each_alone: bool,
+    anchors: Sequence[str] = (),
 ) -> Sequence[Trajectory]:
     """The sequences with the rewards of their answers, and the last one with the score of the episode."""
-    made = with_turn_rewards(sequences, rewards, each_alone=each_alone)
+    made = with_turn_rewards(sequences, rewards, each_alone=each_alone, anchors=anchors)
     if rewards and all(reward is None for reward in rewards):
         return made  # the reward function is asked
     total = float(sum(reward for reward in rewards if reward is not None))

@@ -48,6 +48,10 @@ class Environment:
     There is one object per episode. Methods may be async; others run in a thread. Each call has the deadline
     agent.tool_timeout_s. Everything random must come from the seed. The text of a model may be anything: an answer
     that makes no sense is answered with a sentence, or ends the episode, and never raises.
+
+    A class may have one more method, `anchor_state()`, for estimators that compare answers given in the same state
+    (gigpo): text that is equal where the environment is in the same state, asked for after `reset` and after each
+    `step`. Without it, what was shown last is taken for the state.
     """
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> str | Observation:

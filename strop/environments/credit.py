@@ -10,7 +10,11 @@ from strop.trajectory import Trajectory
 
 
 def with_turn_rewards(
-    sequences: Sequence[Trajectory], rewards: Sequence[float | None], *, each_alone: bool
+    sequences: Sequence[Trajectory],
+    rewards: Sequence[float | None],
+    *,
+    each_alone: bool,
+    anchors: Sequence[str] = (),
 ) -> tuple[Trajectory, ...]:
     """The sequences of an episode with the reward of each answer at the answer's last token.
 
@@ -18,6 +22,7 @@ def with_turn_rewards(
         sequences: as `Conversation.finish` gives them; the messages of the last one say where each answer is.
         rewards: of the answers in order; None and missing ones are 0.
         each_alone: make every answer a sequence of its own, whose prompt is all that was before it.
+        anchors: the state in which each answer was given, for sequences of their own; missing ones are not known.
     """
     last = sequences[-1]
     given = [0.0 if reward is None else float(reward) for reward in rewards]
@@ -32,7 +37,7 @@ def with_turn_rewards(
             message = {**message, "reward": reward}
         messages.append(message)
     if each_alone:
-        return _each_alone(sequences, answers, messages)
+        return _each_alone(sequences, answers, messages, anchors)
     rewarded = [
         replace(
             sequence,
@@ -49,12 +54,13 @@ def _each_alone(
     sequences: Sequence[Trajectory],
     answers: Sequence[tuple[int, int, int, float]],
     messages: Sequence[Mapping[str, Any]],
+    anchors: Sequence[str],
 ) -> tuple[Trajectory, ...]:
     """One sequence per answer that has tokens."""
     last = sequences[-1]
     made: list[Trajectory] = []
     place: list[tuple[int, int]] = []  # per answer: its sequence and its length
-    for at, start, stop, reward in answers:
+    for number, (at, start, stop, reward) in enumerate(answers):
         place.append((len(made), stop - start))
         if stop == start:
             continue
@@ -71,6 +77,7 @@ def _each_alone(
                 stop_reason="turn",
                 turn_rewards=((stop - start - 1, reward),),
                 stands_alone=True,
+                anchor=anchors[number] if number < len(anchors) else "",
                 media=tuple(one for one in whole.media if one.start < len(whole.prompt_ids) + start),
             )
         )

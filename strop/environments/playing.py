@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import logging
 import sys
@@ -26,6 +27,9 @@ from strop.tools.threads import answer_in_thread, call_in_thread
 
 logger = logging.getLogger(__name__)
 
+MAX_ANCHOR_CHARS = 2000
+"""Of the text of a state; a longer one is known by its beginning and a digest of the whole."""
+
 
 def episode_seed(uid: str, extra_info: Mapping[str, Any]) -> int:
     """Seed of a prompt's episodes, from 0 to 2^31 - 1: `extra_info.seed`, or else a function of the prompt's uid.
@@ -36,6 +40,10 @@ def episode_seed(uid: str, extra_info: Mapping[str, Any]) -> int:
     if isinstance(given, int) and not isinstance(given, bool):
         return given
     return random_key(0, "environment", uid) >> 33
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 class PlayedEnvironment:
@@ -92,6 +100,20 @@ class PlayedEnvironment:
         gold = getattr(self._made, "gold_action", None)
         found = None if gold is None else await self._called("gold_action", gold)
         return None if found is None else str(found)
+
+    async def anchor_state(self, shown: str) -> str:
+        """Text that is equal where the environment is in the same state: what its method `anchor_state` says, else
+        what is shown.
+
+        Args:
+            shown: the observation.
+
+        Raises:
+            EnvironmentFailed: as `reset` does.
+        """
+        own = getattr(self._made, "anchor_state", None)
+        found = shown if own is None else str(await self._called("anchor_state", own))
+        return found if len(found) <= MAX_ANCHOR_CHARS else f"{found[:MAX_ANCHOR_CHARS]} {_digest(found)}"
 
     async def _called(self, what: str, method: Callable[..., Any], *args: Any) -> Any:
         if inspect.iscoroutinefunction(method):

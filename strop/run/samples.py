@@ -59,6 +59,7 @@ COLUMNS: dict[str, str] = {
     "earlier_sequences": "json",
     "turn_rewards": "json",
     "stands_alone": "json",
+    "anchor": "string",
     "dataset_row": "string",
 }
 """Type per column. "json" is any plain value, kept as JSON text; None is allowed where a row has no value."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from strop.algorithms.adv_declarations import STEP_COLUMNS
 from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED, left_out_for
 from strop.base.metrics import Metric
 from strop.data.sampler import parse_visit_uid
@@ -64,6 +65,7 @@ def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: 
     rewards = shaped_rewards_of(config, episodes.reports, sampling.max_tokens)
     reports = [row for one in episodes.reports if one.id in rewards for row in one.rows()]
     left_out = {"reward_baselines"} | (set() if config.algorithm.reward_keys else {"reward_parts"})
+    left_out |= set() if config.compares_answers else STEP_COLUMNS
     return Experience.of(roles.rows(episodes, rewards), reports, made_by("rollout") - left_out)
 
 

@@ -6,7 +6,12 @@ from dataclasses import field, replace
 from itertools import pairwise
 
 from strop.agents.config import AgentConfig
-from strop.algorithms.adv_declarations import ADV_DECLARATIONS, adv_estimator_declaration, check_estimator
+from strop.algorithms.adv_declarations import (
+    ADV_DECLARATIONS,
+    STEP_COLUMNS,
+    adv_estimator_declaration,
+    check_estimator,
+)
 from strop.algorithms.balance import even_bounds
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.loss_declarations import LOSS_DECLARATIONS, check_loss_settings
@@ -106,6 +111,7 @@ class Config:
         )
         check_loss_settings(self.algorithm.policy_loss, self.algorithm.loss_settings)
         self._check_reward_parts()
+        self._check_answers()
         self._check_sampler()
         self._check_stream_functions()
         self._check_filter()
@@ -300,6 +306,22 @@ class Config:
                 f"algorithm.use_kl_loss=true"
             )
 
+    def _check_answers(self) -> None:
+        """Answers can be compared where each is a sample of its own."""
+        algorithm = self.algorithm
+        if not self.compares_answers:
+            if algorithm.anchor_similarity != 1:
+                raise ValueError(
+                    f"algorithm.anchor_similarity is {algorithm.anchor_similarity:g}, but algorithm.adv_estimator="
+                    f"{algorithm.adv_estimator} compares no states: use gigpo, or remove it"
+                )
+            return
+        if getattr(self.agent, "credit", "") != "turn":
+            raise ValueError(
+                f"algorithm.adv_estimator={algorithm.adv_estimator} compares the single answers of episodes, so each "
+                f"must be a sample of its own: set agent.credit=turn, with an environment for env_agent, or use grpo"
+            )
+
     def _check_penalty(self) -> None:
         buffer, limit = self.reward.overlong_buffer, self.data.max_response_tokens
         if buffer > limit:
@@ -406,6 +428,11 @@ class Config:
             "critic": self.uses_critic,
         }
         return {role: engine for role, engine in self.engines.items() if used[role]}
+
+    @property
+    def compares_answers(self) -> bool:
+        """The advantage estimator looks at the single answers of episodes."""
+        return bool(adv_estimator_declaration(self.algorithm.adv_estimator).needs & STEP_COLUMNS)
 
     @property
     def uses_critic(self) -> bool:

@@ -423,6 +423,7 @@ def _rollout_spec(
         share_with=None if "rollout" in config.resources.apart else "actor",
         keeps_text=config.uses_reward_model,
         reward_keys=config.algorithm.reward_keys,
+        anchor_similarity=config.algorithm.anchor_similarity if config.compares_answers else None,
         samples=None if samples is None else samples.absolute(),
         max_tokens=config.data.max_prompt_tokens + config.data.max_response_tokens,
         logs=None if logs is None else logs.absolute(),

@@ -5,10 +5,13 @@ They need all rows at once (groups, whitening) but no token ids: they run in one
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
 from strop.algorithms.advantages import adv_estimator_columns, estimate_advantages, group_ids_of
+from strop.algorithms.anchors import UNKNOWN
 from strop.algorithms.batch_metrics import spread
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.correction import correct
@@ -29,6 +32,11 @@ REWARD_MODEL_SCORE = Metric(
     "reward_model/score/{mean,max,min}",
     "reward",
     "of the reward model, when there is one, over trained samples",
+)
+SHARED_STATES = Metric(
+    "training/steps_in_shared_states",
+    "share",
+    "of answers with another one to their prompt in the same state, where the estimator compares these",
 )
 REWARD_MODEL_TRUNCATED = Metric("reward_model/truncated", "samples", "that it did not read to the end")
 
@@ -114,7 +122,11 @@ def _estimated(
     """Advantages and returns [B', R] of some rows, by the configured estimator."""
     tensors = data.tensors()
     taken = adv_estimator_columns(algorithm.adv_estimator) | OFFERED
-    return estimate_advantages(
+    found = {name: _padded(data, name)[rows] for name in taken if name in tensors}
+    if "turn_rewards" in found:  # a penalty or a reward model's word is of the answer it is on
+        added = rewards - _padded(data, "token_level_scores")[rows]
+        found["turn_rewards"] = found["turn_rewards"] + added.sum(dim=-1)
+    advantages, returns = estimate_advantages(
         algorithm.adv_estimator,
         token_level_rewards=rewards,
         response_mask=mask,
@@ -126,10 +138,11 @@ def _estimated(
             "reward_weights": algorithm.reward_weights,
             **algorithm.adv_settings,
         },
-        columns={name: _padded(data, name)[rows] for name in taken if name in tensors},
+        columns=found,
         algorithm=algorithm,
         uids=uids,
     )
+    return advantages.to(rewards.dtype), returns.to(rewards.dtype)
 
 
 def shaping_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, float]:
@@ -143,6 +156,10 @@ def shaping_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, fl
         metrics |= spread(REWARD_MODEL_SCORE, tensors["rm_scores"])
     if "rm_cut_tokens" in tensors:
         metrics[REWARD_MODEL_TRUNCATED] = float((tensors["rm_cut_tokens"] > 0).sum())
+    if "anchor_ids" in tensors and len(data):
+        states = list(zip(data.non_tensor_batch["uid"], tensors["anchor_ids"].tolist(), strict=True))
+        times = Counter(state for state in states if state[1] != UNKNOWN)
+        metrics[SHARED_STATES] = sum(times[state] > 1 for state in states) / len(states)
     return metrics
 
 

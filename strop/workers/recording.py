@@ -145,4 +145,5 @@ def _trajectory(
         timings=dict(timings or {}),
         turn_rewards=tuple((int(place), float(value)) for place, value in row.get("turn_rewards") or ()),
         stands_alone=bool(row.get("stands_alone")),
+        anchor=str(row.get("anchor") or ""),
     )

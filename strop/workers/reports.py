@@ -353,4 +353,6 @@ def _sequence(trajectory: Trajectory) -> dict[str, Any]:
         row["turn_rewards"] = [[place, value] for place, value in trajectory.turn_rewards]
     if trajectory.stands_alone:
         row["stands_alone"] = True
+    if trajectory.anchor:
+        row["anchor"] = trajectory.anchor
     return row

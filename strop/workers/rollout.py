@@ -53,6 +53,7 @@ from strop.workers.recording import open_recording
 from strop.workers.reports import report_of, reward_parts, sample_row
 from strop.workers.score_journal import ScoreJournal
 from strop.workers.step_clock import ClockedClient, StepClock
+from strop.workers.steps import step_columns
 from strop.workers.tally import Tally
 from strop.workers.virtual_time import VirtualTime
 
@@ -75,6 +76,7 @@ class RolloutWorker(Worker):
         share_with: str | None = None,
         keeps_text: bool = False,
         reward_keys: Sequence[str] = (),
+        anchor_similarity: float | None = None,
         samples: Path | None = None,
         keeps_rows: bool = False,
         max_tokens: int = 0,
@@ -98,6 +100,7 @@ class RolloutWorker(Worker):
             share_with: role in this process whose model generates; None for a copy of the worker's own.
             keeps_text: add columns raw_prompt and response_text to the rows, for a reward model.
             reward_keys: parts of the reward that become the column reward_parts.
+            anchor_similarity: add the columns of `step_columns`, with this similarity; None: not.
             samples: folder of the sample store that `write_samples` writes to.
             keeps_rows: write what rewards get of the dataset rows as well, which cannot be read again by number.
             max_tokens: of the longest sequence, prompt and response, for engines that plan their memory by it.
@@ -112,7 +115,7 @@ class RolloutWorker(Worker):
         load_extensions(extensions)
         self._rollout, self._reward = rollout, reward
         self._seed, self._keeps_text, self._reward_keys = seed, keeps_text, tuple(reward_keys)
-        self._keeps_rows = keeps_rows
+        self._keeps_rows, self._anchor_similarity = keeps_rows, anchor_similarity
         self._samples = None if samples is None else SampleStore(samples)
         self._tokenizer = load_tokenizer(model)
         self._trained = None if share_with is None else self._engine_of(share_with)
@@ -369,6 +372,13 @@ class RolloutWorker(Worker):
             parts = torch.tensor([reward_parts(one, self._reward_keys) for one in kept])
             parts = parts.reshape(len(kept), len(self._reward_keys))  # also without samples
             rows = rows.union(DataProto.from_dict({"reward_parts": parts}))
+        if self._anchor_similarity is not None:
+            earned = episodes.tensors()["reward"].tolist()
+            rows = rows.union(
+                step_columns(
+                    kept, earned, turn_weight=self._reward.weight, similarity=self._anchor_similarity
+                )
+            )
         objects: dict[str, list[Any]] = {}
         if self._takes_media:  # roles with a vision-language model need those of prompt and response
             objects["media"] = [sequence.media for one in kept for sequence in one.sequences]

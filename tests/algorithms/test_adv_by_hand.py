@@ -51,9 +51,17 @@ def run(
             "reward_parts": totals[:, None],
             "old_log_probs": torch.full(shape, math.log(0.5), dtype=torch.float64),
             "sum_pi_squared": torch.full(shape, 0.5, dtype=torch.float64),
+            **episodes_of_one_answer(totals),
             **columns,
         },
     )[0]
+
+
+def episodes_of_one_answer(totals: Tensor) -> dict[str, Tensor]:
+    """Columns of steps: every row is an episode, and all are in the same state."""
+    zero = torch.zeros(len(totals), dtype=torch.int64)
+    samples = torch.arange(len(totals))
+    return {"turn_rewards": totals, "sample_index": samples, "turn_index": zero, "anchor_ids": zero}
 
 
 def one_token(rewards: list[float]) -> tuple[Tensor, Tensor]:
@@ -138,6 +146,42 @@ def test_gdpo_normalizes_each_part_before_it_adds() -> None:
     assert gdpo_advantages(parts, groups, mask).abs().max().item() < 0.05
     with pytest.raises(ValueError, match="reward_weights has 1 numbers for 2 parts of the reward"):
         gdpo_advantages(parts, groups, mask, reward_weights=(1.0,))
+
+
+def gigpo(settings: dict[str, object], **changed: list[int]) -> Tensor:
+    """Two episodes of a prompt: rewards 0, 1 and 0, 0, 3; the second answers of both were given in state 7, where the
+    second episode was at its third answer again."""
+    columns = {
+        "sample_index": [0, 0, 1, 1, 1], "turn_index": [0, 1, 0, 1, 2], "anchor_ids": [5, 7, 5, 7, 7], **changed,
+    }  # fmt: skip
+    rewards, mask = one_token([0.0, 1.0, 0.0, 0.0, 3.0])
+    return run(
+        "gigpo", rewards, [4] * 5, mask, settings, turn_rewards=rewards[:, 0],
+        **{name: torch.tensor(numbers) for name, numbers in columns.items()},
+    )[:, 0]  # fmt: skip
+
+
+def test_gigpo_compares_episodes_and_answers_in_the_same_state() -> None:
+    # Episodes are worth 1 and 3: -1 and 1 around their mean of 2, each once, however many answers it has.
+    # To go with a discount of 1/2: 0.5, 1 and 0.75, 1.5, 3. State 5: 0.5 and 0.75 around 0.625. State 7: 1, 1.5 and
+    # 3 around 11/6.
+    plain: dict[str, object] = {"norm_by_std": False, "gamma": 0.5, "step_weight": 2.0}
+    steps = double([-0.125, 1 - 11 / 6, 0.125, 1.5 - 11 / 6, 3 - 11 / 6])
+    torch.testing.assert_close(gigpo(plain), double([-1.0, -1, 1, 1, 1]) + 2 * steps, **EXACT)
+    # By the standard deviations: of 1 and 3 sqrt(2), of state 5 sqrt(1/32), of state 7
+    # sqrt(((5/6)^2 + (1/3)^2 + (7/6)^2) / 2) = sqrt(13/12), each and 1e-6.
+    deviation = double([1 / 32, 13 / 12, 1 / 32, 13 / 12, 13 / 12]).sqrt() + 1e-6
+    expected = double([-1.0, -1, 1, 1, 1]) / (math.sqrt(2) + 1e-6) + steps / deviation
+    torch.testing.assert_close(gigpo({"gamma": 0.5}), expected, **EXACT)
+
+
+def test_a_state_of_one_answer_or_of_no_name_leaves_gigpo_the_episodes() -> None:
+    plain: dict[str, object] = {"norm_by_std": False}
+    for alone in ([1, 2, 3, 4, 5], [-1] * 5):
+        torch.testing.assert_close(gigpo(plain, anchor_ids=alone), double([-1.0, -1, 1, 1, 1]), **EXACT)
+    # An answer that stands in the batch twice, as one of a rank does that is filled up, counts once in its episode.
+    twice = gigpo(plain, sample_index=[0, 1, 1, 1, 1], turn_index=[0, 0, 0, 1, 2], anchor_ids=[-1] * 5)
+    torch.testing.assert_close(twice, double([-1.5, 1.5, 1.5, 1.5, 1.5]), **EXACT)
 
 
 def test_remax_subtracts_the_greedy_reward_from_each_token() -> None:

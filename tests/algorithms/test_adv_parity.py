@@ -35,6 +35,9 @@ class Case:
     weights: Rows
     baselines: list[float]
     parts: Rows
+    steps: list[tuple[int, int]]
+    """Of each row the episode and the answer's place in it, from 0 without a gap."""
+    anchors: list[int]
 
     @property
     def totals(self) -> list[float]:
@@ -51,6 +54,11 @@ def cases(draw: st.DrawFn) -> Case:
     mask = [[1] + [draw(st.integers(0, 1)) for _ in range(width - 1)] for _ in range(num_rows)]
     groups = [draw(st.integers(3, 5)) for _ in range(num_rows)]
     groups[1] = groups[0]
+    steps: list[tuple[int, int]] = []
+    for group in groups:
+        sample = draw(st.integers(0, 2))
+        before = [n for n, one in enumerate(steps) if groups[n] == group and one[0] == sample]
+        steps.append((sample, len(before)))
     return Case(
         rewards=rows([0.0, 0.125, 0.5, 1.0, 3.25], width),
         groups=groups,
@@ -61,6 +69,8 @@ def cases(draw: st.DrawFn) -> Case:
         weights=rows([0.5, 1.0, 2.0], width),
         baselines=[row[0] for row in rows([0.0, 0.25, 1.0], 1)],
         parts=rows([0.0, 0.1, 1.0, 7.0], 3),
+        steps=steps,
+        anchors=[draw(st.integers(-1, 1)) for _ in groups],
     )
 
 
@@ -87,6 +97,11 @@ def expected(name: str, case: Case, variant: bool) -> Rows:
         case "gdpo":
             weights = [1.0, 0.5, 3.0] if variant else [1.0, 1.0, 1.0]
             return reference.gdpo(case.parts, case.groups, case.mask, weights)
+        case "gigpo":
+            samples, turns = [list(column) for column in zip(*case.steps, strict=True)]
+            return reference.gigpo(
+                case.totals, samples, turns, case.anchors, case.groups, case.mask, variant, GAMMA, 0.5
+            )
         case "reinforce_plus_plus":
             return reference.whiten(reference.reward_to_go(case.rewards, case.mask, GAMMA), case.mask)
         case "gae":
@@ -107,6 +122,7 @@ SWITCHES: dict[str, tuple[str, object, object]] = {
     "grpo_vectorized": ("norm_by_std", False, True),
     "grpo_passk": ("norm_by_std", False, True),
     "gpg": ("count_mixed_groups", False, True),
+    "gigpo": ("norm_by_std", False, True),
     "gdpo": ("reward_weights", (), (1.0, 0.5, 3.0)),
     "optimal_token_baseline": ("handle_zero_tail", False, True),
     "tir_optimal_token_baseline": ("handle_zero_tail", False, True),
@@ -118,7 +134,7 @@ def double(values: object) -> Tensor:
 
 
 def estimated(name: str, case: Case, variant: bool) -> Tensor:
-    numbers: dict[str, object] = {"gamma": GAMMA, "lam": LAM, "f_norm": 0.5}
+    numbers: dict[str, object] = {"gamma": GAMMA, "lam": LAM, "f_norm": 0.5, "step_weight": 0.5}
     if name in SWITCHES:
         switch, off, on = SWITCHES[name]
         numbers[switch] = on if variant else off
@@ -128,6 +144,10 @@ def estimated(name: str, case: Case, variant: bool) -> Tensor:
         "sum_pi_squared": double(case.squares),
         "reward_baselines": double(case.baselines),
         "reward_parts": double(case.parts),
+        "turn_rewards": double(case.totals),
+        "sample_index": torch.tensor([sample for sample, _ in case.steps]),
+        "turn_index": torch.tensor([turn for _, turn in case.steps]),
+        "anchor_ids": torch.tensor(case.anchors),
     }
     if variant:
         columns["rollout_is_weights"] = double(case.weights)

@@ -219,7 +219,9 @@ def test_one_sample_per_prompt_names_the_alternatives() -> None:
 
 
 def test_a_switch_the_estimator_does_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="adv_estimator=rloo has no such setting: remove it, or use grpo"):
+    with pytest.raises(
+        ValueError, match="adv_estimator=rloo has no such setting: remove it, or use gigpo or grpo"
+    ):
         check_estimator("rloo", samples_per_prompt=4, norm_by_std=False)
     check_estimator("grpo", samples_per_prompt=4, norm_by_std=False)
 

@@ -34,11 +34,12 @@ FAMILIES = (
     "training",
     "reward_model",
     "response_length",
+    "num_turns",
     "timing_s",
 )
 """First parts of metric names."""
-WITHOUT_CURVE = {"on_policy_distillation"}
-"""Presets that the quickstart cannot run: they need a model of the user's."""
+WITHOUT_CURVE = {"on_policy_distillation", "gigpo"}
+"""Presets that the quickstart cannot run: they need a model or an environment of the user's."""
 EXAMPLES = {"training/filter_groups/most_answers_were_cut"}
 """Metrics of functions that a page writes."""
 
@@ -56,7 +57,9 @@ def _registries() -> Iterator[None]:
         registry.update(known)
 
 
-@pytest.mark.parametrize(("name", "num_blocks"), [("algorithms.md", 5), ("papers.md", 1)])
+@pytest.mark.parametrize(
+    ("name", "num_blocks"), [("algorithms.md", 5), ("papers.md", 1), ("algorithms/gigpo.md", 2)]
+)
 def test_commands_of_the_algorithm_pages(tmp_path: Path, name: str, num_blocks: int) -> None:
     assert Session(folder=tmp_path).follow(ROOT / "docs" / name) == num_blocks
 

@@ -131,6 +131,26 @@ class Lingers(Guess):
         Lingers.closed.append(self.number)
 
 
+class Walks:
+    """What is shown says little; the place says all."""
+
+    def __init__(self, house=""):
+        self.house = house
+
+    def reset(self, seed, row):
+        self.place = 0
+        return ""
+
+    def step(self, action):
+        self.place += int(action)
+        return "go on", 0.5, self.place > 2, {}
+
+
+class WalksByName(Walks):
+    def anchor_state(self):
+        return self.house + str(self.place)
+
+
 class Hangs:
     """What a model says makes it hang, for ever or in a loop."""
 
@@ -277,6 +297,24 @@ def test_with_credit_per_turn_every_answer_is_a_sample_with_the_rewards_from_it_
     where = [(m["role"], m["sequence"], m["tokens"]) for m in turns[-1].messages]
     assert where == [("assistant", 0, [0, 2]), ("user", 0, [2, 2]), ("assistant", 1, [0, 2]), ("user", 1, [2, 2]),
                      ("assistant", 2, [0, 2])]  # fmt: skip
+
+
+def test_every_answer_is_kept_with_the_state_in_which_it_was_given(file: str) -> None:
+    model = [answer("1"), answer("0"), answer("2")]
+    shown = play(asked(), ScriptedModel(model), environment=world(file, "Walks"), credit="turn")
+    assert [turn.anchor for turn in shown] == ["the prompt", "go on", "go on"]
+    named = play(asked(), ScriptedModel(model), environment=world(file, "WalksByName"), credit="turn")
+    assert [turn.anchor for turn in named] == ["0", "1", "1"]
+    (whole,) = play(asked(), ScriptedModel(model), environment=world(file, "WalksByName"))
+    assert whole.anchor == "", "an episode of several answers was given in no one state"
+    # The text of a state may be a whole page: its beginning and a digest tell two of them apart.
+    long = play(
+        asked(), ScriptedModel(model), environment=world(file, "WalksByName", house="x" * 5000), credit="turn"
+    )
+    assert [len(turn.anchor) for turn in long] == [2000 + 1 + 64] * 3
+    assert long[1].anchor == long[2].anchor != long[0].anchor
+    beginning = play(asked(), ScriptedModel(model), environment=world(file, "Guess"), credit="turn")
+    assert beginning[0].anchor == "from 1 to 9"
 
 
 def test_with_credit_per_turn_a_group_is_all_answers_of_all_its_episodes(file: str) -> None:

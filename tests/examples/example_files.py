@@ -30,10 +30,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def train(example: str, data: Path, out: Path, *settings: str) -> int:
+def train(example: str, data: Path, out: Path, *settings: str, config: str = "config.yaml") -> int:
     """`strop train` with the example's configuration, and with data and model from a folder."""
     return strop([
-        "train", "--config", str(REPO / "examples" / example / "config.yaml"), "--out", str(out),
+        "train", "--config", str(REPO / "examples" / example / config), "--out", str(out),
         f"model.path={data / 'model'}", f"data.train_files=[{data / 'train.parquet'}]",
         f"data.val_files=[{data / 'val.parquet'}]", *settings,
     ])  # fmt: skip

@@ -83,14 +83,16 @@ def test_the_player_of_the_transcripts_wins_as_often_as_the_readme_says(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("config", ["config.yaml", pytest.param("gigpo.yaml", marks=pytest.mark.slow)])
 def test_one_step_of_the_guessing_example_plays_its_environment(
-    prepare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str
 ) -> None:
     words = ["--num-train", "8", "--num-val", "2", "--num-sft", "64", "--sft-steps", "1", "--out"]
     monkeypatch.setattr(sys, "argv", ["prepare.py", *words, str(tmp_path)])
     assert prepare.main() == 0
     settings = ("data.prompts_per_step=2", "rollout.samples_per_prompt=2", "trainer.max_steps=1")
-    assert train("multi_turn_env", tmp_path, tmp_path / "run", *settings, "trainer.preflight=false") == 0
+    settings = (*settings, "trainer.preflight=false")
+    assert train("multi_turn_env", tmp_path, tmp_path / "run", *settings, config=config) == 0
     with RunFolder.open(tmp_path / "run", read_only=True) as run:
         rows = run.samples.read(1)
     assert len(rows) == 4
@@ -101,20 +103,24 @@ def test_one_step_of_the_guessing_example_plays_its_environment(
         # An answer that the limit cut off is not played.
         assert len(turns) - 1 <= row["agent_facts"]["env_steps"] <= len(turns)
         assert len(row["earlier_sequences"] or ()) == len(turns) - 1  # agent.credit=turn
+        assert (row["earlier_sequences"] or [row])[0]["anchor"] == "1-16"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
+@pytest.mark.parametrize("config", ["config.yaml", "gigpo.yaml"])
 def test_the_small_model_learns_to_use_the_hints(
-    prepare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    prepare: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    config: str,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["prepare.py", "--out", str(tmp_path)])
     assert prepare.main() == 0
     capsys.readouterr()
-    assert (
-        train("multi_turn_env", tmp_path, tmp_path / "run", "--json", "trainer.max_steps=60", "eval.every=0")
-        == 0
-    )
+    settings = ("--json", "trainer.max_steps=60", "eval.every=0")
+    assert train("multi_turn_env", tmp_path, tmp_path / "run", *settings, config=config) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["pass_rate_start"] < 0.45
     assert result["pass_rate_final"] >= 0.5

@@ -217,3 +217,57 @@ def optimal_token_baseline(
             elif handle_zero_tail and others and place > last_of_others:
                 out[i][t] = g
     return out
+
+
+def gigpo(
+    earned: list[float],
+    samples: list[int],
+    turns: list[int],
+    anchors: list[int],
+    groups: list[int],
+    mask: list[list[int]],
+    norm_by_std: bool,
+    gamma: float,
+    omega: float,
+    eps: float = 1e-6,
+) -> list[list[float]]:
+    """Feng et al. 2025, eq. 3 to 8: answers in the same state of the same task, episodes of the same task.
+
+    An anchor below 0 is a state that no other answer was given in.
+    """
+    steps = list(zip(groups, samples, turns, earned, anchors, strict=True))
+    episodes: dict[tuple[int, int], float] = {}
+    for group, sample, _, reward, _ in steps:
+        episodes[group, sample] = episodes.get((group, sample), 0.0) + reward
+    discounted = [
+        math.fsum(
+            reward * gamma ** (later - turn)
+            for other_group, other_sample, later, reward, _ in steps
+            if (other_group, other_sample) == (group, sample) and later >= turn
+        )
+        for group, sample, turn, _, _ in steps
+    ]
+
+    def relative(value: float, peers: list[float]) -> float:
+        if len(peers) < 2 or math.isclose(max(peers), min(peers), rel_tol=0, abs_tol=1e-12):
+            return 0.0
+        mean = math.fsum(peers) / len(peers)
+        if not norm_by_std:
+            return value - mean
+        return (value - mean) / (
+            math.sqrt(math.fsum((p - mean) ** 2 for p in peers) / (len(peers) - 1)) + eps
+        )
+
+    out = []
+    for row, (group, sample, _, _, anchor) in zip(mask, steps, strict=True):
+        of_task = [total for (other, _), total in episodes.items() if other == group]
+        number = len(out)
+        of_state = [
+            value
+            for other, value in enumerate(discounted)
+            if other == number or (anchor >= 0 and groups[other] == group and anchors[other] == anchor)
+        ]
+        advantage = relative(episodes[group, sample], of_task)
+        advantage += omega * relative(discounted[number], of_state)
+        out.append([advantage if m else 0.0 for m in row])
+    return out

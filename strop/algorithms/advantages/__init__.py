@@ -4,6 +4,7 @@
     groups.py           what estimators share: groups, checks, one number per sample onto its tokens
     group_relative.py   grpo, dr_grpo, grpo_passk, rloo, opo, gpg, maxrl: samples of a prompt compared
     batch_whitened.py   reinforce_plus_plus_baseline, gdpo: compared, then whitened over the batch
+    anchored.py         gigpo: episodes compared, and answers given in the same state
     returns.py          gae, reinforce_plus_plus, remax: rewards-to-go, token by token
     imitation.py        raft: every sample that is kept counts the same
     token_baseline.py   optimal_token_baseline, tir_optimal_token_baseline: tokens at the same place compared
@@ -21,6 +22,7 @@ Rules that hold for every estimator here, and that `strop.checks.functions.estim
 """
 
 from strop.algorithms.advantages import (  # noqa: F401  (they register their functions)
+    anchored,
     batch_whitened,
     group_relative,
     imitation,

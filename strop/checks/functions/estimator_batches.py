@@ -10,6 +10,7 @@ from torch import Tensor
 
 COLUMNS = frozenset(
     {
+        "anchor_ids",
         "group_ids",
         "old_log_probs",
         "ref_log_prob",
@@ -18,8 +19,11 @@ COLUMNS = frozenset(
         "reward_parts",
         "rewards",
         "rollout_is_weights",
+        "sample_index",
         "sum_pi_squared",
         "token_level_rewards",
+        "turn_index",
+        "turn_rewards",
         "values",
     }
 )
@@ -48,12 +52,22 @@ class Batch:
     """[B]."""
     reward_parts: Tensor
     """[B, K]."""
+    sample_index: Tensor
+    """[B] int64; with turn_index, no two rows of a prompt have the same."""
+    turn_index: Tensor
+    """[B] int64."""
+    anchor_ids: Tensor
+    """[B] int64."""
 
     def columns(self) -> dict[str, Tensor]:
         """By the names under which estimators take them."""
         return {
             "token_level_rewards": self.token_level_rewards,
             "rewards": self.token_level_rewards.sum(dim=-1),
+            "turn_rewards": self.token_level_rewards.sum(dim=-1),
+            "sample_index": self.sample_index,
+            "turn_index": self.turn_index,
+            "anchor_ids": self.anchor_ids,
             "response_mask": self.response_mask,
             "group_ids": self.group_ids,
             "values": self.values,
@@ -113,4 +127,7 @@ def random_batch(generator: torch.Generator, *, like: Batch | None = None) -> Ba
         reward_baselines=eighths(num_rows),
         # Distinct, and an odd number of them, so that the normalized parts of two samples cannot cancel.
         reward_parts=torch.stack([permuted() for _ in range(3)], dim=1) / 8,
+        sample_index=torch.arange(num_rows) // 2,
+        turn_index=torch.arange(num_rows) % 2,
+        anchor_ids=torch.randint(-1, 2, (num_rows,), generator=generator),
     )

@@ -149,6 +149,7 @@ def _prefers_higher_rewards(trial: Trial) -> str | None:
         **{name: torch.full((2, 2), 0.5, dtype=torch.float64) for name in ("values", "sum_pi_squared")},
         log_probs=torch.full((2, 2), -1.0, dtype=torch.float64),
         rollout_is_weights=torch.ones(2, 2, dtype=torch.float64),
+        sample_index=torch.arange(2),
     )
     better, worse = trial.estimate(twins)[:, -1].tolist()
     if better > worse:
@@ -187,6 +188,7 @@ def _gives_equal_rewards_zero(trial: Trial) -> str | None:
                 for name in ("values", "sum_pi_squared", "rollout_is_weights")
             },
             log_probs=torch.full((size, 3), -0.5, dtype=torch.float64),
+            sample_index=torch.arange(size),
         )
         wrong = trial.estimate(equal).abs().max().item()
         if wrong:

@@ -47,6 +47,7 @@ TRAITS: Mapping[str, EstimatorTraits] = {
     "dr_grpo": _SHIFTED,
     "gae": EstimatorTraits(is_batch_wide=True, scaling="invariant"),
     "gdpo": replace(_NORMALIZED, is_batch_wide=True),
+    "gigpo": replace(_NORMALIZED, is_shift_invariant=False),
     "gpg": EstimatorTraits(compares_groups=True, is_batch_wide=True, scaling="linear"),
     "grpo": _NORMALIZED,
     "grpo_passk": _NORMALIZED,

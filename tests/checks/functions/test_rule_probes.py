@@ -115,8 +115,9 @@ def test_claims_of_the_estimators() -> None:
     alone = {"gae", "reinforce_plus_plus", "remax"}
     assert {name for name, traits in TRAITS.items() if not traits.compares_groups} == alone
     # A mean that is subtracted takes a constant with it; alpha of gpg counts rewards that are not 0, maxrl divides by
-    # their mean, gae and reinforce_plus_plus whiten the batch, and the baseline of remax is a reward of its own.
-    moved = {"gae", "gpg", "maxrl", "reinforce_plus_plus", "remax"}
+    # their mean, gae and reinforce_plus_plus whiten the batch, the baseline of remax is a reward of its own, and a
+    # constant for every answer is more for the longer episode of gigpo.
+    moved = {"gae", "gigpo", "gpg", "maxrl", "reinforce_plus_plus", "remax"}
     assert {name for name, traits in TRAITS.items() if not traits.is_shift_invariant} == moved
 
 
@@ -415,9 +416,10 @@ def test_a_registered_function_is_checked_as_what_it_is_registered() -> None:
 
 def test_a_function_may_require_every_column() -> None:
     def takes_all(
-        group_ids: Tensor, old_log_probs: Tensor, ref_log_prob: Tensor, response_mask: Tensor,
+        anchor_ids: Tensor, group_ids: Tensor, old_log_probs: Tensor, ref_log_prob: Tensor, response_mask: Tensor,
         reward_baselines: Tensor, reward_parts: Tensor, rewards: Tensor, rollout_is_weights: Tensor,
-        sum_pi_squared: Tensor, token_level_rewards: Tensor, values: Tensor,
+        sample_index: Tensor, sum_pi_squared: Tensor, token_level_rewards: Tensor, turn_index: Tensor,
+        turn_rewards: Tensor, values: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         return values, values
 
