@@ -117,7 +117,7 @@ def check_text(tokenizer: PreTrainedTokenizerBase, row: Mapping[str, Any], where
     known = [one["response_ids"] for one in sequences]
     if any(not isinstance(one, int) or not 0 <= one < len(tokenizer) for ids in known for one in ids):
         return  # said with its row later
-    found = "".join(tokenizer.decode(ids, skip_special_tokens=True) for ids in known)
+    found = "".join(str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in known)
     if storable_text(encodable(found)) != text:
         raise ValueError(
             f"{where}: its tokens say {found!r:.60} with the tokenizer of model.path, but its text is {text!r:.60}: "

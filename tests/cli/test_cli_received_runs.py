@@ -415,6 +415,7 @@ PLAIN = {
     "model.revision", "model.chat_template", "model.lora.target_modules", "data.dataset_class.name", "data.prompt_key",
     "data.data_source_key", "data.ground_truth_key", "data.default_data_source", "data.sampler",
     "sft.data.messages_key", "sft.data.prompt_key", "sft.data.completion_key", "sft.data.image_key",
+    "sft.data.trained_key",
     "prefer.data.prompt_key", "prefer.data.chosen_key", "prefer.data.rejected_key", "prefer.data.completion_key",
     "prefer.data.margin_key", "prefer.data.label_key", "model.attn_implementation", "agent.default_agent",
     "agent.tool_format", "reward.name", "reward.manager", "reward.judge.cache_dir", "reward.judge.model",

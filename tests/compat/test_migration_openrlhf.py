@@ -82,8 +82,17 @@ def test_a_command_that_is_held_in_a_variable_is_read(tmp_path: Path) -> None:
     [
         ("echo hello", "has no command that starts a training of OpenRLHF"),
         (
+            "python -m openrlhf.cli.train_prm --pretrain a",
+            "starts train_prm, which strop has no counterpart of",
+        ),
+        (
             "python -m openrlhf.cli.train_kd --pretrain a",
-            "starts train_kd, which strop has no counterpart of",
+            "starts train_kd, whose flags are not translated: .*`strop generate --top-logprobs`",
+        ),
+        ("python -m openrlhf.cli.train_opd --pretrain a", "with algorithm=on_policy_distillation"),
+        (
+            "python -m openrlhf.cli.batch_inference --post_processor rs\npython -m openrlhf.cli.train_sft --seed 1",
+            r"in turns: that is one run of `strop train` with algorithm=raft",
         ),
         (
             "python -m openrlhf.cli.train_sft --seed 1\npython -m openrlhf.cli.train_sft --seed 2",
@@ -94,6 +103,16 @@ def test_a_command_that_is_held_in_a_variable_is_read(tmp_path: Path) -> None:
 def test_what_starts_no_training_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         read(tmp_path, text)
+
+
+def test_without_multiturn_the_last_turn_alone_is_trained(tmp_path: Path) -> None:
+    for flags, turns in (("", "last"), ("--multiturn", "all")):
+        found = migrated(
+            tmp_path, f"--pretrain a --dataset d.jsonl --input_key talk {flags}", program="train_sft"
+        )
+        assert (found["sft.data.messages_key"], found["sft.data.trained_turns"]) == ("talk", turns)
+    found = migrated(tmp_path, "--pretrain a --dataset d.jsonl --output_key b", program="train_sft")
+    assert "sft.data.trained_turns" not in found
 
 
 def test_a_value_that_nothing_says_is_open(tmp_path: Path) -> None:

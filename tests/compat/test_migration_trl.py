@@ -252,7 +252,15 @@ def test_rloo_takes_its_kl_off_the_reward(tmp_path: Path) -> None:
         ("print(1)\n", "makes no trainer that strop knows: known are GRPOTrainer"),
         (
             "from trl import ORPOTrainer\nORPOTrainer()\n",
-            "it uses ORPOTrainer, which has no counterpart here",
+            "it uses ORPOTrainer, which is not translated: write `strop dpo` with prefer.loss=orpo",
+        ),
+        (
+            "from trl.experimental.gkd import GKDConfig, GKDTrainer\nGKDTrainer(args=GKDConfig(lmbda=0.0))\n",
+            "with lmbda=0 and beta=0, on fixed answers, `strop generate --top-logprobs` and `strop sft`",
+        ),
+        (
+            "BCOTrainer()\n",
+            "it uses BCOTrainer, which is not translated: there is no counterpart here; known are",
         ),
         ("SFTConfig()\nGRPOConfig()\n", "trains in several ways (GRPO, SFT)"),
     ],

@@ -22,8 +22,18 @@ PROGRAMS: Mapping[str, str] = {
     "train_rm": "prefer",
 }
 """OpenRLHF's programs that have a counterpart, and the command of strop that is one."""
-OTHERS = ("train_prm", "train_kd", "train_opd", "train_es_ray")
-"""Those that have none."""
+OTHERS: Mapping[str, str] = {
+    "train_prm": "",
+    "train_kd": (
+        "log the teacher with `strop generate --top-logprobs` and fine-tune with `strop sft`: sft.distillation.coef is "
+        "its kd_coef, sft.distillation.nll_coef 1 - kd_coef"
+    ),
+    "train_opd": "write `strop train` with algorithm=on_policy_distillation and teacher.path",
+    "train_es_ray": "",
+}
+"""Those that are not translated, and what to write instead; empty where there is no counterpart."""
+_REJECTION = re.compile(r"--post_processor[ =]+rs\b")
+"""OpenRLHF's scripts that sample, keep the best and fine-tune, in turns."""
 _PROGRAM = re.compile(rf"(?:^|[./])({'|'.join((*PROGRAMS, *OTHERS))})(?:\.py)?$")
 _FLAG = re.compile(r"^--([A-Za-z][\w.-]*)(?:=(.*))?$", re.DOTALL)
 
@@ -53,6 +63,11 @@ def read_openrlhf(path: Path, variables: Mapping[str, str]) -> Flags:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    if _REJECTION.search(text):
+        raise ValueError(
+            f"{path} samples, keeps the best answers (--post_processor rs) and fine-tunes, in turns: that is "
+            f"one run of `strop train` with algorithm=raft; algorithm.keep.best is how many of a prompt are kept"
+        )
     starts = [
         (command, position, program)
         for command in read_commands(text, variables, path=str(path))
@@ -72,6 +87,8 @@ def read_openrlhf(path: Path, variables: Mapping[str, str]) -> Flags:
         )
     command, position, program = starts[0]
     if program in OTHERS:
+        if OTHERS[program]:
+            raise ValueError(f"{path} starts {program}, whose flags are not translated: {OTHERS[program]}")
         raise ValueError(
             f"{path} starts {program}, which strop has no counterpart of: it trains with rewards (train_ppo_ray), "
             f"on conversations (train_sft) and on preferences (train_dpo, train_kto, train_rm)"

@@ -140,7 +140,9 @@ def conversation(key: str, value: Any, facts: Facts) -> Outcome:
     output = facts.get("output_key")
     if output:
         return many({"sft.data.prompt_key": str(value), "sft.data.completion_key": str(output)})
-    return many({"sft.data.messages_key": str(value)}, "messages, since there is no --output_key")
+    turns = "all" if facts.get("multiturn") is True else "last"
+    note = "messages, since there is no --output_key; without --multiturn the last turn alone is trained"
+    return many({"sft.data.messages_key": str(value), "sft.data.trained_turns": turns}, note)
 
 
 def rated_answer(key: str, value: Any, facts: Facts) -> Outcome:

@@ -35,7 +35,18 @@ TRAINERS = {
     "RewardTrainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
 }
 """Trainers, and the names of their arguments by position."""
-OTHER_TRAINERS = ("ORPOTrainer", "CPOTrainer", "BCOTrainer", "GKDTrainer", "OnlineDPOTrainer")
+OTHER_TRAINERS: Mapping[str, str] = {
+    "ORPOTrainer": "write `strop dpo` with prefer.loss=orpo",
+    "CPOTrainer": "with loss_type=simpo it is `strop dpo` with prefer.loss=simpo, else there is no counterpart",
+    "GKDTrainer": (
+        "with lmbda=1 it is `strop train` with algorithm=on_policy_distillation; with lmbda=0 and beta=0, on fixed "
+        "answers, `strop generate --top-logprobs` and `strop sft` with sft.distillation.coef; answers of both kinds in "
+        "one run have no counterpart"
+    ),
+    "BCOTrainer": "",
+    "OnlineDPOTrainer": "",
+}
+"""Trainers whose arguments are not translated, and what to write instead; empty where there is no counterpart."""
 
 _LONGEST_CHAIN = 50
 """Steps that are followed from a data set back to where it is loaded."""
@@ -81,11 +92,12 @@ def read_calls(
     reader = _Reader(tree, text, path, variables or {}, rewards)
     kinds = {name.removesuffix("Trainer").removesuffix("Config") for name, _ in reader.calls}
     others = sorted(
-        {_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)} & set(OTHER_TRAINERS)
+        {_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)} & OTHER_TRAINERS.keys()
     )
     if not kinds:
         known = ", ".join(TRAINERS)
-        instead = f"it uses {others[0]}, which has no counterpart here; " if others else ""
+        why = (OTHER_TRAINERS[others[0]] or "there is no counterpart here") if others else ""
+        instead = f"it uses {others[0]}, which is not translated: {why}; " if others else ""
         raise ValueError(f"{path} makes no trainer that strop knows: {instead}known are {known}")
     if len(kinds) > 1:
         raise ValueError(
