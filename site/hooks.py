@@ -1,6 +1,6 @@
-"""The repository as a site: README is its first page and its order, and files outside docs/ that pages link to are in it.
+"""The repository as a site: README is its first page and gives the order; what pages link to outside docs/ is in it.
 
-Links stay as they are in the repository, where they lead from file to file; here they are turned into links of the site.
+Links stay as they are in the repository, where they lead from file to file; here they become links of the site.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def on_files(files: Any, *, config: Any) -> Any:
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
     """Turn links between files of the repository into those of the site."""
     uri = page.file.src_uri
-    source = "README.md" if uri == "index.md" else uri if not (ROOT / "docs" / uri).is_file() else f"docs/{uri}"
+    source = (
+        "README.md" if uri == "index.md" else uri if not (ROOT / "docs" / uri).is_file() else f"docs/{uri}"
+    )
     here = posixpath.dirname(uri)
 
     def turned(match: re.Match[str]) -> str:

@@ -8,6 +8,7 @@ launching.py  what commands that make runs share: a run folder, its resume, its 
 models.py     RUN and MODEL_OR_RUN: from a run, a checkpoint or a Hugging Face folder to a model and its settings
 answering.py  answers of a model to chats, for `strop generate`
 unread.py     settings that a command has no use for
+completion.py `strop completion`, and the answers to a shell that asks
 versions.py   `strop --version`: what is installed
 standard_error.py  standard error that cannot end a run
 
