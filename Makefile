@@ -25,7 +25,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 vllm kills soak browser trackers stores mutation bench clean FORCE
+.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 vllm kills soak browser trackers \
+	stores mutation bench package docs extras versions lower-bounds clean FORCE
 
 help:
 	@echo "make quickstart   train a small model end to end on this machine (about three minutes)"
@@ -42,6 +43,11 @@ help:
 	@echo "make stores       the tests marked stores: S3, Google Cloud Storage and ModelScope (installs clients and servers)"
 	@echo "make mutation     mutation testing of the formulas (ARGS=\"--sample 100\" for minutes; installs two more packages)"
 	@echo "make bench        a benchmark: BENCH=$(BENCH)"
+	@echo "make package      the wheel and the source archive, in dist"
+	@echo "make docs         the pages of docs as a site with search, in build/site (installs mkdocs)"
+	@echo "make extras       whether every extra can be had, for each version of Python; installs none of them"
+	@echo "make versions     the core tests on Python $(VERSIONS), each in an environment of its own (gigabytes)"
+	@echo "make lower-bounds the core tests with the lowest versions that pyproject.toml declares (gigabytes)"
 	@echo "make setup        only the environment, in $(VENV); make clean removes it and the caches"
 
 # --- the environment ------------------------------------------------------------------------------------------------
@@ -75,6 +81,15 @@ $(STAMPS)/smollm2: $(STAMPS)/test
 
 $(STAMPS)/mutation: $(STAMPS)/test
 	$(PIP) --constraint constraints.txt cosmic-ray==8.7.0 coverage==7.17.3
+	@touch $@
+
+# It makes environments with versions that are not those of constraints.txt, and shares files between them.
+$(STAMPS)/uv: $(STAMPS)/venv
+	$(PIP) uv==0.13.9
+	@touch $@
+
+$(STAMPS)/docs: $(STAMPS)/test
+	$(PIP) --constraint constraints.txt --editable ".[docs]"
 	@touch $@
 
 setup: $(STAMPS)/run
@@ -146,6 +161,49 @@ stores: .venv-stores/.made
 		"moto[server]==5.2.5" gcp-storage-emulator==2026.7.19
 	@touch $@
 
+# --- what others install -------------------------------------------------------------------------------------------
+
+package: $(STAMPS)/venv
+	$(PIP) build==1.6.1
+	rm -rf dist build/lib
+	$(BIN)/python -m build --outdir dist .
+
+# `python -m http.server -d build/site` then shows it; nothing in it is loaded from elsewhere.
+docs: $(STAMPS)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file site/mkdocs.yml
+
+VERSIONS ?= 3.11 3.12 3.13
+CORE := tests/protocol tests/algorithms tests/config tests/engines tests/run tests/rollout/test_native_engine.py \
+	tests/rollout/test_native_generation.py tests/rollout/test_next_tokens.py tests/trainer/test_train_runs.py
+TEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis
+EXTRAS = $(shell $(BIN)/python -c "import tomllib; \
+	print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies'])")
+
+extras: $(STAMPS)/uv
+	@for version in $(VERSIONS); do for extra in $(EXTRAS); do \
+		echo "strop[$$extra] on Python $$version"; \
+		$(BIN)/uv pip compile --quiet --python-version $$version --extra $$extra --output-file /dev/null pyproject.toml; \
+	done; done
+
+versions: $(foreach version,$(VERSIONS),versions-$(version))
+
+# ARGS="..." goes to pytest; TORCH names the build for all of them.
+versions-%: $(STAMPS)/uv
+	$(BIN)/uv venv --quiet --clear --python $* .venv-versions/$*
+	$(BIN)/uv pip install --quiet --python .venv-versions/$* $(TORCH)
+	$(BIN)/uv pip install --quiet --python .venv-versions/$* --constraint constraints.txt ".[ray,lora]" $(TEST_TOOLS)
+	.venv-versions/$*/bin/strop --version
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) .venv-versions/$*/bin/python -m pytest -n 3 --dist loadfile $(CORE) $(ARGS)
+
+lower-bounds: $(STAMPS)/uv
+	$(BIN)/uv venv --quiet --clear --python 3.11 .venv-versions/lowest
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --resolution lowest-direct --extra ray --extra lora \
+		--output-file .venv-versions/lowest.txt pyproject.toml
+	$(BIN)/uv pip install --quiet --python .venv-versions/lowest --requirement .venv-versions/lowest.txt $(TEST_TOOLS)
+	$(BIN)/uv pip install --quiet --python .venv-versions/lowest --no-deps .
+	.venv-versions/lowest/bin/strop --version
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) .venv-versions/lowest/bin/python -m pytest -n 3 --dist loadfile $(CORE) $(ARGS)
+
 mutation: $(STAMPS)/mutation
 	@nice $(BIN)/python tests/mutation/run.py $(ARGS)
 
@@ -161,4 +219,4 @@ bench: $(STAMPS)/test $(if $(filter grpo_vs_trl,$(BENCH)),.venv-trl/.made)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-trl .venv-stores .venv-trackers build strop.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-trl .venv-stores .venv-trackers .venv-versions build dist strop.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

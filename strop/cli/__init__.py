@@ -10,6 +10,7 @@ answering.py  answers of a model to chats, for `strop generate`; answer_files.py
 points.py     RUN@STEP, RUN@best and RUN@all: several models, and what their training had cost; eval_table.py: of eval
 sets.py       --data: files, or sets by name
 unread.py     settings that a command has no use for
+completion.py `strop completion`, and the answers to a shell that asks
 versions.py   `strop --version`: what is installed
 standard_error.py  standard error that cannot end a run
 

@@ -86,6 +86,9 @@ COMMANDS = {
         module="strop.cli.doctor",
     ),
     "engine": Command(summary="environments of engines such as vLLM", module="strop.cli.engine"),
+    "completion": Command(
+        summary="commands, options and settings completed by bash, zsh or fish", module="strop.cli.completion"
+    ),
     "config": Command(summary="the settings of a run, with their meaning", module="strop.cli.config"),
     **{word: Command(module=module) for word, module in targets("command").items()},
 }
@@ -205,6 +208,10 @@ def _dispatch(words: list[str]) -> int:
     for word in words:
         if not word.isascii() and encodable(word) != redacted(word):  # a name of a file in another encoding
             raise UsageError(f"{word} holds bytes that are no UTF-8; rename the file or folder")
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what could come next
+        from strop.cli.completion import complete
+
+        return complete()
     if words[:1] == ["--version"]:
         from strop.cli.versions import describe_installation
 
