@@ -15,7 +15,7 @@ from strop.cli.libraries import quiet_models
 from strop.cli.models import HELP, add_step_argument, model_name, named_model, with_model
 from strop.cli.output import check_writable, plain, print_json, print_plain, say, write_json_lines
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
-from strop.cli.unread import refuse_unread
+from strop.cli.unread import READS, reads_which_model, refuse_unread
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     source = named_model(args)
     config = load_settings(args, source=None if source is None else source.config, needs=NEEDS)
-    refuse_unread(args, "eval")
+    refuse_unread(args, "eval", None if source is not None else reads_which_model(READS["eval"]))
     if not args.config and not any(word.startswith("resources.") for word in args.overrides):
         config = dataclasses.replace(config, resources=in_one_process(config.resources))
     config = with_model(config, source, args)
