@@ -17,7 +17,7 @@ from strop.cli.output import UsageError, check_writable, plain, print_json, prin
 from strop.cli.points import WORDS, has_step, points_of
 from strop.cli.sets import add_data_argument, data_of
 from strop.cli.settings import add_config_arguments, add_trust_argument, is_setting, load_settings
-from strop.cli.unread import refuse_unread
+from strop.cli.unread import READS, reads_which_model, refuse_unread
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -144,7 +144,7 @@ def _run_several(args: argparse.Namespace, words: Sequence[str]) -> int:
 def _settings(args: argparse.Namespace, source: ModelSource | None) -> Config:
     """The settings of the command, in one process unless it says otherwise."""
     config = load_settings(args, source=None if source is None else source.config, needs=NEEDS)
-    refuse_unread(args, "eval")
+    refuse_unread(args, "eval", None if source is not None else reads_which_model(READS["eval"]))
     if not args.config and not any(word.startswith("resources.") for word in args.overrides):
         config = dataclasses.replace(config, resources=in_one_process(config.resources))
     return config

@@ -127,6 +127,11 @@ def reads_with_engine(reads: Reads, engine: str) -> Reads:
     return replace(reads, keys=(*reads.keys, "data.max_prompt_tokens"))
 
 
+def reads_which_model(reads: Reads) -> Reads:
+    """What a command reads whose command line names no model: that of the settings."""
+    return replace(reads, but=tuple(key for key in reads.but if key not in _WHICH_MODEL))
+
+
 def refuse_unread(args: argparse.Namespace, command: str, reads: Reads | None = None) -> None:
     """Raise a UsageError for the first override that the command would ignore, and name what it ignores of the file.
 

@@ -33,7 +33,8 @@ class LoraConfig:
     """Scale of the adapter: its product is multiplied by alpha / rank."""
     target_modules: tuple[str, ...] = ("all-linear",)
     """Names, or ends of names, of the linear layers that get an adapter; all-linear: every one but the head. Experts
-    that a model keeps as one stacked parameter are no linear layers and take no adapter."""
+    that a model keeps as one stacked parameter are no linear layers: they get one, each of its own, where the parameter
+    is named, such as experts.gate_up_proj."""
     path: str = ""
     """Continue from this PEFT adapter folder, whose rank must be the one above and whose alpha and targets are used;
     empty to start at zero."""

@@ -102,7 +102,7 @@ def merged_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
 
     Names and order are those of `weights.weights_metadata`: tied weights come once. One weight is made at a time.
     """
-    layers = {f"{name}.weight": layer for name, layer in _layers(model)}
+    layers = {_weight_name(name, layer): layer for name, layer in _layers(model)}
     tensors = named_weights(model.module)
     for weight in weights_metadata(model.module):
         tensor = full(tensors[weight.name].detach())
@@ -182,17 +182,14 @@ def check_targets(module: nn.Module, config: LoraConfig) -> None:
         end = f".{target}"
         if any(f".{name}".endswith(end) for name in layers):
             continue
-        stacked = [name for name in _stacked(module) if f".{name}".endswith(end)]
-        what = (
-            f"{stacked[0]}, in which the experts of a layer are stacked into one parameter, and strop has adapters for "
-            f"linear layers alone"
-            if stacked
-            else "no layer of this model"
-        )
+        stacked = _stacked(module)
+        if any(f".{name}".endswith(end) for name in stacked):
+            continue
         linear = sorted({name.rpartition(".")[2] for name in _linear(module)})
+        experts = sorted({".".join(name.split(".")[-2:]) for name in stacked})
         raise ValueError(
-            f"model.lora.target_modules has {target!r}, which is the name of {what}; its linear layers are "
-            f"{', '.join(linear)}"
+            f"model.lora.target_modules has {target!r}, which is the name of no layer of this model; its linear layers "
+            f"are {', '.join(linear)}{', its stacked experts ' + ', '.join(experts) if experts else ''}"
         )
 
 
@@ -211,7 +208,12 @@ def _stacked(module: nn.Module) -> list[str]:
 def _settings(peft: Any, config: LoraConfig, model: CausalLM) -> Any:
     """PEFT's configuration of a new adapter."""
     check_targets(model.module, config)
-    targets: str | list[str] = list(config.target_modules)
+    ends = tuple(f".{target}" for target in config.target_modules)
+    experts = [name for name in _stacked(model.module) if f".{name}".endswith(ends)]
+    layers = [f".{name}" for name, _ in model.module.named_modules()]
+    targets: str | list[str] = [
+        target for target in config.target_modules if any(name.endswith(f".{target}") for name in layers)
+    ]
     if config.target_modules == _ALL:
         # PEFT counts stacked experts in for some models.
         targets = _linear(model.module) if _stacked(model.module) else "all-linear"
@@ -219,6 +221,7 @@ def _settings(peft: Any, config: LoraConfig, model: CausalLM) -> Any:
         r=config.rank,
         lora_alpha=config.alpha,
         target_modules=targets,
+        target_parameters=experts or None,
         task_type="SEQ_CLS" if _has_value_head(model) else "CAUSAL_LM",
         base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,
     )
@@ -268,10 +271,24 @@ def _layers(model: CausalLM) -> Iterator[tuple[str, Any]]:
             yield name, part
 
 
+def _is_stack(layer: Any) -> bool:
+    """Whether the adapter is that of a parameter with one matrix for each expert."""
+    return hasattr(layer, "parameter_name")
+
+
+def _weight_name(name: str, layer: Any) -> str:
+    """The base model's name of the weight that a layer adapts; PEFT wraps experts once for each of their parameters."""
+    if not _is_stack(layer):
+        return f"{name}.weight"
+    return f"{name.replace('.base_layer', '')}.{layer.parameter_name}"
+
+
 def _check_layers(model: CausalLM) -> None:
     """Every adapter is the plain product that `_delta` merges, and none is on a head that is used as a matrix."""
     plain = _peft().tuners.lora.Linear
     for name, layer in _layers(model):
+        if _is_stack(layer):
+            continue
         if type(layer) is not plain or layer.lora_variant or layer.lora_bias[ADAPTER]:
             raise ValueError(
                 f"model.lora would adapt {name}, a {type(layer.get_base_layer()).__name__}, as {type(layer).__name__} "
@@ -327,6 +344,24 @@ def _load(model: CausalLM, folder: Path) -> None:
 def _delta(layer: Any) -> Tensor:
     """What the adapter adds to the weight of its layer."""
     a, b = full(layer.lora_A[ADAPTER].weight), full(layer.lora_B[ADAPTER].weight)
+    if _is_stack(layer):
+        return _delta_of_experts(layer, a, b)
     product = b @ a  # [rows, columns]
     scaled: Tensor = (product.T if layer.fan_in_fan_out else product) * layer.scaling[ADAPTER]
     return scaled
+
+
+def _delta_of_experts(layer: Any, a: Tensor, b: Tensor) -> Tensor:
+    """The same for stacked experts [E, rows, columns]: each has `rank` rows of A and columns of B.
+
+    Args:
+        layer: of PEFT.
+        a: [rank E, inputs].
+        b: [outputs, rank E].
+    """
+    experts = layer.num_experts
+    of_inputs = a.reshape(experts, -1, a.shape[-1])  # [E, rank, inputs]
+    of_outputs = b.reshape(b.shape[0], -1, experts)  # [outputs, rank, E]
+    delta = torch.einsum("ore,eri->eoi", of_outputs, of_inputs) * layer.scaling[ADAPTER]
+    result: Tensor = delta if layer._did_swap_in_out_features else delta.transpose(1, 2)
+    return result

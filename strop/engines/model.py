@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import logging
 import re
 import time
@@ -270,10 +271,13 @@ class _ExactNorm(nn.Module):
 
 
 def _use_exact_norms(module: nn.Module) -> None:
-    """Replace the norms of the Llama family, told by their `variance_epsilon`; the weights keep their names."""
+    """Replace the norms of the Llama family, told by their `variance_epsilon`; the weights keep their names.
+
+    Norms with a gate beside their input stay.
+    """
     for parent in list(module.modules()):
         for name, child in parent.named_children():
-            if hasattr(child, "variance_epsilon"):
+            if hasattr(child, "variance_epsilon") and len(inspect.signature(child.forward).parameters) == 1:
                 norm: Any = child
                 setattr(parent, name, _ExactNorm(norm.weight, norm.variance_epsilon))
 

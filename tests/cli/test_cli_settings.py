@@ -15,7 +15,7 @@ import strop
 from strop.base.guests import targets
 from strop.cli.main import COMMANDS
 from strop.cli.output import UsageError
-from strop.cli.unread import READS, refuse_unread_overrides
+from strop.cli.unread import READS, reads_which_model, refuse_unread_overrides
 from strop.config import to_flat_dict
 from strop.config.schema import tree
 from strop.gateway import command as gateway
@@ -23,6 +23,12 @@ from strop.preferences import command as prefer
 from strop.sandbox import command as sandbox
 from strop.supervised import command as sft
 from strop.trainer.config import Config
+
+
+def test_an_evaluation_whose_command_names_no_model_reads_which_one_from_the_settings() -> None:
+    assert not READS["eval"].covers("model.path")
+    assert reads_which_model(READS["eval"]).covers("model.path")
+    assert not reads_which_model(READS["eval"]).covers("data.train_files")
 
 
 @pytest.mark.parametrize(

@@ -341,6 +341,8 @@ def test_heads_and_processes_must_divide() -> None:
         check_sequence_parallel(shape, 8, 8)
     with pytest.raises(ValueError, match="use sequence_parallel=1, 2 or 4"):
         check_sequence_parallel(shape, 8, 8)
+    with pytest.raises(ValueError, match="layers of qwen3_next carry a state .* use sequence_parallel=1"):
+        check_sequence_parallel(config("qwen3_next_hybrid"), 2, 2)
     with pytest.raises(
         ValueError, match=r"is 4, but 6 processes do not divide into groups of 4; use a multiple of 4"
     ):

@@ -19,13 +19,15 @@ from transformers import (
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
 
 from strop.data.tiny import END_OF_TURN, PAD, make_tiny_tokenizer
 
-KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v")
+KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "qwen3_5")
 IMAGE, VIDEO, START, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
 PATCH, MERGE = 4, 2
 """Pixels along a patch, patches along a token: a token is 8 x 8 pixels."""
@@ -128,6 +130,17 @@ def _model(kind: str, tokenizer: PreTrainedTokenizerFast) -> Any:
         return Glm4vForConditionalGeneration(
             Glm4vConfig(
                 text_config={**text, "rope_parameters": rope}, vision_config=tower, **{**both, **media}
+            )
+        )
+    if kind == "qwen3_5":
+        delta = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8}
+        delta |= {"linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}
+        rope = {**text["rope_parameters"], "partial_rotary_factor": 1.0}
+        return Qwen3_5ForConditionalGeneration(
+            Qwen3_5Config(
+                text_config={**text, **delta, "head_dim": 16, "rope_parameters": rope},
+                vision_config={**wide, "num_position_embeddings": 16},
+                **both,
             )
         )
     tower = {**wide, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}

@@ -129,7 +129,8 @@ def test_packed_log_probs_are_those_of_each_sequence_alone(kind: str, folder: Ca
         expected = own_log_probs(plain(path), path, rows)
     for max_tokens in (1000, 60):
         ours, _ = log_probs_of(load(path), rows, temperature=1.0, max_tokens=max_tokens)
-        torch.testing.assert_close(ours, expected, rtol=0, atol=TOLERANCE)
+        # Linear attention computes in float32 whatever the model has.
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5 if kind == "qwen3_5" else TOLERANCE)
 
 
 def test_eager_attention_is_that_of_the_vision_tower_too(
@@ -167,8 +168,9 @@ def test_gradients_reach_language_and_vision_as_without_packing(
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert found.keys() == expected.keys()
     for name, grad in expected.items():
-        # Norms of GLM-4V's tower compute in float32 whatever the model has.
-        atol = 1e-5 * float(grad.abs().max()) if kind == "glm4v" else TOLERANCE
+        # Norms of GLM-4V's tower and linear attention compute in float32 whatever the model has.
+        share = {"glm4v": 1e-5, "qwen3_5": 1e-4}.get(kind)
+        atol = TOLERANCE if share is None else share * float(grad.abs().max())
         torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
