@@ -14,10 +14,11 @@ sample, so that all ways wait for the same. With --lengths it does not wait, and
 prompt (median 12 tokens, at most 96), 64 sequences at a time, and four steps of prompts that are visited again and
 again.
 
-A way is a number (rollout.max_staleness), later:X or drop:X (rollout.over_issue=X with that rollout.slowest), or
-longest_first. Runs differ in nothing else; samples of older policies are corrected for as strop does where nothing is
-said. Steps per minute are those of the run's own `timing_s/step`, without start, validation and checkpoints; the pass
-rate is that of the last validation, after equally many samples, and the reward that of the last ten steps' samples.
+A way is a number (rollout.max_staleness), later:X or drop:X (rollout.over_issue=X with that rollout.slowest),
+longest_first, or overlap (rollout.overlap_log_probs). Runs differ in nothing else; samples of older policies are
+corrected for as strop does where nothing is said. Steps per minute are those of the run's own `timing_s/step`, without
+start, validation and checkpoints; the pass rate is that of the last validation, after equally many samples, and the
+reward that of the last ten steps' samples.
 
 The last line is a JSON object: `ratio_steps_per_minute` to the synchronous trainer (0) of the fastest way whose pass
 rate is less than two standard errors below that of 0 (of the fastest, where there is none), its `reward_gap` (pass rate
@@ -132,7 +133,8 @@ def settings_of(way: str) -> list[str]:
     slowest, colon, share = way.partition(":")
     if colon:
         return [f"rollout.over_issue={share}", f"rollout.slowest={slowest}"]
-    return ["rollout.longest_first=true"] if way == "longest_first" else [f"rollout.max_staleness={way}"]
+    switches = {"longest_first": "rollout.longest_first=true", "overlap": "rollout.overlap_log_probs=true"}
+    return [switches.get(way, f"rollout.max_staleness={way}")]
 
 
 def run(start: Path, out: Path, args: argparse.Namespace, *, way: str, seed: int) -> dict[str, float]:

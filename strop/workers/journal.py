@@ -45,18 +45,12 @@ Notes = dict[str, Note]
 class Journal:
     """Answers requests, with a client or from notes."""
 
-    def __init__(
-        self,
-        client: GenerateClient,
-        followed: GenerateClient | None = None,
-        schedule: RecordedSchedule | None = None,
-    ) -> None:
+    def __init__(self, client: GenerateClient, schedule: RecordedSchedule | None = None) -> None:
         """Args:
         client: of the engines.
-        followed: what requests of the prompts that it follows go through in its place, if not the same.
         schedule: says how many tokens a request may have with the weights of the moment; None: all.
         """
-        self._client, self._followed, self._schedule = client, followed or client, schedule
+        self._client, self._schedule = client, schedule
         self._kept: dict[str, Notes] = {}
         self._given: dict[str, Notes] = {}
         self.differing: list[str] = []
@@ -143,7 +137,7 @@ class Journal:
                 request.losses.append("it was interrupted")  # so that it is asked for behind its tokens
             name, ids, sampling = request.rest()
             part = dataclasses.replace(sampling, max_tokens=min(limit, sampling.max_tokens))
-            output = await self._followed.generate(name, ids, part, on_token=request.hear)
+            output = await self._client.generate(name, ids, part, on_token=request.hear)
             heard = len(request.token_ids) - before  # none of an engine that says only the whole
             for token in list(zip(output.token_ids, output.log_probs, output.versions, strict=True))[heard:]:
                 request.hear(*token)

@@ -122,7 +122,7 @@ class RolloutWorker(Worker):
         # Generation that runs ahead in processes of its own goes on between calls; elsewhere it has its turns.
         self._goes_on = share_with is None and rollout.is_streamed
         self._runner = ThreadRunner("rollout") if self._goes_on else asyncio.Runner(loop_factory=CallLoop)
-        clock = None if virtual_time is None else StepClock()
+        self._clock = clock = StepClock() if virtual_time is not None and rollout.is_streamed else None
         policy = self._make_engines(model, device, version, max_tokens, logs, clock)
         self._takes_media = policy is not None and policy.media is not None
         self._pool = RewardPool(
@@ -130,9 +130,9 @@ class RolloutWorker(Worker):
         )
         self._pool_runs = self._is_held = self._is_closed = False
         self._tally = Tally(logs, rank=self.rank)
-        clocked = None if clock is None else ClockedClient(self._fleet.client, clock)
+        asked = self._fleet.client if clock is None else ClockedClient(self._fleet.client, clock)
         self._schedule = RecordedSchedule(version) if is_replayed else None
-        self._journal = Journal(self._fleet.client, clocked, self._schedule)
+        self._journal = Journal(asked, self._schedule)
         self._scores = ScoreJournal(self._pool)
         setup = AgentSetup(
             agent or AgentConfig(), self._tokenizer,
@@ -183,6 +183,11 @@ class RolloutWorker(Worker):
             self._fleet.replace_first(self._verified)
         return made.policy
 
+    def _hear_played(self, episode: Episode) -> None:
+        self._tally.add(episode)
+        if self._clock is not None:
+            self._clock.end()
+
     def _hear(self, episode: Episode) -> None:
         """A sample of a group in flight has ended."""
         self._tally.add(episode)
@@ -208,13 +213,15 @@ class RolloutWorker(Worker):
             samples.
         """
         asked = self._asked(prompts)
+        if self._clock is not None:  # what is in play goes on meanwhile, in step with these
+            self._clock.begin(len(asked) * samples_per_prompt)
         with self._generating():
             episodes = self._runner.run(
                 self._player.play(
                     asked,
                     samples_per_prompt=samples_per_prompt,
                     sampling=sampling,
-                    on_episode=self._tally.add,
+                    on_episode=self._hear_played,
                 )
             )
         return self._told(episodes)

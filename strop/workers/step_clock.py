@@ -98,7 +98,7 @@ class StepClock:
 
 
 class ClockedClient:
-    """A client whose requests enter by the clock; those that are of no episode it knows pass through."""
+    """A client whose requests enter by the clock; whoever asks has told it that an episode begins, and when it ends."""
 
     def __init__(self, client: GenerateClient, clock: StepClock) -> None:
         self._client, self._clock = client, clock

@@ -77,6 +77,18 @@ def test_it_is_for_one_process(project: Project, given: list[str], sentence: str
         project.config("trainer.clock=virtual", *given)
 
 
+def test_validations_keep_step_with_what_is_in_play(
+    project: Project, tmp_path: Path, jittery: list[str]
+) -> None:
+    given = [*jittery[:-1], "eval.every=1", "trainer.max_steps=3"]
+    whole = train_in(tmp_path / "whole", project.config(*given))
+    assert all(any("val-core" in name for name in numbers) for numbers in whole.steps)
+    check_bound(whole, 1)
+    folder = cut_after(whole.folder, tmp_path / "cut", step=1)
+    rest = resume_in(folder)
+    assert [print_.chain for print_ in rest.chain] == [print_.chain for print_ in whole.chain]
+
+
 TIMES = ["trainer.clock_lengths='lognormal(6, 1)'", "trainer.clock_latencies='lognormal(3, 1)'"]
 
 

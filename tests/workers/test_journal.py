@@ -54,7 +54,7 @@ def test_an_answer_goes_on_where_it_was_and_an_ended_one_is_not_made_again() -> 
         before = Journal(Counting(version=1))
         before.follow("e0-1")
         whole = await before.generate("e0-1/0#0", [10], SAMPLING)
-        before._followed = Counting(version=2, stops_after=2)
+        before._client = Counting(version=2, stops_after=2)
         await interrupted(before, "e0-1/0#1", [10, 20])
         kept = (await before.notes())["e0-1"]
         client, heard = Counting(version=3), list[tuple[int, float, int]]()
