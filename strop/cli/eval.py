@@ -68,7 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trust_argument(parser)
     add_step_argument(parser)
     parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="write every answer with its score there as JSON lines"
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="write every answer with its score and its tokens there as JSON lines",
     )
     parser.add_argument(
         "--plot", metavar="FILE", type=Path, help="draw the pass rates of several models there"

@@ -24,9 +24,12 @@ EPILOG = """\
 examples:
   strop sft --config examples/arithmetic/config.yaml --out runs/arithmetic-sft
   strop sft model.path=models/smollm2 'sft.data.train_files=[chats.jsonl]' sft.optim.lr=2e-5
+  strop sft model.path=models/start 'sft.data.train_files=[runs/grpo]' sft.data.keep.best=2 sft.data.keep.min_score=1
+  strop sft model.path=models/student 'sft.data.train_files=[logs.parquet]' sft.distillation.coef=1
 
-Rows have `messages` (every assistant turn is trained), or `prompt` and `completion`. The trained model is the
-folder `model` of the run, ready for `strop train model.path=...`.
+Rows have `messages`, or `prompt` and `completion`, or the tokens themselves, as `strop generate --out`,
+`strop eval --out` and the samples of a run folder have them. The trained model is the folder `model` of the run,
+ready for `strop train model.path=...`.
 """
 
 

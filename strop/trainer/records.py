@@ -56,7 +56,10 @@ class StepRecord:
 
     def advantages(self) -> Mapping[str, float]:
         """By sample id, the mean over the sampled tokens of what was trained on."""
-        return {} if self.learned is None else self.learned.summary.advantages
+        if self.learned is None:
+            return {}
+        found = self.learned.summary.advantages
+        return {name: value for name, value in found.items() if name not in self.learned.left_out}
 
     def metrics(self) -> dict[str, float]:
         """What the stages have measured."""

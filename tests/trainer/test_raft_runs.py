@@ -28,6 +28,7 @@ def test_the_best_answers_are_trained_with_the_loss_of_fine_tuning(project: Proj
     assert len({row["uid"] for row in trained}) == 4
     for row in trained:
         assert row["score"] == max(one["score"] for one in rows if one["uid"] == row["uid"])
+    assert {row["fate"]: row["advantage"] for row in rows} == {"trained": 1.0, "filtered": None}
     log_probs = [value for row in trained for value in row["old_log_probs"]]
     numbers = done.steps[0]
     assert numbers["actor/pg_loss"] == pytest.approx(-sum(log_probs) / len(log_probs), abs=1e-4)
