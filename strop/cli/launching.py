@@ -14,7 +14,11 @@ from strop.cli.models import choose_checkpoint, run_in
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
 from strop.cli.unread import KINDS_OF_GUESTS, READS, Reads, refuse_unread, refuse_unread_overrides
+from strop.hub.places import is_url
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
+
+RUNS_CACHE = Path("~/.cache/strop/runs")
+"""Where copies of runs lie that --from has fetched."""
 
 if TYPE_CHECKING:
     from strop.engines.config import ModelConfig
@@ -33,15 +37,16 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
     parser.add_argument(
         "--resume",
         metavar="DIR",
-        type=Path,
-        help="continue the run in DIR with its own settings; some may be given anew",
+        type=_here_or_elsewhere,
+        help="continue the run in DIR with its own settings; some may be given anew; of a URL (run.copy_to), the copy "
+        "is fetched into --out first",
     )
     parser.add_argument(
         "--from",
         dest="origin",
         metavar="RUN[@STEP|@best]",
         help="begin a run with the weights of this one's last checkpoint (of STEP, of the best validation), and with "
-        "its settings where --config names no others",
+        "its settings where --config names no others; RUN may be the URL of a copy",
     )
     parser.add_argument(
         "--with-optimizer", action="store_true", help="with --from: take over the optimizer's state too"
@@ -58,6 +63,8 @@ def begin(args: argparse.Namespace, *, kind: str, reads: Reads | None = None) ->
     from strop.config import deviations
     from strop.trainer.launch import CONFIG_FILE, resume_run, start_run
 
+    if isinstance(args.resume, str):
+        args.resume, args.out = _fetched_to(args.resume, args.out), None
     if args.resume is not None:
         _refuse_sources(args)
         _check_kind(args.resume, kind)
@@ -72,6 +79,23 @@ def begin(args: argparse.Namespace, *, kind: str, reads: Reads | None = None) ->
     for line in deviations(start.config, source=args.config, overrides=args.overrides):
         say(line)
     return start
+
+
+def _here_or_elsewhere(text: str) -> Path | str:
+    return text if is_url(text) else Path(text)
+
+
+def _fetched_to(url: str, out: Path | None) -> Path:
+    """The copy of a run, in a folder where it goes on."""
+    from strop.trainer.copying import fetch_run
+
+    folder = out or Path("runs") / url.rstrip("/").rpartition("/")[2]
+    if folder.exists():
+        raise UsageError(
+            f"{folder} is there: name an absent folder with --out, or continue it with --resume {folder}"
+        )
+    say(f"fetching {url} into {folder}")
+    return fetch_run(url, folder)
 
 
 @contextlib.contextmanager
@@ -141,11 +165,26 @@ def _export_critic(checkpoint: Path, out: Path, model: ModelConfig) -> None:
 def _run_and_step(text: str) -> tuple[Path, int | str | None]:
     """RUN[@STEP|@best]; a folder whose name has an @ in it is one."""
     folder, at, step = text.rpartition("@")
+    if is_url(text) and (not at or "/" in step):
+        return _fetched_copy(text, None), None
     if not at or Path(text).is_dir():
         return run_in(Path(text).expanduser()), None
     if step != "best" and not step.isdecimal():
         raise UsageError(f"--from {text}: {step!r} is no step; give RUN@NUMBER, RUN@best, or RUN alone")
-    return run_in(Path(folder).expanduser()), step if step == "best" else int(step)
+    wanted = step if step == "best" else int(step)
+    return _fetched_copy(folder, wanted) if is_url(folder) else run_in(Path(folder).expanduser()), wanted
+
+
+def _fetched_copy(url: str, step: int | str | None) -> Path:
+    """A copy of a run, kept below the cache under what names its present state."""
+    from strop.trainer.copying import fetch_run, state_of_copy
+
+    folder = (
+        RUNS_CACHE.expanduser()
+        / f"{state_of_copy(url)}-{step or 'last'}"
+        / url.rstrip("/").rpartition("/")[2]
+    )
+    return folder if is_run(folder) else fetch_run(url, folder, step)
 
 
 def _refuse_sources(args: argparse.Namespace) -> None:

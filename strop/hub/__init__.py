@@ -7,6 +7,6 @@ face        models of the Hugging Face hub, through its own client and cache
 scope       models of ModelScope, through its own client and cache
 stores      what a URL names, through fsspec
 sending     the one function that sends a folder of this machine to a hub or a store
-putting     files to what a URL names, through fsspec
+transfer    files between a folder of this machine and a URL, through fsspec
 waiting     waits that end when nothing arrives
 """

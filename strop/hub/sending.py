@@ -13,9 +13,9 @@ from typing import Protocol
 
 from strop.hub.face import FaceModel
 from strop.hub.places import Place, place_of
-from strop.hub.putting import check_empty, put_folder
 from strop.hub.remote import Listing, Refused, Unreachable
 from strop.hub.scope import ScopeModel
+from strop.hub.transfer import check_empty, put_folder
 
 _STALE = ("*.safetensors", "*.safetensors.index.json")
 """Files of an earlier model at a hub that would be read beside or in place of those of the new one."""

@@ -34,5 +34,8 @@ class RunConfig:
 
     hf_model: Literal["always", "last", "never"] = "always"
     """Which checkpoints also hold the policy as a Hugging Face folder; the others get one from `strop export`."""
+    copy_to: str = ""
+    """URL of a folder of a store (s3://bucket/runs): each checkpoint, with what a continuation needs, is copied into a
+    folder there that is named like the run, while training goes on. `--resume URL` and `--from URL` read it."""
     async_save: bool = False
     """Write checkpoints in the background while training goes on."""

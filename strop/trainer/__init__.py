@@ -30,7 +30,8 @@ trackers.py         where numbers go; progress.py, tensorboard.py, curve.py: the
 results.py          how a run ended; costs.py: what services of the reward have cost; spending.py: tokens and hours
 watching.py         how far a long generation is
 
-checkpointing.py    what a checkpoint holds, for every kind of training; disk_watch.py: how long it takes to write
+checkpointing.py    what a checkpoint holds, for every kind of training; disk_watch.py: how long it takes to write;
+                    copying.py: copies at a URL, and back
 stopping.py         signals that ask a run to end; healing.py: worker processes that die
 rescoring.py        saved answers scored again; replay.py: a recorded run made again
 """

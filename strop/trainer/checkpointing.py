@@ -11,6 +11,7 @@ from strop.controller import WorkerGroup, as_list
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
 from strop.run import MODEL_FOLDER, Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
+from strop.trainer.copying import Copier
 from strop.trainer.disk_watch import DiskWatch
 from strop.trainer.stopping import StopRequest
 
@@ -55,6 +56,7 @@ class Checkpointer:
         self._texts, self._watch, self._on_sealed = texts, watch, on_sealed
         self._run, self._trained, self._settings = run, trained, settings
         self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
+        self._copier = Copier(run, settings.copy_to) if settings.copy_to else None
         self._writing: PendingCheckpoint | None = None
         self._is_sealing = False
         self._saved_step = 0
@@ -148,13 +150,17 @@ class Checkpointer:
         self._run.events.append(
             "checkpoint", checkpoint.step, fsync=True, path=checkpoint.path.name, score=pending.score
         )
+        if self._copier is not None:
+            self._copier.hear(checkpoint)
         self._on_sealed(checkpoint)
 
     def settle(self) -> None:
-        """Let a seal that runs in the background end, well or not; for the end of a run that failed."""
+        """Let what runs in the background end, well or not: a seal of a run that failed, and copies."""
         if self._is_sealing and self._writing is not None:
             with contextlib.suppress(CheckpointError):
                 self._writing.result(SETTLE_S)
+        if self._copier is not None:
+            self._copier.finish(SETTLE_S)
 
     def _finish_roles(self, pending: PendingCheckpoint) -> None:
         """Every role has written its files, or the checkpoint is given up."""

@@ -16,7 +16,7 @@ from strop.engines.model import load_model
 from strop.rollout.native import cache, fused
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.cache import DecodeAttention, SlotCache
-from strop.rollout.native.fused import FusedStep, fused_step
+from strop.rollout.native.fused import FusedStep, can_pack, fused_step
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
 
@@ -151,3 +151,17 @@ def test_a_cache_on_a_cpu_has_its_room_at_once() -> None:
     slots.reserve(5000, num_slots=64)
     assert float(slots.layer(0, 64, 5000)[0].sum()) == 5 * 8, "it grows beyond what was expected"
     assert slots.num_bytes == 2 * 64 * 5056 * 8 * 4
+
+
+def test_where_torch_packs_no_such_weights_the_models_own_pass_is_taken(
+    tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(weight: torch.Tensor, rows: int) -> torch.Tensor:
+        raise RuntimeError("bf16 path needs the cpu support avx512bw")
+
+    can_pack.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", refuses)
+        assert fused_step(load(tiny_folder("qwen3"))) is None
+    can_pack.cache_clear()
+    assert can_pack(torch.float32)

@@ -15,6 +15,7 @@ import ctypes
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -53,6 +54,20 @@ class Linear:
         """[B, N] of rows [B, K]."""
         product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
         return product
+
+
+@cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this torch packs weights of a type on this processor: torch 2.11 refuses bfloat16 without AVX-512."""
+    if not torch._C._has_mkldnn:
+        return False
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(
+            torch.zeros(_PACKED_FOR, _PACKED_FOR, dtype=dtype), _PACKED_FOR
+        )
+    except RuntimeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -154,7 +169,7 @@ def fused_step(model: CausalLM) -> FusedStep | None:
     """The step of a model; None where its own forward pass is needed."""
     if model.device.type != "cpu" or model.is_sharded or model.media is not None:
         return None
-    if model.compute_dtype not in TOLERANCE or not torch._C._has_mkldnn:
+    if model.compute_dtype not in TOLERANCE or not can_pack(model.compute_dtype):
         return None
     backbone: Any = model.module.base_model
     if model.config._attn_implementation == FORMULA_NAME:

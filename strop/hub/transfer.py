@@ -1,16 +1,31 @@
-"""Files of this machine to what a URL names, through fsspec; what tells that a folder is whole goes last."""
+"""Files between a folder of this machine and what a URL names, through fsspec.
+
+What tells that a folder is whole goes last, and a folder that is fetched appears when it is whole.
+"""
 
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from strop.hub.remote import Refused, Unreachable
-from strop.hub.stores import is_refusal, listing_of, meant_by, name_below, open_store, reason, way_out
-from strop.hub.waiting import while_heard
+from strop.hub.stores import (
+    get_file,
+    inside,
+    is_refusal,
+    key_of,
+    listing_of,
+    meant_by,
+    name_below,
+    open_store,
+    reason,
+    way_out,
+)
+from strop.hub.waiting import size_of, while_heard
 
 SILENCE_S = 600.0
 """How long a store may take nothing, in seconds: some tell of a file when all of it is there."""
@@ -89,6 +104,49 @@ def put_files(
         raise
     except Exception as error:
         raise _translated(error) from error
+
+
+def get_files(url: str, names: Sequence[str], folder: Path) -> None:
+    """Fetch files below a URL into a folder of this machine, which is absent and appears when all are there.
+
+    Raises:
+        Refused, Unreachable, TimeoutError: they cannot be had.
+        ValueError: a name leads out of the folder.
+    """
+    staging = folder.with_name(f".fetching-{folder.name}")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    try:
+        system, path = open_store(url.rstrip("/"))
+        for name in names:
+            target = inside(staging, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            work = partial(get_file, system, f"{path}/{name}", target, name=name, stated=None)
+            while_heard(work, partial(size_of, staging))
+        staging.rename(folder)
+    except (TimeoutError, ValueError):
+        raise
+    except Exception as error:
+        raise _translated(error) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def state_of(url: str) -> tuple[str, list[str]]:
+    """A key that changes with the files below a URL, and their names there; none where there is no such folder.
+
+    Raises:
+        Refused, Unreachable: the store does not say.
+    """
+    try:
+        system, path = open_store(url.rstrip("/"))
+        is_folder, found = listing_of(system, path)
+    except FileNotFoundError:
+        return "", []
+    except Exception as error:
+        raise _translated(error) from error
+    infos = {name_below(path, name): info for name, info in found.items()} if is_folder else {}
+    return key_of(url, infos), sorted(infos)
 
 
 def remove_folder(url: str) -> None:
