@@ -113,7 +113,8 @@ def number_among_attending(config: Any, layer: int) -> int:
     """The number of an attention layer among those of a model that attend."""
     if getattr(config, "model_type", None) not in CARRIED:
         return layer
-    return layer - sum(kind == LINEAR for kind in config.layer_types[:layer])
+    before: list[str] = list(config.layer_types[:layer])
+    return layer - before.count(LINEAR)
 
 
 def _carries_state(part: nn.Module) -> bool:

@@ -113,13 +113,13 @@ def copied_functions(tree: ast.Module, text: str, names: Sequence[str]) -> str:
     chosen: dict[int, ast.stmt] = {}
     waiting = list(names)
     while waiting:
-        node = makers.get(waiting.pop())
-        if node is None or id(node) in chosen:
+        maker = makers.get(waiting.pop())
+        if maker is None or id(maker) in chosen:
             continue
-        if isinstance(node, ast.Import | ast.ImportFrom) and _packages(node) & set(_FOREIGN):
+        if isinstance(maker, ast.Import | ast.ImportFrom) and _packages(maker) & set(_FOREIGN):
             return ""
-        chosen[id(node)] = node
-        waiting += [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+        chosen[id(maker)] = maker
+        waiting += [part.id for part in ast.walk(maker) if isinstance(part, ast.Name)]
     nodes = [node for node in tree.body if id(node) in chosen]
     imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     rest = [node for node in nodes if node not in imports]
