@@ -77,6 +77,9 @@ class RewardServer:
         """End what is under way."""
         await self._client.close()
 
+    compares = False
+    """It scores each answer by itself."""
+
     def tell_spent(self, run_spent: float) -> None:
         """Nothing to keep to."""
 

@@ -177,6 +177,11 @@ class RewardConfig:
         return bool(self.path or self.functions) or not self.services
 
     @property
+    def compares(self) -> bool:
+        """A service compares the answers to a prompt."""
+        return any(service.compares for service in self.services.values())
+
+    @property
     def services(self) -> dict[str, ServiceSection]:
         """Services that score as well, by the names of their sections, which are those of their parts too."""
         joined = targets("reward service")

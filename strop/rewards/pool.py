@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from strop.base.guests import joined
 from strop.base.trust import ask
@@ -24,7 +24,7 @@ from strop.rewards.answer import item_of
 from strop.rewards.combining import Part, combine
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import CallFailed, Outcome, RewardError
-from strop.rewards.service import RewardService
+from strop.rewards.service import ComparingService, RewardService
 from strop.rewards.workers import Workers
 from strop.trajectory import Prompt, Trajectory
 
@@ -147,14 +147,17 @@ class RewardPool:
         self, prompt: Prompt, trajectory: Trajectory, solution_str: str, *, fresh: bool
     ) -> Outcome:
         """Ask everything that scores, at the same time; the first of them that fails decides."""
-        if self._workers is not None and not self._services:
+        services = [one for one in self._services.values() if not one.compares]
+        if self._workers is not None and not services:
             return await self._workers.score(prompt, trajectory, solution_str)
+        if not services:  # what compares speaks once all answers to the prompt are there
+            return Outcome(kind="score", score=0.0)
         started = time.monotonic()
         asked: list[Coroutine[Any, Any, Outcome | tuple[Part, dict[str, float]]]] = []
         if self._workers is not None:
             asked.append(self._workers.score(prompt, trajectory, solution_str))
         item = item_of(prompt, solution_str)
-        asked += [service.score(item, fresh=fresh) for service in self._services.values()]
+        asked += [service.score(item, fresh=fresh) for service in services]
         said = await asyncio.gather(*asked, return_exceptions=True)
         return self._joined(said, time.monotonic() - started)
 
@@ -187,6 +190,57 @@ class RewardPool:
             sentence = f"the sum of the scores is {score}, beyond {MAX_NUMBER:g}"
             return Outcome(kind="error", error=sentence, seconds=seconds, usage=usage)
         return Outcome(kind="score", score=score, parts=merged, seconds=seconds, usage=usage)
+
+    async def compare(self, prompt: Prompt, answers: Sequence[tuple[str, Outcome]]) -> list[Outcome]:
+        """The outcomes of all answers to a prompt with what comparisons add; as they are where nothing compares.
+
+        Answers without a score are compared with nobody.
+
+        Args:
+            prompt: the row.
+            answers: the decoded response of each, and its outcome so far.
+        """
+        outcomes = [outcome for _, outcome in answers]
+        scored = [place for place, outcome in enumerate(outcomes) if outcome.kind == "score"]
+        for service in self._services.values():
+            if service.compares and scored:
+                items = [item_of(prompt, answers[place][0]) for place in scored]
+                said = await self._compared(cast(ComparingService, service), items)
+                for place, (found, usage) in zip(scored, said, strict=True):
+                    outcomes[place] = self._added(outcomes[place], found, usage)
+                scored = [place for place in scored if outcomes[place].kind == "score"]
+        return outcomes
+
+    async def _compared(
+        self, service: ComparingService, items: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[Part | CallFailed, dict[str, float]]]:
+        """What a service says of these answers, asked again as reward.on_failure says."""
+        used: list[dict[str, float]] = [{} for _ in items]
+        for attempt in range(self.config.retries + 1):
+            said = await service.compare(items, fresh=attempt > 0)
+            for total, (_, usage) in zip(used, said, strict=True):
+                _add(total, usage)
+            failed = [found for found, _ in said if isinstance(found, CallFailed)]
+            if not any(getattr(self.config.on_failure, one.kind) == "retry" for one in failed):
+                break
+        return [(found, total) for (found, _), total in zip(said, used, strict=True)]
+
+    def _added(self, outcome: Outcome, found: Part | CallFailed, usage: Mapping[str, float]) -> Outcome:
+        total = dict(outcome.usage)
+        _add(total, usage)
+        if isinstance(found, CallFailed):
+            is_fixed = getattr(self.config.on_failure, found.kind) == "fixed"
+            stand_in = self.config.failed_score if is_fixed else None
+            return Outcome(
+                kind=found.kind, error=str(found), seconds=outcome.seconds, usage=total, stand_in=stand_in
+            )
+        score, merged = combine([found])
+        return replace(
+            outcome,
+            score=(outcome.score or 0.0) + (score or 0.0),
+            parts={**outcome.parts, **merged},
+            usage=total,
+        )
 
     async def preflight(self, prompts: Sequence[Prompt], solutions: Sequence[str]) -> list[Outcome]:
         """Score a few probes before training; at most four are used.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from strop.rewards.combining import Part
+from strop.rewards.outcome import CallFailed
 
 
 class ServiceSection(Protocol):
@@ -14,6 +15,11 @@ class ServiceSection(Protocol):
     @property
     def scores(self) -> bool:
         """Whether the service is asked at all."""
+        ...
+
+    @property
+    def compares(self) -> bool:
+        """Whether it compares the answers to a prompt, and scores none by itself."""
         ...
 
     @property
@@ -50,6 +56,11 @@ class RewardService(Protocol):
         """End what is under way, which fails with CallFailed."""
         ...
 
+    @property
+    def compares(self) -> bool:
+        """It scores no answer by itself, but compares those to a prompt (`ComparingService`)."""
+        ...
+
     async def score(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[Part, dict[str, float]]:
         """The score of one answer under the name of the section, and what it used up, by name (`judge/requests`).
 
@@ -59,5 +70,20 @@ class RewardService(Protocol):
 
         Raises:
             CallFailed: there is none.
+        """
+        ...
+
+
+class ComparingService(RewardService, Protocol):
+    """A service that compares the answers to a prompt."""
+
+    async def compare(
+        self, items: Sequence[Mapping[str, Any]], *, fresh: bool
+    ) -> list[tuple[Part | CallFailed, dict[str, float]]]:
+        """Of each answer the score or why it has none, and its share of what was used up.
+
+        Args:
+            items: as of `score`, all answers to one prompt.
+            fresh: do not take it from a cache.
         """
         ...

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -69,6 +70,10 @@ class Scorers(Protocol):
 
     async def score(self, prompt: Prompt, trajectory: Trajectory, solution_str: str) -> Outcome:
         """As RewardPool.score."""
+        ...
+
+    async def compare(self, prompt: Prompt, answers: Sequence[tuple[str, Outcome]]) -> list[Outcome]:
+        """As RewardPool.compare."""
         ...
 
 
@@ -197,7 +202,17 @@ class Player:
             on_episode(episode)
             return episode
 
-        return await _together(sample, samples_per_prompt)
+        return await self._compared(prompt, await _together(sample, samples_per_prompt))
+
+    async def _compared(self, prompt: Prompt, episodes: tuple[Episode, ...]) -> tuple[Episode, ...]:
+        """The samples of a prompt with what comparing them says, where something compares."""
+        scorers = self._scorers
+        is_recorded = self._recording is not None and is_visit(prompt.uid)
+        if scorers is None or is_recorded or not scorers.config.compares:
+            return episodes
+        outcomes = [(one.text, one.outcome) for one in episodes if one.outcome is not None]
+        made = iter(await scorers.compare(prompt, outcomes))
+        return tuple(one if one.outcome is None else replace(one, outcome=next(made)) for one in episodes)
 
     async def episode(
         self, prompt: Prompt, sample_index: int, sampling: Sampling, *, keeps_failure: bool = False

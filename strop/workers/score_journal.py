@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from strop.rewards.config import RewardConfig
@@ -73,6 +73,10 @@ class ScoreJournal:
             outcome = await self._pool.score(prompt, trajectory, solution_str)
         kept[number] = ScoreNote(scored=scored, outcome=outcome)
         return outcome
+
+    async def compare(self, prompt: Prompt, answers: Sequence[tuple[str, Outcome]]) -> list[Outcome]:
+        """As the pool does. No note is kept of it: a run that goes on compares again what has not been trained."""
+        return await self._pool.compare(prompt, answers)
 
 
 def _digest(trajectory: Trajectory, solution_str: str) -> str:

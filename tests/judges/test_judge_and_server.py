@@ -237,7 +237,7 @@ def test_verdict_is_the_last_object_with_the_field() -> None:
     graded = JudgeConfig(base_url="http://x", model="m", score_field="grade", lowest=1, highest=10)
     assert verdict(graded, '{"grade": 7, "score": 2}') == (7.0, "")
     plain = JudgeConfig(base_url="http://x", model="m", pattern=r"\[\[(\d+)\]\]", highest=10)
-    assert verdict(plain, "[[3]] no, [[8]]") == (8.0, "")
+    assert verdict(plain, "[[3]] no, [[8]]") == (8.0, "[[3]] no,")
     assert verdict(plain, "none") == "gave no verdict (nothing matches reward.judge.pattern)"
 
 

@@ -30,7 +30,7 @@ def load(folder: Path, dtype: str = "float32", **changes: object) -> CausalLM:
 
 
 def step_of(model: CausalLM) -> FusedStep:
-    if model.compute_dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if not can_pack(model.compute_dtype):
         assert fused_step(model) is None
         pytest.skip("this processor has no products of packed weights in bfloat16")
     step = fused_step(model)

@@ -9,7 +9,7 @@ import pytest
 
 from strop.agents.registry import Agent, Generate, agents
 from strop.protocol import DataProto, future_of
-from strop.rewards import Outcome, RewardError
+from strop.rewards import Outcome, RewardConfig, RewardError
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trainer.experience import Experience
 from strop.trainer.records import untrained_fate
@@ -42,6 +42,8 @@ class Tokenizer:
 
 class Pool:
     """Scores an answer with its length, or raises."""
+
+    config = RewardConfig()
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error

@@ -68,7 +68,7 @@ def gigpo_advantages(
 
 def _numbered(first: Tensor, second: Tensor) -> Tensor:
     """[B] int64, from 0: equal where both numbers are."""
-    _, number = torch.unique(torch.stack([first, second]), dim=1, return_inverse=True)
+    number: Tensor = torch.unique(torch.stack([first, second]), dim=1, return_inverse=True)[1]
     return number
 
 

@@ -171,8 +171,6 @@ def fused_step(model: CausalLM) -> FusedStep | None:
         return None
     if model.compute_dtype not in TOLERANCE or not can_pack(model.compute_dtype):
         return None
-    if model.compute_dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return None
     backbone: Any = model.module.base_model
     if model.config._attn_implementation == FORMULA_NAME:
         return None
