@@ -25,7 +25,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 vllm kills soak browser trackers \
+.PHONY: help setup setup-test quickstart test lint format test-slow test-gpu smollm2 vllm kills soak browser trackers harness \
 	stores mutation bench package docs extras versions lower-bounds clean FORCE
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo "make vllm         vLLM's environment (several gigabytes, in your cache), and the tests marked vllm"
 	@echo "make browser      the tests of the web page in Chromium, which must be there (installs its driver)"
 	@echo "make trackers     the tests of trackers of other people, without a network (installs them, one gigabyte)"
+	@echo "make harness      lm-eval over strop serve, on a task of a local file (installs it)"
 	@echo "make stores       the tests marked stores: S3, Google Cloud Storage and ModelScope (installs clients and servers)"
 	@echo "make mutation     mutation testing of the formulas (ARGS=\"--sample 100\" for minutes; installs two more packages)"
 	@echo "make bench        a benchmark: BENCH=$(BENCH)"
@@ -114,7 +115,7 @@ format: $(STAMPS)/test
 	$(BIN)/ruff format .
 
 test-slow: $(STAMPS)/test
-	$(BIN)/python -m pytest -m "(slow or dist) and not gpu and not smollm2 and not vllm and not stores and not browser and not trackers" $(ARGS)
+	$(BIN)/python -m pytest -m "(slow or dist) and not gpu and not smollm2 and not vllm and not stores and not browser and not trackers and not harness" $(ARGS)
 
 test-gpu: $(STAMPS)/test
 	$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -146,6 +147,14 @@ trackers: .venv-trackers/.made
 .venv-trackers/.made: $(STAMPS)/test
 	$(PIP) --target .venv-trackers --upgrade wandb==0.31.0 mlflow==3.17.2 swanlab==0.10.3 trackio==0.43.0 \
 		clearml==2.1.12 comet-ml==3.58.8
+	@touch $@
+
+# Beside the environment, which comes first, as the trackers are.
+harness: .venv-harness/.made
+	STROP_LM_EVAL=$(CURDIR)/.venv-harness $(BIN)/python -m pytest -m harness tests/gateway $(ARGS)
+
+.venv-harness/.made: $(STAMPS)/test
+	$(PIP) --target .venv-harness --upgrade "lm_eval[api]==0.4.13"
 	@touch $@
 
 stores: .venv-stores/.made
@@ -219,4 +228,4 @@ bench: $(STAMPS)/test $(if $(filter grpo_vs_trl,$(BENCH)),.venv-trl/.made)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-trl .venv-stores .venv-trackers .venv-versions build dist strop.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-trl .venv-stores .venv-trackers .venv-harness .venv-versions build dist strop.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

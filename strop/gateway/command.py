@@ -117,6 +117,7 @@ def any_session(config: Config, made: Generation) -> AnySession:
     from strop.data.chat import require_chat_template
     from strop.engines.model import load_tokenizer
     from strop.gateway.samplers import EngineSampler
+    from strop.gateway.scoring import PromptScorer
     from strop.gateway.session import ChatModel
     from strop.rollout.types import Sampling
     from strop.trainer.setup import stop_token_ids
@@ -130,6 +131,7 @@ def any_session(config: Config, made: Generation) -> AnySession:
         sampling=Sampling(key=0, max_tokens=config.data.max_response_tokens, stop_token_ids=stops),
         max_positions=started_for if made.policy is None else made.policy.max_positions,
         timeout_s=config.rollout.timeout_s,
+        scorer=None if made.policy is None else PromptScorer(made.policy, config.actor.engine),
     )
     template = ChatTemplate(tokenizer, config.data.chat_template_kwargs)
     media = None if made.policy is None else made.policy.media

@@ -13,7 +13,8 @@ from typing import Protocol
 from strop.agents.context import Generate
 from strop.base.randomness import random_key
 from strop.gateway.asking import Options
-from strop.gateway.errors import ApiError
+from strop.gateway.errors import ApiError, unsupported
+from strop.gateway.scoring import PromptScorer, Scored
 from strop.rollout.types import RolloutEngine, Sampling, TokenOutput
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,14 @@ class Sampler(Protocol):
         """
         ...
 
+    def score(self, prompts: Sequence[Sequence[int]]) -> list[Scored]:
+        """What the model says of the tokens of each prompt.
+
+        Raises:
+            ApiError: 400, they cannot be scored here.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSampler:
@@ -47,6 +56,8 @@ class EngineSampler:
     """Most tokens of prompt and answer together; None: the model knows no limit."""
     timeout_s: float
     """Of one answer."""
+    scorer: PromptScorer | None = None
+    """None: the engine's weights are in another process."""
 
     async def sample(
         self, prompt_ids: Sequence[int], options: Options, *, choice: int, hear: Hear
@@ -75,6 +86,12 @@ class EngineSampler:
         if output.stop_reason == "aborted" and not ends:
             raise ApiError(503, "the engine ended the request; send it again")
         return output
+
+    def score(self, prompts: Sequence[Sequence[int]]) -> list[Scored]:
+        """As of Sampler."""
+        if self.scorer is None:
+            raise unsupported("echo", "log-probs of prompts are those of rollout.engine=native alone")
+        return self.scorer.score(prompts)
 
     def _sampling(self, num_prompt_tokens: int, options: Options, choice: int) -> Sampling:
         seed = secrets.randbits(63) if options.seed is None else options.seed
@@ -141,6 +158,10 @@ class EpisodeSampler:
             )  # fmt: skip
         self._has_sampled = True
         return output
+
+    def score(self, prompts: Sequence[Sequence[int]]) -> list[Scored]:
+        """As of Sampler."""
+        raise unsupported("echo", "prompts are scored by `strop serve`, not in an episode of a run")
 
     def _say_what_is_passed_over(self, options: Options) -> None:
         for name in ("temperature", "top_p", "top_k", "seed"):

@@ -28,6 +28,7 @@ from strop.gateway.chat import Form
 from strop.gateway.errors import ApiError, wrong
 from strop.gateway.responses import ResponseForm, read_conversation
 from strop.gateway.samplers import Sampler
+from strop.gateway.scoring import read_scoring, scoring_body
 from strop.gateway.session import Session
 
 logger = logging.getLogger(__name__)
@@ -167,7 +168,13 @@ class Gateway:
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
         session, sampler = self._sessions.find(self._session_name(request))
-        ask = read_completion(await self._body(request))
+        body = await self._body(request)
+        scoring = read_scoring(body)
+        if scoring is not None:
+            encode = session.model.template.encode
+            asked = [encode(one) if isinstance(one, str) else one for one in scoring.prompts]
+            return web.json_response(scoring_body(scoring, asked, sampler.score(asked), session.model))
+        ask = read_completion(body)
         return await self._answered(request, ask, session, sampler, Form(ask, session.model))
 
     async def _response(self, request: web.Request) -> web.StreamResponse:

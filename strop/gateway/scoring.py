@@ -1,0 +1,221 @@
+"""Prompts that are scored and not continued: `echo` of /v1/completions, with which evaluation harnesses compare texts.
+
+    {"prompt": [[1, 2, 3], ...] or text, "echo": true, "logprobs": 1, "max_tokens": 0 or 1, "temperature": 0}
+
+Each prompt comes back with the log-prob of each of its tokens given those before it, and the most likely token in that
+place. Nothing is sampled, so nothing is recorded.
+
+Concurrency: called in the loop of the server; a batch is one pass of the model, during which nothing else is served.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from strop.border import encodable_value
+from strop.gateway.errors import ApiError, unsupported, wrong
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from strop.engines.causal_lm import CausalLM
+    from strop.engines.config import EngineConfig
+    from strop.engines.tokens import Tokens
+    from strop.gateway.session import ChatModel
+
+MAX_PROMPTS = 1024
+_KNOWN = frozenset(
+    {
+        "prompt",
+        "echo",
+        "logprobs",
+        "max_tokens",
+        "temperature",
+        "seed",
+        "model",
+        "n",
+        "stream",
+        "stop",
+        "user",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """What the model says of a prompt of n tokens."""
+
+    log_probs: tuple[float, ...]
+    """[n - 1] of its tokens from the second one on."""
+    top_ids: tuple[int, ...]
+    """[n] the most likely token in the place of each from the second one on, and after the last one."""
+    top_log_probs: tuple[float, ...]
+    """[n] of those."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringAsk:
+    """One call."""
+
+    prompts: tuple[str | tuple[int, ...], ...]
+    names_top: bool
+    """The most likely tokens are wanted too."""
+    adds_token: bool
+    """The most likely next token comes after the prompt."""
+
+
+def read_scoring(body: Any) -> ScoringAsk | None:
+    """A request of /v1/completions with echo; None for one without.
+
+    Raises:
+        ApiError: 400, which parameter cannot be served, and why.
+    """
+    if not isinstance(body, Mapping) or body.get("echo") is not True:
+        return None
+    given = {str(name): value for name, value in body.items() if value is not None}
+    for name in given:
+        if name not in _KNOWN:
+            raise unsupported(name, f"with echo this server knows {', '.join(sorted(_KNOWN))}")
+    logprobs, max_tokens = given.get("logprobs"), given.get("max_tokens", 0)
+    if type(logprobs) is not int or logprobs not in (0, 1):
+        raise unsupported("logprobs", "with echo it is 0, or 1 for the most likely token in each place")
+    if type(max_tokens) is not int or max_tokens not in (0, 1):
+        raise unsupported(
+            "max_tokens", "with echo it is 0 or 1: the prompt is scored; continue it without echo"
+        )
+    if max_tokens and given.get("temperature", 0) != 0:
+        raise unsupported("temperature", "with echo the token after the prompt is the most likely one; use 0")
+    if given.get("n", 1) != 1 or given.get("stream"):
+        raise unsupported("n" if given.get("n", 1) != 1 else "stream", "a prompt is scored once, as a whole")
+    prompts = _prompts(encodable_value(given.get("prompt")))
+    return ScoringAsk(prompts=prompts, names_top=logprobs == 1, adds_token=max_tokens == 1)
+
+
+def _prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
+    is_one = isinstance(given, str) or (isinstance(given, list) and given and type(given[0]) is int)
+    several = [given] if is_one else given
+    if not isinstance(several, list) or not 1 <= len(several) <= MAX_PROMPTS:
+        raise wrong("prompt", f"must be a text, a list of token ids, or up to {MAX_PROMPTS} of either")
+    for one in several:
+        is_ids = isinstance(one, list) and all(type(token) is int and token >= 0 for token in one)
+        if not one or not (isinstance(one, str) or is_ids):
+            raise wrong("prompt", "has an entry that is neither a text nor a list of token ids, or is empty")
+    return tuple(one if isinstance(one, str) else tuple(one) for one in several)
+
+
+class PromptScorer:
+    """Scores prompts with a model of this process."""
+
+    def __init__(self, policy: CausalLM, config: EngineConfig) -> None:
+        """Args:
+        policy: the model; it is not changed.
+        config: how much of it a pass takes.
+        """
+        from strop.engines.training import Engine
+
+        self._engine = Engine(policy, config, is_frozen=True)
+        self._vocab_size = policy.vocab_size
+
+    def score(self, prompts: Sequence[Sequence[int]]) -> list[Scored]:
+        """What the model says of each.
+
+        Raises:
+            ApiError: 400, a prompt has a token that the model has not, or is too long.
+        """
+        import torch
+
+        from strop.engines.packing import make_rows
+
+        largest = max(token for prompt in prompts for token in prompt)
+        if largest >= self._vocab_size:
+            raise wrong(
+                "prompt", f"has the token {largest}, but those of the model end at {self._vocab_size - 1}"
+            )
+        first = [torch.tensor(prompt[:1]) for prompt in prompts]
+        others = [
+            torch.tensor([*prompt[1:], 0]) for prompt in prompts
+        ]  # the last place is that of the next token
+        try:
+            made = self._engine.map_tokens(make_rows(first, others), _said)
+        except ValueError as error:
+            raise ApiError(400, str(error), code="context_length_exceeded") from error
+        found, start = [], 0
+        for prompt in prompts:
+            here = slice(start, start + len(prompt))
+            start += len(prompt)
+            found.append(
+                Scored(
+                    log_probs=tuple(made["log_probs"][here].tolist()[:-1]),
+                    top_ids=tuple(made["top_ids"][here, 0].tolist()),
+                    top_log_probs=tuple(made["top_log_probs"][here, 0].tolist()),
+                )
+            )
+        return found
+
+
+def _said(tokens: Tokens) -> dict[str, Tensor]:
+    ids, log_probs = tokens.top_k(1, temperature=1.0)
+    return {"log_probs": tokens.log_probs(temperature=1.0)[0], "top_ids": ids, "top_log_probs": log_probs}
+
+
+def scoring_body(
+    ask: ScoringAsk, prompts: Sequence[Sequence[int]], scored: Sequence[Scored], model: ChatModel
+) -> dict[str, Any]:
+    """The answer in OpenAI's form; `prompts` are the token ids of those that were asked for."""
+    num_prompt = sum(map(len, prompts))
+    num_added = len(prompts) if ask.adds_token else 0
+    return {
+        "id": f"cmpl-{secrets.token_hex(12)}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model.name,
+        "choices": [
+            _choice(index, ask, prompt, one, model)
+            for index, (prompt, one) in enumerate(zip(prompts, scored, strict=True))
+        ],
+        "usage": {
+            "prompt_tokens": num_prompt, "completion_tokens": num_added, "total_tokens": num_prompt + num_added
+        },
+    }  # fmt: skip
+
+
+def _choice(
+    index: int, ask: ScoringAsk, prompt: Sequence[int], one: Scored, model: ChatModel
+) -> dict[str, Any]:
+    token_ids, log_probs = list(prompt), [None, *one.log_probs]
+    if ask.adds_token:
+        token_ids.append(one.top_ids[-1])
+        log_probs.append(one.top_log_probs[-1])
+    texts = [str(model.tokenizer.decode([token])) for token in token_ids]
+    tops: list[dict[str, float] | None] = [None]
+    for place, (token, log_prob) in enumerate(zip(token_ids[1:], log_probs[1:], strict=True)):
+        top, value = one.top_ids[place], one.top_log_probs[place]
+        if top == token:  # the same number, so that a client may compare
+            log_probs[place + 1] = log_prob = value
+        tops.append(_by_text((texts[place + 1], log_prob), (str(model.tokenizer.decode([top])), value)))
+    return {
+        "index": index,
+        "text": "".join(texts),
+        "finish_reason": "length",
+        "logprobs": {
+            "tokens": texts,
+            "token_logprobs": log_probs,
+            "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=0)),
+            "top_logprobs": tops if ask.names_top else None,
+        },
+    }
+
+
+def _by_text(own: tuple[str, float | None], top: tuple[str, float]) -> dict[str, float]:
+    """The likelier number where two tokens have the same text."""
+    assert own[1] is not None, "the first token alone has none"
+    return (
+        {own[0]: own[1], top[0]: max(top[1], own[1])}
+        if own[0] == top[0]
+        else {own[0]: own[1], top[0]: top[1]}
+    )
