@@ -234,6 +234,7 @@ WALL_CLOCK = {
     "environments/verifiers_classic_env.py": "a field of an answer",
     "gateway/chat.py": "a field of an answer",
     "gateway/responses.py": "a field of an answer",
+    "gateway/scoring.py": "a field of an answer",
     "cli/doctor.py": "the clocks of machines are compared",
     "controller/ray/survey.py": "the clocks of machines are compared",
     "controller/ray/process.py": "which of several failures came first",

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    print_plain(_library().shellcode(["strop"], shell=args.shell))
+    print_plain(_library().shellcode(["strop"], True, args.shell))
     return 0
 
 
