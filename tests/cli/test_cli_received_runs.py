@@ -405,7 +405,7 @@ CODE = {
     "reward.server.url", "reward.server.api_key_env", "resources.address", "agent.openai.path", "rollout.vllm.python",
     "rollout.sglang.python", "rollout.openai.base_url", "rollout.openai.api_key_env",
     "rollout.trace.endpoint", "model.path", "model.lora.path", "reference.path", "teacher.path", "critic.path",
-    "critic.lora.path", "reward_model.path", "model.tokenizer_path", "model.external_lib",
+    "critic.lora.path", "reward_model.path", "model.tokenizer_path", "model.external_lib", "run.copy_to",
 }  # fmt: skip
 """Text that names what is run, started or contacted."""
 PLAIN = {

@@ -58,7 +58,7 @@ class Linear:
 
 @cache
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this torch packs weights of a type on this processor: torch 2.11 refuses bfloat16 without AVX-512."""
+    """Whether this torch packs weights of a type on this processor: it refuses bfloat16 without AVX-512."""
     if not torch._C._has_mkldnn:
         return False
     try:
