@@ -4,7 +4,7 @@ errors.py      what a client is told when a call cannot be served
 messages.py    chat messages as clients send them, and as the chat template takes them
 asking.py      requests read and checked: what is asked, and with which options
 samplers.py    where tokens come from: an engine, or an episode of a run
-scoring.py     prompts scored and not continued (`echo`), for evaluation harnesses
+scoring.py     prompts scored and not continued (`echo`), for evaluation harnesses; prompt_scorer.py: the model's part
 answering.py   one call: choices sampled, stop strings seen, parts read
 streams.py     text of tokens as they come
 session.py     calls of a session become training sequences; answers that come back keep their tokens

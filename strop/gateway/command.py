@@ -116,8 +116,8 @@ def any_session(config: Config, made: Generation) -> AnySession:
     from strop.agents.templates import ChatTemplate
     from strop.data.chat import require_chat_template
     from strop.engines.model import load_tokenizer
+    from strop.gateway.prompt_scorer import PromptScorer
     from strop.gateway.samplers import EngineSampler
-    from strop.gateway.scoring import PromptScorer
     from strop.gateway.session import ChatModel
     from strop.rollout.types import Sampling
     from strop.trainer.setup import stop_token_ids

@@ -8,14 +8,17 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from strop.agents.context import Generate
 from strop.base.randomness import random_key
 from strop.gateway.asking import Options
 from strop.gateway.errors import ApiError, unsupported
-from strop.gateway.scoring import PromptScorer, Scored
+from strop.gateway.scoring import Scored
 from strop.rollout.types import RolloutEngine, Sampling, TokenOutput
+
+if TYPE_CHECKING:
+    from strop.gateway.prompt_scorer import PromptScorer  # with torch
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.model import load_model
 from strop.gateway.errors import ApiError
-from strop.gateway.scoring import PromptScorer, read_scoring
+from strop.gateway.prompt_scorer import PromptScorer
+from strop.gateway.scoring import read_scoring
 
 PROMPTS = [[10, 11, 12, 40, 41], [9], [50, 51, 52]]
 
