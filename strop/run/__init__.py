@@ -27,7 +27,7 @@ from strop.run.fingerprints import (
     compare,
     digest,
 )
-from strop.run.folder import RunFolder, is_run
+from strop.run.folder import RunFolder, is_run, processes_of
 from strop.run.ledger import Fate, Ledger, LedgerError
 from strop.run.manifest import Checkpoint, CheckpointError, Manifest
 from strop.run.pending import PendingCheckpoint
@@ -56,4 +56,5 @@ __all__ = [
     "compare",
     "digest",
     "is_run",
+    "processes_of",
 ]

@@ -47,6 +47,8 @@ def code_named(config: Config) -> Iterator[Named]:
     yield from code_of_guests(config.rollout, "rollout")
     yield from config.agent.code_named()
     yield from config.reward.code_named()
+    if config.run.copy_to:
+        yield Named(key="run.copy_to", value=f"{config.run.copy_to} (gets the checkpoints)")
     if config.resources.address:
         yield Named(key="resources.address", value=f"{config.resources.address} (a Ray cluster)")
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from strop.run import is_run
+from strop.run import is_run, processes_of
 from strop.trainer.curve import run_series
-from strop.trainer.spending import processes_of
 from strop.view.records import RunRecords
 
 Status = Literal["running", "finished", "failed", "stopped"]

@@ -107,6 +107,8 @@ def expected(name: str, case: Case, variant: bool) -> Rows:
         case "gae":
             plain = critics.gae(case.rewards, case.values, case.mask, GAMMA, LAM)
             return reference.whiten(plain, case.mask)
+        case "raft":
+            return [[float(kept) for kept in row] for row in case.mask]
         case "remax":
             return reference.remax(case.rewards, case.baselines, case.mask)
         case "optimal_token_baseline" | "tir_optimal_token_baseline":

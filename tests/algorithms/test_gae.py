@@ -181,5 +181,7 @@ def test_gae_needs_values_and_no_groups() -> None:
         ValueError, match=r"algorithm\.lam is set, but .*=grpo has no such setting: remove it, or use gae"
     ):
         check_estimator("grpo", samples_per_prompt=4, lam=0.95)
-    with pytest.raises(ValueError, match=r"algorithm\.gamma is set.*or use gae or reinforce_plus_plus"):
+    with pytest.raises(
+        ValueError, match=r"algorithm\.gamma is set.*or use gae or gigpo or reinforce_plus_plus"
+    ):
         check_estimator("rloo", samples_per_prompt=4, gamma=0.9)

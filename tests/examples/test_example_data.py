@@ -99,7 +99,7 @@ def test_reasoning_gym_rows_are_scored_by_the_task(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["no_such_task"], "reasoning-gym has no task 'no_such_task'; see the names with --list"),
+        (["no_such_task"], "reasoning-gym has no task 'no_such_task'; known: "),
         (["chain_sum", "--set", "max_term=3"], "refuses the options {'max_term': 3} of chain_sum"),
         (["chain_sum", "--set", "max_terms"], "'max_terms' has no '='"),
         ([], "name a task"),

@@ -10,7 +10,7 @@ import growth
 import pytest
 
 from strop.compat.datasets import prepare
-from strop.judges import judge
+from strop.judges import judge, replies
 from strop.judges.config import JudgeConfig
 from strop.rewards import worker
 from strop.scorers import (
@@ -67,12 +67,12 @@ def test_reading_takes_time_in_proportion_to_the_text(name: str) -> None:
 
 
 def test_a_pattern_that_takes_for_ever_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "_PATTERN_S", 0.2)
+    monkeypatch.setattr(replies, "_PATTERN_S", 0.2)
     service = {"base_url": "http://127.0.0.1:1/v1", "model": "judge"}
     slow = JudgeConfig(pattern=r"((?:\d|\d\d)+)!", **service)  # type: ignore[arg-type]
     found = judge.verdict(slow, "1" * 60 + "x!")
     assert found == "gave a reply in which reward.judge.pattern was looked for longer than 0.2 s"
-    assert judge.verdict(slow, "0 1!") == (1.0, "")
+    assert judge.verdict(slow, "0 1!") == (1.0, "0"), "what stands before it is its reason"
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ def test_every_metric_of_a_rule_occurs_in_a_run(on_policy: Done, project: Projec
         "algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=true", "trainer.max_steps=1", "data.val_files=[]",
         f"teacher.path='{project.model}'", "algorithm.distillation.kind=reverse_kl",
     )  # fmt: skip
-    runs = [on_policy, train_in(tmp_path / "run", config)]
+    ahead = project.config("rollout.max_staleness=1", "trainer.max_steps=1", "data.val_files=[]")
+    runs = [on_policy, train_in(tmp_path / "run", config), train_in(tmp_path / "ahead", ahead)]
     written = {name for run in runs for numbers in run.steps for name in numbers}
     assert not [name for name in WATCHED if not any(fnmatchcase(one, name) for one in written)]

@@ -111,8 +111,9 @@ def test_scaled_rewards_are_four_times_as_large() -> None:
 
 
 def test_claims_of_the_estimators() -> None:
-    # Papers of the others subtract something of the group: a mean, one without the sample, a weighted one, a best.
-    alone = {"gae", "reinforce_plus_plus", "remax"}
+    # Papers of the others subtract something of the group: a mean, one without the sample, a weighted one, a best. What
+    # raft learns from was chosen before.
+    alone = {"gae", "raft", "reinforce_plus_plus", "remax"}
     assert {name for name, traits in TRAITS.items() if not traits.compares_groups} == alone
     # A mean that is subtracted takes a constant with it; alpha of gpg counts rewards that are not 0, maxrl divides by
     # their mean, gae and reinforce_plus_plus whiten the batch, the baseline of remax is a reward of its own, and a
