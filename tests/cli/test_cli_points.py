@@ -28,6 +28,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 '''
 
 
+@pytest.mark.slow
 def test_all_checkpoints_of_a_run_in_one_table_and_picture(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(PASSES)
     words = ["eval", f"{trained}@all", f"reward.path={tmp_path / 'reward.py'}", "eval.samples_per_prompt=4"]

@@ -84,8 +84,9 @@ def test_a_checkpoint_keeps_them_and_a_damaged_file_is_named(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "ahead",
-    [[], pytest.param(["rollout.over_issue=0.5", "trainer.clock=virtual"], marks=pytest.mark.slow)],
+    [[], ["rollout.over_issue=0.5", "trainer.clock=virtual"]],
 )
+@pytest.mark.slow
 def test_runs_begin_with_the_long_ones_and_train_the_same_samples(
     project: Project, tmp_path: Path, ahead: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,9 @@ def columns_of(done: Done, step: int) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("settings", [[], [*PPO, "algorithm.correction.weights=none"]])
+@pytest.mark.parametrize(
+    "settings", [pytest.param([], marks=pytest.mark.slow), [*PPO, "algorithm.correction.weights=none"]]
+)
 def test_the_columns_are_those_that_are_made_at_once(
     project: Project, tmp_path: Path, settings: list[str]
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_run_of_several_processes_is_made_again_in_one(
     assert chains(done.folder) == chains(tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_groups_that_are_left_out_and_replaced_are_so_again(
     project: Project, tmp_path: Path, jittery: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,9 +92,8 @@ def test_validations_keep_step_with_what_is_in_play(
 TIMES = ["trainer.clock_lengths='lognormal(6, 1)'", "trainer.clock_latencies='lognormal(3, 1)'"]
 
 
-@pytest.mark.parametrize(
-    "step", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 2, 4])
 def test_a_schedule_is_that_of_drawn_lengths_and_latencies(
     project: Project, tmp_path: Path, jittery: list[str], step: int
 ) -> None:
