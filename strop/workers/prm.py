@@ -144,4 +144,5 @@ class PrmWorker(TrainedWorker):
 
 def _outcomes(scores: Tensor, right_above: float) -> Tensor:
     """[B]: 1 for each row whose score is above this number, else 0."""
-    return torch.stack([(row.double().sum() > right_above).float() for row in columns.rows(scores)])
+    rights = [float(row.double().sum()) > right_above for row in columns.rows(scores)]
+    return torch.tensor(rights, dtype=torch.float32)
