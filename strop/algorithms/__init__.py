@@ -18,6 +18,7 @@
     group_filter.py      which groups of samples can teach
     anchors.py           which answers were given in the same state (torch-free)
     sequence_credit.py   credit of episodes of several training sequences
+    implicit_reward.py   process rewards of a language model, and its loss on outcomes
     value_loss.py        the critic's loss as per-token terms, and the variance that values explain
     kl.py                per-token KL estimators
     kl_control.py        KL in the reward, and the controllers of its coefficient

@@ -53,6 +53,12 @@ ADV_DECLARATIONS: Registry[Declaration] = Registry(
             needs=_GROUP.needs, own={"f_norm": 1.0, "count_mixed_groups": False}, is_group_relative=True
         ),
         "reinforce_plus_plus_baseline": _GROUP,
+        "prime": Declaration(
+            needs=_GROUP.needs | {"process_rewards"},
+            settings=frozenset({"gamma"}),
+            own={"process_weight": 1.0, "outcome_weight": 1.0},
+            is_group_relative=True,
+        ),
         "gdpo": Declaration(
             needs=_ROWS | {"reward_parts"}, settings=frozenset({"reward_weights"}), is_group_relative=True
         ),

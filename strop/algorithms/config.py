@@ -116,13 +116,14 @@ class AlgorithmConfig:
 
     adv_estimator: str = "grpo"
     """Advantage estimator by its registered name: gae, grpo, dr_grpo, grpo_passk, gdpo, rloo, reinforce_plus_plus,
-    reinforce_plus_plus_baseline, remax, opo, gpg, maxrl, raft, gigpo, optimal_token_baseline,
-    tir_optimal_token_baseline, or one of your own (extensions). One that needs values (gae) brings a critic into the
-    run."""
+    reinforce_plus_plus_baseline, remax, opo, gpg, maxrl, raft, prime, gigpo,
+    optimal_token_baseline, tir_optimal_token_baseline, or one of your own (extensions).
+    One that needs values (gae) brings a critic into the run, one that needs process rewards (prime) their model."""
     norm_adv_by_std: bool = True
     """Divide a group's centered rewards by their standard deviation. False is the Dr. GRPO advantage."""
     gamma: Share = 1.0
-    """Discount of later rewards, per sampled token: gae and reinforce_plus_plus; per answer: gigpo."""
+    """Discount of later rewards, per sampled token: gae and reinforce_plus_plus; of process rewards: prime;
+    per answer: gigpo."""
     lam: Share = 1.0
     """GAE's lambda: 1 takes the rewards that came, 0 the critic's word one token on."""
     adv_settings: dict[str, Any] = field(default_factory=dict)

@@ -14,8 +14,8 @@ import torch
 
 Axes = Literal["B", "B P~", "B R~", "B R~ K", "B K"]
 Maker = Literal[
-    "rollout", "reward_model", "old_log_prob", "correction", "ref", "values", "adv", "teacher",
-    "update_actor",
+    "rollout", "reward_model", "old_log_prob", "correction", "ref", "values", "prm_ref", "prm", "adv",
+    "teacher", "update_actor",
 ]  # fmt: skip
 """The stage of a step that makes a column; timing_s/ has it under this name (that of rollout is gen)."""
 Taker = Literal["advantages", "resampling", "sampler", "preflight"]
@@ -92,6 +92,8 @@ COLUMNS: Mapping[str, Column] = {
         _column("num_trained", _I64, "B", "correction"),
         _column("ref_log_prob", _F32, "B R~", "ref", "advantages", stage="ref_log_probs"),
         _column("values", _F32, "B R~", "values", "advantages", stage="values"),
+        _column("prm_ref_log_prob", _F32, "B R~", "prm_ref"),
+        _column("process_rewards", _F32, "B R~", "prm", "advantages", stage="process_rewards"),
         _column("token_level_rewards", _F32, "B R~", "adv", "sampler", stage="rewards"),
         _column("advantages", _F32, "B R~", "adv", "sampler", stage="advantages"),
         _column("returns", _F32, "B R~", "adv", "sampler", stage="advantages"),
@@ -104,7 +106,8 @@ COLUMNS: Mapping[str, Column] = {
 """By name."""
 
 STAGES = (
-    "prompt_tokens", "sampled_tokens", "log_probs", "ref_log_probs", "values", "correction", "rewards", "advantages",
+    "prompt_tokens", "sampled_tokens", "log_probs", "ref_log_probs", "values", "process_rewards", "correction",
+    "rewards", "advantages",
 )  # fmt: skip
 """Of the hash chain, in the order in which a step has them."""
 

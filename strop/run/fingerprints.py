@@ -16,8 +16,8 @@ from strop.run.errors import RunError
 from strop.run.events import EventLog
 
 STAGES = (
-    "data", "prompt_tokens", "sampled_tokens", "log_probs", "ref_log_probs", "values", "correction", "rewards",
-    "advantages", "loss", "weights", "critic_weights",
+    "data", "prompt_tokens", "sampled_tokens", "log_probs", "ref_log_probs", "values", "process_rewards",
+    "correction", "rewards", "advantages", "loss", "weights", "critic_weights", "prm_weights",
 )  # fmt: skip
 """The stages of a step in the order they happen: the first one that differs is where two runs part."""
 

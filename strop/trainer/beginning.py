@@ -113,6 +113,8 @@ class Beginning:
             "started_from", 0, fsync=True, run=str(self.run), id=self.info["id"], from_step=step, taken=taken
         )
         yield f"begins with {' and '.join(taken)} of step {step} of {self.run}"
+        if config.uses_prm:
+            yield f"the process reward model begins anew, from {config.prm.path or config.model.path}"
         if config.uses_critic and "the critic" not in taken:
             yield f"the critic begins anew, from {config.critic.path or config.model.path}"
 

@@ -28,6 +28,7 @@ from strop.trainer.sections import EvalConfig, ResourcesConfig, TrainerConfig
 from strop.workers.config import (
     ActorConfig,
     CriticConfig,
+    PrmConfig,
     ReferenceConfig,
     RewardModelConfig,
     TeacherConfig,
@@ -66,6 +67,9 @@ class Config:
     """The frozen model that algorithm.distillation learns from."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The value model; loaded only when the advantage estimator needs values (gae)."""
+    prm: PrmConfig = field(default_factory=PrmConfig)
+    """The process reward model that learns during the run; loaded only when the advantage estimator needs its rewards
+    (prime)."""
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     """A model that scores answers; loaded only when reward_model.path is set."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
@@ -167,6 +171,11 @@ class Config:
                 f"critic.path is {self.critic.path!r}, but algorithm.adv_estimator={self.algorithm.adv_estimator} "
                 f"uses no values: set algorithm.adv_estimator=gae, or remove it"
             )
+        if self.prm != PrmConfig() and not self.uses_prm:
+            raise ValueError(
+                f"a setting of prm is given, but algorithm.adv_estimator={self.algorithm.adv_estimator} uses no "
+                f"process rewards: set algorithm.adv_estimator=prime, or remove it"
+            )
         self._check_teacher()
         if self.trainer.critic_warmup and not self.uses_critic:
             raise ValueError(
@@ -188,6 +197,7 @@ class Config:
             "critic": self.uses_critic,
             "reference": self.uses_reference and self.model.lora.rank == 0,
             "teacher": self.uses_teacher,
+            "prm": self.uses_prm,
             "reward_model": self.uses_reward_model,
         }
         for role in self.resources.apart:
@@ -416,6 +426,7 @@ class Config:
             "reference": self.reference.engine,
             "teacher": self.teacher.engine,
             "critic": self.critic.engine,
+            "prm": self.prm.engine,
         }
 
     @property
@@ -426,6 +437,7 @@ class Config:
             "reference": self.uses_reference,
             "teacher": self.uses_teacher,
             "critic": self.uses_critic,
+            "prm": self.uses_prm,
         }
         return {role: engine for role, engine in self.engines.items() if used[role]}
 
@@ -438,6 +450,11 @@ class Config:
     def uses_critic(self) -> bool:
         """The advantage estimator needs values."""
         return self.needs("values")
+
+    @property
+    def uses_prm(self) -> bool:
+        """The advantage estimator needs process rewards."""
+        return self.needs("process_rewards")
 
     @property
     def uses_reference(self) -> bool:
@@ -481,6 +498,17 @@ class Config:
     def critic_updates_per_step(self) -> int:
         """Optimizer steps of the critic in a full step."""
         return -(-self.samples_per_step // self.critic_samples_per_update) * self.critic.epochs
+
+    @property
+    def prm_samples_per_update(self) -> int:
+        """Samples of one optimizer step of the process reward model."""
+        wanted = self.prm.samples_per_update
+        return self.samples_per_step if wanted == "all" else min(int(wanted), self.samples_per_step)
+
+    @property
+    def prm_updates_per_step(self) -> int:
+        """Optimizer steps of the process reward model in a full step."""
+        return -(-self.samples_per_step // self.prm_samples_per_update)
 
     def arithmetic(self) -> str:
         """The batch sizes in one line: `32 prompts x 8 samples = 256 samples/step -> 1 optimizer step of 256`."""

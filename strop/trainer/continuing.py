@@ -26,7 +26,7 @@ from strop.run import Checkpoint, RunError, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.loading import load, read
 
-_ENGINES = "actor reference teacher critic reward_model"
+_ENGINES = "actor reference teacher critic prm reward_model"
 
 NEUTRAL: Mapping[str, tuple[str, ...]] = {
     "where it runs": ("resources.",),
@@ -75,7 +75,7 @@ STEERING: Mapping[str, tuple[str, ...]] = {
         "trainer.target_pass_rate",
         "trainer.patience",
     ),
-    "how it learns": ("actor.optim.", "critic.optim."),
+    "how it learns": ("actor.optim.", "critic.optim.", "prm.optim."),
     "how it is validated": ("eval.",),
     **all_joined("steering settings"),
 }
@@ -93,6 +93,7 @@ _REASONS: Mapping[str, str] = {
     "rollout.": "its samples would be drawn in another way from one step to the next",
     "agent.": "its samples would be played in another way from one step to the next",
     "reward.": "rewards of one run must be comparable",
+    "prm.": "rewards of one run must be comparable",
     "reward_model.": "rewards of one run must be comparable",
     "algorithm.": "its loss would be another one from one step to the next",
     "sft.": "what it has seen, and what comes next, is counted in its own data",

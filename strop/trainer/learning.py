@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import KeepConfig
 from strop.algorithms.kl_control import KlController
 from strop.algorithms.selection import kept_samples
@@ -19,7 +20,13 @@ from strop.protocol.schema import labels_for
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
 from strop.trainer.phases import Stages
-from strop.trainer.producers import StepContext, produced, wanted_before_updates, wanted_by_the_update
+from strop.trainer.producers import (
+    PRM_REF,
+    StepContext,
+    produced,
+    wanted_before_updates,
+    wanted_by_the_update,
+)
 from strop.trainer.roles import Roles
 from strop.workers.estimates import REWARD_KL
 from strop.workers.reports import check_versions
@@ -53,7 +60,7 @@ class OptimizerStep:
     """One optimizer step of a role."""
 
     role: str
-    """actor or critic."""
+    """actor, critic or prm."""
     metrics: Mapping[str, Reduction]
     """Empty where no token was left to take it with."""
     skipped: str
@@ -76,7 +83,7 @@ class LearnerResult:
     summary: BatchSummary
     """Of these rows."""
     steps: tuple[OptimizerStep, ...]
-    """The critic's first."""
+    """Those of the process reward model first, then the critic's."""
     left_out: Mapping[str, str]
     """Why samples were left out, by id: those that were not drawn, or not kept."""
     metrics: Mapping[str, float]
@@ -95,7 +102,7 @@ class LearnerResult:
 
 
 class Learner:
-    """Updates critic and policy; holds what the algorithm carries from step to step."""
+    """Updates process reward model, critic and policy; holds what the algorithm carries from step to step."""
 
     def __init__(self, config: Config, roles: Roles, kl: KlController) -> None:
         self._config = config
@@ -112,9 +119,14 @@ class Learner:
         config, context = self._config, StepContext(self._config, self._roles, self.kl.value)
         check_versions(experience.reports, step - 1, is_corrected=config.algorithm.corrects_for_age)
         wanted = wanted_before_updates(config, len(experience.sample_starts))
-        experience = produced(experience, wanted, context, stages)
-        trained, left_out = self._chosen(experience, step)
         steps: list[OptimizerStep] = []
+        if config.uses_prm and config.prm.update == "before":
+            experience = produced(experience, {PRM_REF}, context, stages)
+            steps += stages.run("update_prm", "prm", self._update_prm, experience)
+        experience = produced(experience, wanted, context, stages)
+        if config.uses_prm and config.prm.update == "after":
+            steps += stages.run("update_prm", "prm", self._update_prm, experience)
+        trained, left_out = self._chosen(experience, step)
         if config.uses_critic:
             steps += stages.run("update_critic", "critic", self._update_critic, trained)
         if step > config.trainer.critic_warmup:
@@ -155,6 +167,19 @@ class Learner:
             metrics, reason = _draw_metrics(scores, chosen), NOT_DRAWN
         taken = replace(taken, metrics={**taken.metrics, **metrics})
         return taken, dict.fromkeys(usable.episode_ids - taken.episode_ids, reason)
+
+    def _update_prm(self, experience: Experience) -> list[OptimizerStep]:
+        """Every optimizer step of the process reward model, which learns from all samples, whatever is rejected."""
+        config, prm, steps = self._config, self._roles.prm, []
+        assert prm is not None, "there is one"
+        for part in optimizer_batches(experience, samples_per_update=config.prm_samples_per_update, epochs=1):
+            counts = [report.num_sampled_tokens for report in part.reports]
+            totals = BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))
+            if totals.num_tokens:
+                updates = as_list(prm.call.update_prm(part.partition(prm.mesh), totals))
+                # What became of a sample is what the policy made of it.
+                steps.append(replace(_optimizer_step("prm", updates, part), trained=frozenset()))
+        return steps
 
     def _update_critic(self, experience: Experience) -> list[OptimizerStep]:
         """Every optimizer step of the critic."""

@@ -29,7 +29,7 @@ POLICY = ("model.path", "model.tokenizer_path")
 """Those that a command without training reads."""
 MODEL_PATHS = (
     "model.path", "model.lora.path", "reference.path", "teacher.path", "critic.path", "critic.lora.path",
-    "reward_model.path", "model.tokenizer_path",
+    "prm.path", "reward_model.path", "model.tokenizer_path",
 )  # fmt: skip
 """Settings that name a model."""
 

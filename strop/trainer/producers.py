@@ -16,6 +16,9 @@ from strop.trainer.experience import Experience
 from strop.trainer.phases import Stages
 from strop.trainer.roles import Roles
 
+PRM_REF = "prm_ref_log_prob"
+"""What the update of the process reward model takes."""
+
 
 @dataclass(frozen=True)
 class StepContext:
@@ -67,6 +70,8 @@ def wanted_before_updates(config: Config, num_samples: int) -> frozenset[str]:
         wanted.add("ref_log_prob")
     if config.uses_critic:
         wanted.add("values")
+    if config.uses_prm:
+        wanted |= {PRM_REF, "process_rewards"}
     return frozenset(wanted)
 
 
@@ -145,6 +150,21 @@ def _values(context: StepContext, experience: Experience) -> Experience:
     return experience.union(critic.call.compute_values(experience.partition(critic.mesh)), "values")
 
 
+def _prm_ref(context: StepContext, experience: Experience) -> Experience:
+    """By the weights that the process reward model began with."""
+    prm = context.roles.prm
+    assert prm is not None, "asked for with a process reward model only"
+    return experience.union(prm.call.compute_prm_ref_log_prob(experience.partition(prm.mesh)), PRM_REF)
+
+
+def _process_rewards(context: StepContext, experience: Experience) -> Experience:
+    """By the weights of now, so not before an update that comes first."""
+    prm = context.roles.prm
+    assert prm is not None, "asked for with a process reward model only"
+    made = prm.call.compute_process_rewards(experience.partition(prm.mesh))
+    return experience.union(made, "process_rewards")
+
+
 def _advantages(context: StepContext, experience: Experience) -> Experience:
     made = context.roles.actor.call.compute_advantages(
         as_batch(experience.taken_by("advantages")), kl_coef=context.kl_coef
@@ -169,6 +189,8 @@ PRODUCERS = (
     Producer("correction", "", _correction),
     Producer("ref", "reference", _ref_log_prob, is_by_row=True),
     Producer("values", "critic", _values, is_by_row=True),
+    Producer("prm_ref", "prm", _prm_ref, is_by_row=True),
+    Producer("prm", "prm", _process_rewards),
     Producer("adv", "", _advantages),
     Producer("teacher", "teacher", _teacher),
 )

@@ -46,7 +46,7 @@ class StepRecord:
 
     @property
     def optimizer_steps(self) -> tuple[OptimizerStep, ...]:
-        """The critic's first."""
+        """As in `LearnerResult.steps`."""
         return () if self.learned is None else self.learned.steps
 
     @property

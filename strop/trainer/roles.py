@@ -46,6 +46,7 @@ from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
 from strop.workers.generation import check_engine
 from strop.workers.kept import KeptGroup
+from strop.workers.prm import PrmWorker
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import Decided
 from strop.workers.reward_model import RewardModelWorker
@@ -70,13 +71,16 @@ class Roles:
     teacher: WorkerGroup[TeacherWorker] | None = None
     """The model that the policy learns from; None without distillation."""
     critic: WorkerGroup[CriticWorker] | None = None
+    prm: WorkerGroup[PrmWorker] | None = None
+    """The process reward model; None where the estimator takes no process rewards."""
     reward_model: WorkerGroup[RewardModelWorker] | None = None
     offloads_idle: bool = False
     """A role's model and optimizer leave the device when it is idle."""
 
     def trained(self) -> dict[str, WorkerGroup[Any]]:
         """The roles that learn, by name."""
-        return {"actor": self.actor} | ({} if self.critic is None else {"critic": self.critic})
+        others = {"critic": self.critic, "prm": self.prm}
+        return {"actor": self.actor, **{name: group for name, group in others.items() if group is not None}}
 
     def checksums(self) -> dict[str, str]:
         """Digest of the weights of each role that learns."""
@@ -257,6 +261,7 @@ def check_models(config: Config) -> None:
         "critic": config.critic.path if config.uses_critic else "",
         "reference": config.reference.path if config.uses_reference else "",
         "teacher": config.teacher.path if config.uses_teacher else "",
+        "prm": config.prm.path if config.uses_prm else "",
         "reward_model": config.reward_model.path,
     }
     for name, path in own.items():
@@ -268,7 +273,9 @@ def check_models(config: Config) -> None:
     if config.uses_reward_model:
         check_reward_model(ModelConfig(path=config.reward_model.path))
     if config.uses_teacher:
-        check_teacher(config.model, config.teacher)
+        check_teacher(config.model, config.teacher.path)
+    if config.uses_prm and config.prm.path:
+        check_teacher(config.model, config.prm.path, key="prm.path")
     for name, engine in config.used_engines.items():
         if engine.sequence_parallel > 1:
             shape = _shape(config, name, own.get(name) or config.model.path)
@@ -396,6 +403,11 @@ def _specs(
     if config.uses_teacher:
         distillation = config.algorithm.distillation
         specs["teacher"] = role(TeacherWorker, config.model, config.teacher, distillation, device=device)
+    if config.uses_prm:
+        num_updates = num_steps * config.prm_updates_per_step
+        specs["prm"] = role(
+            PrmWorker, config.model, config.prm, device=device, num_updates=num_updates, checkpoint=checkpoint
+        )
     if config.uses_reward_model:
         specs["reward_model"] = role(RewardModelWorker, config.reward_model, device=device)
     specs["rollout"] = _rollout_spec(

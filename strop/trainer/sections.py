@@ -11,7 +11,7 @@ from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFlo
 from strop.base.sections import section
 from strop.workers.virtual_time import VirtualTime, read_distribution
 
-APART_ROLES = ("rollout", "critic", "reference", "teacher", "reward_model")
+APART_ROLES = ("rollout", "critic", "reference", "teacher", "prm", "reward_model")
 """Roles that can have processes of their own; the actor is always in the main pool."""
 
 

@@ -8,7 +8,7 @@ from strop.base.metrics import Metric
 from strop.workers.models import Usage
 
 MFU = Metric(
-    "perf/mfu/{actor,actor_infer,critic}",
+    "perf/mfu/{actor,actor_infer,critic,prm}",
     "share",
     "of the operations per second that the devices can do at best (a CPU: as measured): of updates, and of the "
     "policy's log-probs; not there for models whose operations are not known (images, linear attention)",

@@ -1,10 +1,11 @@
 """Roles, each its own class of workers: a model, and what the algorithm asks of it.
 
-config.py        ActorConfig, ReferenceConfig, TeacherConfig, CriticConfig, RewardModelConfig
+config.py        ActorConfig, ReferenceConfig, TeacherConfig, CriticConfig, PrmConfig, RewardModelConfig
 actor.py         ActorWorker: the policy; log-probs, policy updates, and the advantages of a batch
 critic.py        CriticWorker: values and value updates
 reference.py     ReferenceWorker: the frozen model that KL terms compare with
 teacher.py       TeacherWorker: the frozen model that the policy learns from
+prm.py           PrmWorker: the process reward model, which learns from outcomes
 reward_model.py  RewardModelWorker: scores of whole answers
 rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples of episodes
 

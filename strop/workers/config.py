@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Literal
 
-from strop.base.field_types import PositiveInt
+from strop.base.field_types import FiniteFloat, PositiveFloat, PositiveInt
 from strop.base.sections import section
 from strop.engines.config import EngineConfig, LoraConfig, OptimizerConfig
 
@@ -56,6 +56,26 @@ class CriticConfig:
     """Samples per optimizer step; all: one step on the whole batch."""
     epochs: PositiveInt = 1
     """Passes over the batch of one step."""
+
+
+@section("prm")
+class PrmConfig:
+    path: str = ""
+    """Hugging Face folder of the causal language model that the process reward model starts from, with the policy's
+    tokenizer; empty: model.path."""
+    beta: PositiveFloat = 0.05
+    """Reward of a token per nat of log-ratio between this model and the weights that it began with."""
+    update: Literal["before", "after"] = "before"
+    """before: the model learns from the outcomes of a step, then gives the rewards of that step, at the price of one
+    more forward pass. after: it gives them first."""
+    right_above: FiniteFloat = 0.5
+    """An answer whose score is above this counts as right, any other as wrong."""
+    optim: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-6))
+    """Optimizer of the process reward model."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """How its forward and backward passes are cut."""
+    samples_per_update: PositiveInt | Literal["all"] = "all"
+    """Most samples of an optimizer step; all: one step on the whole batch."""
 
 
 @section("reward_model")

@@ -38,6 +38,11 @@ SHARED_STATES = Metric(
     "share",
     "of answers with another one to their prompt in the same state, where the estimator compares these",
 )
+PROCESS_REWARD = Metric(
+    "prm/reward/{mean,max,min}",
+    "reward",
+    "of the process reward model, over sampled tokens, before any weight of the estimator",
+)
 REWARD_MODEL_TRUNCATED = Metric("reward_model/truncated", "samples", "that it did not read to the end")
 
 
@@ -154,6 +159,9 @@ def shaping_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, fl
         metrics[REWARD_KL] = float(mean)
     if "rm_scores" in tensors:
         metrics |= spread(REWARD_MODEL_SCORE, tensors["rm_scores"])
+    if "process_rewards" in tensors:
+        sampled = columns.flat(tensors["response_mask"]).bool()
+        metrics |= spread(PROCESS_REWARD, columns.flat(tensors["process_rewards"])[sampled])
     if "rm_cut_tokens" in tensors:
         metrics[REWARD_MODEL_TRUNCATED] = float((tensors["rm_cut_tokens"] > 0).sum())
     if "anchor_ids" in tensors and len(data):

@@ -42,8 +42,8 @@ AGENT_NUMBER = Metric(
     "`tools/<name>/{calls,errors,seconds,result_tokens}` ([agents.md](agents.md))",
 )
 TIMING = Metric(
-    "timing_s/{gen,reward_model,old_log_prob,correction,ref,values,adv,teacher,update_critic,update_actor,"
-    "summary,update_weights,testing,save_checkpoint,step}",
+    "timing_s/{gen,reward_model,old_log_prob,correction,ref,values,prm_ref,prm,adv,teacher,update_prm,"
+    "update_critic,update_actor,summary,update_weights,testing,save_checkpoint,step}",
     "s",
     "of each phase of a step, and of the whole",
 )

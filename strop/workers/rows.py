@@ -15,11 +15,11 @@ from strop.protocol import DataProto, columns
 from strop.protocol.merging import METRICS
 
 GRAD_NORM = Metric(
-    "{actor,critic,train}/grad_norm", "1", "norm before clipping, mean over the optimizer steps"
+    "{actor,critic,prm,train}/grad_norm", "1", "norm before clipping, mean over the optimizer steps"
 )
-LEARNING_RATE = Metric("{actor,critic,train}/lr", "1", "mean over the optimizer steps")
+LEARNING_RATE = Metric("{actor,critic,prm,train}/lr", "1", "mean over the optimizer steps")
 SKIPPED_UPDATES = Metric(
-    "{actor,critic,train}/skipped_updates",
+    "{actor,critic,prm,train}/skipped_updates",
     "0 or 1",
     "1: a gradient was not finite, and its optimizer step not taken",
 )

@@ -84,27 +84,33 @@ class TeacherWorker(ModelWorker):
         return super().token_columns(data, function)
 
 
-def check_teacher(policy: ModelConfig, teacher: TeacherConfig) -> None:
-    """Refuse a teacher that numbers tokens in another way than the policy, before any process starts.
+def check_teacher(policy: ModelConfig, path: str, *, key: str = "teacher.path") -> None:
+    """Refuse a model that numbers tokens in another way than the policy, before any process starts.
+
+    Args:
+        policy: whose tokens they are.
+        path: folder of a teacher, or of another model that reads the policy's tokens.
+        key: setting that names the folder.
 
     Raises:
-        ValueError: no such folder, no tokenizer in it, or a token of the policy with another id in the teacher, or
-            with none.
+        ValueError: no such folder, no tokenizer in it, or a token of the policy with another id in the model, or with
+            none.
     """
     try:
-        check_language_model(model := ModelConfig(path=teacher.path))
+        check_language_model(model := ModelConfig(path=path))
         theirs: dict[str, int] = load_tokenizer(model).get_vocab()
     except ValueError as error:
-        raise ValueError(f"teacher.path: {error}") from error
+        raise ValueError(f"{key}: {error}") from error
     ours: dict[str, int] = load_tokenizer(policy).get_vocab()
     different = sorted((number, token) for token, number in ours.items() if theirs.get(token) != number)
     if different:
         number, token = different[0]
+        who = "teacher" if key == "teacher.path" else "model"
         there = f"the number {theirs[token]}" if token in theirs else "not there"
         raise ValueError(
-            f"teacher.path {teacher.path!r} has another vocabulary than the policy: {len(different)} of "
+            f"{key} {path!r} has another vocabulary than the policy: {len(different)} of "
             f"{len(ours)} tokens differ, for example {token!r}, which is number {number} in the policy and {there} in "
-            f"the teacher; log-probs are compared token by token, so use a teacher with the policy's tokenizer"
+            f"the {who}; log-probs are compared token by token, so use a {who} with the policy's tokenizer"
         )
 
 

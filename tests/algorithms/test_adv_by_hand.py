@@ -49,6 +49,7 @@ def run(
             "values": torch.zeros(shape, dtype=torch.float64),
             "reward_baselines": torch.zeros(shape[0], dtype=torch.float64),
             "reward_parts": totals[:, None],
+            "process_rewards": torch.zeros(shape, dtype=torch.float64),
             "old_log_probs": torch.full(shape, math.log(0.5), dtype=torch.float64),
             "sum_pi_squared": torch.full(shape, 0.5, dtype=torch.float64),
             **episodes_of_one_answer(totals),
@@ -327,3 +328,37 @@ def test_the_token_baseline_refuses_numbers_that_are_not_finite_inside_the_mask_
 def test_group_relative_is_declared_as_claimed() -> None:
     for name, traits in TRAITS.items():
         assert adv_estimator_declaration(name).is_group_relative == traits.compares_groups, name
+
+
+def prime(process: object, groups: list[int], settings: dict[str, object] | None = None) -> Tensor:
+    rewards = double([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]]).bool()
+    return run("prime", rewards, groups, mask, settings, process_rewards=double(process))
+
+
+def test_prime_compares_tokens_with_the_mean_of_the_other_sample() -> None:
+    # Means over sampled tokens: 0.3 and 0.2. Less the other's: [0, 0.2] and [-0.4, 0.2, -0.1], summed from behind at
+    # half weight per token: [0.1, 0.2] and [-0.325, 0.15, -0.1]. Outcomes 1 and 0: +1 and -1.
+    process = [[0.2, 0.4, 9.0], [-0.1, 0.5, 0.2]]
+    got = prime(process, [0, 0], {"gamma": 0.5})
+    torch.testing.assert_close(got, double([[1.1, 1.2, 0.0], [-1.325, -0.85, -1.1]]), **EXACT)
+    got = prime(process, [0, 0], {"gamma": 0.5, "process_weight": 10.0, "outcome_weight": 0.0})
+    torch.testing.assert_close(got, double([[1.0, 2.0, 0.0], [-3.25, 1.5, -1.0]]), **EXACT)
+
+
+def test_prime_has_nothing_to_compare_a_lone_sample_with() -> None:
+    assert prime([[0.2, 0.4, 9.0], [-0.1, 0.5, 0.2]], [0, 1]).abs().max() == 0
+
+
+def test_prime_compares_with_samples_that_have_a_token() -> None:
+    # The third sample has none: it is no part of the mean. Against 0.2 of the second alone: 0.3 - 0.2.
+    mask = torch.tensor([[1], [1], [0]]).bool()
+    process = double([[0.3], [0.2], [7.0]])
+    got = run("prime", double([[0.0]] * 3), [0, 0, 0], mask, process_rewards=process)
+    torch.testing.assert_close(got, double([[0.1], [-0.1], [0.0]]), **EXACT)
+
+
+def test_prime_refuses_process_rewards_that_are_not_finite_inside_the_mask_only() -> None:
+    assert torch.isfinite(prime([[0.0, 0.0, math.nan], [0.0, 0.0, 0.0]], [0, 0])).all()
+    with pytest.raises(ValueError, match=r"process_rewards must be finite, but those of rows \[1\]"):
+        prime([[0.0, 0.0, 0.0], [0.0, math.inf, 0.0]], [0, 0])

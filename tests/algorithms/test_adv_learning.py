@@ -54,6 +54,7 @@ def policy_gradient(name: str, logits: Tensor, per_prompt: int, generator: torch
             "reward_parts": torch.stack([rewards.sum(-1), (arms == BEST).double().sum(-1)], dim=-1),
             "old_log_probs": probs.log().expand(num_rows, -1, -1).gather(2, arms[:, :, None])[:, :, 0],
             "sum_pi_squared": probs.square().sum(-1).expand(num_rows, width),
+            "process_rewards": rewards - 0.25,
             "turn_rewards": rewards.sum(-1),
             "sample_index": torch.arange(num_rows),
             "turn_index": torch.zeros(num_rows, dtype=torch.int64),

@@ -35,6 +35,7 @@ class Case:
     weights: Rows
     baselines: list[float]
     parts: Rows
+    process: Rows
     steps: list[tuple[int, int]]
     """Of each row the episode and the answer's place in it, from 0 without a gap."""
     anchors: list[int]
@@ -69,6 +70,7 @@ def cases(draw: st.DrawFn) -> Case:
         weights=rows([0.5, 1.0, 2.0], width),
         baselines=[row[0] for row in rows([0.0, 0.25, 1.0], 1)],
         parts=rows([0.0, 0.1, 1.0, 7.0], 3),
+        process=rows([0.0, 0.1, -0.4, 0.7], width),
         steps=steps,
         anchors=[draw(st.integers(-1, 1)) for _ in groups],
     )
@@ -109,6 +111,9 @@ def expected(name: str, case: Case, variant: bool) -> Rows:
             return reference.whiten(plain, case.mask)
         case "raft":
             return [[float(kept) for kept in row] for row in case.mask]
+        case "prime":
+            weights = (0.5, 3.0) if variant else (1.0, 1.0)
+            return reference.prime(*outcome, case.process, GAMMA, *weights)
         case "remax":
             return reference.remax(case.rewards, case.baselines, case.mask)
         case "optimal_token_baseline" | "tir_optimal_token_baseline":
@@ -140,12 +145,15 @@ def estimated(name: str, case: Case, variant: bool) -> Tensor:
     if name in SWITCHES:
         switch, off, on = SWITCHES[name]
         numbers[switch] = on if variant else off
+    if name == "prime" and variant:
+        numbers |= {"process_weight": 0.5, "outcome_weight": 3.0}
     columns = {
         "values": double(case.values),
         "old_log_probs": double(case.log_probs),
         "sum_pi_squared": double(case.squares),
         "reward_baselines": double(case.baselines),
         "reward_parts": double(case.parts),
+        "process_rewards": double(case.process),
         "turn_rewards": double(case.totals),
         "sample_index": torch.tensor([sample for sample, _ in case.steps]),
         "turn_index": torch.tensor([turn for _, turn in case.steps]),

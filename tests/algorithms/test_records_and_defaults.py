@@ -20,7 +20,7 @@ from strop.algorithms import (
     masked,
     shaping,
 )
-from strop.algorithms.advantages import batch_whitened, group_relative, returns, token_baseline
+from strop.algorithms.advantages import batch_whitened, group_relative, process, returns, token_baseline
 from strop.algorithms.aggregation import agg_loss
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.losses import covariance, distillation, sequence, smooth, terms, weighted
@@ -73,6 +73,7 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     # Without a discount and without a bias: the return of the whole answer.
     (returns.gae, {"gamma": 1.0, "lam": 1.0}),
     (returns.reinforce_plus_plus, {"gamma": 1.0}),
+    (process.prime_advantages, {"gamma": 1.0, "process_weight": 1.0, "outcome_weight": 1.0}),
     (token_baseline.token_baseline_advantages, {"handle_zero_tail": False}),
     (token_baseline.optimal_token_baseline, {"rollout_is_weights": None, "handle_zero_tail": False}),
     (token_baseline.tir_optimal_token_baseline, {"rollout_is_weights": None, "handle_zero_tail": False}),

@@ -372,10 +372,11 @@ def test_what_runs_is_told() -> None:
         "reference.path": ["algorithm.use_kl_loss=true"],
         "teacher.path": ["algorithm.distillation.kind=reverse_kl"],
         "critic.path": ["algorithm.adv_estimator=gae"],
+        "prm.path": ["algorithm.adv_estimator=prime"],
         "critic.lora.path": ["algorithm.adv_estimator=gae", "critic.lora.rank=1"],
         "model.lora.path": ["model.lora.rank=1"],
     }
-    models = {"reference", "teacher", "critic", "reward_model", "model"}
+    models = {"reference", "teacher", "critic", "prm", "reward_model", "model"}
     for doc in describe(Config):
         if doc.key in CODE:
             value = (
@@ -405,7 +406,7 @@ CODE = {
     "reward.server.url", "reward.server.api_key_env", "resources.address", "agent.openai.path", "rollout.vllm.python",
     "rollout.sglang.python", "rollout.openai.base_url", "rollout.openai.api_key_env",
     "rollout.trace.endpoint", "model.path", "model.lora.path", "reference.path", "teacher.path", "critic.path",
-    "critic.lora.path", "reward_model.path", "model.tokenizer_path", "model.external_lib", "run.copy_to",
+    "critic.lora.path", "prm.path", "reward_model.path", "model.tokenizer_path", "model.external_lib", "run.copy_to",
 }  # fmt: skip
 """Text that names what is run, started or contacted."""
 PLAIN = {

@@ -271,3 +271,32 @@ def gigpo(
         advantage += omega * relative(discounted[number], of_state)
         out.append([advantage if m else 0.0 for m in row])
     return out
+
+
+def prime(
+    rewards: list[float],
+    groups: list[int],
+    mask: list[list[int]],
+    process: list[list[float]],
+    gamma: float,
+    process_weight: float,
+    outcome_weight: float,
+) -> list[list[float]]:
+    """Cui et al. 2025: each token's process reward against the other samples' means, then summed from there on."""
+    outcomes = rloo(rewards, groups, mask)
+    shown = [[p for p, m in zip(ps, ms, strict=True) if m] for ps, ms in zip(process, mask, strict=True)]
+    out = []
+    for i, row in enumerate(mask):
+        others = [
+            math.fsum(ps) / len(ps) for j, ps in enumerate(shown) if j != i and groups[j] == groups[i] and ps
+        ]
+        baseline = math.fsum(others) / len(others) if others else 0.0
+        relative = [[p - baseline if m and others else 0.0 for p, m in zip(process[i], row, strict=True)]]
+        returns = reward_to_go(relative, [row], gamma)[0]
+        out.append(
+            [
+                process_weight * value + outcome_weight * outcome if m else 0.0
+                for value, outcome, m in zip(returns, outcomes[i], row, strict=True)
+            ]
+        )
+    return out

@@ -286,7 +286,7 @@ def test_tokens_beyond_the_policys_head_are_passed_over(
     best = make_teacher(tiny_model, wide, FORWARD).compute_teacher_top_k(batch).tensors()
     for name in ("teacher_ids", "teacher_logprobs"):
         torch.testing.assert_close(columns.flat(best[name]), columns.flat(narrow[name]))
-    check_teacher(ModelConfig(path=str(tiny_model)), TeacherConfig(path=str(wide)))
+    check_teacher(ModelConfig(path=str(tiny_model)), str(wide))
 
 
 def test_a_sample_with_a_token_that_the_teacher_does_not_have_is_named(
@@ -308,10 +308,10 @@ def test_a_teacher_with_other_tokens_is_refused(
     tiny_model: Path, teacher_folder: Path, tmp_path: Path
 ) -> None:
     policy = ModelConfig(path=str(tiny_model))
-    check_teacher(policy, TeacherConfig(path=str(teacher_folder)))
+    check_teacher(policy, str(teacher_folder))
     AutoModelForCausalLM.from_pretrained(teacher_folder).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"^teacher.path: model.path .* has no tokenizer files"):
-        check_teacher(policy, TeacherConfig(path=str(tmp_path)))
+        check_teacher(policy, str(tmp_path))
     make_tiny_tokenizer().save_pretrained(tmp_path)
     file = tmp_path / "tokenizer.json"
     text = file.read_text("utf-8")
@@ -319,7 +319,7 @@ def test_a_teacher_with_other_tokens_is_refused(
     with pytest.raises(
         ValueError, match=r"2 of 103 tokens differ, for example 'A', which is number 41 in the"
     ):
-        check_teacher(policy, TeacherConfig(path=str(tmp_path)))
+        check_teacher(policy, str(tmp_path))
 
 
 # ----------------------------------------------------------------------------------------------- ranks

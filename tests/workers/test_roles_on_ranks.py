@@ -16,6 +16,7 @@ import torch
 from actor_batches import make_actor, random_batch, totals_of
 from critic_batches import make_critic, value_batch
 from numpy.typing import NDArray
+from prm_batches import make_prm, outcome_batch, prm_ref
 from torch.distributed.tensor import DTensor
 
 from references.rank_processes import Ranks, run_ranks
@@ -119,7 +120,19 @@ def critic_run(model: Path, algorithm: AlgorithmConfig, rows: list[int], sp: int
     return Seen(metrics, weights_of(critic.engine), seen, critic.checksum())
 
 
-RUNS = {"actor": actor_run, "adapter": adapter_run, "critic": critic_run}
+def prm_run(model: Path, algorithm: AlgorithmConfig, rows: list[int], sp: int = 1) -> Seen:
+    """Two updates of the process reward model on these rows of the batch."""
+    prm = make_prm(model, max_tokens=20, sequence_parallel=sp)
+    batch = outcome_batch()
+    batch = batch.union(prm_ref(batch, model))
+    own, totals = batch.select_idxs(rows), totals_of(batch)
+    before = prm.compute_prm_ref_log_prob(own)
+    metrics = [prm.update_prm(own, totals).metrics for _ in range(2)]
+    seen = flat_columns(before, prm.compute_process_rewards(own))
+    return Seen(metrics, weights_of(prm.engine), seen, prm.checksum())
+
+
+RUNS = {"actor": actor_run, "adapter": adapter_run, "critic": critic_run, "prm": prm_run}
 
 
 def on_rank(
@@ -158,8 +171,9 @@ def assert_equal_to_one(cut: Cut, alone: Seen, together: Sequence[Seen]) -> None
         pytest.param("actor", WHOLE_BATCH, marks=pytest.mark.slow),
         pytest.param("adapter", EVERY_TERM, marks=pytest.mark.slow),
         ("critic", VALUES),
+        pytest.param("prm", POLICY, marks=pytest.mark.slow),
     ],
-    ids=["policy", "every term", "per response", "whole batch", "adapter", "critic"],
+    ids=["policy", "every term", "per response", "whole batch", "adapter", "critic", "prm"],
 )
 def test_two_ranks_equal_one_process_for_any_cut(
     tiny_model: Path, role: str, algorithm: AlgorithmConfig
@@ -170,7 +184,10 @@ def test_two_ranks_equal_one_process_for_any_cut(
         assert_equal_to_one(cut, alone, together)
 
 
-@pytest.mark.parametrize(("role", "algorithm"), [("actor", EVERY_TERM), ("critic", VALUES)])
+@pytest.mark.parametrize(
+    ("role", "algorithm"),
+    [("actor", EVERY_TERM), ("critic", VALUES), pytest.param("prm", POLICY, marks=pytest.mark.slow)],
+)
 def test_sequence_parallel_ranks_equal_one_process(
     tiny_model: Path, role: str, algorithm: AlgorithmConfig
 ) -> None:

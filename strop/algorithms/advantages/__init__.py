@@ -7,6 +7,7 @@
     anchored.py         gigpo: episodes compared, and answers given in the same state
     returns.py          gae, reinforce_plus_plus, remax: rewards-to-go, token by token
     imitation.py        raft: every sample that is kept counts the same
+    process.py          prime: process rewards of tokens beside the outcome, leave-one-out
     token_baseline.py   optimal_token_baseline, tir_optimal_token_baseline: tokens at the same place compared
 
 An estimator is a pure function of padded tensors. It is registered with the columns and settings that it
@@ -26,6 +27,7 @@ from strop.algorithms.advantages import (  # noqa: F401  (they register their fu
     batch_whitened,
     group_relative,
     imitation,
+    process,
     returns,
     token_baseline,
 )

@@ -35,7 +35,7 @@ register_adv_est = ADV_ESTIMATOR_REGISTRY.register
 
 A function with a parameter `config` or `index` follows verl's convention; `needs` then names what it takes beside
 the rewards and the mask: values (which brings a critic), reward_baselines (a greedy answer per prompt), ref_log_prob,
-old_log_probs, sum_pi_squared, reward_parts."""
+old_log_probs, sum_pi_squared, reward_parts, process_rewards (which brings a process reward model)."""
 
 implements = ADV_ESTIMATOR_REGISTRY.implements
 """Decorator of the built-in estimators, whose declarations stand in `strop.algorithms.adv_declarations`."""

@@ -13,6 +13,7 @@ COLUMNS = frozenset(
         "anchor_ids",
         "group_ids",
         "old_log_probs",
+        "process_rewards",
         "ref_log_prob",
         "response_mask",
         "reward_baselines",
@@ -58,6 +59,8 @@ class Batch:
     """[B] int64."""
     anchor_ids: Tensor
     """[B] int64."""
+    process_rewards: Tensor
+    """[B, R]."""
 
     def columns(self) -> dict[str, Tensor]:
         """By the names under which estimators take them."""
@@ -77,6 +80,7 @@ class Batch:
             "rollout_is_weights": self.rollout_is_weights,
             "reward_baselines": self.reward_baselines,
             "reward_parts": self.reward_parts,
+            "process_rewards": self.process_rewards,
         }
 
     def map(self, per_row: Callable[[Tensor], Tensor]) -> Batch:
@@ -130,4 +134,5 @@ def random_batch(generator: torch.Generator, *, like: Batch | None = None) -> Ba
         sample_index=torch.arange(num_rows) // 2,
         turn_index=torch.arange(num_rows) % 2,
         anchor_ids=torch.randint(-1, 2, (num_rows,), generator=generator),
+        process_rewards=uniform(num_rows, width) - 0.5,
     )

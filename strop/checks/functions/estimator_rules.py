@@ -83,7 +83,7 @@ def _ignores_values_outside_the_mask(trial: Trial) -> str | None:
         trial.batch,
         **{
             name: torch.where(mask, getattr(trial.batch, name), GARBAGE)
-            for name in ("values", "log_probs", "sum_pi_squared", "rollout_is_weights")
+            for name in ("values", "log_probs", "sum_pi_squared", "rollout_is_weights", "process_rewards")
         },
     )
     return _difference(
@@ -148,6 +148,7 @@ def _prefers_higher_rewards(trial: Trial) -> str | None:
         reward_parts=torch.tensor([[1.0] * 3, [0.0] * 3], dtype=torch.float64),
         **{name: torch.full((2, 2), 0.5, dtype=torch.float64) for name in ("values", "sum_pi_squared")},
         log_probs=torch.full((2, 2), -1.0, dtype=torch.float64),
+        process_rewards=torch.full((2, 2), 0.1, dtype=torch.float64),
         rollout_is_weights=torch.ones(2, 2, dtype=torch.float64),
         sample_index=torch.arange(2),
     )
@@ -188,6 +189,7 @@ def _gives_equal_rewards_zero(trial: Trial) -> str | None:
                 for name in ("values", "sum_pi_squared", "rollout_is_weights")
             },
             log_probs=torch.full((size, 3), -0.5, dtype=torch.float64),
+            process_rewards=torch.full((size, 3), 0.1, dtype=torch.float64),
             sample_index=torch.arange(size),
         )
         wrong = trial.estimate(equal).abs().max().item()
@@ -225,7 +227,13 @@ def _scales_as_claimed(trial: Trial) -> str | None:
         trial.batch,
         **{
             name: 4.0 * getattr(trial.batch, name)
-            for name in ("token_level_rewards", "values", "reward_baselines", "reward_parts")
+            for name in (
+                "token_level_rewards",
+                "values",
+                "reward_baselines",
+                "reward_parts",
+                "process_rewards",
+            )
         },
     )
     expected = trial.estimate(trial.batch) * (4.0 if trial.traits.scaling == "linear" else 1.0)

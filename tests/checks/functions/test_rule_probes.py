@@ -106,7 +106,12 @@ def test_twins_differ_in_their_reward_alone() -> None:
 def test_scaled_rewards_are_four_times_as_large() -> None:
     batch, (scaled,) = shown("rewards scale as claimed", 0)
     for name in Batch.__dataclass_fields__:
-        factor = 4 if name in {"token_level_rewards", "values", "reward_baselines", "reward_parts"} else 1
+        factor = (
+            4
+            if name
+            in {"token_level_rewards", "values", "reward_baselines", "reward_parts", "process_rewards"}
+            else 1
+        )
         assert torch.equal(getattr(scaled, name), factor * getattr(batch, name)), name
 
 
@@ -417,10 +422,10 @@ def test_a_registered_function_is_checked_as_what_it_is_registered() -> None:
 
 def test_a_function_may_require_every_column() -> None:
     def takes_all(
-        anchor_ids: Tensor, group_ids: Tensor, old_log_probs: Tensor, ref_log_prob: Tensor, response_mask: Tensor,
-        reward_baselines: Tensor, reward_parts: Tensor, rewards: Tensor, rollout_is_weights: Tensor,
-        sample_index: Tensor, sum_pi_squared: Tensor, token_level_rewards: Tensor, turn_index: Tensor,
-        turn_rewards: Tensor, values: Tensor,
+        anchor_ids: Tensor, group_ids: Tensor, old_log_probs: Tensor, process_rewards: Tensor, ref_log_prob: Tensor,
+        response_mask: Tensor, reward_baselines: Tensor, reward_parts: Tensor, rewards: Tensor,
+        rollout_is_weights: Tensor, sample_index: Tensor, sum_pi_squared: Tensor, token_level_rewards: Tensor,
+        turn_index: Tensor, turn_rewards: Tensor, values: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         return values, values
 

@@ -1,0 +1,78 @@
+"""PRIME: rewards of single tokens beside the outcome, each compared with the other samples of the prompt."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from strop.algorithms.advantages.group_relative import rloo_advantages
+from strop.algorithms.advantages.groups import require_finite
+from strop.algorithms.advantages.registration import implements
+from strop.algorithms.advantages.returns import reward_to_go
+
+
+@implements("prime")
+def prime_advantages(
+    *,
+    rewards: Tensor,
+    process_rewards: Tensor,
+    group_ids: Tensor,
+    response_mask: Tensor,
+    gamma: float = 1.0,
+    process_weight: float = 1.0,
+    outcome_weight: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Leave-one-out advantages of process rewards, token by token, and of outcomes.
+
+    A_it = w_p sum_{u >= t} gamma^(u - t) (p_iu - mean of m_j over j != i) + w_o (r_i - mean of r_j over j != i)
+
+    over the sampled tokens u of sample i and the other samples j of its group; m_j is the mean of p over the sampled
+    tokens of sample j.
+
+    Args:
+        rewards: [B], one outcome reward per sample.
+        process_rewards: [B, R], see `strop.algorithms.implicit_reward`; any number outside the mask.
+        group_ids: [B] int64, equal for samples of one prompt, in any order.
+        response_mask: [B, R], true on tokens the policy sampled.
+        gamma: discount of later tokens' process rewards, once per sampled token.
+        process_weight, outcome_weight: w_p, w_o.
+
+    Returns:
+        Advantages [B, R] twice, in the dtype of `rewards`; 0 where response_mask is false, and in groups
+        of one. A sample without sampled tokens is no part of the baseline of process rewards.
+
+    Raises:
+        ValueError: a reward, or a process reward of a sampled token, is NaN or infinite.
+
+    Source: Cui et al. 2025, arXiv:2502.01456.
+
+    Deviations: the recipe in verl takes K / (K - 1) p_iu minus the sum of all means divided by K - 1, which has the
+        sample's own mean in it; it divides process rewards by the largest return of the batch, and whitens advantages.
+    """
+    sampled = response_mask.bool()
+    shown = torch.where(sampled, process_rewards, torch.zeros_like(process_rewards))
+    require_finite(shown, "process_rewards", "the loss of the process reward model")
+    relative = _less_the_others_mean(shown, group_ids, sampled)
+    process = reward_to_go(relative, sampled, gamma=gamma).to(rewards.dtype)
+    outcome = rloo_advantages(rewards, group_ids, response_mask)
+    advantages = process_weight * process + outcome_weight * outcome
+    return advantages, advantages
+
+
+def _less_the_others_mean(rewards: Tensor, group_ids: Tensor, sampled: Tensor) -> Tensor:
+    """Rewards [B, R] minus the mean over the other samples of the group of their token means; 0 outside the mask, and
+    where no other sample of the group has a token."""
+    _, group = torch.unique(group_ids, return_inverse=True)  # [B]
+    num_groups = int(group.max()) + 1 if len(group) else 0
+    infinite = torch.full((num_groups,), torch.inf, dtype=rewards.dtype, device=rewards.device)  # [G]
+    row_lowest = torch.where(sampled, rewards, torch.inf).amin(dim=-1)  # [B]
+    lowest = infinite.scatter_reduce(0, group, row_lowest, "amin")  # [G]
+    # As in center_groups: without the smallest reward, equal rewards give exactly 0.
+    shifted = torch.where(sampled, rewards - lowest[group][:, None], torch.zeros_like(rewards))
+    count = sampled.sum(dim=-1)  # [B]
+    means = shifted.sum(dim=-1) / count.clamp(min=1)  # [B]
+    zero = torch.zeros_like(infinite)
+    others = zero.index_add(0, group, means)[group] - means  # [B]
+    num_others = zero.index_add(0, group, (count > 0).to(means.dtype))[group] - (count > 0).to(means.dtype)
+    relative = shifted - (others / num_others.clamp(min=1))[:, None]
+    return torch.where(sampled & (num_others > 0)[:, None], relative, torch.zeros_like(relative))
