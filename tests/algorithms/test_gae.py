@@ -182,6 +182,6 @@ def test_gae_needs_values_and_no_groups() -> None:
     ):
         check_estimator("grpo", samples_per_prompt=4, lam=0.95)
     with pytest.raises(
-        ValueError, match=r"algorithm\.gamma is set.*or use gae or gigpo or reinforce_plus_plus"
+        ValueError, match=r"algorithm\.gamma is set.*or use gae or gigpo or prime or reinforce_plus_plus"
     ):
         check_estimator("rloo", samples_per_prompt=4, gamma=0.9)
