@@ -1,7 +1,7 @@
 """The data sets of the hub that a run reads: their commits are looked up when it starts, and kept.
 
-They stand in `models.json`, under keys such as `data hub:openai/gsm8k`, one for each set and revision; a run that goes
-on reads at the same commits.
+They stand in `models.json`, under keys such as `data hub:openai/gsm8k`, one for each set and revision; a run
+that goes on reads at the same commits.
 """
 
 from __future__ import annotations
