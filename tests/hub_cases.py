@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import datasets.config
 import huggingface_hub.constants as constants
 import pytest
 
@@ -144,8 +145,12 @@ def _handler(hub: StandIn) -> type[BaseHTTPRequestHandler]:
             parts = urlsplit(self.path)
             hub.asked.append(f"{self.command} {unquote(parts.path)}")
             words = unquote(parts.path).strip("/").split("/")
+            if words[0] == "datasets":  # a data set ORG/NAME is kept as the model datasets/ORG/NAME
+                words = ["/".join(words[:2]), *words[2:]]
             if words[:2] == ["api", "models"]:
                 self._api(words[2:], parse_qs(parts.query))
+            elif words[:2] == ["api", "datasets"]:
+                self._api(["/".join(words[1:3]), *words[3:]], parse_qs(parts.query))
             elif words[0] == "cdn":
                 self._body(hub.models["/".join(words[1:3])][words[3]]["/".join(words[4:])])
             elif words[2:3] != ["resolve"]:
@@ -164,9 +169,11 @@ def _handler(hub: StandIn) -> type[BaseHTTPRequestHandler]:
             if self._is_refused(name):
                 return None
             if words[2:3] == ["tree"]:
-                here = list(hub.models[name].values())[-1]
-                return self._json([{"type": "file", "oid": "", "size": len(body), "path": path}
-                                   for path, body in here.items()])  # fmt: skip
+                here = hub.models[name].get(words[3]) or list(hub.models[name].values())[-1]
+                below = "".join(f"{word}/" for word in words[4:])
+                found = [{"type": "file", "oid": "", "size": len(body), "path": path}
+                         for path, body in here.items() if path.startswith(below)]  # fmt: skip
+                return self._json(found) if found else self._error(404, "EntryNotFound")
             if words[2:] == ["refs"]:
                 commit = list(hub.models[name])[-1]
                 main = {"name": "main", "ref": "refs/heads/main", "targetCommit": commit}
@@ -296,4 +303,13 @@ def asked_here(cache: Path, patch: pytest.MonkeyPatch) -> Iterator[StandIn]:
             constants, "HF_HUB_DISABLE_XET", True
         )  # a protocol of its own, between two compiled programs
         patch.setenv("HF_TOKEN", "")
+        patch.setattr(datasets.config, "HF_ENDPOINT", stand_in.address)
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", cache / "datasets")
+        patch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
         yield stand_in
+
+
+def go_offline(patch: pytest.MonkeyPatch) -> None:
+    """What HF_HUB_OFFLINE=1 would say to both clients at their import."""
+    patch.setattr(constants, "HF_HUB_OFFLINE", True)
+    patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)

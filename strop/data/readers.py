@@ -27,8 +27,8 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
 
     Relative paths start at the current directory. A `.json` file holds one list of objects, or one object
     per line like `.jsonl`. A folder is one that `datasets` wrote with `save_to_disk`, or holds files; where
-    these belong to several splits, `FOLDER@split` says which. `hub:owner/name[:config][@split]` is a data set
-    of the hub. A URL of a file or folder is fetched once (`strop.data.sources`).
+    these belong to several splits, `FOLDER@split` says which. `hub:owner/name[:config][@split][#revision]` is a data
+    set of the hub. A URL of a file or folder is fetched once (`strop.data.sources`).
 
     Args:
         files: entries of data.train_files.

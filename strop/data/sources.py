@@ -1,6 +1,6 @@
 """Where rows come from when not from a local file: data sets of the Hugging Face hub, and URLs.
 
-    hub:openai/gsm8k:main@test     owner/name, then optionally :config and @split (train by default)
+    hub:openai/gsm8k:main@test     owner/name, then optionally :config, @split (train by default) and #revision
     s3://bucket/train.parquet      any URL that fsspec knows; file:// and memory:// too
 
 What a URL names is fetched once into the cache folder, under a key made of the URL and of what the store says
@@ -11,10 +11,11 @@ rename: a reader sees all of it or nothing, also when two processes fetch at the
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,9 @@ from typing import Any
 
 from strop.base.trust import ask, may_run
 from strop.data.cache import cache_folder, use
+from strop.data.hub_sets import open_at, resolved
 from strop.hub.places import is_url
+from strop.hub.remote import Refused, Unreachable
 from strop.hub.stores import (
     get_file,
     inside,
@@ -36,9 +39,13 @@ from strop.hub.stores import (
 )
 from strop.hub.waiting import SILENCE_S, size_of, while_heard
 
+logger = logging.getLogger(__name__)
+
 HUB_PREFIX = "hub:"
 _HUB = re.compile(
-    r"hub:(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^:@]+))?(?:@(?P<split>[^@]+))?", re.ASCII
+    r"hub:(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^:@#]+))?(?:@(?P<split>[^@#]+))?"
+    r"(?:#(?P<revision>\w[\w./-]*))?",
+    re.ASCII,
 )
 
 _FILE_SETTINGS = ("*data.train_files", "*data.val_files")
@@ -55,6 +62,8 @@ class HubSource:
     """Which of its configurations; None: its only one."""
     split: str
     """Which of its splits."""
+    revision: str = ""
+    """Branch, tag or commit; empty: the newest."""
 
 
 def _ask(entry: str) -> None:
@@ -69,7 +78,7 @@ def fetched(files: Iterable[str]) -> list[str]:
 
 
 def parse_hub(entry: str) -> HubSource:
-    """The parts of `hub:owner/name[:config][@split]`.
+    """The parts of `hub:owner/name[:config][@split][#revision]`.
 
     Raises:
         ValueError: it has another form.
@@ -78,9 +87,33 @@ def parse_hub(entry: str) -> HubSource:
     if match is None:
         raise ValueError(
             f"data entry {entry!r} names no data set of the hub; write hub:owner/name, then optionally "
-            f":config and @split, for example hub:openai/gsm8k:main@test"
+            f":config, @split and #revision, for example hub:openai/gsm8k:main@test"
         )
-    return HubSource(name=match["name"], config=match["config"], split=match["split"] or "train")
+    return HubSource(
+        name=match["name"],
+        config=match["config"],
+        split=match["split"] or "train",
+        revision=match["revision"] or "",
+    )
+
+
+def commit_of(entry: str, say: Callable[[str], object]) -> str:
+    """The commit that a `hub:` entry stands for now.
+
+    Args:
+        entry: of data.train_files or of another such setting.
+        say: hears when the hub is not asked, or does not answer, and its cache says which commit it is.
+
+    Raises:
+        ValueError: the entry has another form, or nobody knows.
+        UntrustedCode: received settings name it.
+    """
+    source = parse_hub(entry)
+    _ask(entry)
+    try:
+        return resolved(source.name, source.revision, say)
+    except (Refused, Unreachable) as error:
+        raise ValueError(f"data entry {entry!r} cannot be read from the hub: {error}") from error
 
 
 def open_hub(entry: str) -> Any:
@@ -93,6 +126,9 @@ def open_hub(entry: str) -> Any:
     _ask(entry)
     datasets: Any = importlib.import_module("datasets")  # heavy, and only some entries need it
     try:
+        if source.revision:
+            commit = resolved(source.name, source.revision, logger.info)
+            return open_at(source.name, source.config, source.split, commit)
         return datasets.load_dataset(source.name, source.config, split=source.split)
     except Exception as error:
         # The hub's client, its HTTP library and the readers of formats raise errors of their own kinds.

@@ -19,6 +19,11 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class FaceModel:
     """One model of the hub."""
 
+    kind = "model"
+    """What the client calls it."""
+    noun = "model"
+    """What sentences call it."""
+    _place = ""
     help = "HF_HOME or HF_HUB_CACHE names another folder"
 
     def __init__(self, name: str) -> None:
@@ -32,7 +37,7 @@ class FaceModel:
         self._tools.logging.set_verbosity_error()  # its errors become sentences here
         self._name = name
         self.cache = Path(self._constants.HF_HUB_CACHE)
-        self._folder = self.cache / f"models--{name.replace('/', '--')}"
+        self._folder = self.cache / f"{self.kind}s--{name.replace('/', '--')}"
 
     @property
     def is_offline(self) -> bool:
@@ -43,19 +48,15 @@ class FaceModel:
         """As of Remote."""
         commit = revision or "main"
         if not _COMMIT.fullmatch(commit):
-            ref = self._folder / "refs" / commit
-            if not ref.is_file():
-                return None
-            commit = ref.read_text(encoding="utf-8").strip()
+            commit = self.noted(commit)
         folder = self._folder / "snapshots" / commit
         return folder if _COMMIT.fullmatch(commit) and folder.is_dir() else None
 
     def list(self, revision: str) -> Listing:
         """As of Remote."""
         try:
-            info = self.api.model_info(
-                self._name, revision=revision or None, files_metadata=True, timeout=ANSWER_S
-            )
+            ask = getattr(self.api, f"{self.kind}_info")
+            info = ask(self._name, revision=revision or None, files_metadata=True, timeout=ANSWER_S)
         except Exception as error:
             raise self.translated(error, revision) from error
         return Listing(
@@ -89,6 +90,11 @@ class FaceModel:
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(listing.revision, encoding="utf-8")
 
+    def noted(self, revision: str) -> str:
+        """The commit that a branch or tag stood for when it was noted; empty where none was."""
+        ref = self._folder / "refs" / (revision or "main")
+        return ref.read_text(encoding="utf-8").strip() if ref.is_file() else ""
+
     def traffic(self) -> int:
         """As of Remote."""
         return size_of(self._folder / "blobs")
@@ -108,12 +114,12 @@ class FaceModel:
         for one in chain:
             if isinstance(one, errors.GatedRepoError):
                 return Refused(
-                    f"its owners ask for consent first: accept their conditions at {where}/{self._name}, then set "
-                    f"HF_TOKEN to a token of that account (`hf auth login` keeps one)"
+                    f"its owners ask for consent first: accept their conditions at "
+                    f"{where}/{self._place}{self._name}, then set HF_TOKEN to a token of that account (`hf auth login` keeps one)"
                 )
             if isinstance(one, errors.RepositoryNotFoundError):
                 return Refused(
-                    f"there is no such model at {where}{self._near()}; a private one needs HF_TOKEN"
+                    f"there is no such {self.noun} at {where}{self._near()}; a private one needs HF_TOKEN"
                 )
             if isinstance(one, errors.RevisionNotFoundError):
                 return Refused(f"it has no revision {revision!r}{self._near_revision(revision)}")
@@ -133,11 +139,12 @@ class FaceModel:
         return self._hub.HfApi(endpoint=self._constants.ENDPOINT)
 
     def _near(self) -> str:
-        """Models of nearly this name, as a part of a sentence."""
+        """What has nearly this name, as a part of a sentence."""
         owner, _, name = self._name.rpartition("/")
+        list_all = getattr(self.api, f"list_{self.kind}s")
         try:
-            found = [one.id for one in self.api.list_models(search=name, limit=20)]
-            found += [one.id for one in self.api.list_models(author=owner, limit=100)] if owner else []
+            found = [one.id for one in list_all(search=name, limit=20)]
+            found += [one.id for one in list_all(author=owner, limit=100)] if owner else []
         except Exception:  # noqa: BLE001  # the sentence is of use without a guess
             return ""
         near = nearest(self._name, found) or next(iter(found), None)
@@ -145,12 +152,20 @@ class FaceModel:
 
     def _near_revision(self, revision: str) -> str:
         try:
-            refs = self.api.list_repo_refs(self._name)
+            refs = self.api.list_repo_refs(self._name, repo_type=self.kind)
         except Exception:  # noqa: BLE001  # as above
             return ""
         known = [ref.name for ref in (*refs.branches, *refs.tags)]
         near = nearest(revision, known)
         return f"; the nearest is {near}" if near else f"; it has {', '.join(known[:8])}" if known else ""
+
+
+class FaceData(FaceModel):
+    """One data set of the hub: which commit a name stands for; `datasets` reads its files."""
+
+    kind = "dataset"
+    noun = "data set"
+    _place = "datasets/"
 
 
 def _silent_bar(tools: Any) -> Any:

@@ -212,7 +212,7 @@ def _hub_data(facts: CardFacts) -> Iterator[str]:
     """Data sets of the hub, ORG/NAME."""
     for name in _files(facts, "train_files"):
         if name.startswith("hub:"):
-            yield name.removeprefix("hub:").partition(":")[0].partition("@")[0]
+            yield name.removeprefix("hub:").partition("#")[0].partition(":")[0].partition("@")[0]
 
 
 def _tags(facts: CardFacts) -> list[str]:

@@ -18,6 +18,7 @@ loading.py          a configuration with the user's own files, checked; code_nam
 
 Before the first step
 launch.py           a run is begun or continued; continuing.py: from where, with which settings anew
+models.py           models in folders of this machine; data_sets.py: data sets of the hub at their commits
 setup.py            data, sampling and what is checked with them; scorers.py: the reward function tried
 roles.py            the roles of a configuration: which there are, in which processes
 threads.py          threads of a CPU, and who decided their number

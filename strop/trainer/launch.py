@@ -17,6 +17,7 @@ from strop.run.durable import replace_text
 from strop.trainer.beginning import Beginning
 from strop.trainer.config import Config
 from strop.trainer.continuing import Continuation, roll_back, settings_to_continue
+from strop.trainer.data_sets import with_data
 from strop.trainer.loading import read, with_extensions
 from strop.trainer.models import (
     MODEL_PATHS,
@@ -56,7 +57,8 @@ def start_run(
     say: Say = logger.info,
     beginning: Beginning | None = None,
 ) -> Start:
-    """A fresh run folder with its resolved configuration, once the models that it names are on this machine.
+    """A fresh run folder with its resolved configuration, once the models that it names are on this machine and the
+    commits of its data sets of the hub are known.
 
     Args:
         folder: absent or empty.
@@ -66,7 +68,7 @@ def start_run(
         beginning: another run, with whose weights it begins.
 
     Raises:
-        ValueError: a model cannot be fetched.
+        ValueError: a model cannot be fetched, or the hub has not a data set.
         ConfigError: a file of algorithm.extensions cannot be imported, or what it registers does not fit the settings.
         RunError: the folder cannot be written, or is taken.
     """
@@ -76,7 +78,7 @@ def start_run(
     if beginning is not None:
         config = beginning.configured(config, folder)
         keys = [key for key in MODEL_PATHS if key not in beginning.taken_keys(config)]
-    located = locate(config, say=say, keys=keys)
+    located = with_data(locate(config, say=say, keys=keys), command[1:2], say=say)
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
         text = dump(to_dict(config))
@@ -137,6 +139,7 @@ def resume_run(
             known = read_models(run.path)
             located = locate(config, say=say, known=known)
             check_models_same(known, located)
+            located = with_data(located, run.info["command"][1:2], say=say, known=known)
             config = located.config
             checkpoint, lines = roll_back(run, continuation)
             lines += continuation.lines(0 if checkpoint is None else checkpoint.step)
@@ -160,7 +163,7 @@ def _keep_settings(run: RunFolder, continuation: Continuation, before: str) -> N
 
 
 def _of_models(run: RunFolder, models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each model that was fetched, which the log of the run keeps too."""
+    """A line for each model that was fetched and each data set of the hub, which the log of the run keeps too."""
     for key, model in models.items():
         run.events.append("model", 0, key=key, source=model["source"], revision=model["revision"])
         yield f"{key}: {model['source']}, revision {model['revision']}"

@@ -1,7 +1,8 @@
 """The models that a configuration names, in folders of this machine, and what a run remembers of those it fetched.
 
 `models.json` in the run folder says for each key where its model came from: the revision that was resolved, and size
-and SHA-256 of every file. A run that goes on uses exactly these.
+and SHA-256 of every file. A run that goes on uses exactly these. Data sets of the hub stand there too, with their
+commit (`strop.trainer.data_sets`).
 """
 
 from __future__ import annotations
@@ -110,13 +111,16 @@ def models_elsewhere(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def write_models(run: Path, models: Mapping[str, Mapping[str, Any]]) -> None:
-    """Record what was fetched, with the hash of every file; nothing without fetched models.
+    """Record what was fetched, with the hash of every file; nothing where none was; data sets have no folder.
 
     Raises:
         OSError: the file cannot be written.
     """
     if models:
-        records = {key: {**model, "files": hashes(Path(model["folder"]))} for key, model in models.items()}
+        records = {
+            key: {**model, "files": hashes(Path(model["folder"]))} if "folder" in model else model
+            for key, model in models.items()
+        }
         replace_text(run / MODELS_FILE, json.dumps(records, indent=2) + "\n")
 
 

@@ -186,3 +186,38 @@ def test_two_ranks_on_ray_fetch_a_model_once_for_their_machine(
     model = json.loads((run / "models.json").read_text())["model.path"]
     assert (model["source"], model["revision"]) == ("tiny/model", commit)
     assert (kept / "snapshots" / commit / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_a_run_reads_its_data_set_at_the_commit_that_it_began_with(
+    project: Project, hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = project.data("train").read_bytes()
+    commit = hub.add("datasets/me/sums", {"train.parquet": rows})
+    run = tmp_path / "run"
+    words = ["data.train_files=[hub:me/sums@train]", "trainer.max_steps=2", "run.save_every=1"]
+    with interrupted_after(step=1):
+        begun = cli("train", "--config", project.config, *words, "--out", run)
+    assert begun.code == 130, begun.err
+    assert f"data hub:me/sums: hub:me/sums, revision {commit}" in begun.err
+    assert json.loads((run / "models.json").read_text()) == {
+        "data hub:me/sums": {"source": "hub:me/sums", "kind": "huggingface", "revision": commit}
+    }
+    assert "hub:me/sums@train\n" in (run / "config.yaml").read_text()
+
+    hub.add("datasets/me/sums", {"train.parquet": b"no rows"})  # it has moved, and cannot be read
+    asked = len(hub.asked)
+    done = cli("train", "--resume", run, "--json")
+    assert done.code == 0, done.err
+    assert done.record["steps"] == 2
+    assert any(commit in line for line in hub.asked[asked:])
+    card = cli("push", run, "--to", "me/model", "--dry-run", "--card", tmp_path / "card.md")
+    assert card.code == 0, card.err
+    assert f"`hub:me/sums` was read at revision `{commit}`" in (tmp_path / "card.md").read_text()
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    wrong = cli(
+        "train", "--config", project.config, "data.train_files=[hub:me/smus]", "--out", tmp_path / "no"
+    )
+    assert "data entry 'hub:me/smus' cannot be read from the hub: there is no such data set" in wrong.sentence
+    assert not (tmp_path / "no").exists()
