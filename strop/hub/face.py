@@ -115,7 +115,8 @@ class FaceModel:
             if isinstance(one, errors.GatedRepoError):
                 return Refused(
                     f"its owners ask for consent first: accept their conditions at "
-                    f"{where}/{self._place}{self._name}, then set HF_TOKEN to a token of that account (`hf auth login` keeps one)"
+                    f"{where}/{self._place}{self._name}, then set HF_TOKEN"
+                    f" to a token of that account (`hf auth login` keeps one)"
                 )
             if isinstance(one, errors.RepositoryNotFoundError):
                 return Refused(
