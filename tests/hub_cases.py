@@ -173,7 +173,7 @@ def _handler(hub: StandIn) -> type[BaseHTTPRequestHandler]:
                 below = "".join(f"{word}/" for word in words[4:])
                 found = [{"type": "file", "oid": "", "size": len(body), "path": path}
                          for path, body in here.items() if path.startswith(below)]  # fmt: skip
-                return self._json(found) if found else self._error(404, "EntryNotFound")
+                return self._json(found) if found or not below else self._error(404, "EntryNotFound")
             if words[2:] == ["refs"]:
                 commit = list(hub.models[name])[-1]
                 main = {"name": "main", "ref": "refs/heads/main", "targetCommit": commit}
