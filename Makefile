@@ -132,9 +132,11 @@ vllm: $(STAMPS)/test
 	$(BIN)/strop engine install vllm
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m vllm $(ARGS)
 
-# A run ahead of training that is killed at 200 moments, about half an hour.
+# Runs ahead of training, killed at so many moments each: by the virtual clock, by the wall's, and apart on Ray.
+KILLS ?= 200
+
 kills: $(STAMPS)/test
-	STROP_KILLS=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or dist" tests/trainer/test_kills_ahead.py $(ARGS)
+	STROP_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or dist" tests/trainer/test_kills_ahead.py $(ARGS)
 
 soak: $(STAMPS)/test
 	STROP_SOAK=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/trainer/test_soak.py $(ARGS)

@@ -101,7 +101,10 @@ def fetch_model(
     if place.is_here:
         return Fetched(place=place, folder=place.name)
     ask(key, f"{text} (fetched)")
-    place = Place(kind=place.kind, name=place.name, revision=state or revision or place.revision)
+    branch = revision or place.revision
+    if state and branch and place.kind == "modelscope":
+        state = f"{branch}/{state}"  # its client finds a state again only on the branch that has it
+    place = Place(kind=place.kind, name=place.name, revision=state or branch)
     try:
         remote = _remote(place)
         return _Fetching(place, remote, how).fetch()
@@ -169,7 +172,7 @@ class _Fetching:
     def fetch(self) -> Fetched:
         kept = self._kept()
         wanted = self._place.revision
-        if kept is not None and (kept.name == wanted or self._is_offline):
+        if kept is not None and (kept.name == wanted.rpartition("/")[2] or self._is_offline):
             return self._fetched(kept, kept.name)
         if self._is_offline:
             raise Refused(self._not_here())

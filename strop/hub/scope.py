@@ -62,32 +62,35 @@ class ScopeModel:
         self._branch = ""
 
     def cached(self, revision: str) -> Path | None:
-        """As of Remote."""
+        """As of Remote; also of `BRANCH/STATE`."""
+        last = revision.rpartition("/")[2]
+        revision = last if last.startswith(STATE) else revision
         ref = self._folder / "refs" / (revision or MAIN)
         state = ref.read_text(encoding="utf-8") if ref.is_file() else revision
         folder = self._folder / state if state else self._folder / "none"
         return folder if folder.is_dir() else None
 
     def list(self, revision: str) -> Listing:
-        """As of Remote; the main branch must still have the state that `revision` may name."""
-        self._branch = "" if revision.startswith(STATE) else revision
+        """As of Remote. `BRANCH/STATE`, or STATE for the main branch: what must still have this state."""
+        branch, _, state = revision.rpartition("/")
+        self._branch = branch if state.startswith(STATE) else revision
         try:
             files = self.api.list_repo_files(self._name, self.kind, revision=self._branch or None)
         except Exception as error:
             raise self.translated(error) from error
         found = {file.path: file for file in files if not file.is_dir}
-        state = hashlib.sha256()
+        digest = hashlib.sha256()
         for path, file in sorted(found.items()):
-            state.update(repr((path, file.size, file.sha256)).encode())
+            digest.update(repr((path, file.size, file.sha256)).encode())
         listing = Listing(
-            revision=f"{STATE}{state.hexdigest()[:24]}",
+            revision=f"{STATE}{digest.hexdigest()[:24]}",
             sizes={path: int(file.size or 0) for path, file in found.items()},
             sha256={path: file.sha256 for path, file in found.items() if file.sha256},
         )
-        if revision.startswith(STATE) and revision != listing.revision:
+        if state.startswith(STATE) and state != listing.revision:
             raise Refused(
-                f"its main branch has other files by now ({listing.revision}), and {self._folder / revision}, which "
-                f"had them, is gone: put that folder back"
+                f"its {branch or 'main'} branch has other files by now ({listing.revision}), and "
+                f"{self._folder / state}, which had them, is gone: put that folder back"
             )
         return listing
 
@@ -152,24 +155,6 @@ class ScopeData(ScopeModel):
     kind = "dataset"
     noun = "data set"
     _place = "datasets--"
-
-    def list(self, revision: str) -> Listing:
-        """As of Remote. `BRANCH/STATE` is a branch, or tag or commit, that must still have this state."""
-        branch, _, state = revision.rpartition("/")
-        if not state.startswith(STATE):
-            return super().list(revision)
-        listing = super().list(branch)
-        if listing.revision != state:
-            raise Refused(
-                f"its {branch or 'main'} branch has other files by now ({listing.revision}), and "
-                f"{self._folder / state}, which had them, is gone: put that folder back"
-            )
-        return listing
-
-    def cached(self, revision: str) -> Path | None:
-        """As of Remote; also of `BRANCH/STATE`."""
-        state = revision.rpartition("/")[2]
-        return super().cached(state if state.startswith(STATE) else revision)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,24 @@ def test_branches_and_commits_are_states_of_their_own(hub: ScopeStandIn) -> None
     Path(first.folder).rmdir()
     with pytest.raises(ValueError, match=r"main branch has other files by now .*put that folder back"):
         get(f"tiny/model@{first.revision}")
+
+
+def test_a_state_of_a_branch_is_fetched_again_from_that_branch(hub: ScopeStandIn) -> None:
+    hub.add("tiny/model", MODEL)
+    hub.add("tiny/model", MODEL | {"model.safetensors": b"dev"}, "dev")
+    first = get("tiny/model@dev")
+    shutil.rmtree(first.folder)
+    how = Fetch(silence_s=20.0)
+    again = fetch_model("modelscope:tiny/model", how, revision="dev", state=first.revision)
+    assert (again.folder, again.revision) == (first.folder, first.revision)
+    assert (Path(again.folder) / "model.safetensors").read_bytes() == b"dev"
+    asked = hub.asked
+    assert fetch_model("modelscope:tiny/model@dev", how, state=first.revision).folder == first.folder
+    assert hub.asked == asked, "a state that is here needs no hub"
+    shutil.rmtree(first.folder)
+    hub.add("tiny/model", MODEL | {"model.safetensors": b"new"}, "dev")
+    with pytest.raises(ValueError, match=r"dev branch has other files by now .*put that folder back"):
+        fetch_model("modelscope:tiny/model@dev", how, state=first.revision)
 
 
 def test_settings_alone_and_then_the_weights_too(hub: ScopeStandIn) -> None:

@@ -1,6 +1,6 @@
 """A run whose generation is ahead of training, killed at many moments: it goes on as if nothing had been.
 
-`make kills` does it 200 times; STROP_KILLS says another number.
+`make kills` does it 200 times; KILLS=20 says another number, and STROP_KILLS without make.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def kill_and_resume(
         check_records(folder, num_steps=NUM_STEPS)
         assert set(trained(folder).values()) == {1}
         check(folder)
-        with (tmp_path / "progress.txt").open("a") as file:
-            file.write(f"{num_kills} kills, {num_runs} runs that ended as they should\n")
+        with (tmp_path / "progress.txt").open("a") as progress:
+            progress.write(f"{num_kills} kills, {num_runs} runs that ended as they should\n")
 
 
 @pytest.mark.slow
