@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -41,7 +42,7 @@ def killed(process: subprocess.Popen[str], folder: Path, num_events: int, delay_
     before, deadline = len(events_of(folder)), time.monotonic() + DEADLINE_S
     while len(events_of(folder)) < before + num_events and process.poll() is None:
         assert time.monotonic() < deadline, "it does nothing"
-        time.sleep(0.001)
+        time.sleep(0.01)
     try:
         _, said = process.communicate(timeout=delay_s)
     except subprocess.TimeoutExpired:
@@ -71,7 +72,10 @@ def kill_and_resume(
         words: tuple[object, ...] = ("--config", file, "--out", folder)
         while killed(processes.start("train", *words), folder, rng.randrange(1, 24), rng.uniform(0.0, 0.2)):
             num_kills += 1
-            words = ("--resume", folder)
+            if (folder / "config.yaml").exists():
+                words = ("--resume", folder)
+            else:  # it never began
+                shutil.rmtree(folder)
         check_records(folder, num_steps=NUM_STEPS)
         assert set(trained(folder).values()) == {1}
         check(folder)
