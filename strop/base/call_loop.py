@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Coroutine
+from contextvars import Context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -37,6 +39,41 @@ class CallLoop(asyncio.SelectorEventLoop):
             super().run_forever()
         finally:
             self._stands_since = time.monotonic()
+
+
+class CallRunner(asyncio.Runner):
+    """As asyncio.Runner with a CallLoop; a call that a signal ends leaves no task behind."""
+
+    def __init__(self) -> None:
+        super().__init__(loop_factory=CallLoop)
+
+    def run(self, coro: Coroutine[Any, Any, T], *, context: Context | None = None) -> T:
+        """The coroutine's result. What a signal handler raises ends all that this call began."""
+        loop = self.get_loop()
+        before = asyncio.all_tasks(loop)
+        try:
+            return super().run(coro, context=context)
+        except (KeyboardInterrupt, SystemExit):
+            _end(loop, before)
+            raise
+
+
+def _end(loop: asyncio.AbstractEventLoop, but: set[asyncio.Task[Any]]) -> None:
+    """Cancel all other tasks. One that awaits a task with a KeyboardInterrupt raises it once more, out of the loop."""
+    ended: set[asyncio.Task[Any]] = set()
+    while others := asyncio.all_tasks(loop) - but:
+        ended |= others
+        with contextlib.suppress(KeyboardInterrupt):
+            loop.run_until_complete(_cancelled(others))
+    for task in ended:
+        if not task.cancelled():
+            task.exception()  # looked at, so that nothing is said of it
+
+
+async def _cancelled(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 class ThreadRunner:
