@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from strop.cli.libraries import quiet_libraries
 from strop.python.brought import (
     Reward,
     Rows,
@@ -91,6 +92,7 @@ _KEYS = {
 }
 
 
+@quiet_libraries()
 def train(
     model: Any = None,
     rewards: Reward | Sequence[Reward] = (),
@@ -168,6 +170,7 @@ def train(
     return _carried_out(work, stop)
 
 
+@quiet_libraries()
 def sft(
     model: Any = None,
     data: Rows = None,
@@ -211,6 +214,7 @@ def sft(
     return _carried_out(work, None)
 
 
+@quiet_libraries()
 def evaluate(
     model: Any = None,
     data: Rows = None,
