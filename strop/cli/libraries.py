@@ -63,7 +63,10 @@ def quiet_libraries() -> Iterator[None]:
     from transformers.utils import logging as transformers_logging
 
     fx = logging.getLogger(_FX_LOGGER)
-    shows_models, shows_rows = transformers_logging.is_progress_bar_enabled(), datasets.is_progress_bar_enabled()
+    shows_models, shows_rows = (
+        transformers_logging.is_progress_bar_enabled(),
+        datasets.is_progress_bar_enabled(),
+    )
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it has no types here
     datasets.disable_progress_bars()
     fx.addFilter(_is_no_fx_notice)
@@ -99,7 +102,11 @@ class _TerminalHandler(logging.Handler):
         cause = ""
         if record.exc_info and record.exc_info[1] is not None:
             cause = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
-        kind = (record.name, str(record.msg), re.sub(r"\d+", "0", cause))  # a row's number makes no other kind
+        kind = (
+            record.name,
+            str(record.msg),
+            re.sub(r"\d+", "0", cause),
+        )  # a row's number makes no other kind
         if kind not in self._seen:
             self._seen.add(kind)
             say(f"warning: {line}: {cause} (others like it are not shown; --debug shows all)" if cause else

@@ -238,5 +238,9 @@ def _how_sure(result: PairedComparison) -> str:
         else f"; to see the difference found takes about {result.prompts_needed}"
     )
     shown = f"{100 * result.detectable:.1f} points with a chance of 80 %"
-    why = f" (the interval does not hold 0, but p is not below {SURE:g}: few prompts differ)" if is_beyond_zero else ""
+    why = (
+        f" (the interval does not hold 0, but p is not below {SURE:g}: few prompts differ)"
+        if is_beyond_zero
+        else ""
+    )
     return f"  not told apart{why}: this many prompts show a difference of {shown}{needed}"
