@@ -319,8 +319,8 @@ def _check_tokens(
                 raise ValueError(f"{where} by version {version}; the engine must report one of at least 0")
             if not math.isfinite(log_prob):
                 raise ValueError(
-                    f"{where} with log-prob {log_prob}, by version {version} of the weights: they are no numbers to "
-                    f"go on with, which is mostly the work of too high a learning rate (actor.optim.lr)"
+                    f"{where} with log-prob {log_prob} by version {version} of the weights, which make no numbers any "
+                    f"more: mostly the work of too high a learning rate (actor.optim.lr)"
                 )
         elif version != NOT_SAMPLED or log_prob != 0.0:
             raise ValueError(

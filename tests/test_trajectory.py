@@ -56,7 +56,7 @@ def test_a_sampled_token_needs_a_finite_log_prob_and_a_version(log_prob: float, 
 
 
 def test_a_log_prob_that_is_no_number_tells_of_the_weights() -> None:
-    with pytest.raises(ValueError, match=r"log-prob nan, by version 3 of the weights: .*actor\.optim\.lr"):
+    with pytest.raises(ValueError, match=r"log-prob nan by version 3 of the weights, .*actor\.optim\.lr"):
         start().with_sampled([7], [float("nan")], [3])
 
 

@@ -7,7 +7,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Coroutine
-from contextvars import Context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -41,21 +40,30 @@ class CallLoop(asyncio.SelectorEventLoop):
             self._stands_since = time.monotonic()
 
 
-class CallRunner(asyncio.Runner):
+class CallRunner:
     """As asyncio.Runner with a CallLoop; a call that a signal ends leaves no task behind."""
 
     def __init__(self) -> None:
-        super().__init__(loop_factory=CallLoop)
+        self._runner = asyncio.Runner(loop_factory=CallLoop)
 
-    def run(self, coro: Coroutine[Any, Any, T], *, context: Context | None = None) -> T:
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The coroutine's result. What a signal handler raises ends all that this call began."""
-        loop = self.get_loop()
+        loop = self.loop
         before = asyncio.all_tasks(loop)
         try:
-            return super().run(coro, context=context)
+            return self._runner.run(work)
         except (KeyboardInterrupt, SystemExit):
             _end(loop, before)
             raise
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of all calls."""
+        return self._runner.get_loop()
+
+    def close(self) -> None:
+        """Cancel what is left, and end the loop; a second call does nothing."""
+        self._runner.close()
 
 
 def _end(loop: asyncio.AbstractEventLoop, but: set[asyncio.Task[Any]]) -> None:

@@ -1,6 +1,7 @@
 """The loop of a worker that signals may interrupt."""
 
 import asyncio
+import contextlib
 import gc
 
 import pytest
@@ -33,8 +34,8 @@ async def groups_of_samples(ended: list[int]) -> None:
 def test_an_interrupt_in_a_nested_task_ends_all_tasks_of_the_call_and_no_other() -> None:
     ended: list[int] = []
     complaints: list[object] = []
-    with CallRunner() as runner:
-        runner.get_loop().set_exception_handler(lambda loop, told: complaints.append(told))
+    with contextlib.closing(CallRunner()) as runner:
+        runner.loop.set_exception_handler(lambda loop, told: complaints.append(told))
 
         async def begun_earlier() -> asyncio.Task[str]:
             return asyncio.create_task(asyncio.sleep(0.05, "still here"))
@@ -43,7 +44,7 @@ def test_an_interrupt_in_a_nested_task_ends_all_tasks_of_the_call_and_no_other()
         with pytest.raises(KeyboardInterrupt):
             runner.run(groups_of_samples(ended))
         assert sorted(ended) == list(range(12))
-        assert asyncio.all_tasks(runner.get_loop()) == {kept}
+        assert asyncio.all_tasks(runner.loop) == {kept}
 
         async def later() -> str:
             return await kept
