@@ -90,7 +90,7 @@ def _write_file(args: argparse.Namespace, catalog: object) -> int:
         print_json({"file": str(args.html), **found})
     else:
         print_plain(
-            f"{args.html}: {found['num_runs']} runs, {found['num_samples']} of {found['num_found']} samples"
+            f"{args.html}: {found['num_runs']} run{'s' * (found['num_runs'] != 1)}, {found['num_samples']} of {found['num_found']} samples"
         )
     return 0
 
