@@ -314,11 +314,13 @@ def _check_tokens(
     columns = zip(sampled, log_probs, versions, strict=True)
     for position, (is_sampled, log_prob, version) in enumerate(columns, start=first):
         if is_sampled:
-            if version < 0 or not math.isfinite(log_prob):
+            where = f"trajectory {trajectory_id} was sampled at response position {position}"
+            if version < 0:
+                raise ValueError(f"{where} by version {version}; the engine must report one of at least 0")
+            if not math.isfinite(log_prob):
                 raise ValueError(
-                    f"trajectory {trajectory_id} was sampled at response position {position} with log-prob "
-                    f"{log_prob} by version {version}; the engine must report a finite log-prob and a "
-                    f"version of at least 0"
+                    f"{where} with log-prob {log_prob} by version {version} of the weights, which make no numbers any "
+                    f"more: mostly the work of too high a learning rate (actor.optim.lr)"
                 )
         elif version != NOT_SAMPLED or log_prob != 0.0:
             raise ValueError(

@@ -55,6 +55,11 @@ def test_a_sampled_token_needs_a_finite_log_prob_and_a_version(log_prob: float, 
         start().with_sampled([7, 8], [-0.5, log_prob], [0, version])
 
 
+def test_a_log_prob_that_is_no_number_tells_of_the_weights() -> None:
+    with pytest.raises(ValueError, match=r"log-prob nan by version 3 of the weights, .*actor\.optim\.lr"):
+        start().with_sampled([7], [float("nan")], [3])
+
+
 def test_a_given_token_carries_no_log_prob_and_no_version() -> None:
     with pytest.raises(ValueError, match="given its token at response position 0"):
         Trajectory(

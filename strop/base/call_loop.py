@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Coroutine
@@ -37,6 +38,50 @@ class CallLoop(asyncio.SelectorEventLoop):
             super().run_forever()
         finally:
             self._stands_since = time.monotonic()
+
+
+class CallRunner:
+    """As asyncio.Runner with a CallLoop; a call that a signal ends leaves no task behind."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner(loop_factory=CallLoop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result. What a signal handler raises ends all that this call began."""
+        loop = self.loop
+        before = asyncio.all_tasks(loop)
+        try:
+            return self._runner.run(work)
+        except (KeyboardInterrupt, SystemExit):
+            _end(loop, before)
+            raise
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of all calls."""
+        return self._runner.get_loop()
+
+    def close(self) -> None:
+        """Cancel what is left, and end the loop; a second call does nothing."""
+        self._runner.close()
+
+
+def _end(loop: asyncio.AbstractEventLoop, but: set[asyncio.Task[Any]]) -> None:
+    """Cancel all other tasks. One that awaits a task with a KeyboardInterrupt raises it once more, out of the loop."""
+    ended: set[asyncio.Task[Any]] = set()
+    while others := asyncio.all_tasks(loop) - but:
+        ended |= others
+        with contextlib.suppress(KeyboardInterrupt):
+            loop.run_until_complete(_cancelled(others))
+    for task in ended:
+        if not task.cancelled():
+            task.exception()  # looked at, so that nothing is said of it
+
+
+async def _cancelled(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 class ThreadRunner:

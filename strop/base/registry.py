@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import Any, Generic, TypeVar
+
+from strop.base.field_types import nearest
 
 T = TypeVar("T")
 
@@ -48,10 +50,17 @@ class Registry(dict[str, T], Generic[T]):
                 )
 
     def __missing__(self, name: str) -> T:
-        raise ValueError(
-            f"unknown {self.kind} {name!r}; known: {', '.join(sorted(self)) or 'none'}. A function of "
-            f"your own must be registered under this name before the run starts"
-        )
+        raise ValueError(unknown(self.kind, name, self))
+
+
+def unknown(kind: str, name: str, known: Collection[str]) -> str:
+    """A sentence for a name that nothing has."""
+    near = nearest(name, known)
+    way = f"Did you mean {near}? " if near else ""
+    return (
+        f"unknown {kind} {name!r}; known: {', '.join(sorted(known)) or 'none'}. {way}A function of "
+        f"your own must be registered under this name before the run starts"
+    )
 
 
 def name_of(name: str | Enum) -> str:

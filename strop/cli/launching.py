@@ -68,11 +68,11 @@ def begin(args: argparse.Namespace, *, kind: str, reads: Reads | None = None) ->
     if args.resume is not None:
         _refuse_sources(args)
         _check_kind(args.resume, kind)
-        refuse_unread_overrides(args.overrides, kind, reads or READS[kind])
+        refuse_unread_overrides(args.overrides, args.command_line[1], reads or READS[kind])
         admit = None if args.trust_code else admission(args.resume / CONFIG_FILE, args.overrides)
         return resume_run(args.resume, overrides=args.overrides, say=say, admit=admit)
     config, beginning = _settings(args, kind)
-    refuse_unread(args, kind, reads)
+    refuse_unread(args, args.command_line[1], reads or READS[kind])
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     start = start_run(folder, config, command=args.command_line, say=say, beginning=beginning)
     say(f"run folder: {folder}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator
 
@@ -55,6 +56,32 @@ def quiet_models() -> None:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it has no types here
 
 
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """While it lasts, no progress bars for model files and rows, and none of the warnings that `terminal_log` drops."""
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
+    fx = logging.getLogger(_FX_LOGGER)
+    shows_models, shows_rows = (
+        transformers_logging.is_progress_bar_enabled(),
+        datasets.is_progress_bar_enabled(),
+    )
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it has no types here
+    datasets.disable_progress_bars()
+    fx.addFilter(_is_no_fx_notice)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_NESTED_WARNING)
+            yield
+    finally:
+        fx.removeFilter(_is_no_fx_notice)
+        if shows_models:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+        if shows_rows:
+            datasets.enable_progress_bars()
+
+
 class _TerminalHandler(logging.Handler):
     """A record is one line on standard error, without its traceback unless `debug`."""
 
@@ -75,7 +102,11 @@ class _TerminalHandler(logging.Handler):
         cause = ""
         if record.exc_info and record.exc_info[1] is not None:
             cause = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
-        kind = (record.name, str(record.msg), cause)
+        kind = (
+            record.name,
+            str(record.msg),
+            re.sub(r"\d+", "0", cause),
+        )  # a row's number makes no other kind
         if kind not in self._seen:
             self._seen.add(kind)
             say(f"warning: {line}: {cause} (others like it are not shown; --debug shows all)" if cause else

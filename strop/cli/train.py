@@ -74,7 +74,9 @@ def _show(result: TrainResult) -> None:
     metrics = result.run / METRICS_FILE
     if metrics.is_file():  # the tracker that writes it can be switched off
         print_plain(text_curve(run_series(read_metrics(metrics))))
-    print_plain(f"{result.steps} steps, {result.seconds:.0f} s; validation: {_rates(result)}")
+    print_plain(
+        f"{result.steps} step{'s' * (result.steps != 1)}, {result.seconds:.0f} s; validation: {_rates(result)}"
+    )
     print_plain(f"run folder: {result.run}\nmodel:      {result.run / MODEL_FOLDER}")
     if result.best is not None and result.best[0] != result.steps:
         step, rate = result.best

@@ -39,6 +39,9 @@ a 95 % interval of a bootstrap over prompts; p is the chance of one as large if 
 each is compared with the first.
 """
 ANSWERS = ".jsonl"
+SURE = 0.05
+"""A difference is one where p is below it and the interval lies on one side of 0: with few prompts that differ, the
+interval alone is too narrow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +135,7 @@ def _answered(args: argparse.Namespace, names: Sequence[str]) -> list[Answers]:
         (source.config for _, source in asked if source is not None and source.config is not None), None
     )
     settings = load_settings(args, source=first, needs=NEEDS)
-    refuse_unread(args, "eval", READS)
+    refuse_unread(args, "compare", READS)
     settings = data_as_recorded(args, settings, first)
     if not args.config and not any(word.startswith("resources.") for word in args.overrides):
         settings = dataclasses.replace(settings, resources=in_one_process(settings.resources))
@@ -224,7 +227,8 @@ def _show(models: Sequence[Mapping[str, Any]], compared: Sequence[PairedComparis
 
 
 def _how_sure(result: PairedComparison) -> str:
-    if result.low > 0 or result.high < 0:
+    is_beyond_zero = result.low > 0 or result.high < 0
+    if is_beyond_zero and result.p_value < SURE:
         return "  the interval does not hold 0: one of them is better on prompts of this kind"
     if result.detectable is None:
         return "  no two prompts tell them apart"
@@ -234,4 +238,9 @@ def _how_sure(result: PairedComparison) -> str:
         else f"; to see the difference found takes about {result.prompts_needed}"
     )
     shown = f"{100 * result.detectable:.1f} points with a chance of 80 %"
-    return f"  not told apart: this many prompts show a difference of {shown}{needed}"
+    why = (
+        f" (the interval does not hold 0, but p is not below {SURE:g}: few prompts differ)"
+        if is_beyond_zero
+        else ""
+    )
+    return f"  not told apart{why}: this many prompts show a difference of {shown}{needed}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.base.field_types import nearest
-from strop.hub.remote import Listing, Refused, Unreachable
+from strop.hub.remote import Listing, Refused, Unreachable, is_of_network
 from strop.hub.waiting import size_of
 
 ANSWER_S = 10.0
@@ -130,7 +130,7 @@ class FaceModel:
                 return Refused(f"{where} answers {status}: set HF_TOKEN to a token that may {verb} it")
             if status is not None and status < 500 and status != 429:
                 return Refused(f"{where} answers {status}: {_first_line(one)}")
-            if isinstance(one, OSError) and one.errno is not None and not isinstance(one, ConnectionError):
+            if isinstance(one, OSError) and one.errno is not None and not is_of_network(one):
                 return one  # of this machine's disk
         return Unreachable(f"{where} cannot be reached ({_first_line(chain[-1])})")
 

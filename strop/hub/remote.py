@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,13 @@ from typing import Protocol
 
 class Unreachable(Exception):
     """The hub or store did not answer; the message says how."""
+
+
+def is_of_network(error: OSError) -> bool:
+    """Nobody was reached, or nobody knows the name; no other error of the system is one of a disk."""
+    return isinstance(error, (ConnectionError, TimeoutError, socket.gaierror)) or error.errno in (
+        errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EHOSTDOWN,
+    )  # fmt: skip
 
 
 class Refused(Exception):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.hub.files import settle
-from strop.hub.remote import Listing, Refused, Unreachable
+from strop.hub.remote import Listing, Refused, Unreachable, is_of_network
 from strop.hub.stores import reason
 from strop.hub.waiting import size_of
 
@@ -138,7 +138,7 @@ class ScopeModel:
             )
         if isinstance(error, errors.AuthenticationError | errors.PermissionDeniedError):
             return Refused("ModelScope asks who you are: set MODELSCOPE_API_TOKEN to your token")
-        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
+        if isinstance(error, OSError) and error.errno is not None and not is_of_network(error):
             return error
         if isinstance(error, errors.FileIntegrityError):
             return Refused(f"{error.message}: try again; its files may have changed while they were fetched")

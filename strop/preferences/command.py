@@ -70,7 +70,9 @@ def carry_out(args: argparse.Namespace, *, losses: Collection[str]) -> int:
         print_json(found)
         return 0
     val = "" if found["val_loss"] is None else f", {found['val_loss']:.4f} on validation data"
-    print_plain(f"{found['steps']} steps, {found['seconds']:.0f} s; loss {found['loss']:.4f}{val}")
+    print_plain(
+        f"{found['steps']} step{'s' * (found['steps'] != 1)}, {found['seconds']:.0f} s; loss {found['loss']:.4f}{val}"
+    )
     if found["accuracy_start"] is not None:
         print_plain(
             f"held-out comparisons made as the rows do: {100 * found['accuracy_start']:.1f} % at the start, "

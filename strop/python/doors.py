@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import ctypes
 import re
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from strop.cli.libraries import quiet_libraries
 from strop.python.brought import (
     Reward,
     Rows,
@@ -91,6 +94,7 @@ _KEYS = {
 }
 
 
+@quiet_libraries()
 def train(
     model: Any = None,
     rewards: Reward | Sequence[Reward] = (),
@@ -165,9 +169,11 @@ def train(
             _link_model(run)
             return _result_of(run)
 
-    return _carried_out(work, stop)
+    with _way_on("train", folder):
+        return _carried_out(work, stop)
 
 
+@quiet_libraries()
 def sft(
     model: Any = None,
     data: Rows = None,
@@ -196,21 +202,25 @@ def sft(
         rows = {"sft.data.train_files": data, "sft.data.val_files": val_data}
         return _brought(model, tokenizer, rows, inputs)
 
-    start = _begun(_folder(out, "sft"), given, config, settings, kind="sft", resume=resume)
+    folder = _folder(out, "sft")
+    start = _begun(folder, given, config, settings, kind="sft", resume=resume)
+    stop = StopRequest()
 
     def work() -> Result:
         with _carrying_out(start.run) as run:
             if not start.is_finished:
-                fine_tune(start.config, run, checkpoint=start.checkpoint, say=_say)
+                fine_tune(start.config, run, checkpoint=start.checkpoint, say=_say, stop=stop)
             _link_model(run)
             done = sft_result_of(run)
         return Result(
             run=done.run, steps=done.steps, seconds=done.seconds, loss=done.loss, val_loss=done.val_loss
         )
 
-    return _carried_out(work, None)
+    with _way_on("sft", folder):
+        return _carried_out(work, stop)
 
 
+@quiet_libraries()
 def evaluate(
     model: Any = None,
     data: Rows = None,
@@ -245,7 +255,7 @@ def evaluate(
         given |= _brought(model, tokenizer, {"data.val_files": data}, Path(name)) | column_settings(data)
         given |= reward_settings(rewards, reward_weights, Path(name))
         loaded = load(config, overrides=[*map(override_of, given.items()), *overrides_of(settings)])
-        found = _carried_out(lambda: evaluate_model(loaded, say=_say), None)
+        found = _carried_out(lambda: evaluate_model(loaded, say=_say), StopRequest())
     rate = found.total.pass_rate
     return Result(
         run=None,
@@ -372,20 +382,47 @@ def _result_of(run: RunFolder) -> Result:
     )
 
 
-def _carried_out(work: Callable[[], T], stop: StopRequest | None) -> T:
-    """What the work returns. Where this thread has an event loop, as in a notebook, the work has a thread of its own;
-    an interrupt then lets the step that runs come to its end and be saved."""
+@contextlib.contextmanager
+def _way_on(function: str, folder: Path) -> Iterator[None]:
+    """How to go on, where it is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say(f"interrupted; go on with {function}(out={str(folder)!r}, resume=True)")
+        raise
+
+
+def _carried_out(work: Callable[[], T], stop: StopRequest) -> T:
+    """What the work returns. Where this thread has an event loop, as in a notebook, the work has a thread of its own.
+
+    An interrupt then lets the step that runs come to its end and be saved; a second one, or one outside of a step, ends
+    the work where it is.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return work()
+    thread: list[int] = []
+
+    def in_thread() -> T:
+        thread.append(threading.get_ident())
+        return work()
+
     with ThreadPoolExecutor(1, thread_name_prefix="strop") as threads:
-        future = threads.submit(contextvars.copy_context().run, work)
-        try:
-            return future.result()
-        except KeyboardInterrupt:
-            if stop is None or future.done():
-                raise
-            stop.number = signal.SIGINT
-            _say("this step comes to its end and is saved first")
-            return future.result()
+        future = threads.submit(contextvars.copy_context().run, in_thread)
+        while True:
+            try:
+                return future.result()
+            except KeyboardInterrupt:
+                if future.done():
+                    raise
+                if stop.is_in_step and not stop.number:
+                    _say("this step comes to its end and is saved first; the same again ends the run at once")
+                elif thread:
+                    _interrupt(thread[0])
+                stop.number = signal.SIGINT
+
+
+def _interrupt(thread: int) -> None:
+    """As a signal does in the main thread: a KeyboardInterrupt where the thread is."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt))

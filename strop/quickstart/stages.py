@@ -7,6 +7,7 @@ Every stage is found finished, continued or started, so the command can be inter
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -181,11 +182,21 @@ class _Report:
         console.print(f"run folder: {self.run}\ncurve:      {picture}", highlight=False, soft_wrap=True)
         for line in (
             "try next:",
+            *_to_the_path(),
             f"  strop samples {self.run} --limit 5",
             f"  strop eval {self.run} eval.temperature=1 eval.samples_per_prompt=4",
             f"  strop generate {self.run}      (type: reverse: abcd)",
         ):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _to_the_path() -> list[str]:
+    """What makes the command known to this shell, where it is not: `make quickstart` calls it by its path."""
+    activate = Path(sys.prefix, "bin", "activate")
+    if shutil.which("strop") or not activate.is_file():
+        return []
+    here = Path.cwd()
+    return [f"  source {activate.relative_to(here) if activate.is_relative_to(here) else activate}"]
 
 
 def _answers(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[_Answer]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from strop.base.guests import targets
-from strop.base.registry import Registry
+from strop.base.registry import Registry, unknown
 
 NATIVE = "native"
 """The engine of the core, in the process of the policy."""
@@ -24,9 +24,7 @@ def built_in() -> tuple[str, ...]:
     return (NATIVE, *targets("rollout engine"), *targets("remote model"))
 
 
-engines: Registry[Callable[[Any], Coroutine[Any, Any, Any]]] = Registry(
-    f"rollout engine of your own (built in: {', '.join(built_in())})"
-)
+engines: Registry[Callable[[Any], Coroutine[Any, Any, Any]]] = Registry("rollout engine")
 """Makers of engines, in a file of algorithm.extensions."""
 
 
@@ -37,5 +35,5 @@ def is_known(name: str) -> bool:
 
 def check_engine_name(name: str) -> None:
     """Raise a ValueError where no engine has this name, with the known ones."""
-    if name not in built_in():
-        engines[name]
+    if not is_known(name):
+        raise ValueError(unknown("rollout engine", name, {*built_in(), *engines}))

@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         val = "" if result.val_loss is None else f", {result.val_loss:.4f} on validation data"
-        print_plain(f"{result.steps} steps, {result.seconds:.0f} s; loss {result.loss:.4f}{val}")
+        print_plain(
+            f"{result.steps} step{'s' * (result.steps != 1)}, {result.seconds:.0f} s; loss {result.loss:.4f}{val}"
+        )
         print_plain(f"run folder: {result.run}\nmodel:      {result.run / MODEL_FOLDER}")
     return 0

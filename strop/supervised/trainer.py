@@ -337,8 +337,15 @@ def sft_totals(batch: DataProto) -> BatchTotals:
     return batch_totals(*flat_mask(batch))
 
 
-def fine_tune(config: Config, run: RunFolder, *, checkpoint: Checkpoint | None = None, say: Say) -> SftResult:
+def fine_tune(
+    config: Config,
+    run: RunFolder,
+    *,
+    checkpoint: Checkpoint | None = None,
+    say: Say,
+    stop: StopRequest | None = None,
+) -> SftResult:
     """Run a fine-tuning to its end; arguments as those of `strop.trainer.loop.train`."""
-    stop = StopRequest()
+    stop = stop or StopRequest()
     with stop.listening():
         return SupervisedTrainer(config, run, checkpoint=checkpoint, say=say, stop=stop).fit()

@@ -88,8 +88,8 @@ class Preflight:
         """Why a run does not start, in one sentence."""
         reasons = "; ".join(f"{check.name}: {check.text} - {check.advice}" for check in self.obstacles)
         return (
-            f"this run would not learn, so it was not started. {reasons}. To start it all the same: --force, or "
-            f"trainer.preflight=false"
+            f"this run would not learn, so it was not started. {reasons}. To start it all the same: --force "
+            f"(force=True in Python), or trainer.preflight=false"
         )
 
 

@@ -38,7 +38,8 @@ class Headline:
 
 
 HEADLINES = (
-    Headline("loss", ("train/loss",), ".4f"),
+    Headline("loss", ("train/loss", "prefer/loss"), ".4f"),
+    Headline("accuracy", ("prefer/rewards/accuracies",), ".1%"),
     Headline("reward", ("critic/rewards/mean", "critic/score/mean"), ".3f"),
     Headline("pass", ("val-core/*/acc/mean@*", "val-core/*/reward/mean@*"), ".1%"),
     Headline("entropy", ("actor/entropy",), ".3f"),

@@ -93,6 +93,11 @@ class StopRequest:
         self.check()
 
     @property
+    def is_in_step(self) -> bool:
+        """Whether a request waits for a step."""
+        return self._is_in_step
+
+    @property
     def reason(self) -> str:
         """`Terminated: SIGTERM`; for the records."""
         return f"{Terminated.__name__}: {self._why or signal.Signals(self.number).name}"

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from strop.base.foreign_files import lines_of, open_regular, parse_json
 from strop.base.guests import joined, targets
-from strop.base.registry import Registry
+from strop.base.registry import Registry, unknown
 from strop.border import as_number, storable, storable_text
 from strop.run.durable import replace_text
 from strop.run.errors import RunError
@@ -76,10 +76,7 @@ def check_trackers(names: Sequence[str]) -> None:
         if name in targets("tracker"):
             joined("tracker", name).check()
         elif name not in trackers:
-            raise ValueError(
-                f"unknown tracker {name!r}; known: {', '.join(sorted({*trackers, *targets('tracker')}))}. A function "
-                f"of your own must be registered under this name before the run starts"
-            )
+            raise ValueError(unknown("tracker", name, {*trackers, *targets("tracker")}))
 
 
 def _factory(name: str) -> TrackerFactory:

@@ -29,7 +29,7 @@ device-hours are the time of all steps, times the processes of the run. `strop v
 DEFAULT_FOLDER = Path("runs")
 _MAX_SETTINGS = 4
 _SHOWN_CHARS = 40
-_WIDTH = 160
+_WIDTH, _UNBOUND = 160, 10_000
 """Of the table where there is no terminal."""
 
 
@@ -56,12 +56,20 @@ def run(args: argparse.Namespace) -> int:
         print_plain(f"no run below {', '.join(map(str, args.paths or [DEFAULT_FOLDER]))}")
         return 0
     from rich.console import Console
+    from rich.measure import Measurement
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
-    console.print(table(summaries, settings, keys))
-    if len(keys) > _MAX_SETTINGS:
+    for count in range(min(len(keys), _MAX_SETTINGS), -1, -1):  # as many settings as can be read
+        made = table(summaries, settings, keys[:count])
+        if (
+            Measurement.get(console, console.options.update(max_width=_UNBOUND), made).maximum
+            <= console.width
+        ):
+            break
+    console.print(made)
+    if len(keys) > count:
         print_plain(f"they differ in {len(keys)} settings; --json has them all")
     return 0
 
@@ -89,12 +97,11 @@ def settings_of(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any
 def table(
     summaries: Sequence[RunSummary], settings: Sequence[Mapping[str, Any]], keys: Sequence[str]
 ) -> Table:
-    """For a terminal, a row per run."""
+    """For a terminal, a row per run, with these settings."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    shown = keys[:_MAX_SETTINGS]
     made = Table(box=box.SIMPLE)
     for name in (
         "run",
@@ -109,15 +116,15 @@ def table(
     ):
         is_text = name in ("run", "status")
         made.add_column(name, justify="left" if is_text else "right", no_wrap=True)
-    for key in shown:
+    for key in keys:
         made.add_column(key.rpartition(".")[2])
     for one, its in zip(summaries, settings, strict=True):
         cells = [
             one.name, one.status, str(one.step), _rate(one),
             "-" if one.best_pass_rate is None else f"{100 * one.best_pass_rate:.1f} % @{one.best_step}",
-            _number(one.reward if one.loss is None else one.loss), f"{one.seconds / 3600:.2f}",
+            _number(one.reward) if one.loss is None else f"loss {_number(one.loss)}", f"{one.seconds / 3600:.2f}",
             _number(one.device_hours), "-" if one.tokens is None else f"{one.tokens:,.0f}",
-            *(shorten(str(its[key]), _SHOWN_CHARS) for key in shown),
+            *(shorten(str(its[key]), _SHOWN_CHARS) for key in keys),
         ]  # fmt: skip
         made.add_row(*(Text(plain(cell, is_one_line=True)) for cell in cells))
     return made

@@ -162,10 +162,12 @@ def find_samples(
     steps = store.steps(split=split)
     if not steps:
         other = "val" if split == "train" else "train"
-        has_other = f"; it has {other} samples: --split {other}" if store.steps(split=other) else ""
-        raise RunError(
-            f"{run_folder.path} has no {split} samples{has_other or '; they are written when run.save_samples is true'}"
-        )
+        way = "; they are written when run.save_samples is true"
+        if store.steps(split=other):
+            way = f"; it has {other} samples: --split {other}"
+        elif (command := run_folder.info.get("command", ["", "train"])[1:2]) != ["train"]:
+            way = f": it is a run of `strop {' '.join(command)}`, which plays no prompts"
+        raise RunError(f"{run_folder.path} has no {split} samples{way}")
     wanted = [step] if step is not None else steps if ids else steps[-1:]
     rows = [row for one in wanted for row in store.read(one, split=split)]
     if not rows:

@@ -11,7 +11,6 @@ reward.timeout_s.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -19,7 +18,7 @@ import torch
 
 from strop.agents.setup import AgentSetup
 from strop.algorithms.extensions import load_extensions
-from strop.base.call_loop import CallLoop, ThreadRunner
+from strop.base.call_loop import CallRunner, ThreadRunner
 from strop.controller import Dispatch, Worker, register
 from strop.data.sampler import is_visit
 from strop.engines.config import ModelConfig
@@ -77,7 +76,7 @@ class RolloutWorker(Worker):
         self._trained = None if playing.share_with is None else self._engine_of(playing.share_with)
         # Generation that runs ahead in processes of its own goes on between calls; elsewhere it has its turns.
         self._goes_on = playing.share_with is None and rollout.is_streamed
-        self._runner = ThreadRunner("rollout") if self._goes_on else asyncio.Runner(loop_factory=CallLoop)
+        self._runner = ThreadRunner("rollout") if self._goes_on else CallRunner()
         self._clock = clock = None if playing.virtual_time is None else StepClock()
         media = self._make_engines(model)
         self._takes_media = media is not None

@@ -41,6 +41,11 @@ def test_an_unknown_name_is_told_the_known_ones() -> None:
     things.register("a")(two)
     with pytest.raises(ValueError, match="unknown thing 'one'; known: a, b"):
         things["one"]
+    with pytest.raises(ValueError, match=r"known: a, b\. A function"):
+        things["one"]
+    things.register("vllm")(two)
+    with pytest.raises(ValueError, match=r"known: a, b, vllm\. Did you mean vllm\? A function of your own"):
+        things["vlm"]
     assert "one" not in things
     assert things.get("one") is None
 

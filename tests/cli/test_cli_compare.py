@@ -26,6 +26,16 @@ BEFORE = {"val-0": [True, False], "val-1": [False, False], "val-2": [True, True]
 AFTER = {"val-0": [True, True], "val-1": [False, True], "val-2": [True, True], "val-3": [False, False]}
 
 
+def _hundred(folder: Path, won: int, lost: int) -> tuple[Path, Path]:
+    """Answers to 100 prompts, of which the second model answers so many more, and so many less, than the first.
+
+    The chance of 7 of 8 signs or more that are the same is 2 (8 + 1) / 2^8 = 0.07; of 9 of 9, 2 / 2^9 = 0.004.
+    """
+    first = {f"val-{n}": [n >= won] for n in range(100)}
+    second = {f"val-{n}": [n < 100 - lost] for n in range(100)}
+    return answers(folder / "c.jsonl", first), answers(folder / "d.jsonl", second)
+
+
 def test_answers_that_are_there_are_compared_by_prompt(tmp_path: Path) -> None:
     first, second = answers(tmp_path / "a.jsonl", BEFORE), answers(tmp_path / "b.jsonl", AFTER)
     record = cli("compare", first, second, "--json").record
@@ -36,6 +46,9 @@ def test_answers_that_are_there_are_compared_by_prompt(tmp_path: Path) -> None:
     text = cli("compare", first, second).out
     assert "b.jsonl less a.jsonl: +12.5 points (95 % interval" in text
     assert "not told apart: this many prompts show a difference of" in text
+    few = cli("compare", *_hundred(tmp_path, 7, 1)).out
+    assert "not told apart (the interval does not hold 0, but p is not below 0.05: few prompts differ)" in few
+    assert "one of them is better" in cli("compare", *_hundred(tmp_path, 9, 0)).out
     three = cli("compare", first, second, first, "--json").record
     assert [one["difference"] for one in three["comparisons"]] == [0.125, 0.0]
 

@@ -51,7 +51,7 @@ def log_lines(*, debug: bool) -> list[str]:
     with contextlib.redirect_stderr(err), terminal_log(debug=debug):
         for number in range(3):
             try:
-                raise KeyError("x")
+                raise KeyError(f"row {number}")
             except KeyError:
                 logger.exception("episode %d failed", number)
         logger.info("not for the terminal")
@@ -60,7 +60,7 @@ def log_lines(*, debug: bool) -> list[str]:
 
 def test_warnings_of_one_kind_are_shown_once_without_tracebacks() -> None:
     assert log_lines(debug=False) == [
-        "warning: episode 0 failed: KeyError: 'x' (others like it are not shown; --debug shows all)"
+        "warning: episode 0 failed: KeyError: 'row 0' (others like it are not shown; --debug shows all)"
     ]
 
 

@@ -204,7 +204,7 @@ def metric_patterns() -> tuple[re.Pattern[str], ...]:
     patterns = []
     for name in declared_metrics().keys() - {AGENT_NUMBER, STATISTIC}:
         text = re.sub(r"\\\{(.*?)\\\}", lambda match: f"({match[1].replace(',', '|')})", re.escape(name))
-        text = re.sub(r"<(?:data\\ source|statistic)>", ".+", text)
+        text = re.sub(r"<(?:data\\ source|statistic|what)>", ".+", text)
         patterns.append(re.compile(re.sub(r"<[^>]*>", "[^/]+", text)))
     return tuple(patterns)
 

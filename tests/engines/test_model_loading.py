@@ -55,6 +55,13 @@ def test_folder_without_config(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_the_folder_of_a_run_names_its_model(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=rf"is the folder of a run; its model is {tmp_path / 'model'}$"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("text", ["{not json", '{"model_type": "no_such_architecture"}', "{}"])
 def test_config_that_describes_no_model(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)

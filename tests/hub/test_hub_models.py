@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,7 @@ from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_tokenizer, read_shape
 from strop.hub.files import hashes
 from strop.hub.models import Fetch, Fetched, fetch_copy, fetch_model
+from strop.hub.remote import is_of_network
 
 WEIGHTS = bytes(range(256)) * 1024  # 256 KiB
 MODEL = {
@@ -120,6 +123,32 @@ def test_an_unreachable_hub_is_named_and_a_copy_is_used(
     with pytest.raises(
         ValueError, match=r"model\.path 'tiny/other' cannot be fetched: .*cannot be reached.*network"
     ):
+        get("tiny/other")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_network"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), True),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), True),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (PermissionError(errno.EACCES, "Permission denied"), False),
+    ],
+)
+def test_errors_of_the_network_are_none_of_the_disk(error: OSError, is_network: bool) -> None:
+    assert is_of_network(error) == is_network
+
+
+def test_a_machine_that_knows_no_names_is_told_of_the_network(
+    hub: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*args: object, **options: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(ValueError, match=r"http://hub\.invalid cannot be reached \(.*not known\).*network"):
         get("tiny/other")
 
 

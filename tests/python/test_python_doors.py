@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,11 @@ import pytest
 import strop
 from strop import GRPO, evaluate, sft, train
 from strop.config.errors import ConfigError
+from strop.python.doors import _carried_out
 from strop.quickstart.task import TaskFiles
 from strop.run import RunFolder
 from strop.run.errors import RunError
+from strop.trainer.stopping import StopRequest
 
 SMALL = {
     "data.max_prompt_tokens": 24,
@@ -185,6 +190,77 @@ def test_it_works_where_an_event_loop_runs(
         return train(tiny_model, first_letter, rows, algorithm=SHORT, settings=SMALL, out=tmp_path / "x")
 
     assert asyncio.run(cell()).steps == 2
+
+
+def in_a_cell(work: Callable[[], object]) -> None:
+    """Called where a loop runs, with the handler of SIGINT that kernels have."""
+
+    async def cell() -> None:
+        work()
+
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(cell())
+    finally:
+        loop.close()
+
+
+def interrupt() -> None:
+    """The button of a notebook."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def test_an_interrupted_cell_saves_its_step_and_goes_on(
+    tiny_model: Path, rows: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x"
+
+    def press(step: int, metrics: Mapping[str, float]) -> None:
+        interrupt()
+        time.sleep(0.2)  # the main thread hears of it within this step
+
+    def begun() -> None:
+        train(tiny_model, first_letter, rows, algorithm=SHORT, settings=SMALL, out=out, on_step=press)
+
+    with pytest.raises(KeyboardInterrupt):
+        in_a_cell(begun)
+    assert f"go on with train(out={str(out)!r}, resume=True)" in capsys.readouterr().err
+    assert RunFolder.open(out, read_only=True).checkpoints.steps() == [1]
+
+
+def test_an_interrupt_ends_a_fine_tuning_after_its_step(
+    tiny_model: Path, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    out = tmp_path / "x"
+    chats = [{"prompt": row["prompt"], "completion": row["solution"]} for row in rows]
+
+    def press() -> None:
+        while not (out / "metrics.jsonl").is_file():
+            time.sleep(0.01)
+        interrupt()
+
+    threading.Thread(target=press, daemon=True).start()
+    settings = {"sft.num_epochs": 1000, "trainer.trackers": ["jsonl"], "resources.num_threads": 1}
+    with pytest.raises(KeyboardInterrupt):
+        in_a_cell(lambda: sft(tiny_model, chats, settings=settings, out=out))
+    (step,) = RunFolder.open(out, read_only=True).checkpoints.steps()
+    assert 1 <= step < 1000
+
+
+def test_an_interrupt_outside_of_a_step_ends_the_work_where_it_is() -> None:
+    ended: list[bool] = []
+
+    def work() -> None:
+        threading.Timer(0.1, interrupt).start()
+        try:
+            while True:
+                time.sleep(0.01)
+        finally:
+            ended.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        in_a_cell(lambda: _carried_out(work, StopRequest()))
+    assert ended == [True]
 
 
 PROGRAM = """

@@ -6,6 +6,7 @@ import pytest
 
 from strop.data import DataConfig, PromptDataset, SftDataConfig, SftDataset, read_rows
 from strop.data.tiny import make_tiny_tokenizer
+from strop.quickstart.stages import _to_the_path
 from strop.quickstart.task import draw_words, write_task
 
 
@@ -34,6 +35,20 @@ def test_files_hold_the_task_in_the_fields_schema(tmp_path: Path) -> None:
         assert row["messages"][1] == {"role": "assistant", "content": "".join(reversed(word))}
     questions = [asked(row) for row in train + val + sft]
     assert len(set(questions)) == 60
+
+
+def test_a_shell_that_does_not_know_the_command_is_told_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.prefix", str(tmp_path / ".venv"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _to_the_path() == ["  source .venv/bin/activate"]
+    strop = tmp_path / "strop"
+    strop.touch(mode=0o755)
+    assert _to_the_path() == []
 
 
 def test_files_are_a_function_of_the_seed(tmp_path: Path) -> None:

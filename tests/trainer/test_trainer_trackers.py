@@ -38,6 +38,7 @@ def test_headline_shows_what_people_watch_and_averages_pass_rates() -> None:
     assert headline(METRICS) == LINE
     assert headline({"actor/lr": 1.0}) == ""
     assert headline({"train/loss": 0.5}) == "loss 0.5000"
+    assert headline({"prefer/loss": 0.5, "prefer/rewards/accuracies": 0.75}) == "loss 0.5000  accuracy 75.0%"
     assert headline({"critic/score/mean": 1.0}) == "reward 1.000", "the score where there is no reward"
     assert find({"x": 1.0}, ("y*",)) is None
 

@@ -34,6 +34,25 @@ def test_all_runs_below_a_folder_are_listed_with_what_tells_them_apart(folder: P
     assert "20.0 -> 80.0 % (10.0 to 90.0)" in shown
 
 
+def test_a_loss_is_no_reward_and_no_heading_is_cut(tmp_path: Path) -> None:
+    for number in range(2):
+        settings = {"sft": dict.fromkeys(("beginning", "middle_part", "very_end"), f"{number}" * 30)}
+        with RunFolder.create(tmp_path / f"{number}", config=settings, command=["strop", "sft"]) as run:
+            run.events.append("step", 1, seconds=1.0, phases={}, loss=0.25)
+    shown = cli("runs", tmp_path).out
+    assert shown.count("loss 0.25") == 2
+    assert "beginning" in shown
+    assert "very_end" not in shown
+    assert "…" not in shown, shown
+    assert "they differ in 3 settings" in shown
+
+
+def test_samples_of_a_run_that_plays_nothing(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "x", config={}, command=["strop", "sft", "model.path=m"]).close()
+    sentence = cli("samples", tmp_path / "x").sentence
+    assert "has no train samples: it is a run of `strop sft`, which plays no prompts" in sentence
+
+
 def test_one_run_can_be_named_and_is_running_while_somebody_writes_it(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", is_finished=False)
     with RunFolder.open(run) as writer:

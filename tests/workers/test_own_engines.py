@@ -90,7 +90,8 @@ def test_an_unknown_engine_is_refused_with_the_known_ones(settings: list[str], t
     others = [word for word in settings if "extensions" not in word]
     engines.pop(tmp_path.name, None)
     with pytest.raises(
-        ConfigError, match=r"unknown rollout engine of your own \(built in: native, sglang, vllm"
+        ConfigError,
+        match=r"unknown rollout engine 'vlmm'; known: native, .*sglang, .*vllm\. Did you mean vllm\?",
     ):
         load(overrides=[*others, "rollout.engine=vlmm"])
     assert load(overrides=settings).rollout.engine == tmp_path.name

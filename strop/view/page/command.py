@@ -89,9 +89,8 @@ def _write_file(args: argparse.Namespace, catalog: object) -> int:
     if args.json:
         print_json({"file": str(args.html), **found})
     else:
-        print_plain(
-            f"{args.html}: {found['num_runs']} runs, {found['num_samples']} of {found['num_found']} samples"
-        )
+        runs = f"{found['num_runs']} run{'s' * (found['num_runs'] != 1)}"
+        print_plain(f"{args.html}: {runs}, {found['num_samples']} of {found['num_found']} samples")
     return 0
 
 
