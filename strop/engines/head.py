@@ -54,7 +54,10 @@ class Head:
         Banned tokens have BANNED_LOGIT, of which the exponential is 0 beside that of any other.
         """
         weight, bias = self.weight.to(hidden.dtype), None if self.bias is None else self.bias.to(hidden.dtype)
-        logits = F.linear(hidden, weight, bias)
+        return self.formed(F.linear(hidden, weight, bias), temperature=temperature)
+
+    def formed(self, logits: Tensor, *, temperature: float | Tensor = 1.0) -> Tensor:
+        """The same of hidden W^T + b [N, V], which may be written to."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.scale != 1.0:
             logits = logits * self.scale

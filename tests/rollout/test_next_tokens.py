@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strop.base.randomness import random_key, uniforms
+from strop.engines.head import BANNED_LOGIT
+from strop.rollout.native import sampling
+from strop.rollout.native.kernel import sample_kernel
 from strop.rollout.native.sampling import SEQUENCE, Rows, next_tokens
 
 LOGITS = torch.log(torch.tensor([0.30, 0.05, 0.25, 0.20, 0.15, 0.05], dtype=torch.float64))
@@ -72,12 +75,12 @@ def test_top_p_that_is_reached_exactly_takes_no_further_token() -> None:
     assert [share > 0 for share in seen] == [True, True, False, False]
 
 
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_temperature_raises_probabilities_to_its_inverse(temperature: float) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_temperature_raises_probabilities_to_its_inverse(temperature: float, dtype: torch.dtype) -> None:
     powers = [math.exp(float(x) / temperature) for x in LOGITS]
-    check_distribution(
-        shares(LOGITS, rows_of(DRAWS, temperature=temperature)), [p / sum(powers) for p in powers]
-    )
+    seen = shares(LOGITS.to(dtype), rows_of(DRAWS, temperature=temperature))
+    check_distribution(seen, [p / sum(powers) for p in powers])
 
 
 def test_top_p_cuts_after_the_temperature() -> None:
@@ -87,15 +90,16 @@ def test_top_p_cuts_after_the_temperature() -> None:
     check_distribution(seen, [0.09 / 0.1525, 0, 0.0625 / 0.1525, 0, 0, 0])
 
 
-def test_a_token_is_the_inverse_of_the_cumulative_distribution() -> None:
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+def test_a_token_is_the_inverse_of_the_cumulative_distribution(dtype: torch.dtype, rounding: float) -> None:
     rows = rows_of(500)
     rows["position"][:] = np.arange(500) % 7
     u = uniforms(rows["key"], rows["position"])
-    drawn, _ = next_tokens(LOGITS.expand(500, -1), rows)
+    drawn, _ = next_tokens(LOGITS.to(dtype).expand(500, -1), rows)
     probs = LOGITS.exp().tolist()
     for token, number in zip(drawn.tolist(), u.tolist(), strict=True):
         below = sum(probs[:token])
-        assert below - 1e-12 <= number <= below + probs[token] + 1e-12
+        assert below - rounding <= number <= below + probs[token] + rounding
 
 
 def test_log_probs_are_those_of_the_whole_distribution_at_the_temperature() -> None:
@@ -109,6 +113,9 @@ def test_log_probs_are_those_of_the_whole_distribution_at_the_temperature() -> N
 def test_temperature_zero_takes_the_most_likely_token_at_temperature_one() -> None:
     logits = LOGITS.expand(8, -1)
     drawn, log_probs = next_tokens(logits, rows_of(8, temperature=0.0))
+    assert drawn.tolist() == [0] * 8
+    assert log_probs.tolist() == pytest.approx([math.log(0.30)] * 8)
+    drawn, log_probs = next_tokens(logits.float(), rows_of(8, temperature=0.0))
     assert drawn.tolist() == [0] * 8
     assert log_probs.tolist() == pytest.approx([math.log(0.30)] * 8)
     # Beside rows that sample, greedy rows stay greedy, and the others draw what they draw alone.
@@ -148,7 +155,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(data: st.DataObject) -> Non
         alone["key"][0] = rows["key"][index]
         token, log_prob = next_tokens(logits[index : index + 1], alone)
         assert token.item() == together[index].item()
-        assert log_prob.item() == pytest.approx(log_probs[index].item(), abs=1e-6)
+        assert log_prob.item() == log_probs[index].item()
 
 
 def test_extreme_logits_and_numbers_stay_inside_the_support() -> None:
@@ -158,3 +165,56 @@ def test_extreme_logits_and_numbers_stay_inside_the_support() -> None:
     drawn, log_probs = next_tokens(logits, rows_of(1000))
     assert set(drawn.tolist()) == {2}
     assert set(log_probs.tolist()) == {0.0}
+
+
+@pytest.mark.parametrize("vocab", [1, 127, 128, 129, 1000])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_compiled_rows_are_those_of_torch(
+    monkeypatch: pytest.MonkeyPatch, vocab: int, temperature: float
+) -> None:
+    assert sample_kernel() is not None, "gcc is here"
+    logits = 3 * torch.randn(40, vocab, generator=torch.Generator().manual_seed(vocab))
+    logits[:, vocab // 3 : vocab // 2] = BANNED_LOGIT
+    given = logits.clone()
+    compiled, rows = next_tokens(logits, rows_of(40, temperature=temperature)), rows_of(40)
+    assert torch.equal(logits, given)
+    rows["temperature"] = temperature
+    monkeypatch.setattr(sampling, "sample_kernel", lambda: None)
+    tokens, log_probs = next_tokens(logits.double(), rows)
+    assert compiled[0].tolist() == tokens.tolist()
+    torch.testing.assert_close(compiled[1].double(), log_probs, atol=1e-5, rtol=1e-6)
+
+
+def test_the_ends_of_the_cumulative_distribution_are_tokens_that_can_be_drawn() -> None:
+    kernel = sample_kernel()
+    assert kernel is not None
+    logits = torch.zeros(4, 600)
+    logits[:, :200] = logits[:, 400:] = (
+        BANNED_LOGIT  # blocks of 128 begin and end with such tokens, or have no other
+    )
+    numbers = np.array([0.0, 2.0**-53, 1 - 2.0**-53, 0.5])
+    tokens, log_probs = kernel.sample(logits, np.ones(4), numbers)
+    assert tokens.tolist() == [200, 200, 399, 300]
+    torch.testing.assert_close(log_probs, torch.full((4,), -math.log(200)))
+
+
+def test_rounding_of_a_blocks_sum_gives_no_token_that_cannot_be_drawn() -> None:
+    """A block is summed in float and gone through in double, which may end below the number that was looked for."""
+    kernel = sample_kernel()
+    assert kernel is not None
+    logits = torch.randn(50, 384, generator=torch.Generator().manual_seed(0))
+    logits[:, 128:140] = logits[:, 256:] = BANNED_LOGIT
+    exps = logits.double().exp()
+    ends = torch.stack([exps[:, :128].sum(-1), exps.sum(-1)]) / exps.sum(-1)  # of the blocks
+    for shift in np.linspace(-1e-7, 1e-7, 41):
+        for end in ends:
+            numbers = np.clip(end.numpy() + shift, 0, 1 - 2.0**-53)
+            tokens, _ = kernel.sample(logits, np.ones(50), numbers)
+            assert bool((logits.gather(1, tokens[:, None]) > BANNED_LOGIT).all())
+
+
+def test_numbers_that_are_none_give_a_token_all_the_same() -> None:
+    """What finds them is the trainer, which says where they came from."""
+    tokens, log_probs = next_tokens(torch.full((3, 300), math.nan), rows_of(3))
+    assert all(0 <= token < 300 for token in tokens.tolist())
+    assert log_probs.isnan().all()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,7 @@ def without_trackers(names: Sequence[str]) -> str:
     return f"no tracker here for {', '.join(names)}{install}"
 
 
+@cache
 def _is_installed(name: str) -> bool:
     try:
         check_trackers([name])

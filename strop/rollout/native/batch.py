@@ -240,9 +240,9 @@ class DecodeBatch:
         if self._fused is None:
             return self._own(ids, lengths, shifts, num_tokens)
         if self._is_checked:
-            return model.head.logits(self._fused.hidden(ids, lengths, self._cache, num_tokens=num_tokens))
+            return self._fused.logits(ids, lengths, self._cache, num_tokens=num_tokens)
         expected = self._own(ids, lengths, shifts, num_tokens)
-        logits = model.head.logits(self._fused.hidden(ids, lengths, self._cache, num_tokens=num_tokens))
+        logits = self._fused.logits(ids, lengths, self._cache, num_tokens=num_tokens)
         self._is_checked = True
         if agrees(logits, expected, model.compute_dtype):
             return logits

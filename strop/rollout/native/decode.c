@@ -206,18 +206,22 @@ static inline __attribute__((always_inline)) void tile(const int m, const float 
   }
 }
 
+/* In tiles of about the same height: a low one takes as long as one of four rows. */
 static void rows_of_panel(int64_t m, const float *a, int64_t k, const cell *panel, const float *bias, float *out,
                           int64_t n) {
-  for (; m >= ROWS; m -= ROWS, a += ROWS * k, out += ROWS * n) tile(ROWS, a, k, panel, bias, out, n);
-  switch (m) {
-#define REST(m) \
+  for (int64_t left = (m + ROWS - 1) / ROWS; left > 0; left--) {
+    const int64_t now = (m + left - 1) / left;
+    switch (now) {
+#define TILE(m) \
   case m:       \
     tile(m, a, k, panel, bias, out, n); \
     break;
-    REST(1) REST(2) REST(3) REST(4) REST(5)
+      TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
 #if LANES == 16
-    REST(6) REST(7) REST(8) REST(9) REST(10) REST(11)
+      TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
 #endif
+    }
+    m -= now, a += now * k, out += now * n;
   }
 }
 
@@ -241,6 +245,13 @@ static void product(const float *a, const cell *panels, const float *bias, float
         for (int64_t x = 0; x < width; x++) to[i * n + x] = rounded(to[i * n + x]);
 #endif
     }
+}
+
+/* The same, by threads of its own. */
+void multiply(const float *a, const cell *panels, const float *bias, float *out, int64_t batch, int64_t k, int64_t n,
+              int num_threads) {
+#pragma omp parallel num_threads(num_threads)
+  product(a, panels, bias, out, batch, k, n);
 }
 
 struct layer { /* as Layer of kernel.py has it */

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from strop.engines.attention import FORMULA_NAME
 from strop.engines.causal_lm import CausalLM
+from strop.engines.head import Head
 from strop.rollout.native.cache import SlotCache
 from strop.rollout.native.kernel import DecodeKernel, Layer, compiled
 
@@ -47,7 +48,7 @@ class Packed:
     """[ceil(N / W) W] float32."""
 
 
-def packed(parts: Sequence[nn.Linear], dtype: torch.dtype, *, width: int) -> Packed:
+def packed(parts: Sequence[nn.Linear | Head], dtype: torch.dtype, *, width: int) -> Packed:
     """Projections with the same input, packed.
 
     Args:
@@ -58,9 +59,10 @@ def packed(parts: Sequence[nn.Linear], dtype: torch.dtype, *, width: int) -> Pac
     weight = torch.cat([part.weight.detach() for part in parts]).to(dtype)
     missing = -len(weight) % width
     panels = F.pad(weight, (0, 0, 0, missing)).view(-1, width, weight.shape[1]).transpose(1, 2).contiguous()
-    if "bias" not in dict(parts[0].named_parameters()):
+    biases = [part.bias.detach() for part in parts if part.bias is not None]
+    if not biases:
         return Packed(panels, None)
-    bias = torch.cat([part.bias.detach() for part in parts]).float()
+    bias = torch.cat(biases).float()
     return Packed(panels, F.pad(bias, (0, missing)))
 
 
@@ -97,12 +99,13 @@ class _Layer:
 
 
 class FusedStep:
-    """Hidden states of one new token per running sequence."""
+    """What follows one new token per running sequence."""
 
     def __init__(self, model: CausalLM, kernel: DecodeKernel) -> None:
         self._model, self._kernel = model, kernel
         self._dtype = model.compute_dtype
         self._layers: list[_Layer] = []
+        self._head: Packed | None = None
         self._at: ctypes.Array[Layer] = (Layer * 0)()
         self._made_of: list[tuple[int, int]] = []
         self._parameters: list[Tensor] = []
@@ -112,6 +115,7 @@ class FusedStep:
     def free(self) -> None:
         """Give the memory of packed weights back."""
         self._layers.clear()
+        self._head = None
         self._room = torch.empty(0)
         self._made_of.clear()
         self._parameters.clear()
@@ -119,6 +123,14 @@ class FusedStep:
     def look_again(self) -> None:
         """The weights may be other tensors from now on, not only other numbers in them."""
         self._parameters.clear()
+
+    def logits(self, ids: Tensor, lengths: Tensor, cache: SlotCache, *, num_tokens: int) -> Tensor:
+        """Logits [B, V] of the next token; arguments as of `hidden`."""
+        hidden, head = self.hidden(ids, lengths, cache, num_tokens=num_tokens), self._model.head
+        if self._head is None:
+            return head.logits(hidden)
+        products = self._kernel.multiply(hidden, self._head.panels, self._head.bias, width=len(head.weight))
+        return head.formed(products)
 
     def hidden(self, ids: Tensor, lengths: Tensor, cache: SlotCache, *, num_tokens: int) -> Tensor:
         """Final hidden states [B, K] float32 of tokens [B], each behind `lengths` [B] others in its slot."""
@@ -145,6 +157,10 @@ class FusedStep:
         if made_of != self._made_of:
             self._layers = list(_layers_of(self._model, self._dtype, self._kernel.panel_width))
             self._at = (Layer * len(self._layers))(*(layer.at() for layer in self._layers))
+            if (
+                self._dtype == torch.float32
+            ):  # with others the head is computed in float32 too, as in training
+                self._head = packed([self._model.head], torch.float32, width=self._kernel.panel_width)
             self._embedding = module.get_input_embeddings().weight
             self._first_norm = _vector(module.base_model.layers[0].input_layernorm.weight)
             self._made_of = made_of

@@ -1,9 +1,9 @@
 """Decode steps in C, for a CPU: compiled once for a machine and a shape of heads, in about a second.
 
-For every model attention of one token per sequence: the torch formulation in cache.py reads every sequence to the
-length of the longest, in many small matrix products. And for models of Llama's form a whole step (fused.py). Where gcc
-is missing or fails, or for another precision or device, torch computes both. Their results differ by rounding. Last
-measured: benchmarks/RESULTS.md.
+For every model the next tokens, and attention of one token per sequence: the torch formulation in cache.py reads every
+sequence to the length of the longest, in many small matrix products. And for models of Llama's form a whole step
+(fused.py). Where gcc is missing or fails, or for another precision or device, torch computes all three. Their results
+differ by rounding. Last measured: benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("decode.c")
+DECODE, SAMPLE = (Path(__file__).with_name(name) for name in ("decode.c", "sample.c"))
 FLAGS = (
     "-O3", "-march=native", "-mprefer-vector-width=512", "-ffast-math", "-fno-associative-math",
     "--param=vect-max-peeling-for-alignment=0", "-fopenmp", "-fPIC",
@@ -57,6 +60,9 @@ class DecodeKernel:
         ]  # fmt: skip
         self._step.restype = None
         self._step_room.argtypes = [number] * 4 + [small]
+        self._multiply = functions.multiply
+        self._multiply.argtypes = [pointer] * 4 + [number] * 3 + [small]
+        self._multiply.restype = None
         self._step_room.restype = functions.panel_width.restype = number
         self.panel_width: int = functions.panel_width()
         """Columns of packed weights that lie together."""
@@ -100,6 +106,22 @@ class DecodeKernel:
             ctypes.byref(layers), len(layers), first_norm.data_ptr(), stream.data_ptr(), out.data_ptr(),
             *(one.data_ptr() for one in (*turns, keys, values)), (ctypes.c_int64 * 3)(*table.stride()[1:4]),
             lengths.data_ptr(), batch, size, inner, num_tokens, room.data_ptr(), threads,
+        )  # fmt: skip
+        return out
+
+    def multiply(self, rows: Tensor, panels: Tensor, bias: Tensor | None, *, width: int) -> Tensor:
+        """Products [B, width] of rows [B, K] float32, contiguous, with packed weights, plus bias.
+
+        Args:
+            rows: as they are.
+            panels: as `step` has them.
+            bias: of each packed column, or None.
+            width: columns that are not padding.
+        """
+        out = torch.empty(len(rows), width)
+        self._multiply(
+            rows.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
+            *rows.shape, width, torch.get_num_threads(),
         )  # fmt: skip
         return out
 
@@ -155,22 +177,63 @@ def decode_kernel(query: Tensor, keys: Tensor) -> DecodeKernel | None:
     return compiled(dim, kv_heads, query.shape[1] // kv_heads, keys.dtype == torch.bfloat16)
 
 
+class SampleKernel:
+    """The compiled function of sample.c."""
+
+    def __init__(self, library: Path) -> None:
+        self._sample = ctypes.CDLL(str(library)).sample
+        self._sample.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 2 + [ctypes.c_int]
+
+    def sample(
+        self, logits: Tensor, temperature: NDArray[np.float64], uniform: NDArray[np.float64]
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens [B] int64 and their log-probs [B] of logits [B, V] float32.
+
+        Args:
+            logits: as they are; V is not 0.
+            temperature: [B]; 0 takes the likeliest token, and gives its log-prob at 1.
+            uniform: [B], in [0, 1).
+
+        Raises:
+            MemoryError: there is no room for one row.
+        """
+        logits = logits.contiguous()
+        temperature, uniform = np.ascontiguousarray(temperature), np.ascontiguousarray(uniform)
+        tokens, log_probs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+        failed = self._sample(
+            logits.data_ptr(), temperature.ctypes.data, uniform.ctypes.data, tokens.data_ptr(), log_probs.data_ptr(),
+            *logits.shape, torch.get_num_threads(),
+        )  # fmt: skip
+        if failed:
+            raise MemoryError(f"no memory for the probabilities of {logits.shape[1]} tokens")
+        return tokens, log_probs
+
+
+@cache
+def sample_kernel() -> SampleKernel | None:
+    """None where nothing can be compiled."""
+    library = _library(SAMPLE)
+    return None if library is None else SampleKernel(library)
+
+
 @cache
 def compiled(dim: int, kv_heads: int, group: int, is_bfloat16: bool) -> DecodeKernel | None:
+    """The functions for so many numbers per head, key heads, and query heads of each; None where nothing compiles."""
+    shape = [f"-DDIM={dim}", f"-DKV_HEADS={kv_heads}", f"-DGROUP={group}"]
+    library = _library(DECODE, *shape, *(["-DBF16"] if is_bfloat16 else []))
+    return None if library is None else DecodeKernel(library)
+
+
+def _library(source: Path, *shape: str) -> Path | None:
     compiler = shutil.which("gcc")
     if compiler is None:
         return None
-    shape = [
-        f"-DDIM={dim}",
-        f"-DKV_HEADS={kv_heads}",
-        f"-DGROUP={group}",
-        *(["-DBF16"] if is_bfloat16 else []),
-    ]
     try:
-        library = _folder() / f"decode-{_made_of(compiler, shape)}.so"
+        library = _folder() / f"{source.stem}-{_made_of(compiler, source, shape)}.so"
         if not library.is_file():
-            _compile(compiler, shape, library)
-        return DecodeKernel(library)
+            _compile(compiler, source, shape, library)
+        ctypes.CDLL(str(library))
+        return library
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         logger.warning("decoding runs in torch, which is slower than compiled: %s", error)
         return None
@@ -188,7 +251,7 @@ def _folder() -> Path:
     return folder
 
 
-def _made_of(compiler: str, shape: list[str]) -> str:
+def _made_of(compiler: str, source: Path, shape: Sequence[str]) -> str:
     """A word for everything that the compiled function depends on: the source, the compiler, and what the processor can
     do."""
     version = subprocess.run(
@@ -197,19 +260,19 @@ def _made_of(compiler: str, shape: list[str]) -> str:
         check=True,
         timeout=COMPILE_TIMEOUT_S,
     ).stdout
-    parts = (SOURCE.read_bytes(), version, " ".join((*FLAGS, *shape)).encode())
+    parts = (source.read_bytes(), version, " ".join((*FLAGS, *shape)).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 
-def _compile(compiler: str, shape: list[str], library: Path) -> None:
+def _compile(compiler: str, source: Path, shape: Sequence[str], library: Path) -> None:
     """In two steps: a link with -ffast-math would change how the whole process rounds small numbers."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         part, whole = f"{folder}/part.o", f"{folder}/whole.so"
         for words in (
-            [compiler, *FLAGS, *shape, "-c", str(SOURCE), "-o", part],
+            [compiler, *FLAGS, *shape, "-c", str(source), "-o", part],
             [compiler, "-shared", "-fopenmp", part, "-o", whole, "-lm"],
         ):
             done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
             if done.returncode:
-                raise RuntimeError(f"gcc could not compile decode.c: {done.stderr.strip()[-500:]}")
+                raise RuntimeError(f"gcc could not compile {source.name}: {done.stderr.strip()[-500:]}")
         Path(whole).replace(library)  # whole or not at all, also beside other processes

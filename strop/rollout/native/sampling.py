@@ -1,4 +1,4 @@
-"""The next token of many rows at once.
+"""The next token of many rows at once, in one call of compiled C on a CPU.
 
 A token is the inverse of its row's cumulative distribution at one uniform number, which depends only on
 the request's key and the token's position: never on which other requests run beside it.
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.base.randomness import uniforms
+from strop.rollout.native.kernel import sample_kernel
 
 Rows = NDArray[np.void]
 """Running sequences, a record of `SEQUENCE` for each; slices are views."""
@@ -36,6 +37,21 @@ def next_tokens(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     Log-probs are those of the whole distribution at the row's temperature (1 where it is greedy), before
     top-k and top-p cut it.
     """
+    kernel = sample_kernel() if logits.device.type == "cpu" and logits.dtype == torch.float32 else None
+    is_whole = (rows["temperature"] == 0) | (rows["top_k"] == 0) & (rows["top_p"] >= 1.0)
+    if kernel is None:
+        tokens, log_probs = _in_torch(logits, rows)
+    else:
+        tokens, log_probs = kernel.sample(
+            logits, rows["temperature"], uniforms(rows["key"], rows["position"])
+        )
+        if not np.all(is_whole):  # a row's numbers do not depend on what others ask for
+            tokens[~is_whole], log_probs[~is_whole] = _in_torch(logits[~is_whole], rows[~is_whole])
+    rows["position"] += 1
+    return tokens, log_probs
+
+
+def _in_torch(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     temperature = rows["temperature"]
     if np.any(temperature != 1.0):
         divisor = torch.from_numpy(np.where(temperature == 0, 1.0, temperature)).to(logits)
@@ -48,7 +64,6 @@ def next_tokens(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         if np.any(temperature == 0):
             greedy = torch.from_numpy(temperature == 0).to(logits.device)
             tokens = torch.where(greedy, logits.argmax(-1), tokens)
-    rows["position"] += 1
     log_probs = logits.gather(-1, tokens[:, None])[:, 0] - normalizer
     return tokens, log_probs
 
