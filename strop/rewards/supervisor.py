@@ -44,7 +44,7 @@ _DUMP_S = 0.15
 _OVERTAXED = {-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS}
 """Ends of a process whose comparison needs more computing or stack than there is."""
 _MAX_IDLE_DEATHS = 3
-"""Deaths in a row without one finished call, after which the pool gives up."""
+"""Deaths in a row without one finished call, after which the calls that wait are given up."""
 
 
 class Supervisor:
@@ -77,6 +77,8 @@ class Supervisor:
         self._mean_s = _QUEUE_S
         self._idle_deaths = 0
         self._last_death = ""
+        self._was_killed = False  # the last one that died idle; others do so of themselves, and will again
+        self._is_given_up = False
         self._thread = threading.Thread(target=self._run, name="reward-supervisor", daemon=True)
 
     # --- called from any thread ---
@@ -249,6 +251,7 @@ class Supervisor:
                 self._done.append((worker.sent.popleft(), outcome))
         elif not worker.calls_done or worker.sent:
             self._idle_deaths += 1
+            self._was_killed = status == -signal.SIGKILL
             action = "loading" if worker.state == "loading" else "preparing to score with"
             death = f"the worker process {death_sentence(status)} while {action} {self._label}{where}"
             self._last_death = self._last_death or death
@@ -296,19 +299,29 @@ class Supervisor:
             self._bury(worker, wait_s=0.0)
 
     def _replace_dead(self) -> None:
-        dead = [worker for worker in self._workers if worker.state == "dead"]
-        if not dead:
-            return
         self._workers = [worker for worker in self._workers if worker.state != "dead"]
-        if not self.ready.done() and self._idle_deaths:
+        if len(self._workers) == self._num_workers or self._is_given_up:
+            return
+        is_hopeless = self._idle_deaths >= _MAX_IDLE_DEATHS
+        if not self.ready.done() and (is_hopeless or (self._idle_deaths and not self._was_killed)):
             self.ready.set_exception(RewardError(self._last_death))
         if self.ready.done() and self.ready.exception() is not None:
             self.stop(self._last_death)
-        elif self._idle_deaths >= _MAX_IDLE_DEATHS:
-            self.stop(f"reward workers die before they score anything: {self._last_death}")
+        elif is_hopeless:
+            self._give_up()
         else:
-            for _ in dead:
-                self._spawn()
+            self._fill_up()
+
+    def _fill_up(self) -> None:
+        for _ in range(self._num_workers - len(self._workers)):
+            self._spawn()
+
+    def _give_up(self) -> None:
+        """Let the waiting calls go without a score. The next ones find workers of their own, which may live longer."""
+        reason = f"reward workers die before they score anything: {self._last_death}"
+        self._done += ((call, unscored(reason)) for call in self._waiting)
+        self._waiting.clear()
+        self._is_given_up, self._idle_deaths, self._last_death = True, 0, ""
 
     # calls
 
@@ -317,6 +330,9 @@ class Supervisor:
         with self._lock:
             incoming, self._incoming = self._incoming, []
         self._waiting.extend(incoming)
+        if self._waiting and self._is_given_up:
+            self._is_given_up = False
+            self._fill_up()
         depth = min(_MAX_QUEUE, max(1, int(_QUEUE_S / max(self._mean_s, 1e-6))))
         ready = [worker for worker in self._workers if worker.state == "ready"]
         free = [worker for worker in ready if len(worker.sent) < depth]

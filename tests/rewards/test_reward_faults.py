@@ -255,3 +255,65 @@ def test_no_row_ends_the_worker_that_reads_it(name: str) -> None:
     outcomes, last = asyncio.run(run())
     assert {one.kind for one in outcomes} <= {"score", "error"}
     assert last.score == 1.0
+
+
+@pytest.mark.parametrize(("num_deaths", "is_loaded"), [(2, True), (3, False)])
+def test_a_worker_that_is_killed_while_it_loads_is_started_again(
+    tmp_path: Path, num_deaths: int, is_loaded: bool
+) -> None:
+    loads = tmp_path / "loads"
+    loads.write_text("")
+    source = f"""
+import os, pathlib
+loads = pathlib.Path({str(loads)!r})
+loads.write_text(loads.read_text() + "x")
+if len(loads.read_text()) <= {num_deaths}:
+    os.kill(os.getpid(), 9)
+
+def compute_score(**_):
+    return 1.0
+"""
+    config = RewardConfig(path=write_reward(tmp_path, source), num_workers=1)
+    if is_loaded:
+        assert [one.score for one in score_all(config, ["good"])] == [1.0]
+    else:
+        with pytest.raises(RewardError, match="died with SIGKILL .* while loading compute_score"):
+            score_all(config, ["good"])
+    assert len(loads.read_text()) == 3
+
+
+def test_after_workers_that_could_not_live_the_next_calls_find_new_ones(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    source = f"""
+import os, pathlib
+if pathlib.Path({str(broken)!r}).exists():
+    os._exit(4)
+
+def compute_score(solution_str, **_):
+    if solution_str == "die":
+        os._exit(5)
+    return 1.0
+"""
+
+    async def run() -> list[Outcome]:
+        async with RewardPool(RewardConfig(path=write_reward(tmp_path, source), num_workers=2)) as pool:
+
+            async def score(*texts: str) -> list[Outcome]:
+                calls = (pool.score(make_prompt(), make_trajectory(), text) for text in texts)
+                return list(await asyncio.gather(*calls))
+
+            first = await score("good")
+            broken.touch()
+            deaths = await score("die", "die")
+            none = await score("good", "good")
+            broken.unlink()
+            return [*first, *deaths, *none, *await score("good", "good")]
+
+    outcomes = asyncio.run(run())
+    assert [one.score for one in outcomes] == [1.0, None, None, None, None, 1.0, 1.0]
+    for one in outcomes[3:5]:
+        assert one.kind == "infrastructure"
+        assert (
+            "not scored: reward workers die before they score anything: the worker process exited with status 4"
+            in one.error
+        )
