@@ -16,6 +16,7 @@ from typing import Any
 import datasets
 import pandas as pd
 import pytest
+from door_rewards import BONUS, first_letter
 
 import strop
 from strop import GRPO, evaluate, sft, train
@@ -37,12 +38,6 @@ SMALL = {
 SHORT = GRPO(
     prompts_per_step=4, samples_per_prompt=4, max_response_tokens=5, learning_rate=1e-3, steps=2, epochs=9
 )
-BONUS = 0.25
-
-
-def first_letter(completions: Sequence[Any], **columns: Any) -> list[float]:
-    """By the first letter; refers to a value of this module, as functions of notebooks do."""
-    return [ord((one[0]["content"] or " ")[0]) % 8 / 10 + BONUS for one in completions]
 
 
 @pytest.fixture
