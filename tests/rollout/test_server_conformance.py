@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_layers=2,
         head_dim=32,
         intermediate_size=48,
-        max_position_embeddings=1024,
+        max_position_embeddings=4096,
     )
     return path
 

@@ -14,6 +14,7 @@ from typing import Protocol, cast
 import torch
 
 from strop.base.guests import targets
+from strop.cli.libraries import quiet_libraries
 from strop.cli.output import plain, print_json, print_plain
 from strop.cli.versions import versions_in
 from strop.data.tiny import make_tiny_model
@@ -121,11 +122,11 @@ def check_engines(*, wants_json: bool) -> int:
     """Run every check on every engine, with a small model made for it; the exit code of the command."""
     engines, missing = installed()
     found: dict[str, list[Finding]] = {}
-    with tempfile.TemporaryDirectory(prefix="strop-doctor-") as scratch:
+    with quiet_libraries(), tempfile.TemporaryDirectory(prefix="strop-doctor-") as scratch:
         folder = Path(scratch)
         make_tiny_model(
             folder, seed=0, hidden_size=32, num_layers=2, head_dim=32, intermediate_size=48,
-            max_position_embeddings=1024,  # vLLM has no smaller heads on a CPU
+            max_position_embeddings=4096,  # vLLM has no smaller heads on a CPU
         )  # fmt: skip
         for name, tried in engines.items():
             if not wants_json:

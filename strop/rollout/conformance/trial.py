@@ -26,7 +26,7 @@ TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.3, tor
 """How far a log-prob may be from that of the full forward pass, in nats, by what the engine computes in: rounding in
 other places, on distributions whose log-probs are of size 4. In bfloat16 the mean stays below a sixth of it. Norms of
 transformers compute in float32 whatever the model has, so float64 is no closer."""
-LONG, LONGER = 48, 512
+LONG, LONGEST = 48, 2048
 TRIES = 5
 """Requests until one runs while something is asked of an engine behind a connection."""
 CHECK_LIMIT_S = 120.0
@@ -79,9 +79,9 @@ class Trial:
     @property
     def long(self) -> int:
         """Tokens of a request that is still running when something is done to it: more where the model has room, as an
-        engine in a process of its own runs ahead of what is heard of it."""
+        engine in a process of its own runs ahead of what is heard of it, by seconds on a busy machine."""
         positions = self.judge.max_positions
-        return LONG if positions is None or positions < 2 * LONGER else LONGER
+        return LONG if positions is None else max(LONG, min(LONGEST, positions // 2))
 
     def prompt(self, length: int, seed: int) -> list[int]:
         """Random token ids [length]."""
