@@ -23,6 +23,16 @@ def terminal_log(*, debug: bool) -> Iterator[None]:
     handler = _TerminalHandler(debug=debug)
     root = logging.getLogger()
     root.addHandler(handler)
+    try:
+        with _without_notices():
+            yield
+    finally:
+        root.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def _without_notices() -> Iterator[None]:
+    """While it lasts, two warnings of torch that say nothing about a run are dropped."""
     fx = logging.getLogger(_FX_LOGGER)
     fx.addFilter(_is_no_fx_notice)
     try:
@@ -30,7 +40,6 @@ def terminal_log(*, debug: bool) -> Iterator[None]:
             warnings.filterwarnings("ignore", message=_NESTED_WARNING)
             yield
     finally:
-        root.removeHandler(handler)
         fx.removeFilter(_is_no_fx_notice)
 
 
@@ -62,20 +71,16 @@ def quiet_libraries() -> Iterator[None]:
     import datasets
     from transformers.utils import logging as transformers_logging
 
-    fx = logging.getLogger(_FX_LOGGER)
     shows_models, shows_rows = (
         transformers_logging.is_progress_bar_enabled(),
         datasets.is_progress_bar_enabled(),
     )
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it has no types here
     datasets.disable_progress_bars()
-    fx.addFilter(_is_no_fx_notice)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=_NESTED_WARNING)
+        with _without_notices():
             yield
     finally:
-        fx.removeFilter(_is_no_fx_notice)
         if shows_models:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
         if shows_rows:

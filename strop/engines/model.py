@@ -393,10 +393,9 @@ def read_shape(config: ModelConfig) -> Any:
             f"{_how_to_fetch(config.path)}"
         )
     if not (folder / "config.json").is_file():
-        if (folder / "model" / "config.json").is_file():
-            raise ValueError(
-                f"model.path {config.path!r} is the folder of a run; its model is {folder / 'model'}"
-            )
+        of_run = folder / "model"
+        if (of_run / "config.json").is_file():
+            raise ValueError(f"model.path {config.path!r} is the folder of a run; its model is {of_run}")
         found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
         raise ValueError(
             f"model.path {config.path!r} has no config.json (found: {found}); is it a model folder?"

@@ -159,7 +159,7 @@ class FusedStep:
             self._at = (Layer * len(self._layers))(*(layer.at() for layer in self._layers))
             if (
                 self._dtype == torch.float32
-            ):  # with others the head is computed in float32 too, as in training
+            ):  # otherwise panels are not of float32, in which the head is computed
                 self._head = packed([self._model.head], torch.float32, width=self._kernel.panel_width)
             self._embedding = module.get_input_embeddings().weight
             self._first_norm = _vector(module.base_model.layers[0].input_layernorm.weight)
