@@ -30,7 +30,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
+    {"controller/ray", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
     {"doctor", "evaluation", "judges", "supervised", "tracing", "tracking", "vision"},
     {"preferences", "sandbox"},
     {"scorers", "tools"},
@@ -40,9 +40,9 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "checks", "compat", "doctor", "environments", "evaluation", "gateway", "interactions", "judges", "preferences",
-    "python", "quickstart", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "sandbox",
-    "scorers", "sharing", "supervised", "sweep", "tools", "tracing", "tracking", "view", "vision",
+    "checks", "compat", "controller/ray", "doctor", "environments", "evaluation", "gateway", "interactions", "judges",
+    "preferences", "python", "quickstart", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm",
+    "sandbox", "scorers", "sharing", "supervised", "sweep", "tools", "tracing", "tracking", "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {
@@ -54,8 +54,6 @@ RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 SIDEWAYS = {("agents", "rollout")}
 # Commands, and functions that are called from Python, import what they need when they run: --help and import are quick.
 LATE_IMPORTS_ALLOWED = {"cli", "evaluation", "python"}
-# The Ray runtime needs an optional package, so it is imported when a run asks for it.
-LATE_IMPORTS_OF_OPTIONAL_PACKAGES = {("trainer", "controller")}
 
 
 def violations(source: str, room: str, *, is_command: bool = False) -> list[str]:
@@ -73,12 +71,7 @@ def violations(source: str, room: str, *, is_command: bool = False) -> list[str]
         elif target != room and RANK[target] >= RANK[room] and (room, target) not in SIDEWAYS:
             direction = "upward" if RANK[target] > RANK[room] else "sideways"
             found.append(f"line {line}: {room} imports {target}, {direction}")
-        elif (
-            is_late
-            and not is_command
-            and room not in LATE_IMPORTS_ALLOWED
-            and (room, target) not in LATE_IMPORTS_OF_OPTIONAL_PACKAGES
-        ):
+        elif is_late and not is_command and room not in LATE_IMPORTS_ALLOWED:
             found.append(f"line {line}: imports strop.{target} inside a function")
     return found
 

@@ -51,6 +51,8 @@ PLACES = {
     "every episode (strop.workers.player.EpisodeObserver), or None",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
     "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
+    "runtime": "name in resources.runtime of what runs the roles in processes of their own: a function (resources, "
+    "log_dir=) that gives a strop.controller.Runtime",
     "rollout engine": "name in rollout.engine of an engine in processes of its own: an async function from a "
     "strop.workers.generation.Place to its Generation; its settings are a section of that name below rollout, a "
     "strop.rollout.config.OwnProcesses",

@@ -11,8 +11,9 @@ call          one call of one worker, and how it is carried out there
 group         the interface of a worker group
 runtime       the interface of what makes worker groups
 inline        workers in this process
-ray           workers in processes of their own; imported by those who want it
 errors        how workers in other processes fail
+
+A guest in this room, with a file that says where it joins: ray/ (workers in processes of their own).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from strop.base.device import device_name
+from strop.base.guests import needed
 from strop.controller import (
     InlineRuntime,
     Mesh,
@@ -229,25 +230,15 @@ def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
     Args:
         config: its `resources` say where.
         log_dir: where worker processes write what they print.
-    """
-    resources = config.resources
-    if resources.runtime == "inline":
-        return InlineRuntime()
-    from strop.controller.ray import RayRuntime  # an optional package, which takes half a second to load
 
-    threads = {"OMP_NUM_THREADS": str(resources.num_threads)} if resources.num_threads else {}
-    return RayRuntime(
-        ranks=resources.ranks,
-        nodes=resources.nodes,
-        device=device_name(resources.device),
-        address=resources.address or None,
-        cpus_per_rank=resources.cpus_per_rank,
-        apart=resources.apart,
-        call_timeout_s=resources.call_timeout_s,
-        start_timeout_s=resources.start_timeout_s,
-        log_dir=log_dir,
-        env=threads,
-    )
+    Raises:
+        ValueError: nothing is installed that runs them in processes of their own.
+    """
+    if config.resources.runtime == "inline":
+        return InlineRuntime()
+    make = needed("runtime", "resources.runtime=ray puts the roles into processes of their own")
+    made: Runtime = make(config.resources, log_dir=log_dir)
+    return made
 
 
 def check_models(config: Config) -> None:

@@ -16,6 +16,7 @@ pending     results that workers hold
 group       the workers of a role as a worker group
 detached    groups that outlive their controller, and how another one finds them
 runtime     RayRuntime: pools and their groups
+joining     the runtime as `resources` asks for it
 """
 
 from __future__ import annotations
