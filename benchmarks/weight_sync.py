@@ -24,10 +24,10 @@ from machine import machine
 from torch import nn
 
 from strop.engines.digest import digest_tensor
-from strop.rollout.sync import shared_memory
-from strop.rollout.sync.receiver import WeightReceiver
-from strop.rollout.sync.sender import WeightSender
 from strop.rollout.sync.target import ModuleTarget
+from strop.rollout.transfer import shared_memory
+from strop.rollout.transfer.receiver import WeightReceiver
+from strop.rollout.transfer.sender import WeightSender
 
 WIDTH = 1024
 TRANSPORTS = ("shared_memory", "collective")

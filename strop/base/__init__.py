@@ -9,9 +9,9 @@ device.py, cores.py          the device, and the processor cores that may be use
 trust.py                     whether what settings name may be run
 user_files.py                Python files of the user's own
 foreign_files.py             files that somebody else may have written
-token_bucket.py              calls per second
+meeting.py                   where the processes of a group find each other
 heartbeat.py                 what a process does, written down every second; periodic.py: done from time to time
-background_loop.py           an event loop in a thread of its own; call_loop.py: loops whose work outlives a call
+call_loop.py                 event loops whose work outlives a call
 
 Nothing is imported here: the settings are read without torch.
 """

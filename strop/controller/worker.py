@@ -8,8 +8,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from strop.base.meeting import Meeting
 from strop.controller.mesh import Mesh
-from strop.net.rendezvous import Meeting, MeetingStore, next_group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class Worker:
         """A port that was free there; 0 where the workers share a process."""
         return self.placement.master_port
 
-    def rendezvous(self, *, timeout_s: float = 600.0) -> MeetingStore:
+    def rendezvous(self, *, timeout_s: float = 600.0) -> Any:
         """A store for `torch.distributed.init_process_group(store=...)` over the processes of the group.
 
         It lets in only them, unlike the one that torch makes from an address and a port, which serves whoever comes.
@@ -136,8 +136,7 @@ class Worker:
         """
         if self.placement.meeting is None:
             raise ValueError(f"role {self.placement.role!r} has one process, so there is nobody to meet")
-        meeting = self.placement.meeting
-        return MeetingStore(meeting, timeout_s=timeout_s, group=next_group(meeting))
+        return self.placement.meeting.join(timeout_s=timeout_s)
 
     @property
     def dp_rank(self) -> int:

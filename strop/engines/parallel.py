@@ -13,6 +13,7 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,10 +21,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from strop.base.device import collective_backend, device_name, num_devices
-from strop.net.interfaces import keep_to_interface
-from strop.net.rendezvous import Meeting, MeetingStore, next_group
+from strop.base.meeting import Meeting
 
-_STORES: list[MeetingStore] = []
+_STORES: list[Any] = []
 """Of this process's group, if it has one."""
 
 
@@ -208,15 +208,14 @@ def _initialize(
     if meeting is None:
         raise ValueError(
             f"rank {rank} of {world_size} was not told where the ranks meet; the runtime that starts the processes "
-            f"must open a MeetingPoint and hand its `meeting` on"
+            f"must open a strop.net.rendezvous.MeetingPoint and hand its `meeting` on"
         )
     backend = collective_backend(device.type)
     if device.type != "cpu":
         # Small facts travel between hosts and need no device.
         backend = f"cpu:{collective_backend('cpu')},{device.type}:{backend}"
-    store = MeetingStore(meeting, timeout_s=timeout_s, group=next_group(meeting))
+    store = meeting.join(timeout_s=timeout_s)
     _STORES.append(store)
-    keep_to_interface(store.own_host)
     dist.init_process_group(
         backend,
         store=store,

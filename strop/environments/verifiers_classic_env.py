@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from strop.base.background_loop import BackgroundLoop
 from strop.base.user_files import load_user_file
 from strop.environments.base import EnvironmentFailed, Observation
+from strop.net.background_loop import BackgroundLoop
 
 _loop = BackgroundLoop("verifiers environments")
 _loaded: dict[tuple[str, str], tuple[Any, Any]] = {}

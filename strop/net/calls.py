@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from strop.base.token_bucket import TokenBucket
 from strop.border import described, read_json, remember_secret, storable_text
 from strop.net.exchange import Answer, Exchange
+from strop.net.token_bucket import TokenBucket
 
 T = TypeVar("T")
 Failure = Literal["error", "timeout", "infrastructure"]

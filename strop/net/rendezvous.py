@@ -28,6 +28,7 @@ from typing import Any
 import torch.distributed as dist
 
 from strop.net.gate import Gate, knock, new_secret
+from strop.net.interfaces import keep_to_interface
 
 PURPOSE = "rendezvous of a process group"
 MAX_MESSAGE_BYTES = 64 << 20
@@ -46,6 +47,27 @@ class Meeting:
     host: str
     port: int
     secret: str = field(repr=False)
+
+    def join(self, *, timeout_s: float) -> MeetingStore:
+        """A store for the next group here; gloo and NCCL keep to the interface on the way to it.
+
+        All processes join their groups in the same order. What an earlier group has left here would be taken for the
+        addresses of this one, so that each has keys of its own.
+
+        Args:
+            timeout_s: deadline of the connection, and of each wait for which torch sets no other.
+
+        Raises:
+            ConnectionError: nobody answers there, or does not know the secret.
+        """
+        _GROUPS[self] += 1
+        store = MeetingStore(self, timeout_s=timeout_s, group=str(_GROUPS[self]))
+        keep_to_interface(store.own_host)
+        return store
+
+
+_GROUPS: Counter[Meeting] = Counter()
+"""How many groups this process has joined at each place."""
 
 
 class MeetingPoint:
@@ -158,19 +180,6 @@ class MeetingPoint:
                 self._values[key] = held = value
                 self._changed.notify_all()
             return {"value": _text(expected if held is None else held)}
-
-
-_GROUPS: Counter[Meeting] = Counter()
-"""How many groups this process has joined at each place."""
-
-
-def next_group(meeting: Meeting) -> str:
-    """A name for the next group at a place; the same in all its processes, as these join groups in the same order.
-
-    What an earlier group has left there would be taken for the addresses of this one.
-    """
-    _GROUPS[meeting] += 1
-    return str(_GROUPS[meeting])
 
 
 _OPEN: set[MeetingStore] = set()

@@ -18,10 +18,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from strop.base.background_loop import BackgroundLoop
-from strop.base.token_bucket import TokenBucket
 from strop.base.trust import ask
 from strop.border import encodable, storable
+from strop.net.background_loop import BackgroundLoop
+from strop.net.token_bucket import TokenBucket
 from strop.tools.base import BaseTool, ToolResponse, ToolUnavailable
 from strop.tools.mcp_config import MAX_TOOLS, McpServerConfig, read_entry, schema_of
 from strop.tools.mcp_transport import Said, bounded_http_client, stdio_transport

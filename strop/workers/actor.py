@@ -36,7 +36,7 @@ from strop.engines.training import TrainEngine
 from strop.protocol import DataProto, columns
 from strop.protocol.merging import METRICS
 from strop.rollout.sync.probe import Probe, probe_tokens
-from strop.rollout.sync.sender import WeightSender
+from strop.rollout.sync.transfer import Sender, weight_transfer
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.workers.config import ActorConfig
 from strop.workers.estimates import batch_advantages, correction_columns, shaping_metrics
@@ -79,7 +79,7 @@ class ActorWorker(TrainedWorker):
         policy = load_model(model, parallel=parallel)
         engine = TrainEngine(policy, actor.engine, actor.optim, total_steps=num_updates, parallel=parallel)
         self._hold(engine, role="actor", checkpoint=checkpoint, optimizer=optimizer)
-        self._sender: WeightSender | None = None
+        self._sender: Sender | None = None
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_log_prob(self, data: DataProto) -> DataProto:
@@ -197,7 +197,7 @@ class ActorWorker(TrainedWorker):
         """Get ready to send weights to rollout workers in other processes; rank 0 says where they meet it."""
         if self._sender is not None:
             self._sender.close()
-        self._sender = WeightSender(self.engine.model.module, rank=self.rank)
+        self._sender = weight_transfer().sender(self.engine.model.module, rank=self.rank)
         return self._sender.open(num_receivers=num_receivers, host=self.master_addr)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)

@@ -29,9 +29,8 @@ from strop.protocol import DataProto
 from strop.rewards import RewardConfig, RewardPool
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
-from strop.rollout.sync.engine import VerifiedEngine
 from strop.rollout.sync.probe import Probe
-from strop.rollout.sync.receiver import WeightReceiver
+from strop.rollout.sync.transfer import ReceivingEngine, weight_transfer
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.rollout.types import Sampling
 from strop.run import SampleStore
@@ -126,12 +125,11 @@ class RolloutWorker(Worker):
     def _take(self, made: Generation) -> MediaReader | None:
         """Use this engine; where its weights come from other processes, they are received and verified here."""
         self._target = made.target
-        self._receiver: WeightReceiver | None = None
+        self._receiving: ReceivingEngine | None = None
         if made.target is not None and self._trained is None:
             where = "cpu" if made.policy is None else made.policy.device.type
-            self._receiver = WeightReceiver(made.target, device=where)
-            self._verified = VerifiedEngine(made.engine, self._receiver)
-            self._fleet.replace_first(self._verified)
+            self._receiving = weight_transfer().receiving(made.engine, made.target, device=where)
+            self._fleet.replace_first(self._receiving)
         return made.media
 
     def _hear_played(self, episode: Episode) -> None:
@@ -373,7 +371,7 @@ class RolloutWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join_sync(self, endpoint: Endpoint) -> None:
         """Meet the actor that will send weights."""
-        self._own_receiver().join(endpoint, index=self.rank)
+        self._own_engine().join(endpoint, index=self.rank)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     def receive_weights(self, version: int) -> SyncReport:
@@ -382,17 +380,16 @@ class RolloutWorker(Worker):
         Raises:
             SyncError: it was incomplete, corrupted or refused; nothing is generated until one succeeds.
         """
-        self._own_receiver()
-        report = self._runner.run(self._verified.update_weights(version))
+        report = self._runner.run(self._own_engine().update_weights(version))
         self._reached(version)
         return report
 
-    def _own_receiver(self) -> WeightReceiver:
-        if self._receiver is None:
+    def _own_engine(self) -> ReceivingEngine:
+        if self._receiving is None:
             raise ValueError(
                 "generation uses the actor's own weights in this process; there is nothing to receive"
             )
-        return self._receiver
+        return self._receiving
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start_lost_engines_again(self) -> int:

@@ -49,8 +49,8 @@ from strop.health import Check, HealthMonitor
 from strop.net import gate
 from strop.rewards import Outcome, RewardError, check_failed_share
 from strop.rollout.client import RolloutClient
-from strop.rollout.sync.accounting import TransferState
 from strop.rollout.sync.types import SyncIncomplete
+from strop.rollout.transfer.accounting import TransferState
 from strop.rollout.types import OnToken, Sampling, TokenOutput
 from strop.run import CheckpointError, RunFolder
 from strop.run.checkpoints import CheckpointStore

@@ -16,7 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from references.rank_processes import Ranks, run_ranks
 from strop.net.interfaces import interface_of
-from strop.net.rendezvous import MeetingPoint, MeetingStore, next_group
+from strop.net.rendezvous import MeetingPoint, MeetingStore
 
 DEADLINE_S = 20.0
 
@@ -134,9 +134,7 @@ def test_a_group_of_two_processes_listens_on_loopback_only() -> None:
 
 
 def test_what_a_group_leaves_behind_is_not_taken_for_the_addresses_of_the_next(place: MeetingPoint) -> None:
-    first, second = (
-        MeetingStore(place.meeting, timeout_s=DEADLINE_S, group=next_group(place.meeting)) for _ in range(2)
-    )
+    first, second = (place.meeting.join(timeout_s=DEADLINE_S) for _ in range(2))
     first.set("rank 0", "an address that is gone")
     assert not second.check(["rank 0"])
     with pytest.raises(dist.DistStoreError, match="at the rendezvous for rank 0, which"):

@@ -21,10 +21,6 @@ from rollout.sync_cases import NUM_TENSORS, Net, Pair, bits, connected, net, sid
 from torch import Tensor, nn
 
 from strop.engines.weights import Bucket, TensorMetadata, digest_weights
-from strop.rollout.sync import collective, sender, shared_memory
-from strop.rollout.sync.channel import SenderChannel
-from strop.rollout.sync.receiver import WeightReceiver
-from strop.rollout.sync.sender import WeightSender
 from strop.rollout.sync.target import ModuleTarget
 from strop.rollout.sync.types import (
     Endpoint,
@@ -35,6 +31,10 @@ from strop.rollout.sync.types import (
     SyncReport,
     UnverifiedWeights,
 )
+from strop.rollout.transfer import collective, sender, shared_memory
+from strop.rollout.transfer.channel import SenderChannel
+from strop.rollout.transfer.receiver import WeightReceiver
+from strop.rollout.transfer.sender import WeightSender
 
 TRANSPORTS = ("shared_memory", "collective")
 REFUSAL = "; the rollout worker keeps refusing to generate until a complete sync arrives"
@@ -693,7 +693,7 @@ def test_a_receiver_that_sees_another_memory_gets_its_weights_by_broadcast(
     seen = shared_memory.shares_memory
     answers = iter([True, False])
     monkeypatch.setattr(
-        "strop.rollout.sync.receiver.shares_memory",
+        "strop.rollout.transfer.receiver.shares_memory",
         lambda path, session: seen(path, session) and next(answers),
     )
     pairs = connected()
@@ -713,7 +713,7 @@ def test_memory_without_room_is_reported_and_passed_over(
     monkeypatch.setattr(shared_memory.os, "posix_fallocate", full)
     pairs = connected()
     pair = next(pairs)
-    with caplog.at_level(logging.WARNING, logger="strop.rollout.sync.sender"):
+    with caplog.at_level(logging.WARNING, logger="strop.rollout.transfer.sender"):
         results = pair.sync(1)
     assert [result.transport for result in results if isinstance(result, SyncReport)] == ["collective"] * 3
     assert "has no room for two buckets of 1024 bytes ([Errno 28] No space left on device)" in caplog.text

@@ -16,12 +16,12 @@ from rollout_cases import answers, run, token_ids, tokens, turns
 from strop.engines.causal_lm import CausalLM
 from strop.engines.weights import digest_weights
 from strop.rollout.native.engine import NativeEngine
-from strop.rollout.sync import shared_memory
-from strop.rollout.sync.engine import VerifiedEngine
-from strop.rollout.sync.receiver import WeightReceiver
-from strop.rollout.sync.sender import WeightSender
 from strop.rollout.sync.target import ModuleTarget
 from strop.rollout.sync.types import SyncError, SyncRefused, SyncReport, UnverifiedWeights
+from strop.rollout.transfer import shared_memory
+from strop.rollout.transfer.engine import VerifiedEngine
+from strop.rollout.transfer.receiver import WeightReceiver
+from strop.rollout.transfer.sender import WeightSender
 from strop.rollout.types import Sampling
 
 PROMPT = tokens(9, seed=1)

@@ -20,8 +20,8 @@ from typing import Any
 
 import aiohttp
 
-from strop.base.background_loop import BackgroundLoop
 from strop.border import described
+from strop.net.background_loop import BackgroundLoop
 from strop.rollout.types import EngineDied
 
 INSIDE = Path(__file__).parent / "inside"

@@ -1,19 +1,7 @@
-"""Weights on their way from the ranks that train them to rollout workers in other processes.
+"""How an engine with weights of its own holds those of the policy.
 
-A sync is a transaction: the sender begins a version with the metadata of its weights, every receiver answers that
-it fits, buckets follow, and the sender commits with the digest of every tensor. A receiver accounts for every
-tensor exactly once and reads its live parameters again before it lets anything be generated; until then it refuses
-by name.
-
-types.py          Endpoint, SyncReport, the errors
-channel.py        SenderChannel, ReceiverChannel: small JSON messages over TCP, every wait with a deadline
-accounting.py     TransferState: what has arrived, what is missing, what is wrong
-target.py         WeightTarget: an engine's live parameters; ModuleTarget: those of a model in this process
-transport.py      Plan and the protocol of the two transports
-collective.py     a broadcast per bucket over a process group of its own
-shared_memory.py  buckets through two slots in shared memory, for processes of one node
-sender.py         WeightSender: the side of the actor
-receiver.py       WeightReceiver: the side of a rollout worker
-probe.py          Probe: whether an engine whose weights cannot be read computes with them
-engine.py         VerifiedEngine: a rollout engine that generates with verified weights only
+target.py    WeightTarget: an engine's live parameters; ModuleTarget: those of a model in this process
+probe.py     Probe: whether an engine whose weights cannot be read computes with them
+transfer.py  what brings them to rollout workers in other processes, as the workers use it
+types.py     Endpoint, SyncReport, the errors
 """

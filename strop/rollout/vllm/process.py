@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from strop.base.background_loop import BackgroundLoop
+from strop.net.background_loop import BackgroundLoop
 from strop.rollout.types import EngineDied
 
 INSIDE = Path(__file__).parent / "inside"

@@ -17,8 +17,8 @@ from typing import Any
 from rollout.engine_process.wire import PURPOSE, EngineAddress, Garbage, Message, Wire, sampling_of, whole
 
 from strop.net.gate import Gate, new_secret
-from strop.rollout.sync.engine import VerifiedEngine
 from strop.rollout.sync.types import Endpoint
+from strop.rollout.transfer.engine import VerifiedEngine
 from strop.rollout.types import RolloutEngine
 
 _PLAIN = ("pause", "resume", "flush_cache", "wake_up")

@@ -1,7 +1,7 @@
 """The side of a rollout worker: weights arrive, are loaded into the live parameters and verified there.
 
 Concurrency: `receive` is called while the sender calls `send`, from one thread; nothing may generate meanwhile
-(sync/engine.py sees to it). Each `send` of the sender has one `receive` or `refuse` of every receiver. Every wait has
+(engine.py sees to it). Each `send` of the sender has one `receive` or `refuse` of every receiver. Every wait has
 a deadline; the messages are listed in sender.py.
 """
 
@@ -14,13 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from strop.engines.weights import TensorMetadata, WeightsMetadata, combine_digests
-from strop.rollout.sync.accounting import TransferState
-from strop.rollout.sync.channel import Message, ReceiverChannel
-from strop.rollout.sync.collective import CollectiveReceiver
-from strop.rollout.sync.sender import TIMEOUT_S
-from strop.rollout.sync.shared_memory import SharedMemoryReceiver, shares_memory
 from strop.rollout.sync.target import WeightTarget
-from strop.rollout.sync.transport import Plan, ReceivingTransport
 from strop.rollout.sync.types import (
     REFUSAL,
     Endpoint,
@@ -30,6 +24,12 @@ from strop.rollout.sync.types import (
     SyncReport,
     UnverifiedWeights,
 )
+from strop.rollout.transfer.accounting import TransferState
+from strop.rollout.transfer.channel import Message, ReceiverChannel
+from strop.rollout.transfer.collective import CollectiveReceiver
+from strop.rollout.transfer.sender import TIMEOUT_S
+from strop.rollout.transfer.shared_memory import SharedMemoryReceiver, shares_memory
+from strop.rollout.transfer.transport import Plan, ReceivingTransport
 
 
 class WeightReceiver:

@@ -25,8 +25,8 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from strop.rollout.sync.channel import ReceiverChannel, SenderChannel
-from strop.rollout.sync.transport import Plan
+from strop.rollout.transfer.channel import ReceiverChannel, SenderChannel
+from strop.rollout.transfer.transport import Plan
 
 FOLDER = Path("/dev/shm")
 """Where Linux keeps files in memory."""

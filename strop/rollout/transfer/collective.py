@@ -20,8 +20,8 @@ from torch import Tensor
 from strop.base.device import collective_backend
 from strop.net.interfaces import keep_to_interface
 from strop.net.rendezvous import Meeting, MeetingPoint, MeetingStore
-from strop.rollout.sync.channel import ReceiverChannel, SenderChannel
-from strop.rollout.sync.transport import Plan
+from strop.rollout.transfer.channel import ReceiverChannel, SenderChannel
+from strop.rollout.transfer.transport import Plan
 
 SENDER = 0
 """Rank of the sender in the group; receiver i is rank i + 1."""

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from strop.rollout.sync.receiver import WeightReceiver
 from strop.rollout.sync.types import Endpoint, SyncReport
+from strop.rollout.transfer.receiver import WeightReceiver
 from strop.rollout.types import Ability, OnToken, RolloutEngine, Sampling, TokenOutput
 
 

@@ -36,12 +36,12 @@ from strop.engines.weights import (
     parameter_stream,
     weights_metadata,
 )
-from strop.rollout.sync import shared_memory
-from strop.rollout.sync.channel import Message, ReceiverFailed, SenderChannel
-from strop.rollout.sync.collective import CollectiveSender, common_device
-from strop.rollout.sync.shared_memory import SharedFile, SharedMemorySender
-from strop.rollout.sync.transport import SendingTransport
 from strop.rollout.sync.types import Endpoint, SyncError, SyncReport
+from strop.rollout.transfer import shared_memory
+from strop.rollout.transfer.channel import Message, ReceiverFailed, SenderChannel
+from strop.rollout.transfer.collective import CollectiveSender, common_device
+from strop.rollout.transfer.shared_memory import SharedFile, SharedMemorySender
+from strop.rollout.transfer.transport import SendingTransport
 
 TIMEOUT_S = 120.0
 """Limit of one wait for the other side: a step of the protocol, never a whole sync."""
