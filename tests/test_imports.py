@@ -30,7 +30,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"controller/ray", "rollout/transfer"},
+    {"controller/ray", "rollout/processes", "rollout/transfer"},
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
     {"doctor", "evaluation", "judges", "supervised", "tracing", "tracking", "vision"},
     {"preferences", "sandbox"},
@@ -42,9 +42,9 @@ RANKS = (
 )
 GUESTS = (
     "checks", "compat", "controller/ray", "doctor", "environments", "evaluation", "gateway", "interactions", "judges",
-    "net", "preferences", "python", "quickstart", "rollout/conformance", "rollout/endpoint", "rollout/sglang",
-    "rollout/transfer", "rollout/vllm", "sandbox", "scorers", "sharing", "supervised", "sweep", "tools", "tracing",
-    "tracking", "view", "vision",
+    "net", "preferences", "python", "quickstart", "rollout/conformance", "rollout/endpoint", "rollout/processes",
+    "rollout/sglang", "rollout/transfer", "rollout/vllm", "sandbox", "scorers", "sharing", "supervised", "sweep",
+    "tools", "tracing", "tracking", "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

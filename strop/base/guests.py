@@ -56,6 +56,8 @@ PLACES = {
     "rollout engine": "name in rollout.engine of an engine in processes of its own: an async function from a "
     "strop.workers.generation.Place to its Generation; its settings are a section of that name below rollout, a "
     "strop.rollout.config.OwnProcesses",
+    "engines apart": "a word for where: what makes and asks engines that are not the native one, a module as "
+    "strop.workers.serving.EnginesApart describes",
     "weight transfer": "a word for where to: what brings weights to rollout workers in other processes, a module as "
     "strop.rollout.sync.transfer.WeightTransfer describes",
     "remote model": "name in rollout.engine of a server whose weights are not ours: a module as "

@@ -17,7 +17,7 @@ from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_tokenizer
 from strop.protocol import DataProto
 from strop.rewards import RewardConfig, RewardPool
-from strop.rollout.client import RolloutClient
+from strop.rollout.client import EngineClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling
@@ -75,7 +75,7 @@ class EvaluationWorker(Worker):
     ) -> list[Any]:
         async with self._pool:
             player = make_player(
-                RolloutClient([self._engine], timeout_s=self._rollout.timeout_s),
+                EngineClient(self._engine, timeout_s=self._rollout.timeout_s),
                 self._policy.media,
                 self._pool,
                 model=self._model,

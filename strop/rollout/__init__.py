@@ -2,14 +2,13 @@
 
 config.py     RolloutConfig; registry.py: names of engines
 types.py      Sampling, TokenOutput, RolloutEngine: the contract every engine keeps
-client.py     RolloutClient: what agents talk to; its deadlines and probes
-ledger.py     the tokens so far of a request, and what became of all requests
-replicas.py   which of several engines serve, and who gets the next request
+client.py     GenerateClient: what agents talk to; EngineClient: an engine in this process, with deadlines
+open_request.py   the tokens so far of a request that is answered in parts
 native/       the in-process engine over any Hugging Face causal language model
-requests.py, bucket.py   what engines ask of a request; how weights reach other processes
+requests.py   what engines ask of a request
 sync/         how an engine with weights of its own holds those of the policy
 
 Guests in this room, each with a file that says where it joins: vllm/ and sglang/ (engines in environments of their
-own), transfer/ (weights to rollout workers in other processes), endpoint/ (a server with OpenAI's API), conformance/
-(the checks that every engine must pass).
+own), processes/ (what such engines share, and what asks them), transfer/ (weights to rollout workers in other
+processes), endpoint/ (a server with OpenAI's API), conformance/ (the checks that every engine must pass).
 """

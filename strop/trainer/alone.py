@@ -15,12 +15,12 @@ from strop.agents.setup import AgentSetup
 from strop.base.guests import joined
 from strop.data.config import DataConfig
 from strop.rewards import RewardPool
-from strop.rollout.client import RolloutClient
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.threads import set_threads
-from strop.workers.generation import Generation, Place, check_engine, load_generation
+from strop.workers.generation import Generation, Place, check_engine
 from strop.workers.player import Player, make_player
+from strop.workers.serving import client_of, load_generation
 
 OnUsage = Callable[[Mapping[str, int]], None]
 """Hears at the end what was asked of a server."""
@@ -136,7 +136,7 @@ async def player(
         return
     async with generation(config) as made:
         played = make_player(
-            RolloutClient([made.engine], timeout_s=config.rollout.timeout_s),
+            client_of(made.engine, config.rollout),
             made.media,
             scorers,
             model=config.model,

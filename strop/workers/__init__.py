@@ -8,7 +8,7 @@ teacher.py       TeacherWorker: the frozen model that the policy learns from
 prm.py           PrmWorker: the process reward model, which learns from outcomes
 reward_model.py  RewardModelWorker: scores of whole answers
 rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples of episodes (played_rows.py);
-                 playing.py: what it is told
+                 playing.py: what it is told; generation.py, serving.py: the engines that it has
 
 What they share: models.py (a role with a model, and one that learns), rows.py (rows of a batch, and what an optimizer
 step on them came to), estimates.py (rollout correction and advantages), summary.py (what the controller keeps of a

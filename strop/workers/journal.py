@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from strop.rollout.client import GenerateClient
-from strop.rollout.ledger import OpenRequest
+from strop.rollout.open_request import OpenRequest
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 from strop.run.schedule import Spans, versions_in_spans
 from strop.workers.recorded_schedule import RecordedSchedule

@@ -37,7 +37,6 @@ from strop.run import SampleStore
 from strop.run.schedule import Spans
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
-from strop.workers.fleet import make_fleet
 from strop.workers.generation import Generation, Place
 from strop.workers.in_flight import GroupsInFlight
 from strop.workers.journal import Journal
@@ -50,6 +49,7 @@ from strop.workers.recorded_schedule import RecordedSchedule
 from strop.workers.recording import open_recording
 from strop.workers.reports import report_of
 from strop.workers.score_journal import ScoreJournal
+from strop.workers.serving import make_serving
 from strop.workers.step_clock import ClockedClient, StepClock
 from strop.workers.tally import Tally
 
@@ -84,7 +84,7 @@ class RolloutWorker(Worker):
         )
         self._pool_runs = self._is_held = self._is_closed = False
         self._tally = Tally(playing.logs, rank=self.rank)
-        asked = self._fleet.client if clock is None else ClockedClient(self._fleet.client, clock)
+        asked = self._engines.client if clock is None else ClockedClient(self._engines.client, clock)
         self._schedule = RecordedSchedule(playing.version) if playing.is_replayed else None
         self._journal = Journal(asked, self._schedule)
         self._scores = ScoreJournal(self._pool)
@@ -119,8 +119,8 @@ class RolloutWorker(Worker):
             rank=self.rank,
             gate=None if self._clock is None else self._clock.gate,
         )
-        self._fleet = self._runner.run(make_fleet(place))
-        return self._take(self._fleet.first)
+        self._engines = self._runner.run(make_serving(place))
+        return self._take(self._engines.first)
 
     def _take(self, made: Generation) -> MediaReader | None:
         """Use this engine; where its weights come from other processes, they are received and verified here."""
@@ -129,7 +129,7 @@ class RolloutWorker(Worker):
         if made.target is not None and self._trained is None:
             where = "cpu" if made.policy is None else made.policy.device.type
             self._receiving = weight_transfer().receiving(made.engine, made.target, device=where)
-            self._fleet.replace_first(self._receiving)
+            self._engines.replace_first(self._receiving)
         return made.media
 
     def _hear_played(self, episode: Episode) -> None:
@@ -274,15 +274,15 @@ class RolloutWorker(Worker):
             if not self._pool_runs:
                 self._runner.run(self._pool.start())
                 self._pool_runs = True
-            self._fleet.begin()
-            self._runner.run(self._fleet.wake_up())
+            self._engines.begin()
+            self._runner.run(self._engines.wake_up())
             if self._is_held:
-                self._runner.run(self._fleet.resume())
+                self._runner.run(self._engines.resume())
                 self._is_held = False
             self._tally.begin()
             yield
             if not self._goes_on and not self._groups.is_idle:
-                self._runner.run(self._fleet.pause())
+                self._runner.run(self._engines.pause())
                 self._is_held = True
 
     def _asked(self, prompts: DataProto) -> list[Prompt]:
@@ -347,8 +347,8 @@ class RolloutWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_version(self, version: int) -> None:
         """The shared parameters hold this policy version now; an engine with weights of its own takes them over."""
-        self._fleet.begin()
-        self._runner.run(self._fleet.set_version(version))
+        self._engines.begin()
+        self._runner.run(self._engines.set_version(version))
         self._reached(version)
 
     def _reached(self, version: int) -> None:
@@ -363,10 +363,10 @@ class RolloutWorker(Worker):
             SyncCorrupted: it does not, or gives nothing for rollout.timeout_s.
         """
         if self._is_held:  # an engine that is paused scores nothing either
-            self._runner.run(self._fleet.resume())
-        self._runner.run(self._fleet.check(probe, version, limit_s=self._rollout.timeout_s))
+            self._runner.run(self._engines.resume())
+        self._runner.run(self._engines.check(probe, version, limit_s=self._rollout.timeout_s))
         if self._is_held:
-            self._runner.run(self._fleet.pause())
+            self._runner.run(self._engines.pause())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join_sync(self, endpoint: Endpoint) -> None:
@@ -397,22 +397,22 @@ class RolloutWorker(Worker):
 
         None where they are started again without anybody's help.
         """
-        started = self._runner.run(self._fleet.start_lost_again())
+        started = self._runner.run(self._engines.start_lost_again())
         if started and self._trained is None:
-            self._take(self._fleet.first)
+            self._take(self._engines.first)
         return started
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def engine_losses(self) -> list[str]:
         """A sentence for each engine that was lost and started again since the call before this one."""
-        return self._fleet.told()
+        return self._engines.told()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sleep(self) -> None:
         """Give the memory of the key-value cache back, unless an engine of its own is at work; the next call takes it
         again."""
         if self._groups.is_idle or (self._is_held and self._target is None):
-            self._runner.run(self._fleet.sleep())
+            self._runner.run(self._engines.sleep())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:
@@ -426,7 +426,7 @@ class RolloutWorker(Worker):
             self._is_closed = True
             self._runner.run(self._groups.close())
             self._runner.run(self._pool.close())
-            self._runner.run(self._fleet.close())
+            self._runner.run(self._engines.close())
             self._player.close()
             self._runner.close()
 

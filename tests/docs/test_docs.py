@@ -48,7 +48,7 @@ from strop.engines.weights import TensorMetadata, WeightsMetadata
 from strop.health import Check, HealthMonitor
 from strop.net import gate
 from strop.rewards import Outcome, RewardError, check_failed_share
-from strop.rollout.client import RolloutClient
+from strop.rollout.processes.client import RolloutClient
 from strop.rollout.sync.types import SyncIncomplete
 from strop.rollout.transfer.accounting import TransferState
 from strop.rollout.types import OnToken, Sampling, TokenOutput

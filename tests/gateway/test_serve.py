@@ -21,7 +21,8 @@ from strop.gateway.server import Gateway
 from strop.rollout.types import RolloutEngine, Sampling
 from strop.trainer.config import Config
 from strop.trajectory import Trajectory
-from strop.workers.generation import Place, load_generation
+from strop.workers.generation import Place
+from strop.workers.serving import load_generation
 
 QUESTION: Any = {"role": "user", "content": "1 + 2"}
 

@@ -22,7 +22,8 @@ from strop.judges.rubrics import CriterionConfig
 from strop.rewards import Outcome, RewardConfig, RewardPool
 from strop.rewards.config import OnFailureConfig
 from strop.trainer.config import Config
-from strop.workers.generation import Place, load_generation
+from strop.workers.generation import Place
+from strop.workers.serving import load_generation
 
 pytestmark = pytest.mark.timeout(60)
 EXCLUDE = OnFailureConfig(infrastructure="exclude")

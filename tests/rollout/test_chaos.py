@@ -15,7 +15,8 @@ from rollout_cases import answers, run, tokens
 
 from strop.base.randomness import random_key
 from strop.engines.causal_lm import CausalLM
-from strop.rollout.client import NoEngine, RolloutClient
+from strop.rollout.client import NoEngine
+from strop.rollout.processes.client import RolloutClient
 from strop.rollout.types import RolloutEngine, Sampling, TokenOutput
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]

@@ -304,7 +304,7 @@ def test_a_tensor_that_arrives_damaged_is_named_and_the_next_update_heals(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("strop.rollout.bucket.digest_tensor", lambda tensor: 1)
+        patch.setattr("strop.rollout.processes.bucket.digest_tensor", lambda tensor: 1)
         with pytest.raises(RuntimeError, match=r"embed_tokens.* arrived with digest"):
             served.write(1)
     served.update(1)

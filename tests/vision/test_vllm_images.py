@@ -21,11 +21,11 @@ from strop.engines.media import media_reader
 from strop.engines.model import load_model, load_tokenizer, weights_of_folder
 from strop.engines.packing import make_rows
 from strop.engines.weights import parameter_stream
+from strop.rollout.processes.filling import probe_of
 from strop.rollout.types import Sampling, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.engine import Settings, VllmEngine, start_vllm
 from strop.trajectory import MediaTokens, Prompt, Trajectory, media_of
-from strop.workers.generation import probe_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -25,8 +25,9 @@ from strop.rollout.config import RolloutConfig
 from strop.rollout.conformance.suite import run_checks
 from strop.rollout.conformance.trial import Finding, Start, Subject
 from strop.rollout.native.engine import NativeEngine
+from strop.rollout.processes.filling import make_engine
 from strop.rollout.sync.target import ModuleTarget
-from strop.workers.generation import Place, make_generation
+from strop.workers.generation import Place
 
 LIMIT_S = 300.0
 """Deadline of all checks of one engine."""
@@ -73,7 +74,7 @@ def start_server(name: str) -> Start:
             logs=folder,
             rank=0,
         )
-        made = await make_generation(place)
+        made = await make_engine(place)
         target = made.target
         assert target is not None, "an engine in processes of its own has weights of its own"
         for bucket in parameter_stream(shape.module):

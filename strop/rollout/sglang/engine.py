@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from strop.base.randomness import random_key
 from strop.engines.weights import WeightsMetadata
-from strop.rollout.requests import checked_prompt, generate_one_token
+from strop.rollout.processes.prompts import checked_prompt
+from strop.rollout.requests import generate_one_token
 from strop.rollout.sglang.config import SglangConfig
 from strop.rollout.sglang.environment import sglang_python
 from strop.rollout.sglang.process import SglangProcess

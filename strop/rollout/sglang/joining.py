@@ -6,9 +6,10 @@ from pathlib import Path
 
 from strop.base.sections import section_of
 from strop.engines.model import read_shape
+from strop.rollout.processes.own_process import own_process
 from strop.rollout.sglang.config import SglangConfig
 from strop.rollout.sglang.engine import SglangSettings, start_sglang
-from strop.workers.generation import Generation, Place, own_process
+from strop.workers.generation import Generation, Place
 
 
 async def make_sglang(place: Place) -> Generation:

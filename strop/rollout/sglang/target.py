@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from strop.engines.weights import WeightsMetadata
-from strop.rollout.bucket import shared_bucket
+from strop.rollout.processes.bucket import shared_bucket
 from strop.rollout.sglang.process import SglangProcess
 
 LOADER = "strop_loader.load"

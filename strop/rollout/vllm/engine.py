@@ -19,7 +19,8 @@ from typing import Any, Literal
 from strop.base.randomness import random_key
 from strop.engines.media import MediaReader
 from strop.engines.weights import WeightsMetadata
-from strop.rollout.requests import checked_prompt, generate_one_token
+from strop.rollout.processes.prompts import checked_prompt
+from strop.rollout.requests import generate_one_token
 from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.environment import vllm_python

@@ -9,9 +9,10 @@ import torch
 from strop.base.sections import section_of
 from strop.engines.media import media_reader
 from strop.engines.model import read_shape
+from strop.rollout.processes.own_process import own_process
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.engine import Settings, start_vllm
-from strop.workers.generation import Generation, Place, own_process
+from strop.workers.generation import Generation, Place
 
 
 async def make_vllm(place: Place) -> Generation:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from strop.engines.media import MediaReader
-from strop.rollout.bucket import shared_bucket
+from strop.rollout.processes.bucket import shared_bucket
 from strop.trajectory import Media
 
 

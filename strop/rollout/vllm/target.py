@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from strop.engines.weights import WeightsMetadata
-from strop.rollout.bucket import shared_bucket
+from strop.rollout.processes.bucket import shared_bucket
 from strop.rollout.vllm.process import ServerProcess
 
 TIMEOUT_S = 600.0

@@ -1,7 +1,8 @@
 """Weights out of shared memory, as a custom loader of SGLang (`--custom-weight-loader strop_loader.load`).
 
 It runs in each of SGLang's model workers, where there is no strop: the digest is loaded from its file. What SGLang
-hands on as named tensors are empty ones, whose names are the JSON of what `strop.rollout.bucket.shared_bucket` gives.
+hands on as named tensors are empty ones, whose names are the JSON of what `shared_bucket` gives
+(strop.rollout.processes.bucket).
 """
 
 from __future__ import annotations

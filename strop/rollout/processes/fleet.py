@@ -15,11 +15,12 @@ import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from strop.rollout.client import RolloutClient
+from strop.rollout.processes.client import RolloutClient
+from strop.rollout.processes.filling import make_engine, probe_of, pull_weights
 from strop.rollout.sync.probe import Probe
 from strop.rollout.sync.types import SyncCorrupted, UnverifiedWeights
 from strop.rollout.types import RolloutEngine
-from strop.workers.generation import Generation, Place, make_generation, probe_of, pull_weights
+from strop.workers.generation import Generation, Place
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ class Fleet:
 
     async def _another(self, index: int) -> Generation:
         """An engine in the place of this one."""
-        return await make_generation(
+        return await make_engine(
             dataclasses.replace(self._place, rank=self._place.rank + index * RANKS_APART)
         )
 
@@ -244,7 +245,7 @@ async def make_fleet(place: Place) -> Fleet:
     made: list[Generation] = []
     try:
         for index in range(place.rollout.replicas):
-            one = await make_generation(dataclasses.replace(place, rank=place.rank + index * RANKS_APART))
+            one = await make_engine(dataclasses.replace(place, rank=place.rank + index * RANKS_APART))
             made.append(one)
     except BaseException:
         for one in made:

@@ -1,4 +1,4 @@
-"""Requests of a client: the tokens so far, wherever they came from, and the count of what became of all of them."""
+"""A request that is answered in several parts: the tokens so far, wherever they came from."""
 
 from __future__ import annotations
 
@@ -8,24 +8,6 @@ from dataclasses import dataclass, field
 
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 from strop.trajectory import MediaTokens, media_of
-
-
-@dataclass
-class Ledger:
-    """What became of the requests: each that was issued has one outcome, or is still open."""
-
-    issued: int = 0
-    completed: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    """By the caller."""
-    reissued: int = 0
-    """Times that a request was taken to another engine; no outcome."""
-
-    @property
-    def open(self) -> int:
-        """Requests without an outcome."""
-        return self.issued - self.completed - self.failed - self.cancelled
 
 
 @dataclass

@@ -1,0 +1,82 @@
+"""How an engine with weights of its own is made, and given those of a model in this process."""
+
+from __future__ import annotations
+
+import asyncio
+
+import torch
+
+from strop.base.guests import joined
+from strop.engines.causal_lm import CausalLM
+from strop.engines.lora import has_adapter, merged_tensors
+from strop.engines.model import load_model
+from strop.engines.packing import make_rows
+from strop.engines.parallel import alone
+from strop.engines.tokens import run_tokens
+from strop.engines.training import TrainEngine
+from strop.engines.weights import parameter_stream
+from strop.rollout.registry import engines
+from strop.rollout.sync.probe import Probe, probe_tokens
+from strop.rollout.sync.target import WeightTarget
+from strop.workers.generation import Generation, Place
+
+
+async def make_engine(place: Place) -> Generation:
+    """The engine that `rollout.engine` names, which is not the native one.
+
+    Raises:
+        ValueError: it cannot be used here.
+    """
+    name = place.rollout.engine
+    make = joined("rollout engine", name) if place.rollout.own_processes else engines[name]
+    made: Generation = await make(place)
+    return made
+
+
+async def loaded(place: Place) -> Generation:
+    """The same with the weights of the model folder, as it gets them in a run; it must give what the model in this
+    process gives.
+
+    Raises:
+        ValueError: it cannot be used here.
+        SyncCorrupted: it does not compute with these weights.
+    """
+    model = await asyncio.to_thread(load_model, place.model, device="cpu")
+    made = await make_engine(place)
+    if made.target is None:  # one of a user's own, which reads the folder itself
+        return made
+    try:
+        await asyncio.to_thread(_fill, made.target, model)
+        await made.engine.set_version(place.version)
+        if made.scores is not None:
+            probe = probe_of(model)
+            found = await made.scores(probe.token_ids)
+            probe.check(found, version=place.version, dtype=made.dtype)
+    except BaseException:
+        await made.engine.close()
+        raise
+    return made
+
+
+def probe_of(model: CausalLM) -> Probe:
+    """What a whole model in this process says of a few tokens."""
+    ids = probe_tokens(model.config.get_text_config().vocab_size, never=model.media_tokens)
+    rows = make_rows([torch.tensor(ids[:1])], [torch.tensor(ids[1:])])
+    with torch.no_grad():
+        log_probs, _ = run_tokens(model, rows, lambda one: one.log_probs(temperature=1.0), alone("cpu"))
+    return Probe(token_ids=ids, log_probs=tuple(log_probs.tolist()))
+
+
+def pull_weights(trained: TrainEngine, target: WeightTarget) -> None:
+    """Write the policy of a training role into an engine with weights of its own; an adapter is merged.
+
+    All ranks of a sharded policy call this.
+    """
+    trained.onload()
+    _fill(target, trained.model)
+
+
+def _fill(target: WeightTarget, model: CausalLM) -> None:
+    weights = merged_tensors(model) if has_adapter(model) else None
+    for bucket in parameter_stream(model.module, weights=weights):
+        target.load([(weight.name, tensor) for weight, tensor in bucket.tensors()])

@@ -1,0 +1,15 @@
+"""How the core asks engines that are not its own (strop.workers.serving.EnginesApart)."""
+
+from __future__ import annotations
+
+from strop.rollout.processes.client import RolloutClient
+from strop.rollout.processes.filling import loaded
+from strop.rollout.processes.fleet import make_fleet as serving
+from strop.rollout.types import RolloutEngine
+
+__all__ = ["client", "loaded", "serving"]
+
+
+def client(engine: RolloutEngine, *, timeout_s: float) -> RolloutClient:
+    """Asks an engine alone."""
+    return RolloutClient([engine], timeout_s=timeout_s)
