@@ -8,5 +8,5 @@ sample_choice.py  which samples, in which order
 token_view.py     one answer token by token; turn_view.py one episode turn by turn
 dropped.py        what became of every sample, and why
 diff.py           `strop diff`: where two runs part
-incident.py       `strop incident`: how a run ended, or where it hangs
+incident.py       `strop incident`: how a run ended, or where it hangs; beats.py what each process did last
 """

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.base.heartbeat import Beat, read_beats
 from strop.cli.models import run_in
 from strop.cli.output import print_json, print_plain, shorten
 from strop.net.notes import read_small
 from strop.run import RunFolder
 from strop.run.lock import is_held
+from strop.view.beats import Beat, read_beats
 
 SUMMARY = "what a run that ended or hangs did last: each process, its slowest item, its stacks"
 EPILOG = """\
