@@ -1,13 +1,12 @@
 """The one weight map of a model: which tensors it has, under which names, and how they come out.
 
 Sync to a rollout engine, export and step fingerprints read the weights through this module, so they agree on
-names, shapes, order and tied tensors. Weights leave as a stream of buckets: full tensors, gathered from their
-shards one after the other, so that beside the shards there is never more than a bucket or two.
+names, shapes, order and tied tensors.
 
 Names are those of the model's own `state_dict`; what wrappers add to them (activation checkpointing, compilation,
 PEFT) is taken off. Persistent buffers belong to the weights, because a copy of the model needs them too.
 
-Concurrency: `parameter_stream` and the digests of a sharded model are collectives over the ranks of its mesh, called
+Concurrency: the digests of a sharded model are collectives over the ranks of its mesh, called
 by all of them in the same order. They read the shards; parameters that were left gathered go back to their shards
 first, as `state_dict` of torch does, so they are not called inside TrainEngine.full_parameters().
 """
@@ -16,10 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,10 +27,6 @@ from torch.distributed.tensor import DTensor, Shard
 from strop.engines.digest import WORD_BYTES, finish, word_sum
 from strop.engines.gradients import full, local, meeting_device
 
-BUCKET_BYTES = 256 << 20
-"""Size of a bucket where nothing else is asked for: large enough for full bandwidth, small beside a model."""
-ALIGNMENT = 64
-"""Tensors start at multiples of this many bytes in a bucket, so that every dtype can be viewed in place."""
 _WRAPPERS = re.compile(r"(_checkpoint_wrapped_module|_orig_mod|_fsdp_wrapped_module|base_layer)\.")
 _PEFT_PREFIX = "base_model.model."
 _ADAPTER = re.compile(r"\.(lora_|modules_to_save\.)")
@@ -58,26 +52,6 @@ class TensorMetadata:
     def names(self) -> tuple[str, ...]:
         """The name and the aliases."""
         return (self.name, *self.aliases)
-
-    def to_json(self) -> list[Any]:
-        """As plain JSON: name, shape, dtype, aliases."""
-        return [self.name, list(self.shape), _dtype_name(self.dtype), list(self.aliases)]
-
-    @classmethod
-    def from_json(cls, value: Any) -> TensorMetadata:
-        """What `to_json` wrote, every field checked.
-
-        Raises:
-            ValueError: the value has another form, or names an unknown dtype.
-        """
-        match value:
-            case [str(name), list(shape), str(dtype), list(aliases)] if (
-                all(type(size) is int and size >= 0 for size in shape)
-                and all(isinstance(alias, str) for alias in aliases)
-                and isinstance(known := getattr(torch, dtype, None), torch.dtype)
-            ):
-                return cls(name=name, shape=tuple(shape), dtype=known, aliases=tuple(aliases))
-        raise ValueError(f"not the description of a weight: {str(value)[:200]}")
 
 
 @dataclass(frozen=True)
@@ -110,41 +84,6 @@ class WeightsMetadata:
         """Bytes of all full tensors."""
         return sum(weight.num_bytes for weight in self.weights)
 
-    def to_json(self) -> list[Any]:
-        """As plain JSON."""
-        return [weight.to_json() for weight in self.weights]
-
-    @classmethod
-    def from_json(cls, value: Any) -> WeightsMetadata:
-        """What `to_json` wrote.
-
-        Raises:
-            ValueError: the value has another form.
-        """
-        if not isinstance(value, list):
-            raise ValueError(f"not a list of weights: {str(value)[:200]}")
-        return cls(tuple(TensorMetadata.from_json(item) for item in value))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bucket:
-    """Some full tensors, one behind the other in one piece of memory. Read only: it may be the model's own."""
-
-    entries: tuple[tuple[TensorMetadata, int], ...]
-    """Each weight with the byte of `data` where it starts."""
-    data: Tensor
-    """[num_bytes] uint8 on the model's device."""
-
-    def tensors(self) -> Iterator[tuple[TensorMetadata, Tensor]]:
-        """The weights with their values: views of `data`."""
-        for weight, offset in self.entries:
-            yield weight, tensor_at(self.data, weight, offset)
-
-
-def tensor_at(data: Tensor, weight: TensorMetadata, offset: int) -> Tensor:
-    """The view of bytes [n] uint8 from `offset` on as this weight."""
-    return data[offset : offset + weight.num_bytes].view(weight.dtype).view(weight.shape)
-
 
 def hugging_face_name(name: str) -> str | None:
     """A parameter's name without what wrappers added to it; None for parameters of an adapter.
@@ -171,7 +110,8 @@ def named_weights(module: nn.Module, *, with_adapter: bool = False) -> dict[str,
     return held
 
 
-def _check_present(name: str, tensor: Tensor) -> None:
+def check_present(name: str, tensor: Tensor) -> None:
+    """Raise a ValueError where the values of a weight are elsewhere."""
     own = local(tensor)
     if own.numel() and own.untyped_storage().nbytes() == 0:
         raise ValueError(f"{name} is offloaded; bring the weights back to the device before they are read")
@@ -204,57 +144,6 @@ def weights_metadata(
     )
 
 
-def parameter_stream(
-    module: nn.Module,
-    *,
-    bucket_bytes: int = BUCKET_BYTES,
-    wanted: bool = True,
-    dtype: torch.dtype | None = None,
-    weights: Iterable[tuple[str, Tensor]] | None = None,
-) -> Iterator[Bucket]:
-    """All weights as full tensors in the order of `weights_metadata(module)`, packed into buckets.
-
-    Memory beside the model: the bucket being filled and one gathered tensor, so with the bucket that the caller
-    still holds at most two buckets and one tensor. A tensor larger than a bucket is a bucket of its own and is
-    not copied once more.
-
-    Args:
-        module: plain, or sharded over ranks that all make this call and use up the iterator.
-        bucket_bytes: limit of a bucket.
-        wanted: whether this rank gets the buckets; without it the rank takes part in the gathers, keeps nothing,
-            and its iterator ends without yielding.
-        dtype: deliver floating-point weights in this dtype; they are cast before they are gathered.
-        weights: the tensors to deliver instead of the module's own, for example with an adapter merged into
-            them: the names of the metadata in their order, made one at a time.
-
-    Raises:
-        ValueError: `weights` are others than those of the metadata, or the module has an adapter and no merged
-            weights are given, or the weights are offloaded.
-    """
-    if bucket_bytes < 1:
-        raise ValueError(f"a bucket of {bucket_bytes} bytes holds nothing; use at least 1")
-    held = weights_metadata(module, dtype=dtype)
-    source = iter(_own_weights(module, held)) if weights is None else iter(weights)
-    for group in _groups(held, bucket_bytes):
-        entries, size = _placed(group)
-        data: Tensor | None = None
-        for weight, offset in entries:
-            tensor = _full(_next(source, weight), weight.dtype)
-            if not wanted:
-                continue
-            if len(entries) == 1:
-                data = tensor.contiguous().view(-1).view(torch.uint8)
-                break
-            if data is None:
-                data = torch.empty(size, dtype=torch.uint8, device=tensor.device)
-            tensor_at(data, weight, offset).copy_(tensor)
-            del tensor
-        if data is not None:
-            yield Bucket(entries=entries, data=data)
-    if extra := next(source, None):
-        raise ValueError(f"the weights go on with {extra[0]} after the last one of the model's own")
-
-
 def weight_digests(module: nn.Module) -> dict[str, int]:
     """`digest_tensor` of every full weight by name (tied ones once, an adapter's too), without gathering them.
 
@@ -267,10 +156,10 @@ def weight_digests(module: nn.Module) -> dict[str, int]:
     shared: dict[dist.ProcessGroup, list[str]] = {}
     for weight in held:
         tensor = tensors[weight.name].detach()
-        _check_present(weight.name, tensor)
+        check_present(weight.name, tensor)
         shard = _row_shard(tensor)
         if shard is None:
-            totals[weight.name] = word_sum(_full(tensor, weight.dtype))
+            totals[weight.name] = word_sum(full_weight(tensor, weight.dtype))
         else:
             totals[weight.name] = word_sum(shard.rows, first_byte=shard.first_byte)
             shared.setdefault(shard.group, []).append(weight.name)
@@ -292,7 +181,7 @@ def combine_digests(held: WeightsMetadata, digests: Mapping[str, int]) -> str:
     """
     state = hashlib.sha256()
     for weight in held:
-        line = f"{weight.name} {list(weight.shape)} {_dtype_name(weight.dtype)} {digests[weight.name]:016x}\n"
+        line = f"{weight.name} {list(weight.shape)} {dtype_name(weight.dtype)} {digests[weight.name]:016x}\n"
         state.update(line.encode())
     return state.hexdigest()
 
@@ -305,54 +194,8 @@ def digest_weights(module: nn.Module) -> str:
     return combine_digests(weights_metadata(module, with_adapter=True), weight_digests(module))
 
 
-def _own_weights(module: nn.Module, held: WeightsMetadata) -> Iterator[tuple[str, Tensor]]:
-    """The module's own tensors. Raises before the first one what is wrong with any."""
-    adapter = next((name for name in module.state_dict(keep_vars=True) if _ADAPTER.search(name)), None)
-    if adapter is not None:
-        raise ValueError(
-            f"the model has an adapter ({adapter}), which its own weights do not contain; give the merged weights"
-        )
-    tensors = named_weights(module)
-    for weight in held:
-        _check_present(weight.name, tensors[weight.name])
-    return ((weight.name, tensors[weight.name]) for weight in held)
-
-
-def _next(source: Iterator[tuple[str, Tensor]], weight: TensorMetadata) -> Tensor:
-    name, tensor = next(source, ("nothing", None))
-    if tensor is None or name != weight.name or tuple(tensor.shape) != weight.shape:
-        got = name if tensor is None else f"{name} {list(tensor.shape)}"
-        raise ValueError(
-            f"expected {weight.name} {list(weight.shape)} next in the stream of weights, got {got}; give the weights "
-            f"of weights_metadata(module) in its order, each once"
-        )
-    return tensor
-
-
-def _groups(held: WeightsMetadata, bucket_bytes: int) -> Iterator[list[TensorMetadata]]:
-    """The weights in order, cut where a bucket is full."""
-    group: list[TensorMetadata] = []
-    for weight in held:
-        if group and _placed([*group, weight])[1] > bucket_bytes:
-            yield group
-            group = []
-        group.append(weight)
-    if group:
-        yield group
-
-
-def _placed(group: Sequence[TensorMetadata]) -> tuple[tuple[tuple[TensorMetadata, int], ...], int]:
-    """The weights of a bucket with their offsets, and the bucket's size."""
-    entries, end = [], 0
-    for weight in group:
-        offset = -(-end // ALIGNMENT) * ALIGNMENT
-        entries.append((weight, offset))
-        end = offset + weight.num_bytes
-    return tuple(entries), end
-
-
 @torch.no_grad()
-def _full(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def full_weight(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The whole tensor in this dtype, gathered from its shards where there are any; live memory where possible."""
     return full(tensor.detach().to(dtype))
 
@@ -408,5 +251,6 @@ def _delivered(held: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
     return asked if asked is not None and held.is_floating_point else held
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32`."""
     return str(dtype).removeprefix("torch.")

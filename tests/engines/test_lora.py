@@ -32,8 +32,9 @@ from strop.engines.lora import (
 from strop.engines.model import check_language_model, load_model, load_value_model
 from strop.engines.packing import Row, make_rows
 from strop.engines.training import TrainEngine
-from strop.engines.weights import parameter_stream, weights_metadata
+from strop.engines.weights import weights_metadata
 from strop.rollout.native.engine import NativeEngine
+from strop.rollout.transfer.stream import parameter_stream
 from strop.rollout.types import Sampling
 
 Folders = Callable[[str], Path]

@@ -28,17 +28,21 @@ from strop.engines.digest import digest_tensor, finish, word_sum
 from strop.engines.fsdp import shard
 from strop.engines.model import load_model
 from strop.engines.weights import (
-    ALIGNMENT,
-    Bucket,
     TensorMetadata,
     WeightsMetadata,
     combine_digests,
     digest_weights,
     hugging_face_name,
     named_weights,
-    parameter_stream,
     weight_digests,
     weights_metadata,
+)
+from strop.rollout.transfer.stream import (
+    ALIGNMENT,
+    Bucket,
+    parameter_stream,
+    weight_as_json,
+    weights_from_json,
 )
 
 
@@ -105,7 +109,7 @@ def test_tied_weights_are_listed_once_with_their_other_names() -> None:
 
 def test_an_inventory_survives_json_and_refuses_anything_else() -> None:
     held = weights_metadata(Odd())
-    assert WeightsMetadata.from_json(held.to_json()) == held
+    assert weights_from_json([weight_as_json(weight) for weight in held]) == held
     for wrong in (
         {},
         [["w", [1], "float33", []]],
@@ -116,9 +120,9 @@ def test_an_inventory_survives_json_and_refuses_anything_else() -> None:
         [["w", [1], "float32", [2]]],
     ):
         with pytest.raises(ValueError, match=r"^not (a list|the description)"):
-            WeightsMetadata.from_json(wrong)
+            weights_from_json(wrong)
     with pytest.raises(ValueError, match="the weight map names b twice"):
-        WeightsMetadata.from_json([["a", [], "float32", ["b"]], ["b", [], "float32", []]])
+        weights_from_json([["a", [], "float32", ["b"]], ["b", [], "float32", []]])
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 700, 1024, 1 << 20])

@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM
 from strop.data.tiny import make_tiny_model
 from strop.engines.config import ModelConfig
 from strop.engines.model import weights_of_folder
-from strop.engines.weights import parameter_stream
 from strop.rollout.sync.probe import Probe, probe_tokens
 from strop.rollout.sync.types import SyncCorrupted
+from strop.rollout.transfer.stream import parameter_stream
 from strop.rollout.types import Sampling, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.engine import Settings, VllmEngine, start_vllm

@@ -20,7 +20,7 @@ import torch
 from rollout.sync_cases import NUM_TENSORS, Net, Pair, bits, connected, net, side_by_side
 from torch import Tensor, nn
 
-from strop.engines.weights import Bucket, TensorMetadata, digest_weights
+from strop.engines.weights import TensorMetadata, digest_weights
 from strop.rollout.sync.target import ModuleTarget
 from strop.rollout.sync.types import (
     Endpoint,
@@ -35,6 +35,7 @@ from strop.rollout.transfer import collective, sender, shared_memory
 from strop.rollout.transfer.channel import SenderChannel
 from strop.rollout.transfer.receiver import WeightReceiver
 from strop.rollout.transfer.sender import WeightSender
+from strop.rollout.transfer.stream import Bucket
 
 TRANSPORTS = ("shared_memory", "collective")
 REFUSAL = "; the rollout worker keeps refusing to generate until a complete sync arrives"

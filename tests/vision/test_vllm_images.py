@@ -20,8 +20,8 @@ from strop.engines.config import ModelConfig
 from strop.engines.media import media_reader
 from strop.engines.model import load_model, load_tokenizer, weights_of_folder
 from strop.engines.packing import make_rows
-from strop.engines.weights import parameter_stream
 from strop.rollout.processes.filling import probe_of
+from strop.rollout.transfer.stream import parameter_stream
 from strop.rollout.types import Sampling, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.engine import Settings, VllmEngine, start_vllm

@@ -20,13 +20,13 @@ from strop.cli.versions import versions_in
 from strop.data.tiny import make_tiny_model
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
-from strop.engines.weights import parameter_stream
 from strop.rollout.config import RolloutConfig
 from strop.rollout.conformance.suite import run_checks
 from strop.rollout.conformance.trial import Finding, Start, Subject
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.processes.filling import make_engine
 from strop.rollout.sync.target import ModuleTarget
+from strop.rollout.transfer.stream import parameter_stream
 from strop.workers.generation import Place
 
 LIMIT_S = 300.0

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from strop.engines.digest import digest_tensor
-from strop.engines.weights import ALIGNMENT
+from strop.rollout.transfer.stream import ALIGNMENT
 
 
 @contextlib.contextmanager

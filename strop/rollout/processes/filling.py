@@ -14,10 +14,10 @@ from strop.engines.packing import make_rows
 from strop.engines.parallel import alone
 from strop.engines.tokens import run_tokens
 from strop.engines.training import TrainEngine
-from strop.engines.weights import parameter_stream
 from strop.rollout.registry import engines
 from strop.rollout.sync.probe import Probe, probe_tokens
 from strop.rollout.sync.target import WeightTarget
+from strop.rollout.transfer.stream import parameter_stream
 from strop.workers.generation import Generation, Place
 
 

@@ -10,6 +10,7 @@ accounting.py     TransferState: what has arrived, what is missing, what is wron
 transport.py      Plan and the protocol of the two transports
 collective.py     a broadcast per bucket over a process group of its own
 shared_memory.py  buckets through two slots in shared memory, for processes of one node
+stream.py         Bucket, parameter_stream: the weights of a model, gathered from their shards, bucket by bucket
 sender.py         WeightSender: the side of the actor
 receiver.py       WeightReceiver: the side of a rollout worker
 engine.py         VerifiedEngine: a rollout engine that generates with verified weights only

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from strop.engines.weights import TensorMetadata, WeightsMetadata, tensor_at
+from strop.engines.weights import TensorMetadata, WeightsMetadata
 from strop.rollout.sync.types import REFUSAL, SyncCorrupted, SyncError, SyncIncomplete, SyncRefused
+from strop.rollout.transfer.stream import tensor_at
 
 _NAMES_SHOWN = 3
 

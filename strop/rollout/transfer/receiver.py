@@ -29,6 +29,7 @@ from strop.rollout.transfer.channel import Message, ReceiverChannel
 from strop.rollout.transfer.collective import CollectiveReceiver
 from strop.rollout.transfer.sender import TIMEOUT_S
 from strop.rollout.transfer.shared_memory import SharedMemoryReceiver, shares_memory
+from strop.rollout.transfer.stream import weight_from_json, weights_from_json
 from strop.rollout.transfer.transport import Plan, ReceivingTransport
 
 
@@ -207,7 +208,7 @@ class _IncomingSync:
     def run(self, target: WeightTarget, started: float) -> SyncReport:
         """Load and verify everything."""
         with self._understood():
-            sent = WeightsMetadata.from_json(self._begin["weights"])
+            sent = weights_from_json(self._begin["weights"])
             plan = Plan(**self._begin["plan"])
         transfer = TransferState(self._version, sent, target.weights_metadata())
         try:
@@ -242,9 +243,7 @@ class _IncomingSync:
                     transport.begin()
                 case {"kind": "bucket", "num_bytes": int(num_bytes), "entries": list(entries)}:
                     with self._understood():
-                        arriving = [
-                            (TensorMetadata.from_json(entry[:-1]), int(entry[-1])) for entry in entries
-                        ]
+                        arriving = [(weight_from_json(entry[:-1]), int(entry[-1])) for entry in entries]
                     data = transport.receive(num_bytes)
                     if loads := transfer.take(num_buckets, arriving, data):
                         target.load(loads)

@@ -27,20 +27,19 @@ import torch
 from torch import Tensor, nn
 
 from strop.engines.digest import finish, word_sum
-from strop.engines.weights import (
-    ALIGNMENT,
-    BUCKET_BYTES,
-    Bucket,
-    WeightsMetadata,
-    combine_digests,
-    parameter_stream,
-    weights_metadata,
-)
+from strop.engines.weights import WeightsMetadata, combine_digests, weights_metadata
 from strop.rollout.sync.types import Endpoint, SyncError, SyncReport
 from strop.rollout.transfer import shared_memory
 from strop.rollout.transfer.channel import Message, ReceiverFailed, SenderChannel
 from strop.rollout.transfer.collective import CollectiveSender, common_device
 from strop.rollout.transfer.shared_memory import SharedFile, SharedMemorySender
+from strop.rollout.transfer.stream import (
+    ALIGNMENT,
+    BUCKET_BYTES,
+    Bucket,
+    parameter_stream,
+    weight_as_json,
+)
 from strop.rollout.transfer.transport import SendingTransport
 
 TIMEOUT_S = 120.0
@@ -98,7 +97,7 @@ class WeightSender:
 
         Args:
             version: policy version of the weights; it never goes backwards.
-            weights: what to send instead of the module's own tensors (engines.weights.parameter_stream).
+            weights: what to send instead of the module's own tensors (stream.parameter_stream).
 
         Raises:
             SyncError: a receiver refused, was missing, or does not hold what was sent. A later sync may succeed.
@@ -167,9 +166,8 @@ class _Session:
         try:
             transport = self._transport_for(self._channel.wait_for_receivers(), held)
             self._channel.begin(self._attempt)
-            self._channel.tell(
-                "begin", version=version, weights=held.to_json(), plan=transport.plan.to_json()
-            )
+            inventory = [weight_as_json(weight) for weight in held]
+            self._channel.tell("begin", version=version, weights=inventory, plan=transport.plan.to_json())
             self._channel.hear("ready", 0, f"to be ready for sync {version}")
             self._channel.tell("go")
             transport.begin()
@@ -213,7 +211,7 @@ class _Session:
         return {name: finish(total, size) for (name, size), total in zip(sizes, totals, strict=True)}
 
     def _announce(self, bucket: Bucket) -> None:
-        entries = [[*weight.to_json(), offset] for weight, offset in bucket.entries]
+        entries = [[*weight_as_json(weight), offset] for weight, offset in bucket.entries]
         self._channel.tell("bucket", num_bytes=len(bucket.data), entries=entries)
 
     def _give_up(self, reason: str) -> None:
