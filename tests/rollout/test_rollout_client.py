@@ -103,26 +103,6 @@ def test_a_pause_is_no_wait_in_vain(tiny: Callable[..., CausalLM]) -> None:
     run(body())
 
 
-def test_the_deadline_frees_the_native_engines_slot(tiny: Callable[..., CausalLM]) -> None:
-    engine = NativeEngine(tiny("qwen3", dtype="float32"), max_running=1)
-
-    async def body() -> None:
-        client = RolloutClient([engine], timeout_s=0.1)
-
-        pauses = []
-
-        def hold(token: int, log_prob: float, version: int) -> None:
-            pauses.append(asyncio.create_task(engine.pause()))
-
-        with pytest.raises(RolloutTimeout, match="generation of a took longer"):
-            await client.generate("a", tokens(4, 0), SAMPLING, on_token=hold)
-        await engine.resume()
-        numbers = await engine.health()
-        assert (numbers["running"], numbers["waiting"]) == (0, 0)
-
-    run(body())
-
-
 def test_an_engines_own_timeout_is_not_taken_for_the_deadline() -> None:
     async def late(hear: OnToken, sampling: Sampling) -> TokenOutput:
         raise TimeoutError("the engine's own sentence")

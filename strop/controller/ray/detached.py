@@ -60,19 +60,9 @@ def leave_info(
     """Have each process of a group keep what another controller must know to attach."""
     known = [dataclasses.replace(member, handle=None, queue=deque(), last_call=None) for member in members]
     info = GroupInfo(members=known, meshes=meshes, places=places)
-    call = manager.next_call()
-    pending_calls = [
-        manager.give(
-            member,
-            lambda handle: handle.remember.remote(info),
-            method="end of the start",
-            call=call,
-            timeout_s=timeout_s,
-        )
-        for member in members
-    ]
-    for pending in pending_calls:
-        manager.wait(pending)
+    manager.ask(
+        members, lambda handle: handle.remember.remote(info), method="end of the start", timeout_s=timeout_s
+    )
 
 
 class Attached:

@@ -107,6 +107,25 @@ class WorkerManager:
             self._calls.setdefault(pending.call, []).append(pending)
             return pending
 
+    def ask(
+        self,
+        members: Sequence[WorkerHandle],
+        give: Callable[[Any], Any],
+        *,
+        method: str,
+        timeout_s: float,
+    ) -> list[Any]:
+        """Give these processes one call, as `give` does, and wait: their answers, in the order of the processes.
+
+        Raises:
+            WorkerFailed, CallTimeout, GroupStopped: as `give` and `wait`.
+        """
+        call = self.next_call()
+        pending_calls = [
+            self.give(member, give, method=method, call=call, timeout_s=timeout_s) for member in members
+        ]
+        return [self.wait(pending) for pending in pending_calls]
+
     def wait(self, pending: PendingCall) -> Any:
         """The answer to a call.
 
@@ -270,19 +289,12 @@ class WorkerManager:
             try:
                 self._settle_ready()
                 if not any(pending.method for member in self.members for pending in member.queue):
-                    number = self.next_call()
-                    pending_calls = [
-                        self.give(
-                            member,
-                            lambda handle: handle.close.remote(),
-                            method="close",
-                            call=number,
-                            timeout_s=timeout_s,
-                        )
-                        for member in self.members
-                    ]
-                    for pending in pending_calls:
-                        self.wait(pending)
+                    self.ask(
+                        self.members,
+                        lambda handle: handle.close.remote(),
+                        method="close",
+                        timeout_s=timeout_s,
+                    )
             finally:
                 self.stop("this runtime is closed; make a new one")
 

@@ -78,7 +78,7 @@ def start_processes(
         for member in members
     ]
     for member, pending in zip(members, pending_calls, strict=True):
-        member.presence = manager.wait(pending)
+        member.presence = manager.wait(pending)  # at once: whoever ends the processes has to know it
     return members
 
 
@@ -131,13 +131,11 @@ def _meeting(manager: WorkerManager, members: Sequence[WorkerHandle], timeout_s:
     """Where the processes of a pool find each other, which rank 0 opens when first asked; None for one process."""
     first = members[0]
     if len(members) > 1 and first.meeting is None:
-        first.meeting = manager.wait(
-            manager.give(
-                first,
-                lambda handle: handle.open_meeting_point.remote(),
-                method="start of the rendezvous",
-                timeout_s=timeout_s,
-            )
+        (first.meeting,) = manager.ask(
+            [first],
+            lambda handle: handle.open_meeting_point.remote(),
+            method="start of the rendezvous",
+            timeout_s=timeout_s,
         )
     return first.meeting
 
