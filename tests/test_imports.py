@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "strop"
 RANKS = (
     {"border"},
     {"base"},
-    {"trajectory", "net", "chat_template", "hub"},
+    {"trajectory", "net", "chat_template"},
     {"protocol"},
     {"config"},
     {"algorithms"},
@@ -30,7 +30,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
+    {"hub", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
     {"doctor", "evaluation", "judges", "supervised", "tracing", "tracking", "vision"},
     {"preferences", "sandbox"},
     {"scorers", "tools"},
@@ -40,9 +40,10 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "checks", "compat", "doctor", "environments", "evaluation", "gateway", "interactions", "judges", "preferences",
-    "python", "quickstart", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "sandbox",
-    "scorers", "sharing", "supervised", "sweep", "tools", "tracing", "tracking", "view", "vision",
+    "checks", "compat", "doctor", "environments", "evaluation", "gateway", "hub", "interactions", "judges",
+    "preferences", "python", "quickstart", "rollout/conformance", "rollout/endpoint", "rollout/sglang",
+    "rollout/vllm", "sandbox", "scorers", "sharing", "supervised", "sweep", "tools", "tracing", "tracking", "view",
+    "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

@@ -42,6 +42,8 @@ PLACES = {
     "class translation": "a library: a function from a dotted path of its classes to ours; any other path as it is",
     "tracker": "name of a tracker: a strop.trainer.trackers.TrackerFactory, with check(), which raises a ValueError "
     "where what it needs is missing",
+    "elsewhere": "models, rows, commits (of data sets) or runs: the module that fetches, or sends, what names and URLs "
+    "mean that are not of this machine (strop.base.elsewhere)",
     "agent": "name of an agent: the async function (prompt, trajectory, generate, context) that plays it",
     "self-scoring agent": "name of an agent that is given no tools and scores its episodes itself: as above",
     "form of agents": "what agents can be beside async functions: a function from such an object to the async function "

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.base.elsewhere import elsewhere, is_url
 from strop.base.guests import targets
 from strop.cli.models import choose_checkpoint, run_in
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
 from strop.cli.unread import KINDS_OF_GUESTS, READS, Reads, refuse_unread, refuse_unread_overrides
-from strop.hub.places import is_url
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
 
 RUNS_CACHE = Path("~/.cache/strop/runs")
@@ -87,15 +87,13 @@ def _here_or_elsewhere(text: str) -> Path | str:
 
 def _fetched_to(url: str, out: Path | None) -> Path:
     """The copy of a run, in a folder where it goes on."""
-    from strop.trainer.copying import fetch_run
-
     folder = out or Path("runs") / url.rstrip("/").rpartition("/")[2]
     if folder.exists():
         raise UsageError(
             f"{folder} is there: name an absent folder with --out, or continue it with --resume {folder}"
         )
     say(f"fetching {url} into {folder}")
-    return fetch_run(url, folder)
+    return Path(elsewhere("runs", f"{url} is a URL").fetch_run(url, folder))
 
 
 @contextlib.contextmanager
@@ -177,14 +175,13 @@ def _run_and_step(text: str) -> tuple[Path, int | str | None]:
 
 def _fetched_copy(url: str, step: int | str | None) -> Path:
     """A copy of a run, kept below the cache under what names its present state."""
-    from strop.trainer.copying import fetch_run, state_of_copy
-
+    runs = elsewhere("runs", f"{url} is a URL")
     folder = (
         RUNS_CACHE.expanduser()
-        / f"{state_of_copy(url)}-{step or 'last'}"
+        / f"{runs.state_of_copy(url)}-{step or 'last'}"
         / url.rstrip("/").rpartition("/")[2]
     )
-    return folder if is_run(folder) else fetch_run(url, folder, step)
+    return folder if is_run(folder) else Path(runs.fetch_run(url, folder, step))
 
 
 def _refuse_sources(args: argparse.Namespace) -> None:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.base.elsewhere import elsewhere, is_model_elsewhere
 from strop.base.guests import targets
 from strop.cli.output import UsageError, say
 from strop.cli.settings import is_setting
-from strop.hub.models import Fetch, fetch_model
-from strop.hub.places import place_of
 from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, check_files, read_manifest
 
@@ -210,9 +209,9 @@ def data_as_recorded(args: argparse.Namespace, config: Config, source: Path | No
     """
     if source is None or args.config:
         return config
-    from strop.trainer.data_sets import as_recorded
+    from strop.trainer import models
 
-    return as_recorded(config, source.parent)
+    return models.data_as_recorded(config, source.parent)
 
 
 def _check_goes_without(config: Config) -> None:
@@ -236,7 +235,7 @@ def _is_elsewhere(text: str) -> bool:
     if "=" in text and "://" not in text:
         return False
     try:
-        return not place_of(text, "MODEL").is_here
+        return is_model_elsewhere(text, "MODEL")
     except ValueError:
         if text.startswith(("hub:", "hf:", "modelscope:", "http")):
             raise
@@ -246,7 +245,8 @@ def _is_elsewhere(text: str) -> bool:
 def _of_hub(text: str, step: int | str | None, *, weights: bool) -> ModelSource:
     if step is not None:
         raise ValueError(f"--step {step} chooses a checkpoint of a run, and {text} is none: leave it out")
-    fetched = fetch_model(text, Fetch(say=say, weights=weights), key="MODEL")
+    models = elsewhere("models", f"{text} is no folder")
+    fetched = models.fetch_model(text, models.Fetch(say=say, weights=weights), key="MODEL")
     return ModelSource(
         folder=Path(fetched.folder),
         config=None,

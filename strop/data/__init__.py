@@ -1,7 +1,6 @@
 """Data in: rows from files, prompts from rows, and the order in which they are visited.
 
-    sources.py, folders.py, readers.py   rows from local files, folders, hubs and URLs, all in memory
-    hub_sets.py, scope_sets.py           data sets of the Hugging Face hub and of ModelScope at one commit
+    folders.py, readers.py               rows from files and folders, all in memory
     stored.py                            those of a split: in memory, or by number from their files
     cache.py                             what is kept for the next run, within a bound
     rows.py, chat.py, media.py           one row through the column mapping, the chat template, a reader of media

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from strop.base.elsewhere import is_hub
 from strop.base.randomness import permutation, random_key, uniforms
-from strop.data.sources import is_hub
 
 
 def visits_per_epoch(

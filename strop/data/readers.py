@@ -11,11 +11,10 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from strop.base.elsewhere import elsewhere, is_hub, is_url
 from strop.base.foreign_files import check_regular, parse_json, read_text
 from strop.border import encodable_value
 from strop.data.folders import folder_files, some_of, split_entry
-from strop.data.sources import fetch, is_hub, open_hub
-from strop.hub.places import is_url
 
 MAX_FILE_BYTES = 2**36
 """Of a file of JSON that is held in memory: more than machines have."""
@@ -28,8 +27,7 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
     Relative paths start at the current directory. A `.json` file holds one list of objects, or one object
     per line like `.jsonl`. A folder is one that `datasets` wrote with `save_to_disk`, or holds files; where
     these belong to several splits, `FOLDER@split` says which. `hub:owner/name[:config][@split][#revision]` is a data
-    set of the hub, and with `modelscope:` one of ModelScope. A URL of a file or folder is fetched once
-    (`strop.data.sources`).
+    set of the hub, and with `modelscope:` one of ModelScope. A URL of a file or folder is fetched once.
 
     Args:
         files: entries of data.train_files.
@@ -45,7 +43,7 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
     for entry in map(str, files):
         found: list[dict[str, Any]] = []
         if is_hub(entry):
-            found = open_hub(entry).to_list()
+            found = open_set(entry).to_list()
         else:
             for path in leaves(entry, cache_dir):
                 with fetched(entry, path):
@@ -54,6 +52,15 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
             raise ValueError(f"data file {entry} has no rows; write at least one, or leave the file out")
         rows.extend(found)
     return rows
+
+
+def open_set(entry: str) -> Any:
+    """The `datasets.Dataset` of a split of a hub's data set.
+
+    Raises:
+        ValueError: the entry has another form, or it cannot be had.
+    """
+    return elsewhere("rows", f"data entry {entry!r} is a data set of a hub").open_hub(entry)
 
 
 def check_entries(files: Sequence[str | Path]) -> None:
@@ -75,7 +82,7 @@ def leaves(entry: str, cache_dir: str | Path) -> list[Path]:
         FileNotFoundError: there is no such file.
     """
     if is_url(entry):
-        path = fetch(entry, SUFFIXES, cache_dir)
+        path = elsewhere("rows", f"data entry {entry!r} is a URL").fetch(entry, SUFFIXES, cache_dir)
         with fetched(entry, path):
             return _leaves(path, "")
     path, split = split_entry(entry)

@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
+from strop.base.elsewhere import is_hub
 from strop.base.foreign_files import MAX_LINE_BYTES, check_regular, lines_of, open_regular
 from strop.base.guests import needed
 from strop.data.cache import cache_folder, use
@@ -37,11 +38,11 @@ from strop.data.readers import (
     fetched,
     leaves,
     open_saved,
+    open_set,
     parquet_refused,
     parse_object,
     read_rows,
 )
-from strop.data.sources import is_hub, open_hub
 
 MAX_GROUP_BYTES = 4 * 2**20
 """Size of a group of rows, uncompressed, up to which a parquet file is read in place: a visit reads a whole one."""
@@ -118,7 +119,7 @@ def load_rows(
 
 def _parts(entry: str, cache_dir: str | Path) -> Iterator[RowPart]:
     if is_hub(entry):
-        yield MappedRows(open_hub(entry))
+        yield MappedRows(open_set(entry))
         return
     for path in leaves(entry, cache_dir):
         with fetched(entry, path):

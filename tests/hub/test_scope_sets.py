@@ -11,9 +11,10 @@ import pytest
 from scope_cases import ScopeStandIn, asked_here
 
 from strop.base import trust
+from strop.base.elsewhere import fetched
 from strop.data import read_rows
-from strop.data.sources import commit_of, fetched, parse_hub
 from strop.data.stored import open_rows
+from strop.hub.rows import commit_of, parse_hub
 
 NAME = "datasets/me/sums"
 stores = pytest.mark.stores

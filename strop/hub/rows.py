@@ -16,16 +16,16 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from strop.base.elsewhere import HUBS
 from strop.base.trust import ask, may_run
-from strop.data import hub_sets, scope_sets
-from strop.data.cache import cache_folder, use
-from strop.hub.places import is_url
+from strop.data.cache import cache_folder, size_of, use
+from strop.hub import face_sets, scope_sets
 from strop.hub.remote import Refused, Unreachable
 from strop.hub.stores import (
     get_file,
@@ -38,12 +38,10 @@ from strop.hub.stores import (
     reason,
     way_out,
 )
-from strop.hub.waiting import SILENCE_S, size_of, while_heard
+from strop.hub.waiting import SILENCE_S, while_heard
 
 logger = logging.getLogger(__name__)
 
-_HUBS = ("hub:", "modelscope:")
-"""How entries begin that name a data set of a hub: the one of Hugging Face, and ModelScope."""
 _HUB = re.compile(
     r"(?P<hub>hub:|modelscope:)(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^:@#]+))?(?:@(?P<split>[^@#]+))?"
     r"(?:#(?P<revision>\w[\w./-]*))?",
@@ -70,20 +68,10 @@ class HubSource:
     """Branch, tag or commit; empty: the newest. At ModelScope also a state of one, BRANCH/files-HASH."""
 
 
-def is_hub(entry: str) -> bool:
-    """Whether an entry names a data set of a hub."""
-    return entry.startswith(_HUBS)
-
-
 def _ask(entry: str) -> None:
     """Pass the door, which is open where the user has named the files."""
     if not any(map(may_run, _FILE_SETTINGS)):
         ask("data files", entry)
-
-
-def fetched(files: Iterable[str]) -> list[str]:
-    """Those entries of data.train_files, or of another such setting, that are fetched from elsewhere."""
-    return [entry for entry in files if is_url(entry) or is_hub(entry)]
 
 
 def parse_hub(entry: str) -> HubSource:
@@ -93,7 +81,7 @@ def parse_hub(entry: str) -> HubSource:
         ValueError: it has another form.
     """
     match = _HUB.fullmatch(entry)
-    prefix = next((one for one in _HUBS if entry.startswith(one)), _HUBS[0])
+    prefix = next((one for one in HUBS if entry.startswith(one)), HUBS[0])
     if match is None or (prefix == "modelscope:" and "/" not in match["name"]):
         raise ValueError(
             f"data entry {entry!r} names no data set of the hub; write {prefix}owner/name, then optionally "
@@ -124,7 +112,7 @@ def commit_of(entry: str, say: Callable[[str], object]) -> str:
     try:
         if source.hub == "modelscope:":
             return scope_sets.resolved(source.name, source.revision, say)
-        return hub_sets.resolved(source.name, source.revision, say)
+        return face_sets.resolved(source.name, source.revision, say)
     except (Refused, Unreachable) as error:
         where = "ModelScope" if source.hub == "modelscope:" else "the hub"
         raise ValueError(f"data entry {entry!r} cannot be read from {where}: {error}") from error
@@ -145,8 +133,8 @@ def open_hub(entry: str) -> Any:
     datasets: Any = importlib.import_module("datasets")  # heavy, and only some entries need it
     try:
         if source.revision:
-            commit = hub_sets.resolved(source.name, source.revision, logger.info)
-            return hub_sets.open_at(source.name, source.config, source.split, commit)
+            commit = face_sets.resolved(source.name, source.revision, logger.info)
+            return face_sets.open_at(source.name, source.config, source.split, commit)
         return datasets.load_dataset(source.name, source.config, split=source.split)
     except Exception as error:
         # The hub's client, its HTTP library and the readers of formats raise errors of their own kinds.

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from strop.base import trust
+from strop.hub.copies import Copier, fetch_run, state_of_copy
 from strop.run import Checkpoint, RunConfig, RunFolder
-from strop.trainer.copying import Copier, fetch_run, state_of_copy
 
 KEPT = RunConfig(keep_last=1, keep_best=0)
 

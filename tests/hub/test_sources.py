@@ -14,7 +14,7 @@ import pytest
 
 from strop.base import trust
 from strop.data import read_rows
-from strop.data.sources import HubSource, parse_hub
+from strop.hub.rows import HubSource, parse_hub
 
 
 def lines(path: Path, *numbers: int) -> Path:

@@ -16,8 +16,8 @@ import pytest
 
 from strop.data import read_rows
 from strop.data.readers import SUFFIXES
-from strop.data.sources import fetch
 from strop.data.stored import open_rows
+from strop.hub.rows import fetch
 
 
 @dataclass

@@ -14,9 +14,9 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from strop.base.elsewhere import is_url
 from strop.base.trust import ask
 from strop.border import described
-from strop.hub.places import is_url
 from strop.hub.remote import Refused, Unreachable
 from strop.hub.transfer import check_store, get_files, put_files, remove_folder, state_of
 from strop.run import Checkpoint, RunFolder

@@ -11,7 +11,7 @@ from hub_cases import StandIn, asked_here, go_offline
 from strop.base import trust
 from strop.data import read_rows
 from strop.data.mixing import entry_names
-from strop.data.sources import commit_of, parse_hub
+from strop.hub.rows import commit_of, parse_hub
 
 NAME = "datasets/me/sums"
 

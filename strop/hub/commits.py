@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from strop.base.elsewhere import is_hub
 from strop.base.guests import targets
-from strop.data.sources import commit_of, is_hub, parse_hub
+from strop.hub.rows import commit_of, parse_hub
 from strop.trainer.config import Config
 from strop.trainer.models import Located, read_models
 
@@ -22,18 +23,7 @@ Records = Mapping[str, Mapping[str, Any]]
 def with_data(
     located: Located, command: Sequence[str], *, say: Callable[[str], None], known: Records | None = None
 ) -> Located:
-    """The same with every data set of a hub at a commit.
-
-    Args:
-        located: of a run that starts or goes on.
-        command: the word of the command that made the run, which tells what data it reads.
-        say: hears of a hub that does not answer.
-        known: what an earlier part of the run resolved.
-
-    Raises:
-        ValueError: the commit of one cannot be known; the sentence says why.
-        UntrustedCode: received settings name it.
-    """
+    """The same with every data set of a hub at a commit; arguments and errors as `strop.trainer.models.with_data`."""
     found: dict[str, Mapping[str, Any]] = {}
 
     def at_commit(entry: str) -> str:
@@ -52,15 +42,7 @@ def with_data(
 
 
 def as_recorded(config: Config, run: Path) -> Config:
-    """The settings of a command on a run, with each data set that the run has read at the commit it was read at.
-
-    Args:
-        config: of the command.
-        run: folder of the run; what it did not read stays as it is.
-
-    Raises:
-        RunError: its records cannot be read.
-    """
+    """As `strop.trainer.models.data_as_recorded`."""
     known = read_models(run)
 
     def at_commit(entry: str) -> str:

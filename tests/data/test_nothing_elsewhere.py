@@ -1,0 +1,41 @@
+"""The core without the guest that fetches what lies elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from strop.base.elsewhere import fetch_copy, is_model_elsewhere
+from strop.cli.models import find_model
+from strop.data import read_rows
+from strop.trainer.config import Config
+from strop.trainer.loading import load
+from strop.trainer.models import locate, models_elsewhere, with_data
+
+MISSING = "is missing from this installation: give a file or folder of this machine"
+
+
+def settings(model: str) -> Config:
+    return load(None, overrides=[f"model.path='{model}'", "data.train_files=['hub:a/b']"])
+
+
+@pytest.mark.parametrize("entry", ["hub:openai/gsm8k", "modelscope:a/b", "s3://bucket/rows.parquet"])
+def test_rows_elsewhere_are_refused_by_name(core_alone: None, entry: str) -> None:
+    with pytest.raises(ValueError, match=f"data entry '{entry}' is a .*{MISSING}"):
+        read_rows([entry])
+
+
+def test_models_are_folders(core_alone: None, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    located = locate(settings(str(folder)), say=print)
+    assert (located.config.model.path, located.models) == (str(folder), {})
+    assert with_data(located, ["train"], say=print) is located
+    assert not is_model_elsewhere("Qwen/Qwen2.5-0.5B", "MODEL")
+    assert list(models_elsewhere(settings("Qwen/Qwen2.5-0.5B"))) == []
+    with pytest.raises(ValueError, match=f"model.path 'Qwen/Qwen2.5-0.5B' is not a folder, .*{MISSING}"):
+        locate(settings("Qwen/Qwen2.5-0.5B"), say=print)
+    with pytest.raises(ValueError, match="Qwen/Qwen2.5-0.5B does not exist"):
+        find_model("Qwen/Qwen2.5-0.5B")
+    fetch_copy(tmp_path / "models--a--b" / "snapshots" / ("0" * 40), weights=True)  # nobody to ask
