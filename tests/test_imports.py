@@ -30,7 +30,8 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"hub", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
+    {"data/mixing", "data/streaming", "data/tiny", "hub"},
+    {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
     {"doctor", "evaluation", "judges", "supervised", "tracing", "tracking", "vision"},
     {"preferences", "sandbox"},
     {"scorers", "tools"},
@@ -40,10 +41,10 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "checks", "compat", "doctor", "environments", "evaluation", "gateway", "hub", "interactions", "judges",
-    "preferences", "python", "quickstart", "rollout/conformance", "rollout/endpoint", "rollout/sglang",
-    "rollout/vllm", "sandbox", "scorers", "sharing", "supervised", "sweep", "tools", "tracing", "tracking", "view",
-    "vision",
+    "checks", "compat", "data/mixing", "data/streaming", "data/tiny", "doctor", "environments", "evaluation",
+    "gateway", "hub", "interactions", "judges", "preferences", "python", "quickstart", "rollout/conformance",
+    "rollout/endpoint", "rollout/sglang", "rollout/vllm", "sandbox", "scorers", "sharing", "supervised", "sweep",
+    "tools", "tracing", "tracking", "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

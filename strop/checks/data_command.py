@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from strop.agents.rows import with_agents
     from strop.agents.setup import AgentSetup
     from strop.checks.data_files import examine, overlap
-    from strop.data.stored import load_rows
+    from strop.data.readers import load_rows
     from strop.engines.model import load_tokenizer
 
     tokenizer = load_tokenizer(dataclasses.replace(config.model, path=_model_folder(args, config)))

@@ -6,14 +6,16 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow
 import pyarrow.parquet
 
 from strop.base.elsewhere import elsewhere, is_hub, is_url
 from strop.base.foreign_files import check_regular, parse_json, read_text
+from strop.base.guests import needed
 from strop.border import encodable_value
+from strop.data.config import DataConfig
 from strop.data.folders import folder_files, some_of, split_entry
 
 MAX_FILE_BYTES = 2**36
@@ -52,6 +54,30 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
             raise ValueError(f"data file {entry} has no rows; write at least one, or leave the file out")
         rows.extend(found)
     return rows
+
+
+def load_rows(
+    config: DataConfig, split: Literal["train", "val"], tokenizer: Any, *, seed: int | None = None
+) -> Sequence[dict[str, Any]]:
+    """The rows of a split as `config` says: of its files or of a class of the user's own, held or read by number.
+
+    Raises:
+        ValueError, FileNotFoundError: the sentence says which file, class or row cannot be used.
+    """
+    files = config.train_files if split == "train" else config.val_files
+    is_streamed = config.streaming and split == "train"
+    if config.dataset_class.path:
+        open_class = needed("rows of a class", "data.dataset_class is set")
+        limit = config.max_train_prompts if split == "train" else config.max_val_prompts
+        rows: Sequence[dict[str, Any]] = open_class(config, files, tokenizer, max_samples=limit, seed=seed)
+        hears = getattr(rows, "hears_of_batches", False) and split == "train"
+        return rows if is_streamed or hears else list(rows)
+    if is_streamed:
+        streamed: Sequence[dict[str, Any]] = needed("streamed rows", "data.streaming is set").open_rows(
+            files, config.cache_dir
+        )
+        return streamed
+    return read_rows(files, config.cache_dir)
 
 
 def open_set(entry: str) -> Any:

@@ -14,13 +14,11 @@ from strop.base.guests import needed
 from strop.data.cache import cache_folder, prune
 from strop.data.config import DataConfig
 from strop.data.curriculum import sampler_object
+from strop.data.drawing import TrainingPrompts
 from strop.data.growing import GrowingPrompts
-from strop.data.mixing import by_entry, weighted_epochs, weights_of_sources
 from strop.data.prompts import PromptDataset
-from strop.data.readers import read_rows
+from strop.data.readers import load_rows
 from strop.data.sampler import PromptSampler, val_uid
-from strop.data.stored import load_rows
-from strop.data.streaming import StreamedPrompts, TrainingPrompts
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_reader
 from strop.engines.model import load_tokenizer, read_shape
@@ -90,15 +88,15 @@ def load_training_data(
         )
     train: TrainingPrompts
     if data.streaming:
-        train = StreamedPrompts(with_agents(rows, setup, "train", is_streamed=True), tokenizer, data)
+        streamed = needed("streamed rows", "data.streaming is set")
+        train = streamed.StreamedPrompts(with_agents(rows, setup, "train", is_streamed=True), tokenizer, data)
     else:
         train = PromptDataset(with_agents(rows, setup, "train"), tokenizer, data, "train")
         if growth is not None:
             train = GrowingPrompts(train, tokenizer, data, lambda new: with_agents(new, setup, "train"))
         elif data.source_weights or data.source_shares:
-            sources = _sources(train.data_sources, data)
-            weights = weights_of_sources(sources, data.source_weights, data.source_shares)
-            chosen, num_epochs = weighted_epochs(sources, weights, num_epochs, config.trainer.seed)
+            mixed = needed("mixture of sources", "data.source_weights or data.source_shares is set")
+            chosen, num_epochs = mixed(train.data_sources, data, num_epochs, config.trainer.seed)
     sampler = PromptSampler(
         train.row_numbers,
         data.prompts_per_step,
@@ -129,14 +127,6 @@ def load_training_data(
             math.inf if num_epochs is None else num_epochs,
         ),
     )
-
-
-def _sources(found: Mapping[int, str], data: DataConfig) -> Mapping[int, str]:
-    """The sources of rows by the names that weights or shares have: data sources, or files."""
-    if data.dataset_class.path:
-        return found
-    names = {**data.source_weights, **data.source_shares}
-    return by_entry(found, names, data.train_files, lambda entry: len(read_rows([entry], data.cache_dir)))
 
 
 class RowSource(Protocol):

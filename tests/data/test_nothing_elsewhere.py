@@ -1,4 +1,4 @@
-"""The core without the guest that fetches what lies elsewhere."""
+"""Data and models of the core without guests: what lies elsewhere, and what other guests read, is refused by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from strop.base.elsewhere import fetch_copy, is_model_elsewhere
 from strop.cli.models import find_model
-from strop.data import read_rows
+from strop.data import DataConfig, read_rows
+from strop.data.readers import load_rows
 from strop.trainer.config import Config
 from strop.trainer.loading import load
 from strop.trainer.models import locate, models_elsewhere, with_data
@@ -39,3 +40,11 @@ def test_models_are_folders(core_alone: None, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Qwen/Qwen2.5-0.5B does not exist"):
         find_model("Qwen/Qwen2.5-0.5B")
     fetch_copy(tmp_path / "models--a--b" / "snapshots" / ("0" * 40), weights=True)  # nobody to ask
+
+
+def test_rows_are_held_where_nobody_streams_them(core_alone: None, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"x": 1}\n')
+    files = (str(tmp_path / "rows.jsonl"),)
+    assert load_rows(DataConfig(train_files=files), "train", None) == [{"x": 1}]
+    with pytest.raises(ValueError, match="data.streaming is set, but the part of strop for that is missing"):
+        load_rows(DataConfig(train_files=files, streaming=True), "train", None)

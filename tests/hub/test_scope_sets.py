@@ -13,7 +13,7 @@ from scope_cases import ScopeStandIn, asked_here
 from strop.base import trust
 from strop.base.elsewhere import fetched
 from strop.data import read_rows
-from strop.data.stored import open_rows
+from strop.data.streaming import open_rows
 from strop.hub.rows import commit_of, parse_hub
 
 NAME = "datasets/me/sums"

@@ -16,7 +16,7 @@ import pytest
 
 from strop.data import read_rows
 from strop.data.readers import SUFFIXES
-from strop.data.stored import open_rows
+from strop.data.streaming import open_rows
 from strop.hub.rows import fetch
 
 

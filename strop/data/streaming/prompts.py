@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from strop.data.chat import require_chat_template
 from strop.data.config import DataConfig
-from strop.data.growing import GrowingPrompts
 from strop.data.prompts import PromptDataset, spread
-from strop.data.sampler import PromptSampler, visit_uid
+from strop.data.sampler import visit_uid
 from strop.trajectory import Prompt
 
 _NO_LIMIT = 2**31 - 1
@@ -95,43 +93,3 @@ class StreamedPrompts:
                 f"{self._limit} and are passed over"
             )
         return line
-
-
-TrainingPrompts = PromptDataset | StreamedPrompts | GrowingPrompts
-"""What a run asks for its training prompts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """The visits of a step, or of a round of one."""
-
-    prompts: list[Prompt]
-    """Those that are played, in the order of the visits."""
-    refused: dict[str, str]
-    """The others: why, by uid."""
-
-
-def draw(prompts: TrainingPrompts, sampler: PromptSampler, count: int) -> Drawn:
-    """`count` prompts of the next visits, fewer only when the last epoch is over.
-
-    Raises:
-        ValueError: no row of all has a prompt that can be played.
-    """
-    drawn = Drawn(prompts=[], refused={})
-    while len(drawn.prompts) < count:
-        visits = sampler.next(count - len(drawn.prompts))
-        if not visits:
-            break
-        for epoch, row in visits:
-            prompt = prompts.prompt(row, visit_uid(epoch, row))
-            reason = prompts.refusal(prompt)
-            if reason:
-                drawn.refused[prompt.uid] = reason
-            else:
-                drawn.prompts.append(prompt)
-        if not drawn.prompts and len(drawn.refused) >= len(prompts.row_numbers):
-            raise ValueError(
-                f"none of {len(drawn.refused)} visited prompts can be used ({next(iter(drawn.refused.values()))}); "
-                f"raise the limit, or check the data with `strop data check`"
-            )
-    return drawn

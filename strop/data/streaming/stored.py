@@ -1,4 +1,4 @@
-"""The rows of a split, in memory or, as most of this module is about, in their files and read one by one, by number.
+"""Rows that stay in their files and are read one by one, by number.
 
 What is held in memory does not depend on the number of rows, except eight bytes per row of JSON lines, and those
 are mapped from a file:
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import numpy as np
 import pyarrow
@@ -30,9 +30,7 @@ import pyarrow.parquet
 
 from strop.base.elsewhere import is_hub
 from strop.base.foreign_files import MAX_LINE_BYTES, check_regular, lines_of, open_regular
-from strop.base.guests import needed
 from strop.data.cache import cache_folder, use
-from strop.data.config import DataConfig
 from strop.data.readers import (
     check_entries,
     fetched,
@@ -41,7 +39,6 @@ from strop.data.readers import (
     open_set,
     parquet_refused,
     parse_object,
-    read_rows,
 )
 
 MAX_GROUP_BYTES = 4 * 2**20
@@ -96,25 +93,6 @@ def open_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> Stored
             raise ValueError(f"data file {entry} has no rows; write at least one, or leave the file out")
         parts += found
     return StoredRows(parts)
-
-
-def load_rows(
-    config: DataConfig, split: Literal["train", "val"], tokenizer: Any, *, seed: int | None = None
-) -> Sequence[dict[str, Any]]:
-    """The rows of a split as `config` says: of its files or of a class of the user's own, held or read by number.
-
-    Raises:
-        ValueError, FileNotFoundError: the sentence says which file, class or row cannot be used.
-    """
-    files = config.train_files if split == "train" else config.val_files
-    is_streamed = config.streaming and split == "train"
-    if config.dataset_class.path:
-        open_class = needed("rows of a class", "data.dataset_class is set")
-        limit = config.max_train_prompts if split == "train" else config.max_val_prompts
-        rows: Sequence[dict[str, Any]] = open_class(config, files, tokenizer, max_samples=limit, seed=seed)
-        hears = getattr(rows, "hears_of_batches", False) and split == "train"
-        return rows if is_streamed or hears else list(rows)
-    return open_rows(files, config.cache_dir) if is_streamed else read_rows(files, config.cache_dir)
 
 
 def _parts(entry: str, cache_dir: str | Path) -> Iterator[RowPart]:
