@@ -30,7 +30,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"data/mixing", "data/streaming", "data/tiny", "hub"},
+    {"data/mixing", "data/streaming", "data/tiny", "hub", "replay", "shell", "trainer/curve"},
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
     {"doctor", "evaluation", "judges", "supervised", "tracing", "tracking", "vision"},
     {"preferences", "sandbox"},
@@ -42,9 +42,9 @@ RANKS = (
 )
 GUESTS = (
     "checks", "compat", "data/mixing", "data/streaming", "data/tiny", "doctor", "environments", "evaluation",
-    "gateway", "hub", "interactions", "judges", "preferences", "python", "quickstart", "rollout/conformance",
-    "rollout/endpoint", "rollout/sglang", "rollout/vllm", "sandbox", "scorers", "sharing", "supervised", "sweep",
-    "tools", "tracing", "tracking", "view", "vision",
+    "gateway", "hub", "interactions", "judges", "preferences", "python", "quickstart", "replay",
+    "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "sandbox", "scorers", "sharing",
+    "shell", "supervised", "sweep", "tools", "tracing", "tracking", "trainer/curve", "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

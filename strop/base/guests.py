@@ -65,6 +65,8 @@ PLACES = {
     "StreamedPrompts(rows, tokenizer, config), a strop.data.drawing.TrainingPrompts of such rows",
     "mixture of sources": "a word: a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how "
     "many epochs there are, where data.source_weights or data.source_shares are set",
+    "end of a training": "a word: a function (run folder) that gives what `strop train` prints at its end",
+    "what is installed": "a word: a function that gives the lines of `strop --version`",
     "data generator": "its settings and the rows so far -> an object with `new_rows(batch)` and `restore(rows)`",
     "rows of a class": "a word for the form: a function (config, files, tokenizer, max_samples, seed) that gives the "
     "rows of data.dataset_class",

@@ -28,11 +28,11 @@ preflight.py        can the run learn? with token_facts.py; what guests look at 
 Numbers
 reporting.py        metrics from reports of samples
 validation.py       answers on held-out prompts; alone.py: what answers without a run
-trackers.py         where numbers go; progress.py, tensorboard.py, curve.py: the terminal, TensorBoard, pictures
+trackers.py         where numbers go; progress.py, tensorboard.py: the terminal, TensorBoard
 results.py          how a run ended; costs.py: what services of the reward have cost
 watching.py         how far a long generation is
 
 checkpointing.py    what a checkpoint holds, for every kind of training; disk_watch.py: how long it takes to write;
 stopping.py         signals that ask a run to end; healing.py: worker processes that die
-replay.py           a recorded run made again
+replay.py           what a run follows that is a recorded one made again
 """

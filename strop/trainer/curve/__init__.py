@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.trainer.progress import find
+from strop.trainer.trackers import METRICS_FILE, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,6 +50,18 @@ class Series:
         """The finite points, by step."""
         pairs = zip(self.steps, self.values, strict=True)
         return sorted((step, value) for step, value in pairs if math.isfinite(value))
+
+
+def curve_of_run(folder: Path) -> str:
+    """Reward and pass rate of a run as lines of text; empty where its metrics were not kept.
+
+    Args:
+        folder: of the run.
+    """
+    metrics = folder / METRICS_FILE
+    if not metrics.is_file():  # the tracker that writes it can be switched off
+        return ""
+    return text_curve(run_series(read_metrics(metrics))) + "\n"
 
 
 def run_series(metrics: Iterable[Mapping[str, float]]) -> list[Series]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from strop.trainer.launch import Start
     from strop.trainer.replay import Recorded
 
+SUMMARY = "a recorded run once more, also on other resources, and whether it came out the same"
 EPILOG = """\
 examples:
   strop replay runs/cluster --out runs/again
@@ -67,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _begin(args: argparse.Namespace) -> tuple[Start, Recorded]:
+    from strop.replay.making import replay_run
     from strop.trainer.launch import CONFIG_FILE
-    from strop.trainer.replay import replay_run
 
     folder = run_in(args.run_a)
     with RunFolder.open(folder, read_only=True) as old:

@@ -16,6 +16,7 @@ from strop.cli.output import UsageError, print_plain
 
 ASKED = "_ARGCOMPLETE"
 """Set by the shell when it asks for a list."""
+SUMMARY = "commands, options and settings completed by bash, zsh or fish"
 EPILOG = """\
 examples:
   eval "$(strop completion bash)"                                     # in ~/.bashrc
