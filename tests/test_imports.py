@@ -30,7 +30,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"data/mixing", "data/streaming", "data/tiny", "hub", "replay", "shell", "trainer/curve"},
+    {"data/growing", "data/mixing", "data/streaming", "data/tiny", "hub", "replay", "shell", "trainer/curve"},
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
     {"doctor", "evaluation", "judges", "supervised", "tracing", "tracking", "vision"},
     {"preferences", "sandbox"},
@@ -41,8 +41,8 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "checks", "compat", "data/mixing", "data/streaming", "data/tiny", "doctor", "environments", "evaluation",
-    "gateway", "hub", "interactions", "judges", "preferences", "python", "quickstart", "replay",
+    "checks", "compat", "data/growing", "data/mixing", "data/streaming", "data/tiny", "doctor", "environments",
+    "evaluation", "gateway", "hub", "interactions", "judges", "preferences", "python", "quickstart", "replay",
     "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "sandbox", "scorers", "sharing",
     "shell", "supervised", "sweep", "tools", "tracing", "tracking", "trainer/curve", "view", "vision",
 )  # fmt: skip

@@ -67,6 +67,8 @@ PLACES = {
     "many epochs there are, where data.source_weights or data.source_shares are set",
     "end of a training": "a word: a function (run folder) that gives what `strop train` prints at its end",
     "what is installed": "a word: a function that gives the lines of `strop --version`",
+    "rows that come later": "a word: a class, called as (data, rows, prompts, tokenizer, prepare), that adds rows "
+    "while a run goes on (strop.trainer.setup.Growth)",
     "data generator": "its settings and the rows so far -> an object with `new_rows(batch)` and `restore(rows)`",
     "rows of a class": "a word for the form: a function (config, files, tokenizer, max_samples, seed) that gives the "
     "rows of data.dataset_class",

@@ -15,7 +15,6 @@ from strop.data.cache import cache_folder, prune
 from strop.data.config import DataConfig
 from strop.data.curriculum import sampler_object
 from strop.data.drawing import TrainingPrompts
-from strop.data.growing import GrowingPrompts
 from strop.data.prompts import PromptDataset
 from strop.data.readers import load_rows
 from strop.data.sampler import PromptSampler, val_uid
@@ -27,6 +26,7 @@ from strop.protocol import DataProto
 from strop.rollout.config import RolloutConfig
 from strop.rollout.registry import NATIVE
 from strop.rollout.types import Sampling
+from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.sections import EvalConfig
 from strop.trajectory import Prompt
@@ -41,8 +41,8 @@ class TrainingData:
     val_prompts: list[Prompt]
     sampler: PromptSampler
     num_steps: int
-    growth: RowSource | None
-    """Where more rows come from while the run goes on; None: nowhere."""
+    growth: Growth | None
+    """What adds rows while the run goes on; None: nothing."""
     visits_per_step: float
     """How often a step visits each prompt; below 1, some prompts wait for a later step."""
 
@@ -80,8 +80,9 @@ def load_training_data(
     chosen, num_epochs = None, config.num_epochs
     setup = AgentSetup(config.agent, tokenizer, template_options=data.chat_template_kwargs)
     rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
-    growth = _row_source(data, rows)
-    if growth is not None and config.trainer.max_steps is None:
+    growth: Growth | None = None
+    is_growing = _grows(data, rows)
+    if is_growing and config.trainer.max_steps is None:
         raise ValueError(
             f"data.dataset_class {data.dataset_class.name} has on_batch_end, which may add rows, so epochs do not tell "
             f"how many steps there are: set trainer.max_steps"
@@ -92,11 +93,15 @@ def load_training_data(
         train = streamed.StreamedPrompts(with_agents(rows, setup, "train", is_streamed=True), tokenizer, data)
     else:
         train = PromptDataset(with_agents(rows, setup, "train"), tokenizer, data, "train")
-        if growth is not None:
-            train = GrowingPrompts(train, tokenizer, data, lambda new: with_agents(new, setup, "train"))
+        if is_growing:
+            grow = needed(
+                "rows that come later", "data.datagen, or on_batch_end of a dataset class, adds rows"
+            )
+            growth = grow(data, rows, train, tokenizer, lambda new: with_agents(new, setup, "train"))
         elif data.source_weights or data.source_shares:
             mixed = needed("mixture of sources", "data.source_weights or data.source_shares is set")
             chosen, num_epochs = mixed(train.data_sources, data, num_epochs, config.trainer.seed)
+    train = train if growth is None else growth.prompts
     sampler = PromptSampler(
         train.row_numbers,
         data.prompts_per_step,
@@ -129,34 +134,34 @@ def load_training_data(
     )
 
 
-class RowSource(Protocol):
-    """Gives rows while a run goes on."""
+class Growth(Protocol):
+    """Adds rows to the training data while a run goes on."""
 
-    def restore(self, added: Sequence[Mapping[str, Any]]) -> None:
-        """These rows have come before."""
-        ...
+    prompts: TrainingPrompts
+    """Those that there are so far."""
 
-    def new_rows(self, batch: DataProto | None) -> Sequence[Mapping[str, Any]]:
-        """The next rows, after a step with these samples; None before the first one."""
-        ...
+    def restore(self, run: RunFolder, step: int, sampler: PromptSampler) -> None:
+        """Add the rows that came up to this step; called before the sampler is restored, and before anything else."""
+
+    def begin(self) -> None:
+        """The first rows, before the first step."""
+
+    def after(self, step: int, batch: DataProto | None) -> Mapping[str, float]:
+        """Rows that come after a step; metrics."""
 
 
-def _row_source(data: DataConfig, rows: Sequence[Mapping[str, Any]]) -> RowSource | None:
-    """Where more rows come from.
+def _grows(data: DataConfig, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether rows come while the run goes on.
 
     Raises:
-        ValueError: the class of data.datagen cannot be used.
+        ValueError: from two sources.
     """
-    hears = getattr(rows, "hears_of_batches", False) and not data.streaming
+    hears = bool(getattr(rows, "hears_of_batches", False)) and not data.streaming
     if data.datagen.path and hears:
         raise ValueError(
             "data.datagen and a dataset class with on_batch_end both add rows: use one of the two"
         )
-    if data.datagen.path:
-        made: RowSource = needed("data generator", "data.datagen is set")(data.datagen, rows)
-        return made
-    found: Any = rows
-    return found if hears else None
+    return bool(data.datagen.path) or hears
 
 
 def _check_media(config: Config, *, has_media: bool) -> None:
