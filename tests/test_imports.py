@@ -30,7 +30,17 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"data/growing", "data/mixing", "data/streaming", "data/tiny", "hub", "replay", "shell", "trainer/curve"},
+    {
+        "data/growing",
+        "data/mixing",
+        "data/streaming",
+        "data/tiny",
+        "explaining",
+        "hub",
+        "replay",
+        "shell",
+        "trainer/curve",
+    },
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
     {"doctor", "evaluation", "judges", "supervised", "tracing", "tracking", "vision"},
     {"preferences", "sandbox"},
@@ -42,14 +52,14 @@ RANKS = (
 )
 GUESTS = (
     "checks", "compat", "data/growing", "data/mixing", "data/streaming", "data/tiny", "doctor", "environments",
-    "evaluation", "gateway", "hub", "interactions", "judges", "preferences", "python", "quickstart", "replay",
-    "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "sandbox", "scorers", "sharing",
-    "shell", "supervised", "sweep", "tools", "tracing", "tracking", "trainer/curve", "view", "vision",
+    "evaluation", "explaining", "gateway", "hub", "interactions", "judges", "preferences", "python", "quickstart",
+    "replay", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "sandbox", "scorers",
+    "sharing", "shell", "supervised", "sweep", "tools", "tracing", "tracking", "trainer/curve", "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {
     PACKAGE.parent / f"{target.partition(':')[0].replace('.', '/')}.py"
-    for place in ("command", "data command")
+    for place in ("command", "config command", "data command")
     for target in targets(place).values()
 }
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}

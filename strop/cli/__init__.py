@@ -10,5 +10,5 @@ unread.py     settings that a command has no use for
 standard_error.py  standard error that cannot end a run
 
 One module per command, by its name: train.py is `strop train`; those of guests are with the guests. Each has
-`add_arguments(parser)` and `run(args) -> int`, and imports what is heavy when it runs. explaining.py belongs to config.
+`add_arguments(parser)` and `run(args) -> int`, and imports what is heavy when it runs.
 """

@@ -77,31 +77,12 @@ def load_training_data(
     tokenizer = load_tokenizer(config.model)
     if not data.train_files:
         raise ValueError("data.train_files is empty; name at least one .parquet or .jsonl file")
-    chosen, num_epochs = None, config.num_epochs
     setup = AgentSetup(config.agent, tokenizer, template_options=data.chat_template_kwargs)
-    rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
-    growth: Growth | None = None
-    is_growing = _grows(data, rows)
-    if is_growing and config.trainer.max_steps is None:
-        raise ValueError(
-            f"data.dataset_class {data.dataset_class.name} has on_batch_end, which may add rows, so epochs do not tell "
-            f"how many steps there are: set trainer.max_steps"
-        )
-    train: TrainingPrompts
-    if data.streaming:
-        streamed = needed("streamed rows", "data.streaming is set")
-        train = streamed.StreamedPrompts(with_agents(rows, setup, "train", is_streamed=True), tokenizer, data)
-    else:
-        train = PromptDataset(with_agents(rows, setup, "train"), tokenizer, data, "train")
-        if is_growing:
-            grow = needed(
-                "rows that come later", "data.datagen, or on_batch_end of a dataset class, adds rows"
-            )
-            growth = grow(data, rows, train, tokenizer, lambda new: with_agents(new, setup, "train"))
-        elif data.source_weights or data.source_shares:
-            mixed = needed("mixture of sources", "data.source_weights or data.source_shares is set")
-            chosen, num_epochs = mixed(train.data_sources, data, num_epochs, config.trainer.seed)
-    train = train if growth is None else growth.prompts
+    train, growth = _training_prompts(config, data, tokenizer, setup)
+    chosen, num_epochs = None, config.num_epochs
+    if isinstance(train, PromptDataset) and (data.source_weights or data.source_shares):
+        mixed = needed("mixture of sources", "data.source_weights or data.source_shares is set")
+        chosen, num_epochs = mixed(train.data_sources, data, num_epochs, config.trainer.seed)
     sampler = PromptSampler(
         train.row_numbers,
         data.prompts_per_step,
@@ -132,6 +113,31 @@ def load_training_data(
             math.inf if num_epochs is None else num_epochs,
         ),
     )
+
+
+def _training_prompts(
+    config: Config, data: DataConfig, tokenizer: Any, setup: AgentSetup
+) -> tuple[TrainingPrompts, Growth | None]:
+    """The training prompts, and what adds rows to them while the run goes on."""
+    rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
+    is_growing = _grows(data, rows)
+    if is_growing and config.trainer.max_steps is None:
+        raise ValueError(
+            f"data.dataset_class {data.dataset_class.name} has on_batch_end, which may add rows, so epochs do not tell "
+            f"how many steps there are: set trainer.max_steps"
+        )
+    prepared = with_agents(rows, setup, "train", is_streamed=data.streaming)
+    if data.streaming:
+        streamed: TrainingPrompts = needed("streamed rows", "data.streaming is set").StreamedPrompts(
+            prepared, tokenizer, data
+        )
+        return streamed, None
+    train = PromptDataset(prepared, tokenizer, data, "train")
+    if not is_growing:
+        return train, None
+    grow = needed("rows that come later", "data.datagen, or on_batch_end of a dataset class, adds rows")
+    growth: Growth = grow(data, rows, train, tokenizer, lambda new: with_agents(new, setup, "train"))
+    return growth.prompts, growth
 
 
 class Growth(Protocol):

@@ -12,7 +12,7 @@ from strop.config.layers import Layers
 from strop.config.renamed import current_key
 from strop.config.schema import Key, locate
 from strop.config.sources import preset_layers, preset_names, preset_sections
-from strop.config.usage import readers
+from strop.explaining.readers import readers
 
 _PAPER = re.compile(r"(?:([A-Z][\w-]+(?: et al\.)? \d{4}), )?(arXiv:\d{4}\.\d{4,5})")
 

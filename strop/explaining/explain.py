@@ -1,7 +1,8 @@
-"""What `strop config explain` says about a key: the tree's own words, and the registries behind some keys."""
+"""`strop config explain`: all about a key, in the words of the tree of settings and of the registries behind some."""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
 import json
@@ -9,10 +10,10 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from strop.config import Explanation
+from strop.cli.output import UsageError, print_json, print_plain
+from strop.explaining.keys import Explanation, explain, papers_in
 
 _WIDTH = 100
 REGISTRY_KEYS = {
@@ -59,13 +60,27 @@ class Explained:
         return {**asdict(self.key), "functions": [asdict(one) for one in self.functions]}
 
 
+def run(args: argparse.Namespace) -> int:
+    """Carry out the action."""
+    if len(args.overrides) != 1:
+        raise UsageError(
+            "`strop config explain` takes one key, for example algorithm.clip_ratio_high; `strop config show` "
+            "lists all"
+        )
+    explained = explain_key(args.overrides[0])
+    if args.json:
+        print_json(explained.record())
+    else:
+        print_plain("\n".join(explained_lines(explained)))
+    return 0
+
+
 def explain_key(key: str) -> Explained:
     """The explanation of a full key.
 
     Raises:
         ValueError: there is no such key; the message names the nearest one.
     """
-    from strop.config import explain
     from strop.trainer.config import Config
 
     explanation = explain(Config, key)
@@ -127,7 +142,6 @@ def _registered(key: str) -> Iterator[Registered]:
     from strop.algorithms.loss_declarations import LOSS_DECLARATIONS
     from strop.algorithms.registry import Declaration
     from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS
-    from strop.config.explain import papers_in
     from strop.data.curriculum import SAMPLERS
 
     tables = (ADV_DECLARATIONS, LOSS_DECLARATIONS, FILTERS.declarations, REWARD_SHAPINGS.declarations)
