@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _model_folder(args: argparse.Namespace, config: Config) -> str:
     if args.model:
-        from strop.cli.models import find_model
+        from strop.evaluation.models import find_model
 
         return str(find_model(args.model, weights=False).folder)
     if not config.model.path:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from strop.base.elsewhere import elsewhere, is_url
 from strop.base.guests import targets
-from strop.cli.models import choose_checkpoint, run_in
 from strop.cli.output import Interrupted, UsageError, say
+from strop.cli.runs import choose_checkpoint, run_in
 from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
 from strop.cli.unread import KINDS_OF_GUESTS, READS, Reads, refuse_unread, refuse_unread_overrides
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run

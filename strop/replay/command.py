@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from strop.cli.launching import carrying_out
 from strop.cli.libraries import quiet_models
-from strop.cli.models import run_in
 from strop.cli.output import UsageError, print_json, print_plain, say
+from strop.cli.runs import run_in
 from strop.cli.settings import add_trust_argument, admission
 from strop.run import Difference, RunFolder, common_steps, compare
 

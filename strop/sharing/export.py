@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from strop.base.elsewhere import is_url
 from strop.cli.libraries import quiet_models
-from strop.cli.models import add_step_argument, choose_checkpoint, run_in
 from strop.cli.output import UsageError, print_json, print_plain, say
+from strop.cli.runs import add_step_argument, choose_checkpoint, run_in
 from strop.cli.settings import add_trust_argument, is_setting, load_settings
 from strop.cli.unread import Reads, refuse_unread
 from strop.hub.sending import Sending, destination

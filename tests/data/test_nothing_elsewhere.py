@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from strop.base.elsewhere import fetch_copy, is_model_elsewhere
-from strop.cli.models import find_model
 from strop.data import DataConfig, read_rows
 from strop.data.readers import load_rows
+from strop.evaluation.models import find_model
 from strop.trainer.config import Config
 from strop.trainer.loading import load
 from strop.trainer.models import locate, models_elsewhere, with_data

@@ -1,9 +1,8 @@
-"""RUN and MODEL_OR_RUN: what people point at, and the run, or the model folder and settings, that it stands for."""
+"""MODEL_OR_RUN: what people point at, and the model folder and settings that it stands for."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import os
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING
 from strop.base.elsewhere import elsewhere, is_model_elsewhere
 from strop.base.guests import targets
 from strop.cli.output import UsageError, say
+from strop.cli.runs import choose_checkpoint, run_in
 from strop.cli.settings import is_setting
-from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
+from strop.run import CheckpointError, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, check_files, read_manifest
 
 if TYPE_CHECKING:
@@ -37,66 +37,6 @@ class ModelSource:
     """Settings of the run it comes from; None for a model that no run made."""
     lines: tuple[str, ...] = ()
     """What the person who asked should know."""
-
-
-def add_step_argument(parser: argparse.ArgumentParser) -> None:
-    """`--step N|best`: which checkpoint of a run."""
-    parser.add_argument(
-        "--step",
-        type=_step,
-        metavar="N|best",
-        help="of a run: the checkpoint of step N, or the one with the best validation (default: the last valid one)",
-    )
-
-
-def _step(text: str) -> int | str:
-    if text == "best" or text.isdecimal():
-        return text if text == "best" else int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no step; give a number, or best")
-
-
-def choose_checkpoint(run: RunFolder, step: int | str | None) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint of a run that `--step` means, every byte of it verified, and what to say of those passed over.
-
-    Raises:
-        RunError: there is no checkpoint of that step, or none with a score.
-        CheckpointError: it is damaged.
-    """
-    if step is None:
-        return run.checkpoints.latest_valid()
-    if step == "best":
-        best = run.checkpoints.best()
-        if best is None:
-            raise RunError(
-                f"{run.path} has no checkpoint with a validation (data.val_files, eval.every, run.save_every); give a "
-                f"number: {', '.join(map(str, run.checkpoints.steps())) or 'it has no checkpoint'}"
-            )
-        step = best[0]
-    try:
-        return run.checkpoints.at(int(step)), []
-    except CheckpointError as error:
-        raise CheckpointError(f"no checkpoint of step {step} of {run.path}: {error}") from error
-
-
-def run_in(folder: Path) -> Path:
-    """The folder itself, or the run right inside it where that is the only one: quickstart's --out holds runs.
-
-    Raises:
-        UsageError: it is no run and holds several; the sentence names them.
-    """
-    if is_run(folder):
-        return folder
-    runs: list[Path] = []
-    with contextlib.suppress(OSError):  # who opens it says why it cannot be read
-        runs = sorted(entry for entry in folder.iterdir() if is_run(entry))
-    if len(runs) > 1:
-        raise UsageError(
-            f"{folder} is no run, but holds {len(runs)}: name one, {' or '.join(map(str, runs))}"
-        )
-    if not runs:
-        return folder
-    say(f"the run in {folder}: {runs[0]}")
-    return runs[0]
 
 
 def named_model(args: argparse.Namespace) -> ModelSource | None:
