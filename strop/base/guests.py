@@ -29,7 +29,7 @@ PLACES = {
     "steering settings": "the same, of those that change what it does from there on; `how long …` end it",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args); one that makes runs "
     "has a section at the root, by its name (strop.cli.launching)",
-    "data command": "word after `strop data`: its strop.cli.data.Action",
+    "data command": "word after `strop data`: its strop.data.command.Action",
     "config command": "word after `strop config`: a function of the arguments that gives the exit code",
     "public name": "a dotted name that users import from the core: what it stands for",
     "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from strop.base.guests import joined, targets
-from strop.cli.data import Action
 from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
 from strop.cli.settings import load_settings
 from strop.cli.unread import BUDGET, ORDER, Reads, refuse_unread
+from strop.data.command import Action
 
 if TYPE_CHECKING:
     from strop.checks.data_files import DataReport

@@ -53,10 +53,6 @@ class Command:
 
 COMMANDS = {
     "train": Command(summary="reinforcement learning from rewards", module="strop.cli.train"),
-    "data": Command(
-        summary="data files: what is wrong with them; well-known data sets made ready",
-        module="strop.cli.data",
-    ),
     "config": Command(summary="the settings of a run, with their meaning", module="strop.cli.config"),
     **{word: Command(module=module) for word, module in targets("command").items()},
 }

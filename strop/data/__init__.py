@@ -8,8 +8,9 @@
     sampler.py                           in which order rows are visited
     curriculum.py                        orders by name, and those of a user's own
 
-Guests below it: `growing`, rows that come while a run goes on; `mixing`, how often the rows of each source are visited;
-`streaming`, rows that are read when they are visited; `tiny`, which makes a small model folder.
+Guests below it: `command`, which is `strop data`; `growing`, rows that come while a run goes on; `mixing`, how often
+the rows of each source are visited; `streaming`, rows that are read when they are visited; `tiny`, which makes a small
+model folder.
 """
 
 from __future__ import annotations

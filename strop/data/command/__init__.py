@@ -14,8 +14,11 @@ from functools import cache
 from strop.base.guests import all_joined
 from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import add_trust_argument, is_setting, load_settings
-from strop.cli.unread import refuse_unread
+from strop.cli.unread import Reads, refuse_unread
+from strop.data.cache import cache_folder, entries, remove
 
+SUMMARY = "data files: what is wrong with them; well-known data sets made ready"
+READS = Reads(keys=("data.cache_dir", "data.cache_max_bytes"))
 EPILOG = """\
 examples:
   strop data check train.parquet --model models/smollm2
@@ -78,9 +81,7 @@ def _cache(args: argparse.Namespace) -> int:
     if args.words:
         raise UsageError("cache takes settings such as data.cache_dir=DIR, and --config, --clear and --json")
     config = load_settings(args, needs=("data.cache_dir",))
-    refuse_unread(args, "data cache")
-    from strop.data.cache import cache_folder, entries, remove
-
+    refuse_unread(args, "data cache", READS)
     folder = cache_folder(config.data.cache_dir)
     found = entries(folder)
     total = sum(entry.num_bytes for entry in found)
