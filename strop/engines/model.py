@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from strop.base.device import device_name
+from strop.base.elsewhere import fetch_copy
 from strop.chat_template import render_with
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
@@ -35,7 +36,6 @@ from strop.engines.model_options import import_external, overridden, template_te
 from strop.engines.parallel import Parallel
 from strop.engines.probe import check_packed
 from strop.engines.weights import WeightsMetadata, weights_metadata
-from strop.hub.models import fetch_copy
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
