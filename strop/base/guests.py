@@ -65,6 +65,8 @@ PLACES = {
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
     "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",
+    "export of a role": "the form of what is written: a function (checkpoint, out, model, role=) that writes a role of "
+    "a checkpoint as a folder that a run can begin with",
     "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, at "
     "no cost",
     "before the first steps": "a function (config, data, run, say) that looks at what a fresh run will use, keeps what "

@@ -32,5 +32,5 @@ schedules.py        learning rates; muon.py, adamw_8bit.py: other optimizers
 Weights
 weights.py          the weight map, and weights as a stream of full tensors; digest.py: their digests
 checkpoint.py       sharded checkpoints for any number of ranks; saved_tensors.py, tensor_files.py: their files
-role_checkpoint.py  what a role saves; export.py: a checkpoint as a Hugging Face folder
+role_checkpoint.py  what a role saves
 """
