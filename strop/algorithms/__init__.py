@@ -8,7 +8,6 @@
     adv_declarations.py, loss_declarations.py   what the built-in ones need and what may be set (torch-free)
     extensions.py        files of the user's own that register functions (torch-free)
     stream_functions.py  filters and reward shaping of a user's own (torch-free); stream_calls.py calls them
-    user_functions.py    functions in verl's calling convention, called as they expect
 
     advantages/          credit per token: an estimator per paper, and their registry
     losses/              policy losses as per-token terms, and their registry

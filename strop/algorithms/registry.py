@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from strop.algorithms.config import AGGREGATION_MODES
+from strop.base.guests import needed
 from strop.base.registry import Registry, name_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,6 +51,15 @@ class Declaration:
         """The mode in force for a policy loss, and for the value loss beside it: what was asked for, else the mode
         of the loss's paper, else token-mean."""
         return asked or self.aggregation or "token-mean"
+
+
+def verl_convention(who: str) -> Any:
+    """What calls functions of verl's convention: a module as the place "calling convention" describes.
+
+    Args:
+        who: the function, for the error where there is no such module.
+    """
+    return needed("calling convention", f"{who} follows verl's calling convention")
 
 
 class FunctionRegistry(Registry[F]):

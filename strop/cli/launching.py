@@ -157,7 +157,9 @@ def _settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | 
 
 
 def _export_critic(checkpoint: Path, out: Path, model: ModelConfig) -> None:
-    export_role = needed("export of a role", "a run that begins with another one's critic takes it as a folder")
+    export_role = needed(
+        "export of a role", "a run that begins with another one's critic takes it as a folder"
+    )
     export_role(checkpoint, out, model, role="critic")
 
 

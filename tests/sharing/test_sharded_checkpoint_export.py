@@ -331,5 +331,7 @@ def test_probe_sequences_stay_within_the_positions_of_the_model(with_tokenizer: 
 
 
 def test_a_difference_of_large_values_is_measured_by_their_size() -> None:
-    assert role_export._largest(torch.tensor([1001.0, 2.0]), torch.tensor([1000.0, 2.0])) == pytest.approx(1e-3)
+    assert role_export._largest(torch.tensor([1001.0, 2.0]), torch.tensor([1000.0, 2.0])) == pytest.approx(
+        1e-3
+    )
     assert role_export._largest(torch.tensor([0.25]), torch.tensor([0.5])) == 0.25
