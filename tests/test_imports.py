@@ -31,7 +31,7 @@ RANKS = (
     {"trainer"},
     {"cli"},
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
-    {"doctor", "evaluation", "judges", "supervised", "tracing", "tracking", "vision"},
+    {"doctor", "evaluation", "judges", "recipes", "supervised", "tracing", "tracking", "vision"},
     {"preferences", "sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
@@ -41,8 +41,8 @@ RANKS = (
 )
 GUESTS = (
     "checks", "compat", "doctor", "environments", "evaluation", "gateway", "interactions", "judges", "preferences",
-    "python", "quickstart", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "sandbox",
-    "scorers", "sharing", "supervised", "sweep", "tools", "tracing", "tracking", "view", "vision",
+    "python", "quickstart", "recipes", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm",
+    "sandbox", "scorers", "sharing", "supervised", "sweep", "tools", "tracing", "tracking", "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +12,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from strop.algorithms.config import AGGREGATION_MODES
-from strop.base.guests import needed
+from strop.base.guests import all_joined, needed
 from strop.base.registry import Registry, name_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,6 +52,33 @@ class Declaration:
         """The mode in force for a policy loss, and for the value loss beside it: what was asked for, else the mode
         of the loss's paper, else token-mean."""
         return asked or self.aggregation or "token-mean"
+
+
+STEP_COLUMNS = frozenset({"sample_index", "turn_index", "turn_rewards", "anchor_ids"})
+"""Columns about single answers of episodes, which are made where an estimator needs one of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipes:
+    """Estimators and losses of a guest."""
+
+    estimators: Mapping[str, Declaration] = field(default_factory=dict)
+    """What each asks for, by name."""
+    losses: Mapping[str, Declaration] = field(default_factory=dict)
+    """As estimators."""
+    functions: str
+    """The module that registers their functions when it is imported."""
+
+
+def joined_recipes() -> tuple[Recipes, ...]:
+    """Those of all guests."""
+    return tuple(all_joined("recipes").values())
+
+
+def load_recipes() -> None:
+    """Have the functions of all guests' recipes registered."""
+    for recipes in joined_recipes():
+        importlib.import_module(recipes.functions)
 
 
 def verl_convention(who: str) -> Any:

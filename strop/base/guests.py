@@ -31,6 +31,7 @@ PLACES = {
     "has a section at the root, by its name (strop.cli.launching)",
     "data command": "word after `strop data`: its strop.cli.data.Action",
     "public name": "a dotted name that users import from the core: what it stands for",
+    "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
     "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
     "loss_of_tokens() (strop.algorithms.registry.verl_convention)",
     "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "
