@@ -30,6 +30,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
+    {"engines/liger", "engines/lora", "engines/optimizers", "engines/ulysses"},
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
     {"doctor", "evaluation", "judges", "recipes", "supervised", "tracing", "tracking", "vision"},
     {"preferences", "sandbox"},
@@ -40,7 +41,8 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "checks", "compat", "doctor", "environments", "evaluation", "gateway", "interactions", "judges", "preferences",
+    "checks", "compat", "doctor", "engines/liger", "engines/lora", "engines/optimizers", "engines/ulysses",
+    "environments", "evaluation", "gateway", "interactions", "judges", "preferences",
     "python", "quickstart", "recipes", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm",
     "sandbox", "scorers", "sharing", "supervised", "sweep", "tools", "tracing", "tracking", "view", "vision",
 )  # fmt: skip

@@ -53,6 +53,11 @@ PLACES = {
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
+    "adapters": "a word for their kind: a module as strop.engines.adapters.Adapters describes",
+    "kernels": "a library: a function (module, device) that puts its kernels into a model that was just loaded",
+    "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "
+    "(strop.engines.optimizer.Part)",
+    "sequence parallelism": "a word for the way: a module as strop.engines.tokens.sequence_parallelism describes",
     "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
     "rollout engine": "name in rollout.engine of an engine in processes of its own: an async function from a "
     "strop.workers.generation.Place to its Generation; its settings are a section of that name below rollout, a "

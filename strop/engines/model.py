@@ -23,12 +23,12 @@ from transformers import (
 )
 
 from strop.base.device import device_name
+from strop.base.guests import needed
 from strop.chat_template import render_with
+from strop.engines.adapters import adapters
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.families import check_family, check_type
-from strop.engines.liger import use_liger_kernels
-from strop.engines.lora import add_lora, check_targets
 from strop.engines.media import MediaInputs, language_model_class, media_inputs, media_models
 from strop.engines.model_folder import check_settings, check_weights, model_json, reading, runs_own_code
 from strop.engines.model_options import import_external, overridden, template_text
@@ -112,7 +112,7 @@ def check_language_model(config: ModelConfig) -> Any:
     auto_class = language_model_class(shape)
     check_family(shape, auto_class, config.path)
     if config.lora.enabled:
-        check_targets(_without_weights(config, shape), config.lora)
+        adapters().check_targets(_without_weights(config, shape), config.lora)
     return auto_class
 
 
@@ -239,9 +239,9 @@ class _Loading:
             module.train()  # transformers recomputes only in training mode; every dropout is 0
         model = CausalLM(module, compute_dtype=self._dtype, media=media)
         if self._config.use_liger:
-            use_liger_kernels(module, self._place)
+            needed("kernels", "model.use_liger is true")(module, self._place)
         if self._config.lora.enabled:
-            add_lora(model, self._config.lora)
+            adapters().add_lora(model, self._config.lora)
         if self._config.freeze_vision_tower:
             _freeze_tower(module, media, self._config.path)  # its adapters too
         return model

@@ -32,7 +32,7 @@ from strop.controller import (
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.media import media_models
 from strop.engines.model import check_language_model, check_reward_model, check_value_model, read_shape
-from strop.engines.ulysses import check_sequence_parallel
+from strop.engines.tokens import sequence_parallelism
 from strop.protocol import DataProto, DataProtoFuture
 from strop.rollout.types import Sampling
 from strop.run.schedule import Spans
@@ -255,7 +255,7 @@ def check_models(config: Config) -> None:
 
     Raises:
         ValueError: as `check_language_model`, `check_value_model`, `check_reward_model`, `check_engine`,
-            `check_teacher` and `check_sequence_parallel`; or a critic that would have to see images.
+            `check_teacher`, or sequences that cannot be divided over ranks; or a critic that would have to see images.
     """
     check_language_model(config.model)
     own = {
@@ -281,7 +281,8 @@ def check_models(config: Config) -> None:
         if engine.sequence_parallel > 1:
             shape = _shape(config, name, own.get(name) or config.model.path)
             ranks = _num_ranks(config, name)
-            check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
+            divided = sequence_parallelism()
+            divided.check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
     path = config.critic.path or config.model.path
     if config.uses_critic and media_models(read_shape(dataclasses.replace(config.model, path=path))):
         raise ValueError(

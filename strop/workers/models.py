@@ -11,10 +11,10 @@ import torch
 
 from strop.base.memory import host_used_bytes
 from strop.controller import Dispatch, Worker, register
+from strop.engines.adapters import adapters, has_adapter
 from strop.engines.causal_lm import CausalLM
 from strop.engines.checkpoint import PendingSave
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.lora import has_adapter, save_merged
 from strop.engines.parallel import Parallel, join_ranks
 from strop.engines.peak import peak_flops
 from strop.engines.role_checkpoint import load_optimizer, load_role, save_role
@@ -174,7 +174,7 @@ class TrainedWorker(ModelWorker):
     def save_model(self, folder: Path) -> None:
         """The model as an ordinary Hugging Face folder, written by rank 0; an adapter is merged into it."""
         if has_adapter(self.engine.model):
-            save_merged(self.engine.model, folder, write=self.rank == 0)
+            adapters().save_merged(self.engine.model, folder, write=self.rank == 0)
         else:
             self.engine.save_model(folder)
 
