@@ -30,7 +30,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"engines/liger", "engines/lora", "engines/optimizers", "engines/ulysses"},
+    {"engines/flops", "engines/liger", "engines/lora", "engines/optimizers", "engines/ulysses"},
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
     {"doctor", "evaluation", "judges", "recipes", "supervised", "tracing", "tracking", "vision"},
     {"preferences", "sandbox"},
@@ -41,8 +41,8 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "checks", "compat", "doctor", "engines/liger", "engines/lora", "engines/optimizers", "engines/ulysses",
-    "environments", "evaluation", "gateway", "interactions", "judges", "preferences",
+    "checks", "compat", "doctor", "engines/flops", "engines/liger", "engines/lora", "engines/optimizers",
+    "engines/ulysses", "environments", "evaluation", "gateway", "interactions", "judges", "preferences",
     "python", "quickstart", "recipes", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm",
     "sandbox", "scorers", "sharing", "supervised", "sweep", "tools", "tracing", "tracking", "view", "vision",
 )  # fmt: skip

@@ -57,6 +57,8 @@ PLACES = {
     "kernels": "a library: a function (module, device) that puts its kernels into a model that was just loaded",
     "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "
     "(strop.engines.optimizer.Part)",
+    "operation counts": "a word for them: a module with model_work(model), operations of passes over rows, or None where "
+    "they are not known, and peak_flops(device, dtype), operations per second of a device, or None",
     "sequence parallelism": "a word for the way: a module as strop.engines.tokens.sequence_parallelism describes",
     "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
     "rollout engine": "name in rollout.engine of an engine in processes of its own: an async function from a "
@@ -122,6 +124,11 @@ def all_joined(place: str) -> dict[str, Any]:
     return {name: joined(place, name) for name in targets(place)}
 
 
+def optional(place: str) -> Any:
+    """What joins at a place where one is enough: the first; None where nothing does."""
+    return next((joined(place, name) for name in targets(place)), None)
+
+
 def needed(place: str, why: str) -> Any:
     """What joins at a place where one is enough: the first.
 
@@ -132,8 +139,8 @@ def needed(place: str, why: str) -> Any:
     Raises:
         ValueError: nothing joins there.
     """
-    for name in targets(place):
-        return joined(place, name)
+    if (found := optional(place)) is not None:
+        return found
     raise ValueError(
         f"{why}, but the part of strop for that is missing from this installation ({place}); install all of strop"
     )

@@ -34,5 +34,5 @@ checkpoint.py       sharded checkpoints for any number of ranks; saved_tensors.p
 role_checkpoint.py  what a role saves
 
 Guests: lora/ (adapters), optimizers/ (Muon, 8-bit AdamW), ulysses/ (one packed row over several ranks), liger/ (fused
-kernels).
+kernels), flops/ (how much there is to compute).
 """
