@@ -32,7 +32,7 @@ RANKS = (
     {"cli"},
     {"engines/flops", "engines/liger", "engines/lora", "engines/optimizers", "engines/ulysses"},
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
-    {"doctor", "evaluation", "judges", "recipes", "supervised", "tracing", "tracking", "vision"},
+    {"doctor", "evaluation", "judges", "recipes", "roles", "supervised", "tracing", "tracking", "vision"},
     {"preferences", "sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
@@ -43,8 +43,9 @@ RANKS = (
 GUESTS = (
     "checks", "compat", "doctor", "engines/flops", "engines/liger", "engines/lora", "engines/optimizers",
     "engines/ulysses", "environments", "evaluation", "gateway", "interactions", "judges", "preferences",
-    "python", "quickstart", "recipes", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm",
-    "sandbox", "scorers", "sharing", "supervised", "sweep", "tools", "tracing", "tracking", "view", "vision",
+    "python", "quickstart", "recipes", "roles", "rollout/conformance", "rollout/endpoint", "rollout/sglang",
+    "rollout/vllm", "sandbox", "scorers", "sharing", "supervised", "sweep", "tools", "tracing", "tracking", "view",
+    "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

@@ -12,12 +12,11 @@
     advantages/          credit per token: an estimator per paper, and their registry
     losses/              policy losses as per-token terms, and their registry
     correction.py        weights and rejections where rollout and trainer disagree
-    shaping.py           penalties on long responses, and reweighting of samples
+    shaping.py           penalties on long responses
     selection.py         which samples of a prompt are kept, by their scores (torch-free)
     group_filter.py      which groups of samples can teach
     anchors.py           which answers were given in the same state (torch-free)
     sequence_credit.py   credit of episodes of several training sequences
-    implicit_reward.py   process rewards of a language model, and its loss on outcomes
     value_loss.py        the critic's loss as per-token terms, and the variance that values explain
     kl.py                per-token KL estimators
     kl_control.py        KL in the reward, and the controllers of its coefficient

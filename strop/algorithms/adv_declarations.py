@@ -40,12 +40,6 @@ ADV_DECLARATIONS: Registry[Declaration] = Registry(
         "rloo": _GROUP,
         "rloo_vectorized": _GROUP,
         "reinforce_plus_plus_baseline": _GROUP,
-        "prime": Declaration(
-            needs=_GROUP.needs | {"process_rewards"},
-            settings=frozenset({"gamma"}),
-            own={"process_weight": 1.0, "outcome_weight": 1.0, "process_norm": True, "whiten": True},
-            is_group_relative=True,
-        ),
         **{name: asked for recipes in joined_recipes() for name, asked in recipes.estimators.items()},
     },
 )

@@ -40,6 +40,8 @@ class Declaration:
     its tokens over all ranks, by keyword; returns the columns `prepared`, [N] each, by name."""
     prepared: frozenset[str] = frozenset()
     """Columns among `needs` that come from `prepare`, not from the batch."""
+    measure: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, float]] | None = None
+    """Metrics of a step that an estimator is judged by, from its columns and its settings by name."""
     moves_without_advantage: bool = False
     """True if a token of advantage 0 can have a gradient, for example from a penalty of the loss itself."""
 
@@ -166,17 +168,22 @@ class FunctionRegistry(Registry[F]):
 
         return add
 
-    def implements(self, *names: str, prepare: Callable[..., Any] | None = None) -> Callable[[F], F]:
+    def implements(
+        self,
+        *names: str,
+        prepare: Callable[..., Any] | None = None,
+        measure: Callable[..., Mapping[str, float]] | None = None,
+    ) -> Callable[[F], F]:
         """A decorator for the built-in function of names that `declarations` describes already.
 
         Args:
             names: a name and its aliases.
-            prepare: as of `Declaration`; it is part of no table, because it computes.
+            prepare, measure: as of `Declaration`; they are part of no table, because they compute.
         """
 
         def add(function: F) -> F:
             for name in names:
-                declared = replace(self.declarations[name], prepare=prepare)
+                declared = replace(self.declarations[name], prepare=prepare, measure=measure)
                 _check_declaration(self.kind, name, function, declared)
                 own = self._own(function, declared)
                 assert own == declared.own, f"{self.kind} {name!r} declares {declared.own}, but has {own}"

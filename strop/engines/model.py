@@ -182,36 +182,6 @@ def load_value_model(
     return loading.finish(module)
 
 
-def load_reward_model(
-    config: ModelConfig, *, device: str = "auto", parallel: Parallel | None = None
-) -> CausalLM:
-    """Load a sequence-classification model with one label: `score` gives the reward of a text at its last token.
-
-    The score of a text is the value (`Tokens.values`) of a row that has the text as its prompt and any single
-    token as its response.
-
-    Raises:
-        ValueError: as `load_model`, or the folder holds no sequence-classification model with one label.
-    """
-    check_reward_model(config)
-    return load_value_model(config, device=device, parallel=parallel)
-
-
-def check_reward_model(config: ModelConfig) -> None:
-    """Refuse a folder that `load_reward_model` cannot take; no weight is read.
-
-    Raises:
-        ValueError: as `check_value_model`, or the folder holds no sequence-classification model with one label.
-    """
-    read_shape(config)
-    if not _is_classifier(config.path):
-        raise ValueError(
-            f"reward model {config.path!r} is a {_architecture(config.path)}; give the folder of a "
-            f"sequence-classification model with one label (Qwen3ForSequenceClassification, num_labels=1)"
-        )
-    check_value_model(config)
-
-
 class _Loading:
     """Where a model goes and in which precision."""
 
@@ -344,7 +314,7 @@ def _only_errors() -> Iterator[None]:
         transformers.utils.logging.set_verbosity(verbosity)
 
 
-def _architecture(folder: str) -> str:
+def architecture(folder: str) -> str:
     """Class name in config.json; empty when it names none, or there is no such file."""
     path = Path(folder) / "config.json"
     if not path.is_file():
@@ -353,13 +323,14 @@ def _architecture(folder: str) -> str:
     return str(names[0]) if isinstance(names, list) and names else ""
 
 
-def _is_classifier(folder: str) -> bool:
-    return _architecture(folder).endswith("ForSequenceClassification")
+def is_classifier(folder: str) -> bool:
+    """The model of a folder is a sequence-classification model."""
+    return architecture(folder).endswith("ForSequenceClassification")
 
 
 def _check_labels(config: ModelConfig) -> None:
     """A classifier's head must give one number."""
-    labels = read_shape(config).num_labels if _is_classifier(config.path) else 1
+    labels = read_shape(config).num_labels if is_classifier(config.path) else 1
     if labels != 1:
         raise ValueError(
             f"model folder {config.path!r} is a classifier with {labels} labels; a value or reward model has one"

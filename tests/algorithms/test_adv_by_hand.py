@@ -10,7 +10,6 @@ from torch import Tensor
 
 from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.algorithms.advantages import estimate_advantages
-from strop.algorithms.advantages.process import process_share
 from strop.checks.functions.estimators import TRAITS
 from strop.recipes.group_baselines import (
     gpg_advantages,
@@ -19,6 +18,7 @@ from strop.recipes.group_baselines import (
     opo_advantages,
 )
 from strop.recipes.reward_parts import gdpo_advantages
+from strop.roles.prime import process_share
 
 EXACT = {"rtol": 0.0, "atol": 1e-12}
 GROUP_RELATIVE = sorted(name for name in TRAITS if TRAITS[name].compares_groups)

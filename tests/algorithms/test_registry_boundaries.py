@@ -22,7 +22,7 @@ from strop.algorithms.registry import (
     settings_for,
     with_own_settings,
 )
-from strop.algorithms.shaping import overlong_penalty, pf_ppo_weights, resample_rows
+from strop.algorithms.shaping import overlong_penalty
 from strop.base.randomness import random_key, uniforms
 from strop.base.registry import name_of
 from strop.compat.user_functions import (
@@ -33,6 +33,7 @@ from strop.compat.user_functions import (
     call_policy_loss,
     loss_config,
 )
+from strop.recipes.resampling import pf_ppo_weights, resample_rows
 
 
 class Names(Enum):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.shaping import drawn_rows, overlong_penalty, pf_ppo_weights, resample_rows
+from strop.algorithms.shaping import overlong_penalty
 from strop.base.randomness import random_key
+from strop.recipes.resampling import drawn_rows, pf_ppo_weights, resample_rows
 
 
 def double(values: object) -> Tensor:

@@ -5,7 +5,6 @@
     group_relative.py   grpo, dr_grpo, rloo: samples of a prompt compared
     batch_whitened.py   reinforce_plus_plus_baseline: compared, then whitened over the batch
     returns.py          gae, reinforce_plus_plus: rewards-to-go, token by token
-    process.py          prime: process rewards of tokens beside the outcome, leave-one-out
 
 Those of further papers are guests (place "recipes").
 
@@ -24,7 +23,6 @@ Rules that hold for every estimator here, and that `strop.checks.functions.estim
 from strop.algorithms.advantages import (  # noqa: F401  (they register their functions)
     batch_whitened,
     group_relative,
-    process,
     returns,
 )
 from strop.algorithms.advantages.registration import (
