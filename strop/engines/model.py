@@ -7,9 +7,7 @@ import dataclasses
 import inspect
 import logging
 import re
-import time
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from transformers import (
 )
 
 from strop.base.device import device_name
-from strop.base.guests import needed
+from strop.base.guests import needed, optional
 from strop.chat_template import render_with
 from strop.engines.adapters import adapters
 from strop.engines.causal_lm import CausalLM
@@ -429,9 +427,10 @@ def describe_precision(config: ModelConfig, device: str = "auto") -> str:
     place = torch.device(device_name(device))
     dtype = _compute_dtype(config, place)
     line = f"compute: {str(dtype).removeprefix('torch.')} on {place.type}"
-    if place.type != "cpu" or dtype == torch.float64:
+    counts = optional("operation counts")
+    if place.type != "cpu" or dtype == torch.float64 or counts is None:
         return line
-    speedup = bfloat16_speedup()
+    speedup = counts.bfloat16_speedup()
     if dtype == torch.bfloat16:
         if speedup > 1 / _WORTH_SAYING:
             return line
@@ -440,31 +439,3 @@ def describe_precision(config: ModelConfig, device: str = "auto") -> str:
         return line
     hint = "model.dtype=bfloat16 uses them, at lower precision"
     return f"{line}; products of bfloat16 run {speedup:.1f} times as fast here ({hint})"
-
-
-_ROUGH_SIZE, _SIZE = 128, 512
-
-
-@cache
-def bfloat16_speedup() -> float:
-    """How many times faster a bfloat16 matrix product runs than a float32 one on this CPU; measured once.
-
-    About 50 ms. Processors without instructions for bfloat16 need a quarter of a second for one product of the larger
-    size, so small ones are tried first, which tell these.
-    """
-    rough = _speedup(_ROUGH_SIZE)
-    return rough if rough < 0.5 else _speedup(_SIZE)
-
-
-def _speedup(size: int, *, repeats: int = 5) -> float:
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        a = torch.ones(size, size, dtype=dtype)
-        a @ a
-        runs = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            a @ a
-            runs.append(time.perf_counter() - start)
-        seconds[dtype] = min(runs)  # another program on the machine only makes some of them longer
-    return seconds[torch.float32] / seconds[torch.bfloat16]

@@ -255,6 +255,7 @@ def check_models(config: Config) -> None:
         ValueError: as `check_language_model`, `check_value_model`, `check_engine`, and the roles of guests; or
             sequences that cannot be divided over ranks; or a critic that would have to see images.
     """
+    of_guests = _joined_roles(config)
     check_language_model(config.model)
     own = {
         "critic": config.critic.path if config.uses_critic else "",
@@ -269,7 +270,7 @@ def check_models(config: Config) -> None:
     check_engine(config.model, config.rollout)
     if config.uses_reference and config.reference.path:
         check_language_model(dataclasses.replace(config.model, path=config.reference.path))
-    for joins in _joined_roles(config).values():
+    for joins in of_guests.values():
         joins.check(config)
     for name, engine in config.used_engines.items():
         if engine.sequence_parallel > 1:
