@@ -237,15 +237,11 @@ def settings_for(
     function: Callable[..., object], declaration: Declaration, settings: Mapping[str, object]
 ) -> dict[str, object]:
     """Those of the settings that the function takes: declared ones, and its own keyword defaults."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return {name: value for name, value in settings.items() if name in declaration.settings}
-    taken = {
-        parameter.name
-        for parameter in parameters
-        if parameter.name in declaration.settings or parameter.default is not inspect.Parameter.empty
-    } - declaration.needs
-    return {name: value for name, value in settings.items() if name in taken}
+    parameters = inspect.signature(function).parameters
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    own = {one.name for one in parameters.values() if one.default is not inspect.Parameter.empty}
+    taken = (declaration.settings if takes_any else declaration.settings & parameters.keys()) | own
+    return {name: value for name, value in settings.items() if name in taken - declaration.needs}
 
 
 def check_settings(

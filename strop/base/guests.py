@@ -58,7 +58,7 @@ PLACES = {
     "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "
     "(strop.engines.optimizer.Part)",
     "operation counts": "a word for them: a module with model_work(model), operations of passes over rows, "
-    "peak_flops(device, dtype), operations per second of a device (each may be None), and bfloat16_speedup() of this CPU",
+    "peak_flops(device, dtype), operations per second of a device (each may be None), and bfloat16_speedup() of a CPU",
     "sequence parallelism": "a word for the way: a module as strop.engines.tokens.sequence_parallelism describes",
     "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
     "role": "name of a role with a model, as it is in the configuration: a module as strop.trainer.roles.JoinedRole "

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strop.algorithms.adv_declarations import ADV_DECLARATIONS, adv_estimator_declaration
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.registry import Declaration, FunctionRegistry, own_settings, verl_convention
+from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for, verl_convention
 from strop.base.registry import name_of
 
 AdvantageFn = Callable[..., tuple[Tensor, Tensor]]
@@ -137,9 +137,10 @@ def call_estimator(
             convention.estimate(function, declaration, columns, settings, algorithm, uids),
         )
     passed = declaration.needs | (_optional_columns(function, declaration) & columns.keys())
-    taken = (declaration.settings | own_settings(function, declaration).keys()) - OPTIONAL_COLUMNS
-    arguments: dict[str, object] = {key: columns[key] for key in passed}
-    arguments.update({key: value for key, value in settings.items() if key in taken})
+    arguments: dict[str, object] = {
+        **settings_for(function, declaration, settings),
+        **{key: columns[key] for key in passed},
+    }
     with torch.no_grad():
         result = function(**arguments)
     _check_result(name, result, columns["response_mask"])
