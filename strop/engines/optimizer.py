@@ -151,12 +151,7 @@ class Optimizer:
         live ones, except 8-bit moments, which are given as float copies: continue through `load_state`.
         """
         self.materialize_state()
-        tensors = {
-            f"{kind}/{name}": part.readable(value)
-            for name, parameter in self._named.items()
-            for part in self._parts
-            for kind, value in part.optimizer.state.get(parameter, {}).items()
-        }
+        tensors = {name: part.readable(value) for name, part, value in self._entries()}
         scale = {} if self._loss_scale is None else self._loss_scale.state()
         return tensors, {"num_steps": self.num_steps, **scale}
 
@@ -169,20 +164,23 @@ class Optimizer:
         """
         self.materialize_state()
         with torch.no_grad():
-            for name, parameter in self._named.items():
-                for part in self._parts:
-                    for kind, value in part.optimizer.state.get(parameter, {}).items():
-                        value.copy_(tensors[f"{kind}/{name}"].detach())
+            for name, _, value in self._entries():
+                value.copy_(tensors[name].detach())
         self.num_steps = int(numbers["num_steps"])
         if self._loss_scale is not None:
             self._loss_scale.load_state(numbers)
 
     def memory(self) -> Iterator[Tensor]:
         """This rank's plain tensors in which the state lies, as far as it exists: to move it off the device."""
-        for part in self._parts:
-            for parameter in part.parameters:
-                for value in part.optimizer.state.get(parameter, {}).values():
-                    yield from part.storage(value)
+        for _, part, value in self._entries():
+            yield from part.storage(value)
+
+    def _entries(self) -> Iterator[tuple[str, Part, Tensor]]:
+        """Every tensor of the state, as far as it exists: `kind/parameter`, the part that has it, and the tensor."""
+        for name, parameter in self._named.items():
+            for part in self._parts:
+                for kind, value in part.optimizer.state.get(parameter, {}).items():
+                    yield f"{kind}/{name}", part, value
 
     def _move(self, lr: float) -> None:
         for part in self._parts:
