@@ -36,6 +36,11 @@ RANKS = (
         "data/mixing",
         "data/streaming",
         "data/tiny",
+        "engines/flops",
+        "engines/liger",
+        "engines/lora",
+        "engines/optimizers",
+        "engines/ulysses",
         "explaining",
         "hub",
         "replay",
@@ -43,7 +48,7 @@ RANKS = (
         "trainer/curve",
     },
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
-    {"doctor", "evaluation", "judges", "supervised", "tracing", "tracking", "vision"},
+    {"doctor", "evaluation", "judges", "recipes", "roles", "supervised", "tracing", "tracking", "vision"},
     {"preferences", "sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
@@ -53,10 +58,11 @@ RANKS = (
 )
 GUESTS = (
     "checks", "compat", "data/command", "data/growing", "data/mixing", "data/streaming", "data/tiny", "doctor",
-    "environments", "evaluation", "explaining", "gateway", "hub", "interactions", "judges", "preferences", "python",
-    "quickstart", "replay", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "sandbox",
-    "scorers", "sharing", "shell", "supervised", "sweep", "tools", "tracing", "tracking", "trainer/curve", "view",
-    "vision",
+    "engines/flops", "engines/liger", "engines/lora", "engines/optimizers", "engines/ulysses", "environments",
+    "evaluation", "explaining", "gateway", "hub", "interactions", "judges", "preferences", "python", "quickstart",
+    "recipes", "replay", "roles", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm",
+    "sandbox", "scorers", "sharing", "shell", "supervised", "sweep", "tools", "tracing", "tracking", "trainer/curve",
+    "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

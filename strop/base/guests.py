@@ -32,6 +32,9 @@ PLACES = {
     "data command": "word after `strop data`: its strop.data.command.Action",
     "config command": "word after `strop config`: a function of the arguments that gives the exit code",
     "public name": "a dotted name that users import from the core: what it stands for",
+    "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
+    "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
+    "loss_of_tokens() (strop.algorithms.registry.verl_convention)",
     "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "
     "answers (strop.rewards.service)",
     "reward worker": "full key of a section below reward: a function that each process that scores calls as it starts, "
@@ -53,7 +56,17 @@ PLACES = {
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
+    "adapters": "a word for their kind: a module as strop.engines.adapters.Adapters describes",
+    "kernels": "a library: a function (module, device) that puts its kernels into a model that was just loaded",
+    "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "
+    "(strop.engines.optimizer.Part)",
+    "operation counts": "a word for them: a module with model_work(model), operations of passes over rows, "
+    "peak_flops(device, dtype), operations per second of a device (each may be None), and bfloat16_speedup() of a CPU",
+    "sequence parallelism": "a word for the way: a module as strop.engines.tokens.sequence_parallelism describes",
     "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
+    "role": "name of a role with a model, as it is in the configuration: a module as strop.trainer.roles.JoinedRole "
+    "describes",
+    "resampling": "a word for the way: a function as strop.recipes.resampling.drawn_rows, for algorithm.resampling",
     "rollout engine": "name in rollout.engine of an engine in processes of its own: an async function from a "
     "strop.workers.generation.Place to its Generation; its settings are a section of that name below rollout, a "
     "strop.rollout.config.OwnProcesses",
@@ -76,6 +89,8 @@ PLACES = {
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
     "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",
+    "export of a role": "the form of what is written: a function (checkpoint, out, model, role=) that writes a role of "
+    "a checkpoint as a folder that a run can begin with",
     "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, at "
     "no cost",
     "before the first steps": "a function (config, data, run, say) that looks at what a fresh run will use, keeps what "
@@ -123,6 +138,11 @@ def all_joined(place: str) -> dict[str, Any]:
     return {name: joined(place, name) for name in targets(place)}
 
 
+def optional(place: str) -> Any:
+    """What joins at a place where one is enough: the first; None where nothing does."""
+    return next((joined(place, name) for name in targets(place)), None)
+
+
 def needed(place: str, why: str) -> Any:
     """What joins at a place where one is enough: the first.
 
@@ -133,8 +153,8 @@ def needed(place: str, why: str) -> Any:
     Raises:
         ValueError: nothing joins there.
     """
-    for name in targets(place):
-        return joined(place, name)
+    if (found := optional(place)) is not None:
+        return found
     raise ValueError(
         f"{why}, but the part of strop for that is missing from this installation ({place}); install all of strop"
     )

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from strop.algorithms.adv_declarations import STEP_COLUMNS
 from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED, left_out_for
+from strop.algorithms.registry import STEP_COLUMNS
 from strop.base.metrics import Metric
 from strop.controller import as_list
 from strop.data.drawing import Drawn, draw

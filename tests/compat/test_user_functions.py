@@ -14,7 +14,7 @@ from strop.algorithms.aggregation import agg_loss, batch_totals, token_weights, 
 from strop.algorithms.config import AGGREGATION_MODES, AlgorithmConfig
 from strop.algorithms.losses.clipped import clipped_policy_loss
 from strop.algorithms.masked import masked_mean
-from strop.algorithms.user_functions import (
+from strop.compat.user_functions import (
     VerlConfig,
     adv_config,
     call_advantage_estimator,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from strop.engines.config import OptimizerConfig
 from strop.engines.gradients import local, meeting_device
+from strop.engines.optimizer import Part, adamw_parts
 from strop.engines.parallel import exchanged
 
 NEWTON_SCHULZ_STEPS = 5
@@ -26,6 +28,30 @@ NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """a, b, c of the quintic a x + b x^3 + c x^5, with the steepest rise at 0 that still stays bounded."""
 _EPS = 1e-7
 """Smallest norm that a matrix is divided by."""
+
+
+def muon_parts(
+    named: Mapping[str, nn.Parameter], config: OptimizerConfig, embeddings: Collection[str]
+) -> list[Part]:
+    """Muon for the hidden matrices, AdamW for all else.
+
+    Args:
+        named: the parameters, by name.
+        config: the numbers of both.
+        embeddings: names of those of embeddings and head.
+
+    Raises:
+        ValueError: no embeddings are named.
+    """
+    if not embeddings:
+        raise ValueError("Muon must know which matrices are embeddings or the head; give their names")
+    hidden = [p for name, p in named.items() if p.dim() == 2 and name not in embeddings]
+    ids = set(map(id, hidden))
+    rest = adamw_parts([p for p in named.values() if id(p) not in ids], config)
+    if not hidden:
+        return rest
+    muon = Muon(hidden, lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum)
+    return [_MuonPart(muon), *rest]
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:
@@ -109,6 +135,14 @@ class Muon(torch.optim.Optimizer):
         """Create the zero state of a parameter that has none."""
         if not self.state[parameter]:
             self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.detach())
+
+
+class _MuonPart(Part):
+    optimizer: Muon
+
+    def materialize(self) -> None:
+        for parameter in self.parameters:
+            self.optimizer.materialize(parameter)
 
 
 def _team(parameter: nn.Parameter) -> dist.ProcessGroup | None:

@@ -16,13 +16,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from references.rank_processes import Ranks, run_ranks
-from strop.engines import export
 from strop.engines.config import LoraConfig, ModelConfig, OptimizerConfig
-from strop.engines.export import export_role
 from strop.engines.model import load_model
 from strop.engines.parallel import alone
 from strop.engines.role_checkpoint import save_role
 from strop.engines.training import TrainEngine
+from strop.sharing import role_export
+from strop.sharing.role_export import export_role
 
 Folders = Callable[[str], Path]
 IDS = torch.tensor([[5, 9, 2, 40, 7, 7, 33]])
@@ -158,8 +158,8 @@ def test_a_critic_becomes_a_sequence_classification_folder(with_tokenizer: Folde
     assert module.score.weight.equal(weights_of(engine)["score.weight"])
     assert "probe value diff" in result.describe()
     assert result.difference < 1e-4
-    values = export.plain_probe(module, export.probe_sequences(engine.model))
-    assert values.shape == (len(export.PROBE_LENGTHS),)
+    values = role_export.plain_probe(module, role_export.probe_sequences(engine.model))
+    assert values.shape == (len(role_export.PROBE_LENGTHS),)
     assert values.abs().min() > 1e-3, "the comparison is of something"
 
 
@@ -179,15 +179,15 @@ def test_a_run_with_adapters_gives_its_merged_model(with_tokenizer: Folders, tmp
     for kind in ("qwen3", "gpt2"):
         folder, checkpoint = with_tokenizer(kind), tmp_path / kind
         engine, config = with_adapter(folder, checkpoint)
-        sequences = export.probe_sequences(engine.model)
-        expected = export.probe(engine.model, sequences)
+        sequences = role_export.probe_sequences(engine.model)
+        expected = role_export.probe(engine.model, sequences)
         result = export_role(checkpoint, checkpoint / "out", config)
         module = plain(checkpoint / "out")
         assert result.difference < 1e-4
         assert {name for name, _ in module.named_parameters()} == {
             name for name, _ in plain(folder).named_parameters()
         }
-        torch.testing.assert_close(export.plain_probe(module, sequences), expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(role_export.plain_probe(module, sequences), expected, atol=1e-4, rtol=0)
         assert (log_probs(module) - log_probs(plain(folder))).abs().max() > 0.01, "the adapter does something"
 
 
@@ -257,13 +257,13 @@ def test_an_export_that_is_not_the_model_is_refused_and_leaves_nothing(
 ) -> None:
     case = Case(folder=str(with_tokenizer("qwen3")), dtype="float32")
     save_role(tmp_path / "actor", trained(case))
-    save = export._save
+    save = role_export._save
 
     def save_wrong(model: Any, folder: Path, dtype: torch.dtype) -> None:
         save(model, folder, dtype)
         damage(folder)
 
-    monkeypatch.setattr(export, "_save", save_wrong)
+    monkeypatch.setattr(role_export, "_save", save_wrong)
     with pytest.raises(ValueError, match=problem):
         export_role(tmp_path, tmp_path / "out", ModelConfig(path=case.folder))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["actor"]
@@ -301,7 +301,7 @@ def test_a_folder_that_is_taken_is_left_alone(with_tokenizer: Folders, tmp_path:
 def test_large_models_are_cut_into_files_with_an_index(
     with_tokenizer: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_FILE_BYTES", "20KB")
+    monkeypatch.setattr(role_export, "_FILE_BYTES", "20KB")
     case = Case(folder=str(with_tokenizer("llama")), dtype="float32")
     engine = trained(case)
     save_role(tmp_path / "actor", engine)
@@ -314,7 +314,7 @@ def test_large_models_are_cut_into_files_with_an_index(
 
 
 def test_thousands_are_set_apart() -> None:
-    result = export.Export(
+    result = role_export.Export(
         folder=Path("x"), num_tensors=18867, num_bytes=int(438.1 * 2**30), difference=0.0004, rounding=0.0
     )
     assert result.describe() == "export ok: 18 867 tensors, 438.10 GiB, probe log-prob diff 0.0004"
@@ -322,14 +322,16 @@ def test_thousands_are_set_apart() -> None:
 
 def test_probe_sequences_stay_within_the_positions_of_the_model(with_tokenizer: Folders) -> None:
     model = load_model(ModelConfig(path=str(with_tokenizer("gpt2"))), device="cpu")
-    assert [len(ids) for ids in export.probe_sequences(model)] == list(export.PROBE_LENGTHS)
+    assert [len(ids) for ids in role_export.probe_sequences(model)] == list(role_export.PROBE_LENGTHS)
     model.config.max_position_embeddings = 20
-    sequences = export.probe_sequences(model)
+    sequences = role_export.probe_sequences(model)
     assert [len(ids) for ids in sequences] == [17, 20, 5]
     assert len(torch.cat(sequences).unique()) > 25, "many different tokens"
     assert int(torch.cat(sequences).max()) < 61
 
 
 def test_a_difference_of_large_values_is_measured_by_their_size() -> None:
-    assert export._largest(torch.tensor([1001.0, 2.0]), torch.tensor([1000.0, 2.0])) == pytest.approx(1e-3)
-    assert export._largest(torch.tensor([0.25]), torch.tensor([0.5])) == 0.25
+    assert role_export._largest(torch.tensor([1001.0, 2.0]), torch.tensor([1000.0, 2.0])) == pytest.approx(
+        1e-3
+    )
+    assert role_export._largest(torch.tensor([0.25]), torch.tensor([0.5])) == 0.25

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,14 +13,34 @@ from strop.algorithms.advantages.group_relative import rloo_advantages
 from strop.algorithms.advantages.groups import require_finite
 from strop.algorithms.advantages.registration import implements
 from strop.algorithms.advantages.returns import reward_to_go
+from strop.algorithms.batch_metrics import PROCESS
 from strop.algorithms.masked import masked_sum, masked_whiten
+from strop.roles.implicit_reward import pair_accuracy
 
 NORM_EPS = 1e-6
 """Added to the largest return before process rewards are divided by it: where a model has hardly moved, rounding stays
 small."""
 
 
-@implements("prime")
+def prime_metrics(columns: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, float]:
+    """PROCESS of a step.
+
+    Args:
+        columns: as `prime_advantages` takes them.
+        settings: gamma, and the settings of the estimator.
+    """
+    mask, given = columns["response_mask"], columns["process_rewards"]
+    rewards, groups = columns["rewards"], columns["group_ids"]
+    process, outcome = process_and_outcome(
+        rewards, given, groups, mask, gamma=settings["gamma"], process_norm=bool(settings["process_norm"])
+    )
+    weighted = float(settings["process_weight"]) * process, float(settings["outcome_weight"]) * outcome
+    metrics = {PROCESS.of("advantage_share"): process_share(*weighted, mask)}
+    accuracy = pair_accuracy(torch.where(mask, given, torch.zeros_like(given)).sum(dim=-1), rewards, groups)
+    return metrics if math.isnan(accuracy) else {**metrics, PROCESS.of("pair_acc"): accuracy}
+
+
+@implements("prime", measure=prime_metrics)
 def prime_advantages(
     *,
     rewards: Tensor,
@@ -39,7 +63,7 @@ def prime_advantages(
 
     Args:
         rewards: [B], one outcome reward per sample.
-        process_rewards: [B, R], see `strop.algorithms.implicit_reward`; any number outside the mask.
+        process_rewards: [B, R], see `strop.roles.implicit_reward`; any number outside the mask.
         group_ids: [B] int64, equal for samples of one prompt, in any order.
         response_mask: [B, R], true on tokens the policy sampled.
         gamma: discount of later tokens' process rewards, once per sampled token.

@@ -24,6 +24,7 @@ from transformers.pytorch_utils import Conv1D
 
 from strop.base.elsewhere import fetch_copy
 from strop.base.randomness import random_key
+from strop.engines.adapters import has_adapter
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig
 from strop.engines.gradients import full
@@ -75,11 +76,6 @@ def add_lora(model: CausalLM, config: LoraConfig, *, seed: int = 0) -> None:
         _load(model, Path(config.path))
     else:
         _initialize(model, seed)
-
-
-def has_adapter(model: CausalLM) -> bool:
-    """Whether the model has adapters."""
-    return hasattr(model.module, "peft_config")
 
 
 @contextlib.contextmanager

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals, row_numbers, valid_tokens_per_row
-from strop.algorithms.implicit_reward import outcome_terms, process_rewards
 from strop.base.metrics import Mean, Metric
-from strop.controller import Dispatch, register
+from strop.controller import Dispatch, RoleSpec, register, role
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
+from strop.roles.implicit_reward import outcome_terms, process_rewards
+from strop.roles.teacher import check_teacher
+from strop.trainer.config import Config
 from strop.workers.config import PrmConfig
 from strop.workers.models import TrainedWorker
 from strop.workers.rows import Update, data_rows, flat_mask, response_columns
@@ -27,6 +29,24 @@ PRM = Metric(
     "of the process reward model, before its optimizer step: cross-entropy with the outcomes; training sequences whose "
     "score has the sign of the outcome; mean score, which is the sum of a sequence's process rewards",
 )
+
+
+def spec(config: Config, *, device: str, num_steps: int, checkpoint: Path | None) -> RoleSpec[PrmWorker]:
+    """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
+    return role(
+        PrmWorker,
+        config.model,
+        config.prm,
+        device=device,
+        num_updates=num_steps * config.prm_updates_per_step,
+        checkpoint=checkpoint,
+    )
+
+
+def check(config: Config) -> None:
+    """As `check_teacher`, for a model of its own."""
+    if config.prm.path:
+        check_teacher(config.model, config.prm.path, key="prm.path")
 
 
 class PrmWorker(TrainedWorker):

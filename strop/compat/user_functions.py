@@ -14,16 +14,22 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from strop.algorithms.aggregation import BatchTotals
+from strop.algorithms.adv_declarations import SHARED_SETTINGS
+from strop.algorithms.advantages.registration import AdvantageFn, describe
+from strop.algorithms.aggregation import BatchTotals, row_numbers
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.loss_declarations import PG_CLIPFRAC, PG_CLIPFRAC_LOWER, PPO_KL
+from strop.algorithms.losses import LossSpec, get_policy_loss_fn
+from strop.algorithms.losses.policy import PolicyTokens
+from strop.algorithms.registry import Declaration
 from strop.base.registry import dotted, required_parameters
 
 LOSS_COLUMNS = ("log_probs", "old_log_probs", "advantages", "rollout_is_weights", "rollout_log_probs")
@@ -127,6 +133,77 @@ def adv_config(
     values: dict[str, object] = {**(settings or {}), **_fields(algorithm)}
     values["norm_adv_by_std_in_grpo"] = algorithm.norm_adv_by_std
     return VerlConfig(values)
+
+
+def loss_of_tokens(
+    spec: LossSpec, columns: Mapping[str, Tensor], trained: Tensor, tokens: PolicyTokens
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The policy's term of the loss of some tokens by a loss of verl's convention, called on padded rows.
+
+    Args:
+        spec: of the run.
+        columns: [M] by the loss's own names; log_probs with gradient.
+        trained: [M] bool.
+        tokens: whose columns they are.
+
+    Returns:
+        The loss, and metrics by full name: means over these tokens.
+    """
+    lengths = tokens.batch.row_lengths
+    starts = lengths.cumsum(0) - lengths
+    rows, own = torch.unique(row_numbers(lengths)[tokens.index], return_inverse=True)
+    place = tokens.index - starts[rows][own]
+    shape = (len(rows), int(place.max()) + 1)
+    at = tuple(part.to(trained.device, non_blocking=True) for part in (own, place))
+    padded = {
+        name: column.new_zeros(shape).index_put(at, column)
+        for name, column in columns.items()
+        if name != "row_ids" and column.dim() == 1
+    }
+    mode = spec.aggregation.mode
+    result = call_policy_loss(
+        get_policy_loss_fn(spec.name),
+        columns=padded,
+        mask=trained.new_zeros(shape).index_put(at, trained),
+        loss_agg_mode=mode,
+        config=loss_config(
+            spec.algorithm,
+            name=spec.name,
+            totals=tokens.batch.totals,
+            loss_agg_mode=mode,
+            settings=spec.algorithm.loss_settings,
+        ),
+    )
+    return result.loss, result.metrics
+
+
+def estimate(
+    function: AdvantageFn,
+    declaration: Declaration,
+    columns: Mapping[str, Tensor],
+    settings: Mapping[str, object],
+    algorithm: AlgorithmConfig | None,
+    uids: Sequence[str] | None,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns [B, R] by an estimator of verl's convention; arguments as of
+    `strop.algorithms.advantages.call_estimator`."""
+    if algorithm is None:
+        algorithm = AlgorithmConfig(
+            norm_adv_by_std=bool(settings.get("norm_by_std", True)),
+            gamma=cast(float, settings.get("gamma", 1.0)),
+            lam=cast(float, settings.get("lam", 1.0)),
+        )
+    own = {key: value for key, value in settings.items() if key not in SHARED_SETTINGS}
+    given_by_name = {"token_level_rewards", "rewards", "response_mask", "group_ids"} - declaration.needs
+    index = np.array(columns["group_ids"].tolist() if uids is None else list(uids), dtype=object)
+    return call_advantage_estimator(
+        function,
+        token_level_rewards=columns["token_level_rewards"],
+        response_mask=columns["response_mask"],
+        index=index,
+        config=adv_config(algorithm, settings=own),
+        extra={key: column for key, column in columns.items() if key not in given_by_name},
+    )
 
 
 def call_policy_loss(
@@ -313,12 +390,3 @@ def _number(function: Callable[..., object], key: str, value: object) -> Tensor:
     raise ValueError(
         f"{dotted(function)} returned the metric {key!r} as {describe(value)}; a metric is one number"
     )
-
-
-def describe(value: object) -> str:
-    """What a result is, with its shapes, for an error."""
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, tuple):
-        return f"({', '.join(describe(part) for part in value)})"
-    return "None" if value is None else f"a {type(value).__name__}"

@@ -8,14 +8,42 @@ version 0.13 and later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from strop.engines.config import OptimizerConfig
 from strop.engines.gradients import local
+from strop.engines.optimizer import Part, adamw_groups
+
+
+def adamw_8bit_parts(
+    named: Mapping[str, nn.Parameter], config: OptimizerConfig, embeddings: Collection[str]
+) -> list[Part]:
+    """AdamW with 8-bit moments for all parameters; arguments as `muon_parts`, which alone looks at embeddings.
+
+    Raises:
+        ValueError: torchao is not installed.
+    """
+    groups = adamw_groups(named.values(), config.weight_decay)
+    betas = (config.betas[0], config.betas[1])
+    return (
+        [_EightBitPart(make_adamw_8bit(groups, lr=config.lr, betas=betas, eps=config.eps))] if groups else []
+    )
+
+
+class _EightBitPart(Part):
+    def materialize(self) -> None:
+        materialize(self.optimizer, self.parameters)
+
+    def readable(self, value: Tensor) -> Tensor:
+        return readable(value)
+
+    def storage(self, value: Tensor) -> Iterator[Tensor]:
+        return storage(value)
 
 
 def make_adamw_8bit(

@@ -14,18 +14,40 @@ from typing import Any
 import torch
 
 from strop.border import ControlText
-from strop.controller import Dispatch, register
+from strop.controller import Dispatch, RoleSpec, register, role
 from strop.data.chat import Chat, encode, render
+from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_reward_model, load_tokenizer
+from strop.engines.model import (
+    architecture,
+    check_value_model,
+    is_classifier,
+    load_tokenizer,
+    load_value_model,
+    read_shape,
+)
 from strop.engines.packing import make_rows
+from strop.engines.parallel import Parallel
 from strop.engines.training import Engine
 from strop.protocol import DataProto
+from strop.trainer.config import Config
 from strop.workers.config import RewardModelConfig
 from strop.workers.models import ModelWorker
 
 _AFTER_THE_END = torch.zeros(1, dtype=torch.int64)
 """The engine gives the number before each response token; before this one stands the whole conversation."""
+
+
+def spec(
+    config: Config, *, device: str, num_steps: int, checkpoint: Path | None
+) -> RoleSpec[RewardModelWorker]:
+    """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
+    return role(RewardModelWorker, config.reward_model, device=device)
+
+
+def check(config: Config) -> None:
+    """As `check_reward_model`."""
+    check_reward_model(ModelConfig(path=config.reward_model.path))
 
 
 class RewardModelWorker(ModelWorker):
@@ -111,3 +133,33 @@ class RewardModelWorker(ModelWorker):
                 f"positions allow that, or set reward_model.truncation=left"
             )
         return ids[-limit:] if truncation == "left" else ids[:limit]
+
+
+def load_reward_model(
+    config: ModelConfig, *, device: str = "auto", parallel: Parallel | None = None
+) -> CausalLM:
+    """Load a sequence-classification model with one label: `score` gives the reward of a text at its last token.
+
+    The score of a text is the value (`Tokens.values`) of a row that has the text as its prompt and any single
+    token as its response.
+
+    Raises:
+        ValueError: as `load_model`, or the folder holds no sequence-classification model with one label.
+    """
+    check_reward_model(config)
+    return load_value_model(config, device=device, parallel=parallel)
+
+
+def check_reward_model(config: ModelConfig) -> None:
+    """Refuse a folder that `load_reward_model` cannot take; no weight is read.
+
+    Raises:
+        ValueError: as `check_value_model`, or the folder holds no sequence-classification model with one label.
+    """
+    read_shape(config)
+    if not is_classifier(config.path):
+        raise ValueError(
+            f"reward model {config.path!r} is a {architecture(config.path)}; give the folder of a "
+            f"sequence-classification model with one label (Qwen3ForSequenceClassification, num_labels=1)"
+        )
+    check_value_model(config)
