@@ -47,6 +47,8 @@ PLACES = {
     "form of agents": "what agents can be beside async functions: a function from such an object to the async function "
     "that plays it, or None for objects of another form",
     "agent kit": "what agents of this run find in their context, as an attribute of this name: a strop.agents.kits.Kit",
+    "agent processes": "full key of the setting that asks for them: a strop.workers.player.AgentProcesses, called as "
+    "(setup, client, model, reward=, seed=)",
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",

@@ -23,7 +23,7 @@ from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
 from strop.agents.spans import SPANS, Span, add_span
-from strop.base.guests import joined, targets
+from strop.base.guests import joined, needed, targets
 from strop.base.heartbeat import item
 from strop.base.sections import guest_sections
 from strop.border import described, encodable, storable_text, usable
@@ -37,11 +37,44 @@ from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt, Trajectory
-from strop.workers.agents.pool import AgentWorkers, EpisodeFailed
 from strop.workers.episodes import Episode
 from strop.workers.recording import Recording
 
 logger = logging.getLogger(__name__)
+
+
+class EpisodeFailed(RuntimeError):
+    """An episode failed in another process; the text says with which exception."""
+
+
+class AgentProcesses(Protocol):
+    """Processes that play episodes, as a guest brings them (place "agent processes")."""
+
+    async def start(self) -> None:
+        """Have as many of them as there should be; those that live stay.
+
+        Raises:
+            ValueError, RuntimeError: the agents cannot be loaded there.
+        """
+        ...
+
+    async def play(
+        self, prompt: Prompt, sample_index: int, sampling: Sampling, *, listens: bool
+    ) -> tuple[tuple[Trajectory, ...], list[Span]]:
+        """The sequences of an episode as `play_episode` gives them, and what happened in it.
+
+        Args:
+            prompt, sample_index, sampling: as there.
+            listens: whether anybody wants to know what happened.
+
+        Raises:
+            EpisodeFailed: it failed there.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the processes; a second call does nothing."""
+        ...
 
 
 class EpisodeObserver(Protocol):
@@ -91,7 +124,7 @@ class Player:
         observers: Sequence[EpisodeObserver] = (),
         max_episodes: int | None = None,
         recording: Recording | None = None,
-        workers: AgentWorkers | None = None,
+        workers: AgentProcesses | None = None,
     ) -> None:
         """Start what the agents need, such as a sandbox.
 
@@ -380,25 +413,28 @@ def make_player(
 
 def agent_workers(
     setup: AgentSetup, client: GenerateClient, model: ModelConfig, scorers: Scorers | None, *, seed: int
-) -> AgentWorkers | None:
-    """The processes that agent.num_workers asks for, not started; None for 0.
+) -> AgentProcesses | None:
+    """The processes that agent.num_workers asks for (place "agent processes"), not started; None for 0.
 
     Args:
         setup, client, scorers, seed: as for Player.
         model: with the tokenizer.
 
     Raises:
-        ValueError: the model reads images, which stay in one process.
+        ValueError: the model reads images, which stay in one process; or there are no such processes here.
     """
-    if setup.config.num_workers == 0:
+    count = setup.config.num_workers
+    if count == 0:
         return None
     if setup.images is not None:
         raise ValueError(
-            f"agent.num_workers is {setup.config.num_workers}, but the model reads images, which agents in other "
-            f"processes cannot be shown: set agent.num_workers=0"
+            f"agent.num_workers is {count}, but the model reads images, which agents in other processes cannot be "
+            f"shown: set agent.num_workers=0"
         )
     reward = None if scorers is None else scorers.config
-    return AgentWorkers(setup, client, model, reward=reward, seed=seed)
+    processes = needed("agent processes", f"agent.num_workers is {count}")
+    made: AgentProcesses = processes(setup, client, model, reward=reward, seed=seed)
+    return made
 
 
 def check_observers(rollout: RolloutConfig) -> None:

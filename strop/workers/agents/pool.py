@@ -44,6 +44,7 @@ from strop.workers.agents.wire import (
     sequence_in,
     span_in,
 )
+from strop.workers.player import EpisodeFailed
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +61,6 @@ _BOOT = (
 )
 
 Played = tuple[tuple[Trajectory, ...], list[Span]]
-
-
-class EpisodeFailed(RuntimeError):
-    """An episode failed in its worker; the text says with which exception."""
 
 
 class WorkerLost(RuntimeError):
