@@ -31,7 +31,7 @@ RANKS = (
     {"trainer"},
     {"cli"},
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "workers/agents"},
-    {"doctor", "evaluation", "judges", "supervised", "tracing", "tracking", "vision"},
+    {"ahead", "doctor", "evaluation", "judges", "supervised", "tracing", "tracking", "vision"},
     {"preferences", "sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
@@ -40,10 +40,10 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "checks", "compat", "doctor", "environments", "evaluation", "gateway", "interactions", "judges", "preferences",
-    "python", "quickstart", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "sandbox",
-    "scorers", "sharing", "supervised", "sweep", "tools", "tracing", "tracking", "view", "vision",
-    "workers/agents",
+    "ahead", "checks", "compat", "doctor", "environments", "evaluation", "gateway", "interactions",
+    "judges", "preferences", "python", "quickstart", "rollout/conformance", "rollout/endpoint",
+    "rollout/sglang", "rollout/vllm", "sandbox", "scorers", "sharing", "supervised", "sweep", "tools",
+    "tracing", "tracking", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

@@ -67,6 +67,10 @@ PLACES = {
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
     "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",
+    "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
+    "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "
+    "gives the RoleSpec of the rollout role; `collector`, a function that gives a "
+    "strop.trainer.collecting.RolloutCollector, with the arguments of one and (start_step=, recorded=)",
     "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, at "
     "no cost",
     "before the first steps": "a function (config, data, run, say) that looks at what a fresh run will use, keeps what "
@@ -114,18 +118,20 @@ def all_joined(place: str) -> dict[str, Any]:
     return {name: joined(place, name) for name in targets(place)}
 
 
-def needed(place: str, why: str) -> Any:
+def needed(place: str, why: str, name: str = "") -> Any:
     """What joins at a place where one is enough: the first.
 
     Args:
         place: of `PLACES`.
         why: who needs it, the beginning of a sentence.
+        name: under which it joins, where one guest joins under several.
 
     Raises:
         ValueError: nothing joins there.
     """
-    for name in targets(place):
-        return joined(place, name)
+    for found in targets(place):
+        if name in ("", found):
+            return joined(place, found)
     raise ValueError(
         f"{why}, but the part of strop for that is missing from this installation ({place}); install all of strop"
     )

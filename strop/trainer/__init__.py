@@ -3,10 +3,7 @@
 The algorithm of a step
 loop.py             Trainer: collect, learn, update weights; records, validation and checkpoints around it
 collecting.py       the samples of a step, in one round or, with a group filter, in several; groups.py: groups judged
-ahead.py            samples that are made while the trainer works; pacing.py: how far ahead, and which a step takes;
-                    begun.py: groups of steps to come, and those left out; replacing.py: how many are begun for these;
-                    in_play.py: what a checkpoint keeps of them; overlap.py: what models say of them meanwhile
-over_issue.py       steps that do not wait for their slowest; lengths.py: which prompts to begin with
+lengths.py          which prompts to begin with
 experience.py       the rows that are trained on, as references, cut into optimizer batches
 producers.py        who makes each column of protocol/schema.py, in the order of a step
 learning.py         from scored samples to new weights

@@ -19,7 +19,6 @@ import torch
 from strop.algorithms.adv_declarations import STEP_COLUMNS
 from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED, left_out_for
 from strop.base.metrics import Metric
-from strop.controller import as_list
 from strop.data.sampler import parse_visit_uid
 from strop.data.streaming import Drawn, draw
 from strop.protocol import DataProto
@@ -48,11 +47,6 @@ FILTER = Metric(
     "rounds; samples; tokens",
     "with dynamic sampling: `rounds`, `evicted_samples`, `discarded_surplus_samples` and `discarded_surplus_tokens`, "
     "samples by cause",
-)
-CLOCK_STEPS = Metric(
-    "training/off_policy/clock_steps",
-    "engine steps",
-    "since the step before, with trainer.clock=virtual: how long a step takes by that clock, the training not counted",
 )
 
 
@@ -100,7 +94,6 @@ class RolloutCollector:
         self._config, self._run, self._data, self._roles = config, run, data, roles
         self._sampling = sampling
         self._lengths = Lengths() if config.rollout.longest_first else None
-        self._clock_steps = 0
 
     def collect(self, step: int, stages: Stages) -> CollectedSamples:
         """The samples of a step.
@@ -155,15 +148,7 @@ class RolloutCollector:
     def _noted(self, collected: CollectedSamples) -> CollectedSamples:
         if self._lengths is not None:
             self._lengths.note(collected.episodes.reports)
-        return replace(collected, metrics={**collected.metrics, **self._clock_passed()})
-
-    def _clock_passed(self) -> dict[str, float]:
-        """CLOCK_STEPS, where there is such a clock."""
-        if self._config.trainer.virtual_time() is None:
-            return {}
-        now = max(as_list(self._roles.rollout.call.clock_steps()))
-        passed, self._clock_steps = now - self._clock_steps, now
-        return {CLOCK_STEPS: float(passed)}
+        return collected
 
     def _joined(
         self, rounds: Sequence[CollectedSamples], dropped: Mapping[str, str], metrics: Mapping[str, float]

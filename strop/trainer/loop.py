@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.algorithms.kl_control import KlController
-from strop.base.guests import all_joined
+from strop.base.guests import all_joined, needed
 from strop.base.heartbeat import SUFFIX, beating, doing
 from strop.base.metrics import Metric
 from strop.controller import CallTimeout, WorkerFailed, as_list
@@ -28,7 +28,6 @@ from strop.engines.model import describe_precision
 from strop.health import HealthMonitor
 from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
-from strop.trainer.ahead import AheadCollector, describe_lead
 from strop.trainer.beginning import optimizer_of
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
@@ -42,8 +41,6 @@ from strop.trainer.healing import Healing
 from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
 from strop.trainer.listening import Listeners
-from strop.trainer.over_issue import OverIssueCollector
-from strop.trainer.overlap import describe_overlap
 from strop.trainer.phases import Phases, Stages
 from strop.trainer.preflight import RunRefused, try_out
 from strop.trainer.recorded import check_recording
@@ -112,8 +109,7 @@ class Trainer:
         precision = describe_precision(config.model, config.resources.device)
         self._costs = CostTracker(config.reward, run.path)
         for line in [
-            *self.data.report(), config.arithmetic(), precision, threads.line(), config.placement(),
-            *describe_lead(config), *describe_overlap(config),
+            *self.data.report(), config.arithmetic(), precision, threads.line(), config.placement()
         ]:  # fmt: skip
             say(line)
         self._machine.tell(run, self._start_step, say)
@@ -263,10 +259,10 @@ class Trainer:
         sampling = training_sampling(config, self.data.tokenizer)
         parts = config, self._run, self.data, self.roles, sampling
         self.collector = RolloutCollector(*parts)
-        if config.rollout.is_streamed:
-            collector = OverIssueCollector if config.rollout.over_issue else AheadCollector
+        if key := config.ahead_by:
+            make = needed("generation ahead", f"{key} is set", "collector")
             recorded = {} if self._recorded is None else self._recorded.steps
-            self.collector = collector(*parts, start_step=self._start_step, recorded=recorded)
+            self.collector = make(*parts, start_step=self._start_step, recorded=recorded)
         self._checkpointer = Checkpointer(
             self._run,
             self.roles.trained(),
