@@ -73,8 +73,8 @@ PLACES = {
     "strop.trainer.collecting.RolloutCollector, with the arguments of one and (start_step=, recorded=)",
     "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, at "
     "no cost",
-    "before the first steps": "a function (config, data, run, say) that looks at what a fresh run will use, keeps what "
-    "it finds in the event log, and says it",
+    "before the first steps": "a function (config, data, roles, run, say, force=) that tries what a fresh run will do, "
+    "says and records what it finds, and may refuse the run unless somebody forces it",
 }
 """Where a guest can join: what the names are, and what is behind them."""
 

@@ -20,7 +20,6 @@ models.py           models in folders of this machine; data_sets.py: data sets o
 setup.py            data, sampling and what is checked with them; scorers.py: the reward function tried
 roles.py            the roles of a configuration: which there are, in which processes
 threads.py          threads of a CPU, and who decided their number
-preflight.py        can the run learn? with token_facts.py; what guests look at before it
 
 Numbers
 reporting.py        metrics from reports of samples

@@ -12,17 +12,17 @@ import pytest
 import torch
 from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_in, with_reward
 
+from strop.checks.preflight.facts import token_facts
+from strop.checks.preflight.tokens import AnswerEnd
+from strop.checks.preflight.trial import RunRefused, first_prompts, run_preflight
 from strop.cli.main import main
 from strop.config import save_config
 from strop.data.tiny import make_tiny_model
-from strop.health import AnswerEnd
 from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run
 from strop.trainer.loop import Trainer
-from strop.trainer.preflight import RunRefused, first_prompts, run_preflight
 from strop.trainer.setup import load_training_data
-from strop.trainer.token_facts import token_facts
 
 PREFLIGHT = "trainer.preflight=true"
 
