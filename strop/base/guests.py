@@ -47,6 +47,8 @@ PLACES = {
     "form of agents": "what agents can be beside async functions: a function from such an object to the async function "
     "that plays it, or None for objects of another form",
     "agent kit": "what agents of this run find in their context, as an attribute of this name: a strop.agents.kits.Kit",
+    "chat of agents": "a word: a class (tokenizer, variables of the template) that tells which tokens a chat template "
+    "puts between the answers of a conversation (AgentContext.template)",
     "agent processes": "full key of the setting that asks for them: a strop.workers.player.AgentProcesses, called as "
     "(setup, client, model, reward=, seed=)",
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
@@ -57,7 +59,7 @@ PLACES = {
     "strop.workers.generation.Place to its Generation; its settings are a section of that name below rollout, a "
     "strop.rollout.config.OwnProcesses",
     "remote model": "name in rollout.engine of a server whose weights are not ours: a module as "
-    "strop.trainer.alone.Answering describes; its settings are a section of that name below rollout, a "
+    "strop.evaluation.alone.Answering describes; its settings are a section of that name below rollout, a "
     "strop.rollout.config.RemoteModel",
     "engine checks": "what tries the rollout engines of this installation: a function (wants_json=) that gives the "
     "exit code of the command",

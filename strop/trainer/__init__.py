@@ -23,7 +23,7 @@ threads.py          threads of a CPU, and who decided their number
 
 Numbers
 reporting.py        metrics from reports of samples
-validation.py       answers on held-out prompts; alone.py: what answers without a run
+validation.py       answers on held-out prompts
 trackers.py         where numbers go; progress.py, tensorboard.py, curve.py: the terminal, TensorBoard, pictures
 results.py          how a run ended; costs.py: what services of the reward have cost
 watching.py         how far a long generation is

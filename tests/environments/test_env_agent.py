@@ -16,7 +16,6 @@ from agent_cases import ScriptedModel, sampling_of
 from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
-from strop.agents.templates import ChatTemplate
 from strop.algorithms.config import AlgorithmConfig
 from strop.data.tiny import make_tiny_tokenizer
 from strop.environments import EnvironmentFailed, choose_environment, episode_seed
@@ -25,6 +24,7 @@ from strop.environments.credit import with_turn_rewards
 from strop.environments.playing import PlayedEnvironment
 from strop.protocol import columns
 from strop.tools import threads, turns
+from strop.tools.templates import ChatTemplate
 from strop.trajectory import NOT_SAMPLED, Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows, token_scores
 from strop.workers.estimates import batch_advantages

@@ -25,9 +25,9 @@ from strop.checks.preflight.rules import Agreement, Probe, can_teach, examine
 from strop.checks.preflight.tokens import TokenFacts, examine_tokens
 from strop.checks.preflight.verdict import Check
 from strop.data.streaming import draw
+from strop.evaluation.alone import as_spoken, is_remote, player, sampling_spoken, speaking
 from strop.protocol import columns
 from strop.rewards import RewardPool
-from strop.trainer.alone import as_spoken, is_remote, player, sampling_spoken, speaking
 from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
 from strop.trainer.phases import Stages
