@@ -183,7 +183,8 @@ class RolloutCollector:
         if begun is not prompts:
             places = {prompt.uid: place for place, prompt in enumerate(begun)}
             episodes = episodes.take([places[one.uid] * count + i for one in prompts for i in range(count)])
-        experience = self._rows(episodes)
+        self._check(episodes.reports)
+        experience = training_rows(self._config, self._roles, episodes, self._sampling)
         if self._config.needs("reward_baselines") and experience.reports:
             experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
         return CollectedSamples(
@@ -201,15 +202,6 @@ class RolloutCollector:
             {f"{uid}/{i}": Fate("filtered", why) for uid, why in drawn.refused.items() for i in samples},
         )
         return drawn
-
-    def _rows(self, episodes: Experience) -> Experience:
-        """What is trained on of samples that have ended.
-
-        Raises:
-            EpisodesFailed, RewardError: too many of them failed.
-        """
-        self._check(episodes.reports)
-        return training_rows(self._config, self._roles, episodes, self._sampling)
 
     def _greedy_rewards(self, prompts: list[Prompt]) -> dict[str, float | None]:
         """By uid: the reward of the greedy answer, ReMax's baseline."""

@@ -29,8 +29,7 @@ def try_run(
     Raises:
         RunRefused: nothing would be learned, and nobody insisted.
     """
-    verdicts = {event["verdict"] for event in run.events.read(EVENT)}
-    if {"ready", "forced"} & verdicts:
+    if was_tried(run):
         return
     certify_environments(config, data, run, say)
     say("preflight: a few dozen samples of the first step are played and scored")
@@ -52,3 +51,8 @@ def try_run(
         raise RunRefused(found.refusal())
     if found.obstacles:
         say(f"started by --force, against {', '.join(check.name for check in found.obstacles)}")
+
+
+def was_tried(run: RunFolder) -> bool:
+    """A start of this run was let go on."""
+    return bool({"ready", "forced"} & {event["verdict"] for event in run.events.read(EVENT)})
