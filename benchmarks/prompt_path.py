@@ -49,7 +49,7 @@ FORMS: dict[type, str] = {
     kind: kind.__name__
     for kind in (
         Prompt, Chat, Request, TokenOutput, Trajectory, Episode, EpisodeReport, Experience, CollectedSamples,
-        DataProtoFuture, Partition, Row, MicroBatch, Tokens, Call,
+        DataProtoFuture, Partition, Row, MicroBatch, Tokens, PolicyBatch, Call,
     )
 }  # fmt: skip
 """Values that are the prompt, or what was made of it; rows of files, batches and tensors are told apart below."""
@@ -147,8 +147,6 @@ def _forms(value: Any, depth: int) -> Iterator[str]:
     elif isinstance(value, DataProto) and len(value):
         others = value.non_tensor_batch
         yield "DataProto of objects" if "prompt" in others or "episode" in others else "DataProto of rows"
-    elif isinstance(value, PolicyBatch):
-        yield "PolicyBatch"
     elif isinstance(value, Mapping):
         if "ground_truth" in value or "reward_model" in value:
             yield "row of the file" if "prompt" in value else "call of the reward"

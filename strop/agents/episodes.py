@@ -36,9 +36,9 @@ def sample_key(seed: int, uid: str, sample_index: int) -> int:
 async def play_episode(
     prompt: Prompt,
     sample_index: int,
-    client: GenerateClient,
     sampling: Sampling,
     *,
+    client: GenerateClient,
     seed: int,
     setup: AgentSetup,
 ) -> tuple[Trajectory, ...]:
@@ -47,9 +47,9 @@ async def play_episode(
     Args:
         prompt: what is asked; `prompt.agent_name` names the agent.
         sample_index: number of the sample within its group.
-        client: generates tokens.
         sampling: options of every sample; the key and the remaining token budget are filled in here. max_tokens
             bounds the whole response, tokens of tools included.
+        client: generates tokens.
         seed: seed of the run.
         setup: agents and limits.
 

@@ -109,7 +109,7 @@ class RolloutCollector:
         settings = self._config.algorithm.filter_groups
         wanted = self._config.data.prompts_per_step
         if not settings.enable:
-            return self._noted(self._joined([self._round(step, wanted)], {}, {}))
+            return self._noted(self._round(step, wanted))
         rounds: list[CollectedSamples] = []
         causes: dict[str, str] = {}
         found, rate = 0, 1.0
@@ -178,7 +178,7 @@ class RolloutCollector:
         prompts = drawn.prompts
         baselines = self._greedy_rewards(prompts) if self._config.needs("reward_baselines") else {}
         count = self._config.rollout.samples_per_prompt
-        begun = self._in_order(prompts)
+        begun = prompts if self._lengths is None else self._in_order(prompts)
         episodes = self._roles.play(begun, count, self._sampling)
         if begun is not prompts:
             places = {prompt.uid: place for place, prompt in enumerate(begun)}
@@ -188,7 +188,11 @@ class RolloutCollector:
         if self._config.needs("reward_baselines") and experience.reports:
             experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
         return CollectedSamples(
-            prompts=tuple(prompts), num_refused=len(drawn.refused), episodes=episodes, experience=experience
+            prompts=tuple(prompts),
+            num_refused=len(drawn.refused),
+            episodes=episodes,
+            experience=experience,
+            metrics=self._passed_over(len(drawn.refused)),
         )
 
     def _issue(self, step: int, num_prompts: int) -> Drawn:

@@ -108,19 +108,18 @@ class Roles:
         Raises:
             RewardError: the scorers cannot go on.
         """
+        played, asked = None, prompts
         with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
-            played = self._played(prompts, samples_per_prompt, sampling)
-            for _ in range(MAX_HEALS):
+            for num_heals in range(MAX_HEALS + 1):
+                rows = DataProto.from_dict({}, non_tensors={"prompt": asked})
+                again = told(as_future(self.rollout.call.play(rows, samples_per_prompt, sampling)))
+                played = again if played is None else self._replaced(played, again)
                 lost = {report.uid for report in played.reports if report.engine_was_lost}
-                if not lost or not self.sync.heal():
+                if not lost or num_heals == MAX_HEALS or not self.sync.heal():
                     break
-                again = [prompt for prompt in prompts if prompt.uid in lost]
-                played = self._replaced(played, self._played(again, samples_per_prompt, sampling))
+                asked = [prompt for prompt in prompts if prompt.uid in lost]
+        assert played is not None, "they are played at least once"
         return played
-
-    def _played(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Experience:
-        rows = DataProto.from_dict({}, non_tensors={"prompt": prompts})
-        return told(as_future(self.rollout.call.play(rows, samples_per_prompt, sampling)))
 
     @staticmethod
     def _replaced(played: Experience, again: Experience) -> Experience:

@@ -48,6 +48,10 @@ class EpisodeFailed(RuntimeError):
     """An episode failed in another process; the text says with which exception."""
 
 
+PlayEpisode = Callable[[Prompt, int, Sampling], Awaitable[tuple[Trajectory, ...]]]
+"""Gives the sequences of a sample of this number, played once."""
+
+
 class AgentProcesses(Protocol):
     """Processes that play episodes, as a guest brings them (place "agent processes")."""
 
@@ -59,14 +63,8 @@ class AgentProcesses(Protocol):
         """
         ...
 
-    async def play(
-        self, prompt: Prompt, sample_index: int, sampling: Sampling, *, listens: bool
-    ) -> tuple[tuple[Trajectory, ...], list[Span]]:
-        """The sequences of an episode as `play_episode` gives them, and what happened in it.
-
-        Args:
-            prompt, sample_index, sampling: as there.
-            listens: whether anybody wants to know what happened.
+    async def play(self, prompt: Prompt, sample_index: int, sampling: Sampling) -> tuple[Trajectory, ...]:
+        """As `play_episode`; SPANS hear what happened there.
 
         Raises:
             EpisodeFailed: it failed there.
@@ -145,9 +143,11 @@ class Player:
             ValueError: something of it cannot be started here.
         """
         self._observers = tuple(observers)
-        self._client, self._tokenizer, self._scorers, self._seed = client, tokenizer, scorers, seed
+        self._tokenizer, self._scorers = tokenizer, scorers
         self._setup = setup or AgentSetup(AgentConfig(), tokenizer)
         self._recording, self._workers = recording, workers
+        here = partial(play_episode, client=client, seed=seed, setup=self._setup)
+        self._sequences: PlayEpisode = here if workers is None else workers.play
         self._places = contextlib.nullcontext() if max_episodes is None else asyncio.Semaphore(max_episodes)
         if scorers is not None and setup is not None and workers is None:
             setup.start(scorers.config)
@@ -297,20 +297,6 @@ class Player:
             text=text,
             outcome=outcome,
         )
-
-    async def _sequences(
-        self, prompt: Prompt, sample_index: int, sampling: Sampling
-    ) -> tuple[Trajectory, ...]:
-        """The episode, played here or in a worker."""
-        if self._workers is None:
-            return await play_episode(
-                prompt, sample_index, self._client, sampling, seed=self._seed, setup=self._setup
-            )
-        spans = SPANS.get()
-        sequences, heard = await self._workers.play(prompt, sample_index, sampling, listens=spans is not None)
-        if spans is not None:
-            spans += heard
-        return sequences
 
     def close(self) -> None:
         """End what was started, while the loop that played can still run; a second call does nothing."""
