@@ -47,8 +47,19 @@ RANKS = (
         "shell",
         "trainer/curve",
     },
-    {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
-    {"doctor", "evaluation", "judges", "recipes", "roles", "supervised", "tracing", "tracking", "vision"},
+    {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "workers/agents"},
+    {
+        "ahead",
+        "doctor",
+        "evaluation",
+        "judges",
+        "recipes",
+        "roles",
+        "supervised",
+        "tracing",
+        "tracking",
+        "vision",
+    },
     {"preferences", "sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
@@ -57,12 +68,12 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "checks", "compat", "data/command", "data/growing", "data/mixing", "data/streaming", "data/tiny", "doctor",
-    "engines/flops", "engines/liger", "engines/lora", "engines/optimizers", "engines/ulysses", "environments",
-    "evaluation", "explaining", "gateway", "hub", "interactions", "judges", "preferences", "python", "quickstart",
-    "recipes", "replay", "roles", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm",
-    "sandbox", "scorers", "sharing", "shell", "supervised", "sweep", "tools", "tracing", "tracking", "trainer/curve",
-    "view", "vision",
+    "ahead", "checks", "compat", "data/command", "data/growing", "data/mixing", "data/streaming", "data/tiny",
+    "doctor", "engines/flops", "engines/liger", "engines/lora", "engines/optimizers", "engines/ulysses",
+    "environments", "evaluation", "explaining", "gateway", "hub", "interactions", "judges", "preferences", "python",
+    "quickstart", "recipes", "replay", "roles", "rollout/conformance", "rollout/endpoint", "rollout/sglang",
+    "rollout/vllm", "sandbox", "scorers", "sharing", "shell", "supervised", "sweep", "tools", "tracing", "tracking",
+    "trainer/curve", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {
