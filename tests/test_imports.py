@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "strop"
 RANKS = (
     {"border"},
     {"base"},
-    {"trajectory", "net", "chat_template", "hub"},
+    {"trajectory", "net", "chat_template"},
     {"protocol"},
     {"config"},
     {"algorithms"},
@@ -30,10 +30,39 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"controller/ray", "rollout/transfer"},
+    {
+        "controller/ray",
+        "data/command",
+        "data/growing",
+        "data/mixing",
+        "data/streaming",
+        "data/tiny",
+        "engines/flops",
+        "engines/liger",
+        "engines/lora",
+        "engines/optimizers",
+        "engines/ulysses",
+        "explaining",
+        "hub",
+        "replay",
+        "rollout/transfer",
+        "shell",
+        "trainer/curve",
+    },
     {"rollout/processes"},
-    {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
-    {"doctor", "evaluation", "judges", "supervised", "tracing", "tracking", "vision"},
+    {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "workers/agents"},
+    {
+        "ahead",
+        "doctor",
+        "evaluation",
+        "judges",
+        "recipes",
+        "roles",
+        "supervised",
+        "tracing",
+        "tracking",
+        "vision",
+    },
     {"preferences", "sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
@@ -42,15 +71,17 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "checks", "compat", "controller/ray", "doctor", "environments", "evaluation", "gateway", "interactions", "judges",
-    "net", "preferences", "python", "quickstart", "rollout/conformance", "rollout/endpoint", "rollout/processes",
-    "rollout/sglang", "rollout/transfer", "rollout/vllm", "sandbox", "scorers", "sharing", "supervised", "sweep",
-    "tools", "tracing", "tracking", "view", "vision",
+    "ahead", "checks", "compat", "controller/ray", "data/command", "data/growing", "data/mixing", "data/streaming",
+    "data/tiny", "doctor", "engines/flops", "engines/liger", "engines/lora", "engines/optimizers", "engines/ulysses",
+    "environments", "evaluation", "explaining", "gateway", "hub", "interactions", "judges", "net", "preferences",
+    "python", "quickstart", "recipes", "replay", "roles", "rollout/conformance", "rollout/endpoint",
+    "rollout/processes", "rollout/sglang", "rollout/transfer", "rollout/vllm", "sandbox", "scorers", "sharing", "shell",
+    "supervised", "sweep", "tools", "tracing", "tracking", "trainer/curve", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {
     PACKAGE.parent / f"{target.partition(':')[0].replace('.', '/')}.py"
-    for place in ("command", "data command")
+    for place in ("command", "config command", "data command")
     for target in targets(place).values()
 }
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}

@@ -177,7 +177,7 @@ def test_a_reward_model_of_text_is_not_asked_about_images_of_tools(
         Playing(agent=config.agent, device="cpu", seed=0, keeps_text=True),
     )
     monkeypatch.setattr(
-        worker._receiver, "require_verified", lambda what: None
+        worker._receiving._receiver, "require_verified", lambda what: None
     )  # weights of the folder will do
     tokenizer = load_tokenizer(config.model)
     rows = [

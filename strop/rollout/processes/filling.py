@@ -7,8 +7,8 @@ import asyncio
 import torch
 
 from strop.base.guests import joined
+from strop.engines.adapters import merged_weights
 from strop.engines.causal_lm import CausalLM
-from strop.engines.lora import has_adapter, merged_tensors
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
 from strop.engines.parallel import alone
@@ -77,6 +77,6 @@ def pull_weights(trained: TrainEngine, target: WeightTarget) -> None:
 
 
 def _fill(target: WeightTarget, model: CausalLM) -> None:
-    weights = merged_tensors(model) if has_adapter(model) else None
+    weights = merged_weights(model)
     for bucket in parameter_stream(model.module, weights=weights):
         target.load([(weight.name, tensor) for weight, tensor in bucket.tensors()])
