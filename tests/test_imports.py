@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "strop"
 RANKS = (
     {"border"},
     {"base"},
-    {"trajectory", "net", "chat_template", "hub"},
+    {"trajectory", "net", "chat_template"},
     {"protocol"},
     {"config"},
     {"algorithms"},
@@ -31,6 +31,18 @@ RANKS = (
     {"trainer"},
     {"cli"},
     {"engines/flops", "engines/liger", "engines/lora", "engines/optimizers", "engines/ulysses"},
+    {
+        "data/command",
+        "data/growing",
+        "data/mixing",
+        "data/streaming",
+        "data/tiny",
+        "explaining",
+        "hub",
+        "replay",
+        "shell",
+        "trainer/curve",
+    },
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm"},
     {"doctor", "evaluation", "judges", "recipes", "roles", "supervised", "tracing", "tracking", "vision"},
     {"preferences", "sandbox"},
@@ -41,16 +53,17 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "checks", "compat", "doctor", "engines/flops", "engines/liger", "engines/lora", "engines/optimizers",
-    "engines/ulysses", "environments", "evaluation", "gateway", "interactions", "judges", "preferences",
-    "python", "quickstart", "recipes", "roles", "rollout/conformance", "rollout/endpoint", "rollout/sglang",
-    "rollout/vllm", "sandbox", "scorers", "sharing", "supervised", "sweep", "tools", "tracing", "tracking", "view",
-    "vision",
+    "checks", "compat", "data/command", "data/growing", "data/mixing", "data/streaming", "data/tiny", "doctor",
+    "engines/flops", "engines/liger", "engines/lora", "engines/optimizers", "engines/ulysses", "environments",
+    "evaluation", "explaining", "gateway", "hub", "interactions", "judges", "preferences", "python", "quickstart",
+    "recipes", "replay", "roles", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm",
+    "sandbox", "scorers", "sharing", "shell", "supervised", "sweep", "tools", "tracing", "tracking", "trainer/curve",
+    "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {
     PACKAGE.parent / f"{target.partition(':')[0].replace('.', '/')}.py"
-    for place in ("command", "data command")
+    for place in ("command", "config command", "data command")
     for target in targets(place).values()
 }
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}

@@ -29,7 +29,8 @@ PLACES = {
     "steering settings": "the same, of those that change what it does from there on; `how long …` end it",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args); one that makes runs "
     "has a section at the root, by its name (strop.cli.launching)",
-    "data command": "word after `strop data`: its strop.cli.data.Action",
+    "data command": "word after `strop data`: its strop.data.command.Action",
+    "config command": "word after `strop config`: a function of the arguments that gives the exit code",
     "public name": "a dotted name that users import from the core: what it stands for",
     "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
     "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
@@ -45,6 +46,8 @@ PLACES = {
     "class translation": "a library: a function from a dotted path of its classes to ours; any other path as it is",
     "tracker": "name of a tracker: a strop.trainer.trackers.TrackerFactory, with check(), which raises a ValueError "
     "where what it needs is missing",
+    "elsewhere": "models, rows, commits (of data sets) or runs: the module that fetches, or sends, what names and URLs "
+    "mean that are not of this machine (strop.base.elsewhere)",
     "agent": "name of an agent: the async function (prompt, trajectory, generate, context) that plays it",
     "self-scoring agent": "name of an agent that is given no tools and scores its episodes itself: as above",
     "form of agents": "what agents can be beside async functions: a function from such an object to the async function "
@@ -72,6 +75,14 @@ PLACES = {
     "strop.rollout.config.RemoteModel",
     "engine checks": "what tries the rollout engines of this installation: a function (wants_json=) that gives the "
     "exit code of the command",
+    "streamed rows": "a word: a module with open_rows(files, cache_dir), rows that stay in their files, and "
+    "StreamedPrompts(rows, tokenizer, config), a strop.data.drawing.TrainingPrompts of such rows",
+    "mixture of sources": "a word: a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how "
+    "many epochs there are, where data.source_weights or data.source_shares are set",
+    "end of a training": "a word: a function (run folder) that gives what `strop train` prints at its end",
+    "what is installed": "a word: a function that gives the lines of `strop --version`",
+    "rows that come later": "a word: a class, called as (data, rows, prompts, tokenizer, prepare), that adds rows "
+    "while a run goes on (strop.trainer.setup.Growth)",
     "data generator": "its settings and the rows so far -> an object with `new_rows(batch)` and `restore(rows)`",
     "rows of a class": "a word for the form: a function (config, files, tokenizer, max_samples, seed) that gives the "
     "rows of data.dataset_class",

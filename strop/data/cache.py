@@ -19,8 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.hub.waiting import size_of
-
 KINDS = ("files", "prompts", "rows")
 """Folders of the cache, one for each kind of entry."""
 GRACE_S = 3600.0
@@ -100,3 +98,16 @@ def remove(removed: Iterable[Entry]) -> None:
         else:
             with suppress(OSError):
                 entry.path.unlink()
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder, also while another thread or process writes there."""
+    if not path.is_dir():
+        with suppress(FileNotFoundError):
+            return path.stat().st_size
+        return 0
+    total = 0
+    for file in path.rglob("*"):
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size if file.is_file() and not file.is_symlink() else 0
+    return total

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from strop.base.device import device_name
+from strop.base.elsewhere import fetch_copy
 from strop.base.guests import needed, optional
 from strop.chat_template import render_with
 from strop.engines.adapters import adapters
@@ -33,7 +34,6 @@ from strop.engines.model_options import import_external, overridden, template_te
 from strop.engines.parallel import Parallel
 from strop.engines.probe import check_packed
 from strop.engines.weights import WeightsMetadata, weights_metadata
-from strop.hub.models import fetch_copy
 
 
 def load_tokenizer(config: ModelConfig) -> Any:

@@ -8,12 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.base.elsewhere import is_url
 from strop.cli.libraries import quiet_models
-from strop.cli.models import add_step_argument, choose_checkpoint, run_in
 from strop.cli.output import UsageError, print_json, print_plain, say
+from strop.cli.runs import add_step_argument, choose_checkpoint, run_in
 from strop.cli.settings import add_trust_argument, is_setting, load_settings
 from strop.cli.unread import Reads, refuse_unread
-from strop.hub.places import is_url
 from strop.hub.sending import Sending, destination
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 

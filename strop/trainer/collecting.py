@@ -20,8 +20,8 @@ from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED, left_out_for
 from strop.algorithms.registry import STEP_COLUMNS
 from strop.base.metrics import Metric
 from strop.controller import as_list
+from strop.data.drawing import Drawn, draw
 from strop.data.sampler import parse_visit_uid
-from strop.data.streaming import Drawn, draw
 from strop.protocol import DataProto
 from strop.protocol.schema import made_by
 from strop.rewards import check_failed_share

@@ -20,7 +20,7 @@ from torch import Tensor
 from strop.agents.setup import AgentSetup
 from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.base.device import device_name
-from strop.data.streaming import draw
+from strop.data.drawing import draw
 from strop.health import Agreement, Check, Probe, TokenFacts, can_teach, examine, examine_tokens
 from strop.protocol import columns
 from strop.rewards import RewardPool

@@ -11,7 +11,7 @@ import pytest
 from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, encoding, read_rows
 from strop.data.cache import entries, prune, remove, use
-from strop.data.stored import open_rows
+from strop.data.streaming import open_rows
 
 
 def keep(folder: Path, name: str, size: int, used_at: float) -> Path:
