@@ -53,6 +53,10 @@ PLACES = {
     "form of agents": "what agents can be beside async functions: a function from such an object to the async function "
     "that plays it, or None for objects of another form",
     "agent kit": "what agents of this run find in their context, as an attribute of this name: a strop.agents.kits.Kit",
+    "chat of agents": "a word: a class (tokenizer, variables of the template) that tells which tokens a chat template "
+    "puts between the answers of a conversation (AgentContext.template)",
+    "agent processes": "full key of the setting that asks for them: a strop.workers.player.AgentProcesses, called as "
+    "(setup, client, model, reward=, seed=)",
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
@@ -71,7 +75,7 @@ PLACES = {
     "strop.workers.generation.Place to its Generation; its settings are a section of that name below rollout, a "
     "strop.rollout.config.OwnProcesses",
     "remote model": "name in rollout.engine of a server whose weights are not ours: a module as "
-    "strop.trainer.alone.Answering describes; its settings are a section of that name below rollout, a "
+    "strop.evaluation.alone.Answering describes; its settings are a section of that name below rollout, a "
     "strop.rollout.config.RemoteModel",
     "engine checks": "what tries the rollout engines of this installation: a function (wants_json=) that gives the "
     "exit code of the command",
@@ -91,10 +95,14 @@ PLACES = {
     "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",
     "export of a role": "the form of what is written: a function (checkpoint, out, model, role=) that writes a role of "
     "a checkpoint as a folder that a run can begin with",
+    "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
+    "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "
+    "gives the RoleSpec of the rollout role; `collector`, a function that gives a "
+    "strop.trainer.collecting.RolloutCollector, with the arguments of one and (start_step=, recorded=)",
     "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, at "
     "no cost",
-    "before the first steps": "a function (config, data, run, say) that looks at what a fresh run will use, keeps what "
-    "it finds in the event log, and says it",
+    "before the first steps": "a function (config, data, roles, run, say, force=) that tries what a fresh run will do, "
+    "says and records what it finds, and may refuse the run unless somebody forces it",
 }
 """Where a guest can join: what the names are, and what is behind them."""
 
@@ -143,18 +151,20 @@ def optional(place: str) -> Any:
     return next((joined(place, name) for name in targets(place)), None)
 
 
-def needed(place: str, why: str) -> Any:
+def needed(place: str, why: str, name: str = "") -> Any:
     """What joins at a place where one is enough: the first.
 
     Args:
         place: of `PLACES`.
         why: who needs it, the beginning of a sentence.
+        name: under which it joins, where one guest joins under several.
 
     Raises:
         ValueError: nothing joins there.
     """
-    if (found := optional(place)) is not None:
-        return found
+    for found in targets(place):
+        if name in ("", found):
+            return joined(place, found)
     raise ValueError(
         f"{why}, but the part of strop for that is missing from this installation ({place}); install all of strop"
     )

@@ -151,6 +151,21 @@ class Config:
         return {role: engine for role, engine in self.engines.items() if used[role]}
 
     @property
+    def ahead_by(self) -> str:
+        """The setting by which samples are played over several calls, or ordered by a clock of their own; empty: each
+        step plays its own, and waits for them."""
+        rollout, trainer = self.rollout, self.trainer
+        asked = {
+            "rollout.max_staleness": rollout.max_staleness,
+            "rollout.over_issue": rollout.over_issue,
+            "rollout.overlap_log_probs": rollout.overlap_log_probs,
+            "trainer.clock": trainer.clock == "virtual",
+            "trainer.clock_lengths": trainer.clock_lengths,
+            "trainer.clock_latencies": trainer.clock_latencies,
+        }
+        return next((key for key, value in asked.items() if value), "")
+
+    @property
     def compares_answers(self) -> bool:
         """The advantage estimator looks at the single answers of episodes."""
         return bool(adv_estimator_declaration(self.algorithm.adv_estimator).needs & STEP_COLUMNS)

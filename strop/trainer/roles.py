@@ -12,13 +12,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 
 from strop.base.device import device_name
-from strop.base.guests import joined, targets
+from strop.base.guests import joined, needed, targets
 from strop.controller import (
     InlineRuntime,
     Mesh,
@@ -36,7 +35,6 @@ from strop.engines.model import check_language_model, check_value_model, read_sh
 from strop.engines.tokens import sequence_parallelism
 from strop.protocol import DataProto, DataProtoFuture
 from strop.rollout.types import Sampling
-from strop.run.schedule import Spans
 from strop.trainer.config import Config
 from strop.trainer.costs import CostTracker
 from strop.trainer.experience import Experience
@@ -46,7 +44,6 @@ from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
 from strop.workers.generation import check_engine
-from strop.workers.kept import KeptGroup
 from strop.workers.playing import Playing
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import Decided
@@ -108,55 +105,18 @@ class Roles:
         Raises:
             RewardError: the scorers cannot go on.
         """
+        played, asked = None, prompts
         with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
-            played = self._played(prompts, samples_per_prompt, sampling)
-            for _ in range(MAX_HEALS):
+            for num_heals in range(MAX_HEALS + 1):
+                rows = DataProto.from_dict({}, non_tensors={"prompt": asked})
+                again = told(as_future(self.rollout.call.play(rows, samples_per_prompt, sampling)))
+                played = again if played is None else self._replaced(played, again)
                 lost = {report.uid for report in played.reports if report.engine_was_lost}
-                if not lost or not self.sync.heal():
+                if not lost or num_heals == MAX_HEALS or not self.sync.heal():
                     break
-                again = [prompt for prompt in prompts if prompt.uid in lost]
-                played = self._replaced(played, self._played(again, samples_per_prompt, sampling))
+                asked = [prompt for prompt in prompts if prompt.uid in lost]
+        assert played is not None, "they are played at least once"
         return played
-
-    def begin(
-        self,
-        prompts: Sequence[Prompt],
-        samples_per_prompt: int,
-        sampling: Sampling,
-        kept: Mapping[str, KeptGroup] = MappingProxyType({}),
-        spans: Mapping[str, Spans] = MappingProxyType({}),
-    ) -> None:
-        """Begin every sample of these prompts; `ended` gives them when they have ended.
-
-        Args:
-            prompts, samples_per_prompt, sampling: as for `play`.
-            kept: by uid, what some of them had before the run was interrupted.
-            spans: by uid, which versions have to sample what, where a run is made again.
-        """
-        columns = {
-            "prompt": prompts,
-            "kept": [kept.get(prompt.uid, KeptGroup()) for prompt in prompts],
-            "spans": [spans.get(prompt.uid, {}) for prompt in prompts],
-        }
-        rows = DataProto.from_dict({}, non_tensors=columns)
-        self.rollout.call.begin(rows, samples_per_prompt, sampling)
-
-    def ended(self, due: Sequence[str], at_least: int, within_s: float | None = None) -> Experience:
-        """Samples of prompts that were begun and have ended, each given once; those of a prompt together.
-
-        Args:
-            due: uids that have to be among what was given until then.
-            at_least: prompts that each rollout worker has to give; fewer only where it plays no more.
-            within_s: seconds after which each gives what it has; None: it waits.
-
-        Raises:
-            RewardError: the scorers cannot go on.
-        """
-        return _told(as_future(self.rollout.call.ended(list(due), at_least, within_s)))
-
-    def _played(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Experience:
-        rows = DataProto.from_dict({}, non_tensors={"prompt": prompts})
-        return _told(as_future(self.rollout.call.play(rows, samples_per_prompt, sampling)))
 
     @staticmethod
     def _replaced(played: Experience, again: Experience) -> Experience:
@@ -215,8 +175,12 @@ class Roles:
         self.sync.update(version)
 
 
-def _told(episodes: DataProtoFuture) -> Experience:
-    """Episodes where they are, with their reports."""
+def told(episodes: DataProtoFuture) -> Experience:
+    """Episodes where they are, with their reports.
+
+    Args:
+        episodes: columns `report` and `episode`, as rollout workers give them.
+    """
     reports = episodes.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
     return Experience.of(episodes.select([], ["episode"]), reports)
 
@@ -452,10 +416,12 @@ def _rollout_spec(
         logs=None if logs is None else logs.absolute(),
         keeps_rows=bool(config.data.dataset_class.path),
         extensions=tuple(config.algorithm.extensions),
-        virtual_time=config.trainer.virtual_time(),
         is_replayed=is_replayed,
         recording=Path(config.trainer.skip_rollout).absolute() if config.trainer.skip_rollout else None,
     )
+    if key := config.ahead_by:
+        spec: RoleSpec[Any] = needed("generation ahead", f"{key} is set", "role")(config, playing)
+        return spec
     return role(RolloutWorker, config.model, config.rollout, config.reward, playing)
 
 

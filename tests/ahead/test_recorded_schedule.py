@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from strop.workers.recorded_schedule import RecordedSchedule
+from strop.ahead.recorded_schedule import RecordedSchedule
 
 
 async def is_over(task: asyncio.Task[object]) -> bool:

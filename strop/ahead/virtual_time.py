@@ -15,6 +15,7 @@ from statistics import NormalDist
 import numpy as np
 
 from strop.base.randomness import random_key, uniforms
+from strop.trainer.sections import TrainerConfig
 
 _FORM = "lognormal(MEDIAN, SIGMA), or a file with one number per line"
 
@@ -101,3 +102,19 @@ class VirtualTime:
             return 0
         key = random_key(self.seed, purpose, uid, sample_index)
         return among.at(float(uniforms(np.array([key], dtype=np.uint64), np.array([0]))[0]))
+
+
+def virtual_time(trainer: TrainerConfig) -> VirtualTime | None:
+    """How long things take by a clock that counts engine steps; None where that on the wall counts.
+
+    Raises:
+        ValueError: a distribution is none, or is for another clock.
+    """
+    found = {}
+    for key, given in (("lengths", trainer.clock_lengths), ("latencies", trainer.clock_latencies)):
+        if given and trainer.clock == "wall":
+            raise ValueError(
+                f"trainer.clock_{key} is for a clock that counts engine steps: set trainer.clock=virtual, or remove it"
+            )
+        found[key] = read_distribution(f"trainer.clock_{key}", given)
+    return VirtualTime(seed=trainer.seed, **found) if trainer.clock == "virtual" else None

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from template_family import FAMILIES, family_tokenizer
 from transformers.utils import chat_template_utils
 
-from strop.agents.templates import ChatTemplate
 from strop.chat_template import TemplateRefused, TemplateTooCostly, apply_template, budget
 from strop.data.chat import Chat, render
+from strop.tools.templates import ChatTemplate
 
 GROWS = "{% set ns = namespace(x=START, y=START) %}{% for i in range(99999) %}BODY{% endfor %}"
 

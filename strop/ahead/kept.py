@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from strop.workers.journal import Notes
-from strop.workers.score_journal import ScoreNotes
+from strop.ahead.journal import Notes
+from strop.ahead.score_journal import ScoreNotes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from template_family import BY_NAME, FAMILIES, Call, Family, family_tokenizer
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from strop.agents.templates import ChatTemplate
 from strop.border import ControlText
 from strop.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 from strop.tools.session import EMPTY_RESULT
+from strop.tools.templates import ChatTemplate
 
 NAMES = [family.name for family in FAMILIES]
 

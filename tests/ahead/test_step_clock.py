@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from strop.workers.step_clock import StepClock
-from strop.workers.virtual_time import Distribution, VirtualTime, read_distribution
+from strop.ahead.step_clock import StepClock
+from strop.ahead.virtual_time import Distribution, VirtualTime, read_distribution
 
 
 def test_where_nothing_is_generated_time_passes_at_once_in_order() -> None:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from strop.checks.preflight.tokens import AnswerEnd, TokenFacts
 from strop.data.chat import Chat, render
 from strop.engines.model import read_shape
-from strop.health import AnswerEnd, TokenFacts
 from strop.trainer.config import Config
 from strop.trainer.setup import training_sampling
 from strop.trajectory import Prompt

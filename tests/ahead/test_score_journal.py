@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from strop.ahead.score_journal import ScoreJournal
 from strop.rewards import RewardConfig, RewardPool
 from strop.trajectory import Prompt, Trajectory
-from strop.workers.score_journal import ScoreJournal
 
 COUNTED = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

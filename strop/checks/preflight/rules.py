@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from strop.algorithms.evaluation import pass_at_k, wilson_interval
-from strop.health.tokens import TokenFacts, examine_tokens
-from strop.health.verdict import Check
+from strop.checks.preflight.tokens import TokenFacts, examine_tokens
+from strop.checks.preflight.verdict import Check
 from strop.workers.reports import PASS_THRESHOLD, EpisodeReport
 
 MAX_CUT_SHARE = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from strop.health.verdict import Check
+from strop.checks.preflight.verdict import Check
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from strop.ahead.journal import Note
+from strop.ahead.kept import KeptGroup
+from strop.ahead.score_journal import ScoreNote
 from strop.rewards import Outcome
 from strop.run import CheckpointError
-from strop.workers.journal import Note
-from strop.workers.kept import KeptGroup
-from strop.workers.score_journal import ScoreNote
 
 IN_PLAY = "in_play.jsonl"
 

@@ -20,11 +20,14 @@ from torch import Tensor
 from strop.agents.setup import AgentSetup
 from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.base.device import device_name
+from strop.checks.preflight.facts import token_facts
+from strop.checks.preflight.rules import Agreement, Probe, can_teach, examine
+from strop.checks.preflight.tokens import TokenFacts, examine_tokens
+from strop.checks.preflight.verdict import Check
 from strop.data.drawing import draw
-from strop.health import Agreement, Check, Probe, TokenFacts, can_teach, examine, examine_tokens
+from strop.evaluation.alone import as_spoken, is_remote, player, sampling_spoken, speaking
 from strop.protocol import columns
 from strop.rewards import RewardPool
-from strop.trainer.alone import as_spoken, is_remote, player, sampling_spoken, speaking
 from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
 from strop.trainer.phases import Stages
@@ -32,7 +35,6 @@ from strop.trainer.producers import StepContext, produced
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
 from strop.trainer.setup import TrainingData, load_training_data, training_sampling
 from strop.trainer.threads import set_threads
-from strop.trainer.token_facts import token_facts
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.reports import EpisodeReport, report_of

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from strop.ahead.in_play import InPlay, in_play_text, read_in_play
+from strop.ahead.journal import Note
+from strop.ahead.kept import KeptGroup
+from strop.ahead.score_journal import ScoreNote
 from strop.rewards import Outcome
 from strop.run import CheckpointError
-from strop.trainer.in_play import InPlay, in_play_text, read_in_play
-from strop.workers.journal import Note
-from strop.workers.kept import KeptGroup
-from strop.workers.score_journal import ScoreNote
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from strop.health import Agreement, AnswerEnd, Check, Probe, TokenFacts, can_teach, examine, examine_tokens
+from strop.checks.preflight.rules import Agreement, Probe, can_teach, examine
+from strop.checks.preflight.tokens import AnswerEnd, TokenFacts, examine_tokens
+from strop.checks.preflight.verdict import Check
 from strop.rewards import Outcome
 from strop.workers.reports import EpisodeReport
 

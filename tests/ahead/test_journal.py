@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from strop.ahead.journal import Journal, Note
 from strop.rollout.types import OnToken, Sampling, TokenOutput
-from strop.workers.journal import Journal, Note
 
 SAMPLING = Sampling(key=5, max_tokens=6, stop_token_ids=(0,))
 

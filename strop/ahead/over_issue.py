@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from strop.ahead.begun import LeftOut
+from strop.ahead.calls import calls
+from strop.ahead.collector import AheadCollector
+from strop.ahead.pacing import Pace
 from strop.base.metrics import Metric
 from strop.controller import as_list
 from strop.data.sampler import parse_visit_uid
 from strop.run import Fate
-from strop.trainer.ahead import AheadCollector
-from strop.trainer.begun import LeftOut
-from strop.trainer.collecting import RolloutCollector
-from strop.trainer.pacing import Pace
 from strop.trajectory import Prompt
 
 SLOWEST = "slowest of a step that began more than it trains"
@@ -70,9 +70,8 @@ class OverIssueCollector(AheadCollector):
         """By uid, in the order in which they were issued, those that wait for a long round."""
         self._is_long = False
 
-    def begin_again(self, checkpoint: Path | None) -> list[str]:
+    def _go_on(self, checkpoint: Path | None) -> list[str]:
         """What was set aside still is."""
-        RolloutCollector.begin_again(self, checkpoint)
         for uid in dict.fromkeys(name.rpartition("/")[0] for name in self._run.ledger.in_flight()):
             self._aside[uid] = self._data.train.prompt(parse_visit_uid(uid)[1], uid)
         self._num_begun += len(self._aside)
@@ -102,7 +101,7 @@ class OverIssueCollector(AheadCollector):
     def _give_up(self, step: int, left_out: LeftOut, *, num_trained: int) -> dict[str, float]:
         """The groups that did not end in time are dropped or set aside."""
         slowest = {uid: one.prompt for uid, one in self._begun.items()}
-        discarded = sum(as_list(self._roles.rollout.call.drop(list(slowest)))) if slowest else 0
+        discarded = sum(as_list(calls(self._roles).drop(list(slowest)))) if slowest else 0
         for known in (self._begun, self._ended, self._arrived):
             known.clear()
         if self._keeps:

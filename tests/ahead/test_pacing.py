@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.trainer.pacing import Pace
+from strop.ahead.pacing import Pace
 
 
 def pace(size: int, bound: float, num_steps: int = 100) -> Pace:

@@ -18,11 +18,11 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from strop.ahead.recorded_schedule import RecordedSchedule
 from strop.rollout.client import GenerateClient
 from strop.rollout.ledger import OpenRequest
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 from strop.run.schedule import Spans, versions_in_spans
-from strop.workers.recorded_schedule import RecordedSchedule
 
 
 @dataclass(kw_only=True)

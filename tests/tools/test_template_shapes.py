@@ -9,10 +9,10 @@ from agent_cases import prompt_of, sampling_of, setup_with
 from template_family import BY_NAME, CHATML, family_tokenizer, tokenizer_of
 from test_exact_tokens import Echo
 
-from strop.agents.templates import ChatTemplate
 from strop.rollout.types import TokenOutput
 from strop.tools.conversation import Conversation
 from strop.tools.formats import FunctionCall, ParsedTurn, parser_for_template
+from strop.tools.templates import ChatTemplate
 from strop.trajectory import Prompt, Trajectory
 
 REST = """{%- else %}{{- '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{%- endif %}

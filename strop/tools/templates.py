@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from strop.agents.template_profile import (
+from strop.border import ControlText, any_of
+from strop.chat_template import TemplateRefused, apply_template
+from strop.tools.template_profile import (
     EXAMPLE_NAME,
     EXAMPLE_TOOL,
     MARK,
@@ -30,8 +32,6 @@ from strop.agents.template_profile import (
     find_profile,
     made_up_answers,
 )
-from strop.border import ControlText, any_of
-from strop.chat_template import TemplateRefused, apply_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

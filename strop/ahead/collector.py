@@ -17,34 +17,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from strop.ahead.begun import Begun, LeftOut, ages
+from strop.ahead.calls import begin, calls, ended
+from strop.ahead.clocked import ClockedCollector
+from strop.ahead.in_play import IN_PLAY, in_play_text, read_in_play
+from strop.ahead.kept import KeptGroup
+from strop.ahead.overlap import GroupColumns, describe_overlap
+from strop.ahead.pacing import Pace
+from strop.ahead.replacing import FILE as SHARE
+from strop.ahead.replacing import Replacing
 from strop.base.metrics import Metric
 from strop.controller import as_list
 from strop.data.sampler import parse_visit_uid
 from strop.rollout.types import Sampling
 from strop.run import Fate, RunError, RunFolder
 from strop.run.schedule import StepSchedule, write_schedule
-from strop.trainer.begun import Begun, LeftOut, ages
 from strop.trainer.collecting import (
     FILTER,
     SURPLUS,
     CollectedSamples,
-    RolloutCollector,
     TooFewGroups,
     training_rows,
 )
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
-from strop.trainer.in_play import IN_PLAY, in_play_text, read_in_play
-from strop.trainer.overlap import GroupColumns
-from strop.trainer.pacing import Pace
 from strop.trainer.phases import Stages
 from strop.trainer.policy_sync import MAX_HEALS
-from strop.trainer.replacing import FILE as SHARE
-from strop.trainer.replacing import Replacing
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt
-from strop.workers.kept import KeptGroup
 from strop.workers.reports import EpisodeReport
 from strop.workers.staleness import staleness_metrics
 
@@ -63,7 +64,7 @@ TRAINER_IDLE = Metric(
 )
 
 
-class AheadCollector(RolloutCollector):
+class AheadCollector(ClockedCollector):
     """Fills steps with samples that were begun up to rollout.max_staleness versions earlier."""
 
     def __init__(
@@ -114,20 +115,25 @@ class AheadCollector(RolloutCollector):
 
     def texts(self) -> dict[str, str]:
         """What was generated for the prompts of no step yet."""
-        told = as_list(self._roles.rollout.call.kept())
+        told = as_list(calls(self._roles).kept())
         kept = {uid: one for rank, _ in told for uid, one in rank.items()}
-        ended = [*self._ended, *self._arrived, *(uid for _, own in told for uid in own)]
+        uids = [*self._ended, *self._arrived, *(uid for _, own in told for uid in own)]
         shares = {SHARE: self._replacing.text()} if self._filters else {}
-        in_play = in_play_text(self._versions, kept, ended, looked_at=self._ended)
+        in_play = in_play_text(self._versions, kept, uids, looked_at=self._ended)
         return {**super().texts(), **shares, IN_PLAY: in_play}
 
     def begin_again(self, checkpoint: Path | None) -> list[str]:
-        """Go on with what was in play at a checkpoint: with the tokens that it holds, else from the beginning.
+        """Go on with what was in play at a checkpoint: with the tokens that it holds, else from the beginning; lines
+        that say so, and how far ahead generation may be.
 
         Raises:
             CheckpointError: its file is damaged.
         """
         super().begin_again(checkpoint)
+        return [*_lead(self._config), *describe_overlap(self._config), *self._go_on(checkpoint)]
+
+    def _go_on(self, checkpoint: Path | None) -> list[str]:
+        """Begin what was in play."""
         if checkpoint is not None and self._filters:
             self._replacing.restore(checkpoint / SHARE)
             self._num_begun += self._replacing.num_unreplaced
@@ -172,14 +178,14 @@ class AheadCollector(RolloutCollector):
                 num_refused += self._replace(step, left_out)
             self._discard_surplus(step, chosen, left_out)
             if self._recorded:  # what these weights sampled is sampled before others come
-                self._arrived |= _by_prompt(self._roles.ended([], 0))
+                self._arrived |= _by_prompt(ended(self._roles, [], 0))
             kept = {uid: self._ended.pop(uid) for uid in chosen}
             groups = [*kept.values(), *left_out.groups]
-            episodes = Experience.concat(groups) if groups else self._roles.ended([], 0)
+            episodes = Experience.concat(groups) if groups else ended(self._roles, [], 0)
             metrics = self._idle(asked_s)
         self._check(episodes.reports)
         begun = [*(self._begun.pop(uid) for uid in chosen), *left_out.begun]
-        told = as_list(self._roles.rollout.call.forget([one.prompt.uid for one in begun]))
+        told = as_list(calls(self._roles).forget([one.prompt.uid for one in begun]))
         spans = {uid: one for rank in told for uid, one in rank.items()}
         self._replacing.end_step()
         write_schedule(self._run.events, step, StepSchedule(ended=tuple(looked_at), spans=spans))
@@ -248,7 +254,7 @@ class AheadCollector(RolloutCollector):
 
     def _begin(self, prompts: Sequence[Prompt], kept: Mapping[str, KeptGroup] = MappingProxyType({})) -> None:
         count = self._config.rollout.samples_per_prompt
-        self._roles.begin(prompts, count, self._sampling, kept, self._spans)
+        begin(self._roles, prompts, count, self._sampling, kept, self._spans)
 
     def _note(self, prompt: Prompt, version: int) -> None:
         self._begun[prompt.uid] = Begun(prompt=prompt, version=version, at_s=time.perf_counter())
@@ -283,7 +289,7 @@ class AheadCollector(RolloutCollector):
                 self._arrived.pop(uid, None)
         if begun:
             left_out.num_given_up = len(begun)
-            left_out.given_up_tokens = sum(as_list(self._roles.rollout.call.drop(list(begun))))
+            left_out.given_up_tokens = sum(as_list(calls(self._roles).drop(list(begun))))
             samples = range(self._config.rollout.samples_per_prompt)
             fates = {f"{uid}/{i}": Fate("filtered", SURPLUS) for uid in begun for i in samples}
             self._run.ledger.settle(step, fates)
@@ -328,7 +334,7 @@ class AheadCollector(RolloutCollector):
         assert len(self._begun) > len(self._ended), "what the step waits for is in play"
         ranks = self._roles.rollout.world_size
         within_s = max(0.1, LOOK_S * ranks) if self._is_apart and ranks > 1 else None
-        arrived = _by_prompt(self._roles.ended(due, at_least, within_s))
+        arrived = _by_prompt(ended(self._roles, due, at_least, within_s))
         lost = [uid for uid, group in arrived.items() if any(one.engine_was_lost for one in group.reports)]
         if lost and self._num_heals < MAX_HEALS and self._roles.sync.heal():
             self._num_heals += 1
@@ -342,7 +348,7 @@ class AheadCollector(RolloutCollector):
 
     def _tell_differing(self, step: int) -> None:
         """Record the samples that asked for something else than before an interruption, and were played afresh."""
-        for name in (one for rank in as_list(self._roles.rollout.call.differing_requests()) for one in rank):
+        for name in (one for rank in as_list(calls(self._roles).differing_requests()) for one in rank):
             self._run.events.append("differing_request", step, request=name)
 
     def _sort_out(self, uid: str, group: Experience, left_out: LeftOut) -> None:
@@ -365,7 +371,7 @@ class AheadCollector(RolloutCollector):
 
     def _idle(self, asked_s: float) -> dict[str, float]:
         """Shares of the time since the last look, which ends now."""
-        now, busy = time.perf_counter(), as_list(self._roles.rollout.call.busy_s())
+        now, busy = time.perf_counter(), as_list(calls(self._roles).busy_s())
         passed = now - self._looked_s
         played = (sum(busy) / len(busy) - self._busy_s) / passed
         self._busy_s, self._looked_s = sum(busy) / len(busy), now
@@ -374,7 +380,7 @@ class AheadCollector(RolloutCollector):
         return {ROLLOUT_IDLE: min(max(1 - played, 0.0), 1.0), TRAINER_IDLE: waited / passed}
 
 
-def describe_lead(config: Config) -> list[str]:
+def _lead(config: Config) -> list[str]:
     """How far generation may be ahead, and what makes up for it, in a line; none where it may not be."""
     bound, algorithm = config.rollout.max_staleness, config.algorithm
     if not bound:

@@ -11,12 +11,12 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
+from strop.ahead.step_clock import StepClock
+from strop.ahead.virtual_time import VirtualTime
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.player import Player
-from strop.workers.step_clock import StepClock
-from strop.workers.virtual_time import VirtualTime
 
 Group = tuple[Episode, ...]
 
