@@ -167,6 +167,7 @@ def test_a_step_takes_the_weights_of_now(tiny_folder: Callable[[str], Path]) -> 
     with torch.no_grad():
         for _, parameter in model.named_parameters():
             parameter.mul_(1.1)
+    step.look_again()
     after, expected, *_ = both(model, step)
     assert float((after - before).abs().max()) > 1e-2 * float(before.abs().max())
     torch.testing.assert_close(after, expected, atol=1e-4, rtol=1e-4)
@@ -188,6 +189,27 @@ def played(model: CausalLM, *, max_tokens: int = 12) -> list[list[int]]:
     while not batch.is_idle:
         batch.step(0)
     return [request.token_ids for request in requests]
+
+
+def test_a_batch_that_begins_takes_the_weights_of_now(tiny_folder: Callable[[str], Path]) -> None:
+    model = load(tiny_folder("qwen3"))
+    batch = DecodeBatch(model, max_running=4)
+
+    def greedy(batch: DecodeBatch) -> list[int]:
+        request = Request("one", (1, 2, 3), Sampling(key=0, max_tokens=12, temperature=0.0))
+        batch.waiting.append(request)
+        while not batch.is_idle:
+            batch.step(0)
+        batch.prefill.forget()
+        return request.token_ids
+
+    before = greedy(batch)
+    with torch.no_grad():
+        for _, parameter in model.named_parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)) / 8)
+    after = greedy(batch)
+    assert after != before
+    assert after == greedy(DecodeBatch(model, max_running=4))
 
 
 def test_a_step_that_differs_is_not_used(

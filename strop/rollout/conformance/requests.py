@@ -128,11 +128,14 @@ async def malformed(trial: Trial) -> None:
     if longest is not None and longest <= 1 << 17:
         too_long = trial.ask(trial.prompt(longest - 2, 0), greedy(4))
         await refused(too_long, f"{longest + 2} tokens in a model of {longest} positions")
-    running = trial.begin(trial.prompt(4, 6), greedy(trial.long))
-    await running.tokens(1)
-    again = trial.ask(trial.prompt(4, 7), greedy(2), request_id=running.request_id)
-    await refused(again, "an id that is running")
-    require(len((await running.task).token_ids) == trial.long, "the request with that id did not go on")
+    output = await trial.refused_meanwhile(
+        trial.prompt(4, 6),
+        greedy(trial.long),
+        lambda running: trial.ask(trial.prompt(4, 7), greedy(2), request_id=running),
+        None,
+        "an id that is running",
+    )
+    require(len(output.token_ids) == trial.long, "the request with that id did not go on")
 
 
 @check("health generates a token")

@@ -114,8 +114,8 @@ class Trial:
         self,
         prompt_ids: Sequence[int],
         sampling: Sampling,
-        act: Callable[[], Coroutine[Any, Any, object]],
-        undo: Callable[[], Awaitable[object]],
+        act: Callable[[str], Coroutine[Any, Any, object]],
+        undo: Callable[[], Awaitable[object]] | None,
         why: str,
     ) -> TokenOutput:
         """A request during which something is refused; what the request gave.
@@ -126,8 +126,8 @@ class Trial:
 
         Args:
             prompt_ids, sampling: of the request.
-            act: asks for what must raise ValueError.
-            undo: called where it did not.
+            act: asks, given the id of the request, for what must raise ValueError.
+            undo: called where it did not; None if nothing is to be undone.
             why: what it is, for the breach.
         """
         for _ in range(TRIES):
@@ -142,7 +142,8 @@ class Trial:
                 require(bool(str(error)), f"{why} is refused without a sentence")
                 return await running.task
             require(running.task.done(), f"{why} is not refused")
-            await undo()
+            if undo is not None:
+                await undo()
         raise Breach(f"{why} is not refused: {TRIES} requests had ended when it was answered")
 
     def begin(self, prompt_ids: Sequence[int], sampling: Sampling) -> Running:
@@ -210,9 +211,9 @@ class Running:
         prompt_ids: Sequence[int],
         sampling: Sampling,
         *,
-        first: Callable[[], Coroutine[Any, Any, object]] | None = None,
+        first: Callable[[str], Coroutine[Any, Any, object]] | None = None,
     ) -> None:
-        """`first` is begun by the first token that is heard of."""
+        """`first` is begun, with the id of this request, by the first token that is heard of."""
         self._first = first
         self.acted: asyncio.Task[object] | None = None
         """What it came to; None before the first token, and without such a thing."""
@@ -227,7 +228,7 @@ class Running:
     def _hear(self, token: int, log_prob: float, version: int) -> None:
         self.heard.append((token, log_prob, version))
         if self._first is not None and self.acted is None:
-            self.acted = asyncio.create_task(self._first())
+            self.acted = asyncio.create_task(self._first(self.request_id))
         self._came.set()
 
     async def tokens(self, count: int) -> None:

@@ -76,7 +76,7 @@ async def update_refused(trial: Trial) -> None:
     output = await trial.refused_meanwhile(
         trial.prompt(5, 13),
         greedy(trial.long),
-        lambda: trial.engine.set_version(version + 1),
+        lambda _: trial.engine.set_version(version + 1),
         trial.load,
         "a version while a request runs",
     )
@@ -136,7 +136,7 @@ async def sleep(trial: Trial) -> None:
     before = await trial.refused_meanwhile(
         prompt,
         greedy(trial.long // 2),
-        trial.engine.sleep,
+        lambda _: trial.engine.sleep(),
         trial.engine.wake_up,
         "sleep while a request runs",
     )

@@ -121,6 +121,8 @@ class DecodeBatch:
             self._cache.expect(
                 max(request.max_length for request in itertools.chain(*groups.values(), self.waiting))
             )
+            if self._fused is not None:  # while nothing ran, the weights may have been trained
+                self._fused.look_again()
         logits, left = [], []
         for group in groups.values():
             given = self.prefill.get(group[0])

@@ -49,6 +49,7 @@ static inline float rounded(float x) { return x; }
 #define MOST_ROWS 12
 #define WIDTH (2 * LANES)
 #define BLOCK (8 * ROWS)
+#define AHEAD 96 /* rows of a panel between the one that is read and the one that is fetched */
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -64,18 +65,62 @@ static inline vec load(const cell *from) {
 #endif
 }
 
-/* out [GROUP, DIM]: the sum of values [tokens, DIM], with weights [GROUP, ...] whose rows are `stride` apart, times the
- * factor of the row. */
 #if DIM % LANES == 0
 #define PARTS (DIM / LANES)
+
+/* Of a and b in turn, `width` numbers each, those of the lower or upper half of every lane: with these added, a vector holds
+ * partial sums of both. */
+#define LANE(width) ((width) < 4 ? 4 : 2 * (width))
+#define PICK(width, x) \
+  ((x) / LANE(width) * LANE(width) + (x) % LANE(width) / (2 * (width)) * (width) + (x) % (width) + (x) / (width) % 2 * LANES)
+#define PICK_4(width, x) PICK(width, x), PICK(width, (x) + 1), PICK(width, (x) + 2), PICK(width, (x) + 3)
+#if LANES == 16
+#define PICKS(width) ((words){PICK_4(width, 0), PICK_4(width, 4), PICK_4(width, 8), PICK_4(width, 12)})
+#else
+#define PICKS(width) ((words){PICK_4(width, 0), PICK_4(width, 4)})
+#endif
+#define FOLD(width) \
+  _Pragma("GCC unroll 8") for (int i = 0; i < LANES / 2 / (width); i++) \
+    v[i] = __builtin_shuffle(v[2 * i], v[2 * i + 1], PICKS(width)) + \
+           __builtin_shuffle(v[2 * i], v[2 * i + 1], PICKS(width) + LANE(width) / 2);
+
+/* The sums of LANES vectors, which are lost. */
+static inline __attribute__((always_inline)) vec sums_of(vec *v) {
+  FOLD(1) FOLD(2) FOLD(4)
+#if LANES == 16
+  FOLD(8)
+#endif
+  return v[0];
+}
+
+/* scores [GROUP, ...], with rows `stride` apart: queries [GROUP, DIM] times keys [count, DIM], LANES keys at once; behind
+ * the last key stands its score again. */
+static inline void score(const float *restrict queries, const cell *restrict keys, int64_t count, float *restrict scores,
+                         int64_t stride) {
+  for (int64_t t = 0; t < count; t += LANES)
+    for (int r = 0; r < GROUP; r++) {
+      vec v[LANES];
+#pragma GCC unroll 16
+      for (int j = 0; j < LANES; j++) {
+        const cell *key = keys + (t + j < count ? t + j : count - 1) * DIM;
+        v[j] = load(key) * *(const vec *)(queries + r * DIM);
+#pragma GCC unroll 16
+        for (int x = 1; x < PARTS; x++) v[j] += load(key + x * LANES) * *(const vec *)(queries + r * DIM + x * LANES);
+      }
+      *(vec *)(scores + r * stride + t) = sums_of(v);
+    }
+}
+
+/* out [GROUP, DIM]: the sum of values [count, DIM], with weights [GROUP, ...] whose rows are `stride` apart, times the
+ * factor of the row. */
 #define TOGETHER (PARTS < 4 ? PARTS : 4) /* vectors of a row that are summed in registers, for some queries at once */
 #define QUERIES (12 / TOGETHER < GROUP ? 12 / TOGETHER : GROUP)
 static inline void gather(const float *restrict weights, int64_t stride, const float *factors, const cell *restrict values,
-                          int64_t first, int64_t last, float *restrict out) {
+                          int64_t count, float *restrict out) {
   for (int part = 0; part < PARTS; part += TOGETHER)
     for (int from = 0; from < GROUP; from += QUERIES) {
       vec sums[QUERIES][TOGETHER] = {{{0}}};
-      for (int64_t t = first; t <= last; t++) {
+      for (int64_t t = 0; t < count; t++) {
         vec row[TOGETHER] = {{0}};
         for (int x = 0; x < TOGETHER && part + x < PARTS; x++) row[x] = load(values + t * DIM + (part + x) * LANES);
         for (int r = 0; r < QUERIES; r++) {
@@ -89,10 +134,22 @@ static inline void gather(const float *restrict weights, int64_t stride, const f
     }
 }
 #else
+static inline void score(const float *restrict queries, const cell *restrict keys, int64_t count, float *restrict scores,
+                         int64_t stride) {
+  for (int64_t t = 0; t < (count + LANES - 1) / LANES * LANES; t++)
+    for (int r = 0; r < GROUP; r++) {
+      const cell *key = keys + (t < count ? t : count - 1) * DIM;
+      float product = 0;
+#pragma omp simd reduction(+ : product)
+      for (int x = 0; x < DIM; x++) product += wide(key[x]) * queries[r * DIM + x];
+      scores[r * stride + t] = product;
+    }
+}
+
 static inline void gather(const float *restrict weights, int64_t stride, const float *factors, const cell *restrict values,
-                          int64_t first, int64_t last, float *restrict out) {
+                          int64_t count, float *restrict out) {
   memset(out, 0, sizeof(float) * GROUP * DIM);
-  for (int64_t t = first; t <= last; t++)
+  for (int64_t t = 0; t < count; t++)
     for (int r = 0; r < GROUP; r++)
       for (int x = 0; x < DIM; x++) out[r * DIM + x] += weights[r * stride + t] * wide(values[t * DIM + x]);
   for (int r = 0; r < GROUP; r++)
@@ -100,37 +157,29 @@ static inline void gather(const float *restrict weights, int64_t stride, const f
 }
 #endif
 
-/* One sequence and key head: query [GROUP, DIM] with rows `query_stride` apart, cache [tokens, DIM], out [GROUP, DIM].
- * Tokens first..last are seen; scores is room for [GROUP, stride]. */
+/* One sequence and key head: query [GROUP, DIM] with rows `query_stride` apart, keys and values [count, DIM], out [GROUP,
+ * DIM]; scores is room for [GROUP, stride]. */
 static void attend(const float *query, int64_t query_stride, const cell *restrict keys, const cell *restrict values,
-                   int64_t first, int64_t last, float scaling, float *restrict scores, int64_t stride,
-                   float *restrict out) {
+                   int64_t count, float scaling, float *restrict scores, int64_t stride, float *restrict out) {
+  const int64_t filled = (count + LANES - 1) / LANES * LANES;
   float scaled[GROUP][DIM], factors[GROUP];
   for (int r = 0; r < GROUP; r++)
     for (int x = 0; x < DIM; x++) scaled[r][x] = query[r * query_stride + x] * scaling;
-  for (int64_t t = first; t <= last; t++) {
-    float row[DIM];
-    for (int x = 0; x < DIM; x++) row[x] = wide(keys[t * DIM + x]);
-    for (int r = 0; r < GROUP; r++) {
-      float product = 0;
-#pragma omp simd reduction(+ : product)
-      for (int x = 0; x < DIM; x++) product += row[x] * scaled[r][x];
-      scores[r * stride + t] = product;
-    }
-  }
+  score(scaled[0], keys, count, scores, stride);
   for (int r = 0; r < GROUP; r++) {
-    float *restrict score = scores + r * stride, most = -FLT_MAX, total = 0;
+    float *restrict row = scores + r * stride, most = -FLT_MAX, total = 0;
 #pragma omp simd reduction(max : most)
-    for (int64_t t = first; t <= last; t++) most = score[t] > most ? score[t] : most;
-    for (int64_t t = first; t <= last; t++) score[t] = expf(score[t] - most);
+    for (int64_t t = 0; t < filled; t++) most = row[t] > most ? row[t] : most;
+    for (int64_t t = 0; t < filled; t++) row[t] = expf(row[t] - most);
+    for (int64_t t = count; t < filled; t++) row[t] = 0;
 #pragma omp simd reduction(+ : total)
-    for (int64_t t = first; t <= last; t++) total += score[t];
+    for (int64_t t = 0; t < filled; t++) total += row[t];
     factors[r] = 1 / total;
   }
-  gather(scores, stride, factors, values, first, last, out);
+  gather(scores, stride, factors, values, count, out);
 }
 
-/* Room for the scores of a query: rows begin at the same place of a cache line, however long the longest sequence is. */
+/* Room for the scores of a query, in whole vectors: rows begin at the same place of a cache line, however long the longest sequence is. */
 static int64_t scores_stride(int64_t num_tokens) { return (num_tokens + 15) / 16 * 16; }
 
 /* strides: from token to token and from head to head of query, key and value, then from slot to slot and from head to
@@ -156,8 +205,8 @@ int decode(const float *query, const float *key, const float *value, float *out,
           values[at + last * DIM + x] = narrow(new_value[x]);
         }
         const int64_t first = window > 0 && last + 1 > window ? last + 1 - window : 0;
-        attend(query + i * strides[0] + h * GROUP * strides[1], strides[1], keys + at, values + at, first, last, scaling,
-               scores, stride, out + (i * KV_HEADS + h) * GROUP * DIM);
+        attend(query + i * strides[0] + h * GROUP * strides[1], strides[1], keys + at + first * DIM, values + at + first * DIM,
+               last + 1 - first, scaling, scores, stride, out + (i * KV_HEADS + h) * GROUP * DIM);
       }
     free(scores);
   }
@@ -191,6 +240,7 @@ static inline __attribute__((always_inline)) void tile(const int m, const float 
 #pragma GCC unroll 12
   for (int i = 0; i < m; i++) sums[i][0] = start[0], sums[i][1] = start[1];
   for (int64_t x = 0; x < k; x++) {
+    for (int64_t at = 0; at < WIDTH; at += 64 / sizeof(cell)) __builtin_prefetch(panel + (x + AHEAD) * WIDTH + at);
     const vec left = load(panel + x * WIDTH), right = load(panel + x * WIDTH + LANES);
 #pragma GCC unroll 12
     for (int i = 0; i < m; i++) {
@@ -284,7 +334,8 @@ static void attention(const struct layer *layer, const float *rows, const float 
         values[at + last * DIM + x] = narrow(row[(heads + KV_HEADS + h) * DIM + x]);
       }
       const int64_t first = layer->window > 0 && last + 1 > layer->window ? last + 1 - layer->window : 0;
-      attend(query[0], DIM, keys + at, values + at, first, last, layer->scaling, scores, stride, into);
+      attend(query[0], DIM, keys + at + first * DIM, values + at + first * DIM, last + 1 - first, layer->scaling, scores,
+             stride, into);
       for (int x = 0; x < GROUP * DIM; x++) into[x] = rounded(into[x]);
     }
 }

@@ -108,7 +108,7 @@ class FusedStep:
         self._head: Packed | None = None
         self._at: ctypes.Array[Layer] = (Layer * 0)()
         self._made_of: list[tuple[int, int]] = []
-        self._parameters: list[Tensor] = []
+        self._is_current = False
         self._cosines = self._sines = torch.empty(0)
         self._room = torch.empty(0)
 
@@ -118,11 +118,11 @@ class FusedStep:
         self._head = None
         self._room = torch.empty(0)
         self._made_of.clear()
-        self._parameters.clear()
+        self._is_current = False
 
     def look_again(self) -> None:
-        """The weights may be other tensors from now on, not only other numbers in them."""
-        self._parameters.clear()
+        """The weights may be others from now on."""
+        self._is_current = False
 
     def logits(self, ids: Tensor, lengths: Tensor, cache: SlotCache, *, num_tokens: int) -> Tensor:
         """Logits [B, V] of the next token; arguments as of `hidden`."""
@@ -149,26 +149,31 @@ class FusedStep:
         )
 
     def _refresh(self, num_tokens: int) -> None:
-        """Pack the weights again where a parameter has changed, and see to tables that are long enough."""
+        """See to weights that are those of the model, and to tables that are long enough."""
         module: Any = self._model.module
-        if not self._parameters:  # a walk through the modules takes longer than the norms of a step
-            self._parameters = [one for _, one in self._model.named_parameters()]
-        made_of = [(one.data_ptr(), one._version) for one in self._parameters]
-        if made_of != self._made_of:
-            self._layers = list(_layers_of(self._model, self._dtype, self._kernel.panel_width))
-            self._at = (Layer * len(self._layers))(*(layer.at() for layer in self._layers))
-            if (
-                self._dtype == torch.float32
-            ):  # otherwise panels are not of float32, in which the head is computed
-                self._head = packed([self._model.head], torch.float32, width=self._kernel.panel_width)
-            self._embedding = module.get_input_embeddings().weight
-            self._first_norm = _vector(module.base_model.layers[0].input_layernorm.weight)
-            self._made_of = made_of
+        if not self._is_current:  # looking at every parameter takes longer than the norms of a step
+            self._look()
         if len(self._cosines) < num_tokens:
             count = -(-num_tokens // TABLE_POSITIONS) * TABLE_POSITIONS
             like = torch.empty(1, 1, dtype=torch.float32)
             cosines, sines = module.base_model.rotary_emb(like, torch.arange(count)[None])
             self._cosines, self._sines = cosines[0].contiguous(), sines[0].contiguous()
+
+    def _look(self) -> None:
+        """Pack the weights again where a parameter has changed."""
+        module: Any = self._model.module
+        made_of = [(one.data_ptr(), one._version) for _, one in self._model.named_parameters()]
+        if made_of != self._made_of:
+            self._layers = list(_layers_of(self._model, self._dtype, self._kernel.panel_width))
+            self._at = (Layer * len(self._layers))(*(layer.at() for layer in self._layers))
+            if (
+                self._dtype == torch.float32
+            ):  # the head is computed in float32, and these panels are of its dtype
+                self._head = packed([self._model.head], torch.float32, width=self._kernel.panel_width)
+            self._embedding = module.get_input_embeddings().weight
+            self._first_norm = _vector(module.base_model.layers[0].input_layernorm.weight)
+            self._made_of = made_of
+        self._is_current = True
 
 
 def fused_step(model: CausalLM) -> FusedStep | None:
