@@ -30,6 +30,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
+    {"data/cache"},
     {
         "data/command",
         "data/growing",
@@ -52,11 +53,11 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "checks", "compat", "data/command", "data/growing", "data/mixing", "data/streaming", "data/tiny", "doctor",
-    "environments", "evaluation", "explaining", "gateway", "hub", "interactions", "judges", "preferences", "python",
-    "quickstart", "replay", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "sandbox",
-    "scorers", "sharing", "shell", "supervised", "sweep", "tools", "tracing", "tracking", "trainer/curve", "view",
-    "vision",
+    "checks", "compat", "data/cache", "data/command", "data/growing", "data/mixing", "data/streaming", "data/tiny",
+    "doctor", "environments", "evaluation", "explaining", "gateway", "hub", "interactions", "judges", "preferences",
+    "python", "quickstart", "replay", "rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm",
+    "sandbox", "scorers", "sharing", "shell", "supervised", "sweep", "tools", "tracing", "tracking",
+    "trainer/curve", "view", "vision",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {
