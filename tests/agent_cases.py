@@ -81,7 +81,7 @@ def play(
     sampling: Sampling,
     sample_index: int = 0,
 ) -> tuple[Trajectory, ...]:
-    return asyncio.run(play_episode(prompt, sample_index, model, sampling, seed=0, setup=setup))
+    return asyncio.run(play_episode(prompt, sample_index, sampling, client=model, seed=0, setup=setup))
 
 
 def setup_with(

@@ -4,7 +4,6 @@ registry.py      agents by name, and the decorator that registers one
 context.py       what an agent may use: generate, chat template, limits, and what guests bring (kits.py)
 single_turn.py   one generation, no tools
 answers.py       an answer in its parts
-templates.py     which tokens a chat template puts between them, by its template_profile.py
 setup.py         everything a run names, loaded and checked; rows.py: rows with their agent and schemas
 episodes.py      plays an agent for one sample: its random stream, its token budget, its deadline
 """

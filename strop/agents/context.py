@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from strop.agents.answers import AnswerParser
 from strop.agents.config import AgentConfig
 from strop.agents.images import ImageEncoder, ImageSource
-from strop.agents.templates import ChatTemplate
 from strop.rollout.types import OnToken, Sampling, TokenOutput
 from strop.trajectory import Media
 
@@ -46,8 +45,8 @@ class AgentContext:
 
     config: AgentConfig
     tokenizer: PreTrainedTokenizerBase
-    template: ChatTemplate
-    """The chat template with the row's variables."""
+    chat: Callable[[], Any]
+    """Makes `template`."""
     parser: AnswerParser | None
     """Reads calls; None where there is nothing to call."""
     tool_schemas: tuple[Mapping[str, Any], ...]
@@ -73,6 +72,11 @@ class AgentContext:
                 return self.kits[name]
             raise AttributeError(f"the context of an agent has no {name!r}")
 
+    @property
+    def template(self) -> Any:
+        """The chat template with the row's variables, for conversations that go on (place "chat of agents")."""
+        return self.chat()
+
     def read_images(self, images: Sequence[ImageSource]) -> list[Media]:
         """Images for the model.
 
@@ -86,7 +90,7 @@ class AgentContext:
     @property
     def begins_in_thinking(self) -> bool:
         """The prompt opens the thinking of the answer."""
-        return self.template.profile.begins_in_thinking
+        return bool(self.template.profile.begins_in_thinking)
 
     @property
     def stop_ids(self) -> frozenset[int]:

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from strop.agents.registry import play_agent
 from strop.agents.setup import AgentSetup
@@ -18,9 +18,6 @@ from strop.border import storable_text, usable
 from strop.rollout.client import GenerateClient
 from strop.rollout.types import OnToken, Sampling, TokenOutput
 from strop.trajectory import MediaTokens, Prompt, Trajectory, media_of
-
-if TYPE_CHECKING:
-    pass
 
 _MAX_TURNS = 1 << 30
 _MAX_NAME_CHARS = 200
@@ -39,9 +36,9 @@ def sample_key(seed: int, uid: str, sample_index: int) -> int:
 async def play_episode(
     prompt: Prompt,
     sample_index: int,
-    client: GenerateClient,
     sampling: Sampling,
     *,
+    client: GenerateClient,
     seed: int,
     setup: AgentSetup,
 ) -> tuple[Trajectory, ...]:
@@ -50,9 +47,9 @@ async def play_episode(
     Args:
         prompt: what is asked; `prompt.agent_name` names the agent.
         sample_index: number of the sample within its group.
-        client: generates tokens.
         sampling: options of every sample; the key and the remaining token budget are filled in here. max_tokens
             bounds the whole response, tokens of tools included.
+        client: generates tokens.
         seed: seed of the run.
         setup: agents and limits.
 
@@ -234,6 +231,6 @@ def _within(sequence: Trajectory, prompt: Prompt, limit: int) -> Trajectory:
             f"a sequence of {sequence.id} has a prompt of {len(sequence.prompt_ids)} tokens, but prompt and response "
             f"may have {limit}; raise data.max_response_tokens"
         )
-    kept = sequence.truncate(room)
-    was_too_long = len(sequence.response_ids) > room
-    return dataclasses.replace(kept, stop_reason="length") if was_too_long else kept
+    if len(sequence.response_ids) > room:
+        return dataclasses.replace(sequence.truncate(room), stop_reason="length")
+    return sequence.truncate(room) if sequence.media else sequence  # it does not end with an image

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strop.agents import single_turn
@@ -11,8 +12,7 @@ from strop.agents.context import AgentContext
 from strop.agents.images import ImageEncoder
 from strop.agents.kits import Kit
 from strop.agents.registry import agents
-from strop.agents.templates import ChatTemplate
-from strop.base.guests import all_joined
+from strop.base.guests import all_joined, needed
 from strop.base.user_files import load_user_file
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt
@@ -51,7 +51,7 @@ class AgentSetup:
         """Reads images that agents come by; None where the model takes text alone, or nothing is played yet."""
         self.template_options = dict(template_options or {})
         self.max_prompt_tokens = max_prompt_tokens
-        self._templates: dict[bool | None, ChatTemplate] = {}
+        self._templates: dict[bool | None, Any] = {}
         for name in config.files:
             load_user_file(name, setting="agent.files")
         self.kits: dict[str, Kit] = {name: kit(self) for name, kit in all_joined("agent kit").items()}
@@ -62,12 +62,17 @@ class AgentSetup:
                 f"{', '.join(sorted(agents))}"
             )
 
-    def template(self, thinking: bool | None = None) -> ChatTemplate:
-        """The chat template, with the row's choice of thinking."""
+    def template(self, thinking: bool | None = None) -> Any:
+        """The chat template for conversations that go on, with the row's choice of thinking.
+
+        Raises:
+            ValueError: nothing here knows such conversations (place "chat of agents").
+        """
         if thinking not in self._templates:
             given = self.template_options
             options = given if thinking is None else {**given, "enable_thinking": thinking}
-            self._templates[thinking] = ChatTemplate(self.tokenizer, options)
+            made = needed("chat of agents", "an agent continues a conversation")
+            self._templates[thinking] = made(self.tokenizer, options)
         return self._templates[thinking]
 
     def agent_of(self, row: Mapping[str, Any]) -> str:
@@ -111,7 +116,7 @@ class AgentSetup:
         return AgentContext(
             config=self.config,
             tokenizer=self.tokenizer,
-            template=self.template(thinking if isinstance(thinking, bool) else None),
+            chat=partial(self.template, thinking if isinstance(thinking, bool) else None),
             parser=parsers[0] if parsers else None,
             tool_schemas=tuple(schema for one in given.values() for schema in one.schemas),
             sampling=sampling,

@@ -32,6 +32,9 @@ PLACES = {
     "data command": "word after `strop data`: its strop.data.command.Action",
     "config command": "word after `strop config`: a function of the arguments that gives the exit code",
     "public name": "a dotted name that users import from the core: what it stands for",
+    "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
+    "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
+    "loss_of_tokens() (strop.algorithms.registry.verl_convention)",
     "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "
     "answers (strop.rewards.service)",
     "reward worker": "full key of a section below reward: a function that each process that scores calls as it starts, "
@@ -50,15 +53,29 @@ PLACES = {
     "form of agents": "what agents can be beside async functions: a function from such an object to the async function "
     "that plays it, or None for objects of another form",
     "agent kit": "what agents of this run find in their context, as an attribute of this name: a strop.agents.kits.Kit",
+    "chat of agents": "a word: a class (tokenizer, variables of the template) that tells which tokens a chat template "
+    "puts between the answers of a conversation (AgentContext.template)",
+    "agent processes": "full key of the setting that asks for them: a strop.workers.player.AgentProcesses, called as "
+    "(setup, client, model, reward=, seed=)",
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
+    "adapters": "a word for their kind: a module as strop.engines.adapters.Adapters describes",
+    "kernels": "a library: a function (module, device) that puts its kernels into a model that was just loaded",
+    "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "
+    "(strop.engines.optimizer.Part)",
+    "operation counts": "a word for them: a module with model_work(model), operations of passes over rows, "
+    "peak_flops(device, dtype), operations per second of a device (each may be None), and bfloat16_speedup() of a CPU",
+    "sequence parallelism": "a word for the way: a module as strop.engines.tokens.sequence_parallelism describes",
     "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
+    "role": "name of a role with a model, as it is in the configuration: a module as strop.trainer.roles.JoinedRole "
+    "describes",
+    "resampling": "a word for the way: a function as strop.recipes.resampling.drawn_rows, for algorithm.resampling",
     "rollout engine": "name in rollout.engine of an engine in processes of its own: an async function from a "
     "strop.workers.generation.Place to its Generation; its settings are a section of that name below rollout, a "
     "strop.rollout.config.OwnProcesses",
     "remote model": "name in rollout.engine of a server whose weights are not ours: a module as "
-    "strop.trainer.alone.Answering describes; its settings are a section of that name below rollout, a "
+    "strop.evaluation.alone.Answering describes; its settings are a section of that name below rollout, a "
     "strop.rollout.config.RemoteModel",
     "engine checks": "what tries the rollout engines of this installation: a function (wants_json=) that gives the "
     "exit code of the command",
@@ -79,10 +96,16 @@ PLACES = {
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
     "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",
+    "export of a role": "the form of what is written: a function (checkpoint, out, model, role=) that writes a role of "
+    "a checkpoint as a folder that a run can begin with",
+    "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
+    "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "
+    "gives the RoleSpec of the rollout role; `collector`, a function that gives a "
+    "strop.trainer.collecting.RolloutCollector, with the arguments of one and (start_step=, recorded=)",
     "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, at "
     "no cost",
-    "before the first steps": "a function (config, data, run, say) that looks at what a fresh run will use, keeps what "
-    "it finds in the event log, and says it",
+    "before the first steps": "a function (config, data, roles, run, say, force=) that tries what a fresh run will do, "
+    "says and records what it finds, and may refuse the run unless somebody forces it",
 }
 """Where a guest can join: what the names are, and what is behind them."""
 
@@ -126,18 +149,25 @@ def all_joined(place: str) -> dict[str, Any]:
     return {name: joined(place, name) for name in targets(place)}
 
 
-def needed(place: str, why: str) -> Any:
+def optional(place: str) -> Any:
+    """What joins at a place where one is enough: the first; None where nothing does."""
+    return next((joined(place, name) for name in targets(place)), None)
+
+
+def needed(place: str, why: str, name: str = "") -> Any:
     """What joins at a place where one is enough: the first.
 
     Args:
         place: of `PLACES`.
         why: who needs it, the beginning of a sentence.
+        name: under which it joins, where one guest joins under several.
 
     Raises:
         ValueError: nothing joins there.
     """
-    for name in targets(place):
-        return joined(place, name)
+    for found in targets(place):
+        if name in ("", found):
+            return joined(place, found)
     raise ValueError(
         f"{why}, but the part of strop for that is missing from this installation ({place}); install all of strop"
     )

@@ -3,6 +3,7 @@
 A guest: it uses the core and is never used by it (guest.toml says where it joins).
 
     command.py               `strop check`: whether a run can learn; a loss or an estimator under test
+    preflight/               the samples of a run that tell; before its first step too
     functions/               the rules that policy losses and advantage estimators keep
     environments.py          an environment and scripted players: `strop env check`
     environments_of_run.py   the same of the environments that a run will play, before its first step

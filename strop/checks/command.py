@@ -124,7 +124,7 @@ def _check_run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     config = load_settings(args)
     refuse_unread(args, "check", READS)
     quiet_models()
-    from strop.trainer.preflight import run_preflight
+    from strop.checks.preflight.trial import run_preflight
 
     found = run_preflight(config, num_prompts=args.prompts)
     if args.json:

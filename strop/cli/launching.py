@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.base.elsewhere import elsewhere, is_url
-from strop.base.guests import targets
+from strop.base.guests import needed, targets
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.runs import choose_checkpoint, run_in
 from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
@@ -152,9 +152,10 @@ def _settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | 
 
 
 def _export_critic(checkpoint: Path, out: Path, model: ModelConfig) -> None:
-    from strop.engines.export import CRITIC, export_role  # brings plain transformers
-
-    export_role(checkpoint, out, model, role=CRITIC)
+    export_role = needed(
+        "export of a role", "a run that begins with another one's critic takes it as a folder"
+    )
+    export_role(checkpoint, out, model, role="critic")
 
 
 def _run_and_step(text: str) -> tuple[Path, int | str | None]:

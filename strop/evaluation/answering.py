@@ -16,8 +16,8 @@ from strop.agents.setup import AgentSetup
 from strop.data.chat import Chat, encode_all, render, require_chat_template
 from strop.engines.causal_lm import max_positions
 from strop.engines.model import load_tokenizer, read_shape
+from strop.evaluation.alone import is_remote, player, sampling_spoken, speaking
 from strop.rollout.types import Sampling
-from strop.trainer.alone import is_remote, player, sampling_spoken, speaking
 from strop.trainer.config import Config
 from strop.trainer.setup import stop_token_ids
 from strop.trajectory import Prompt

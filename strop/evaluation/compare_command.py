@@ -21,8 +21,8 @@ from strop.evaluation.points import WORDS, has_step, points_of
 from strop.evaluation.sets import add_data_argument, data_of
 
 if TYPE_CHECKING:
-    from strop.algorithms.paired import PairedComparison
     from strop.evaluation.models import ModelSource
+    from strop.evaluation.paired import PairedComparison
 
 SUMMARY = "whether a model is better than another on the same prompts, and how sure that is"
 EPILOG = """\
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, names: Sequence[str]) -> int:
     from strop.algorithms.evaluation import clustered_interval
-    from strop.algorithms.paired import compare_paired
+    from strop.evaluation.paired import compare_paired
 
     found = _answered(args, names)
     if len(found) < 2:

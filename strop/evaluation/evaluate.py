@@ -21,10 +21,10 @@ from strop.agents.setup import AgentSetup
 from strop.base.device import device_name
 from strop.controller import Mesh, WorkerGroup, role
 from strop.engines.model import load_tokenizer
+from strop.evaluation.alone import as_spoken, is_remote, player, sampling_spoken, speaking
 from strop.evaluation.worker import EvaluationWorker
 from strop.protocol import DataProto
 from strop.rewards import RewardPool
-from strop.trainer.alone import as_spoken, is_remote, player, sampling_spoken, speaking
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
 from strop.trainer.roles import start_runtime

@@ -9,9 +9,9 @@ import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from strop.base.guests import PACKAGE
 from strop.cli.output import UsageError, print_json, print_plain
 from strop.explaining.keys import Explanation, explain, papers_in
 
@@ -27,9 +27,11 @@ REGISTRY_KEYS = {
     "data.sampler": "sampler",
 }
 """Keys whose values are registered functions, or the settings of such."""
-_ALGORITHMS = Path(__file__).parent.parent / "algorithms"
-_SOURCES = {"advantage estimator": _ALGORITHMS / "advantages", "policy loss": _ALGORITHMS / "losses"}
-"""Folders of the built-in functions of a kind."""
+_REGISTERED_BY = {
+    "advantage estimator": "strop.algorithms.advantages.registration",
+    "policy loss": "strop.algorithms.losses.terms",
+}
+"""The module whose decorators register the built-in functions of a kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +150,8 @@ def _registered(key: str) -> Iterator[Registered]:
     samplers = dict.fromkeys(SAMPLERS, Declaration())  # they have no settings
     table = next((one for one in tables if one.kind == kind), samplers)
     docs = {name: inspect.getdoc(function) or "" for name, function in SAMPLERS.items()}
-    if kind in _SOURCES:
-        docs = dict(_documented_in(_SOURCES[kind]))
+    if kind in _REGISTERED_BY:
+        docs = dict(_documented(_REGISTERED_BY[kind]))
     for name, declaration in sorted(table.items()):
         text = docs.get(name, "")
         yield Registered(
@@ -160,15 +162,17 @@ def _registered(key: str) -> Iterator[Registered]:
         )
 
 
-def _documented_in(folder: Path) -> Iterator[tuple[str, str]]:
-    """Names that the functions in a folder implement, with the docstring of each. Read from the source: importing it
-    takes seconds."""
-    for path in folder.glob("*.py"):
-        functions = [
-            node
-            for node in ast.parse(path.read_text(encoding="utf-8")).body
-            if isinstance(node, ast.FunctionDef)
-        ]
+def _documented(registered_by: str) -> Iterator[tuple[str, str]]:
+    """Names that functions implement by the decorators of a module, with the docstring of each. Read from the source:
+    importing it takes seconds."""
+    from strop.algorithms.registry import joined_recipes
+
+    rooms = ["algorithms", *(recipes.functions.split(".")[1] for recipes in joined_recipes())]
+    for path in (path for room in rooms for path in (PACKAGE / room).rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        if f"from {registered_by} import" not in source:
+            continue
+        functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
         for function in functions:
             for decorator in function.decorator_list:
                 match decorator:

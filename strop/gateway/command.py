@@ -85,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(config: Config, args: argparse.Namespace) -> None:
+    from strop.evaluation.alone import generation, speaking
     from strop.gateway.server import Gateway
-    from strop.trainer.alone import generation, speaking
 
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -114,13 +114,13 @@ def any_session(config: Config, made: Generation) -> AnySession:
     Raises:
         ValueError: the model has no chat template.
     """
-    from strop.agents.templates import ChatTemplate
     from strop.data.chat import require_chat_template
     from strop.engines.model import load_tokenizer
     from strop.gateway.prompt_scorer import PromptScorer
     from strop.gateway.samplers import EngineSampler
     from strop.gateway.session import ChatModel
     from strop.rollout.types import Sampling
+    from strop.tools.templates import ChatTemplate
     from strop.trainer.setup import stop_token_ids
 
     tokenizer = load_tokenizer(config.model)

@@ -16,7 +16,6 @@ from typing import Any
 from strop.agents.context import AgentContext
 from strop.agents.kits import Given, Kit
 from strop.agents.setup import AgentSetup
-from strop.agents.templates import ChatTemplate
 from strop.base.sections import section_of
 from strop.base.user_files import load_user_file
 from strop.gateway.errors import ApiError
@@ -24,6 +23,7 @@ from strop.gateway.samplers import Sampler
 from strop.gateway.server import Gateway
 from strop.gateway.session import ChatModel, Session
 from strop.gateway.settings import OPENAI_AGENT, OpenAIAgentConfig
+from strop.tools.templates import ChatTemplate
 
 MODEL_NAME = "policy"
 """What /v1/models calls it; an agent may ask for any other."""

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strop.agents.templates import ChatTemplate
 from strop.border import encodable_value, read_json
 from strop.gateway.errors import wrong
+from strop.tools.templates import ChatTemplate
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _TEXT_PARTS = ("text", "input_text", "output_text")

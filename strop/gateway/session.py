@@ -16,13 +16,13 @@ from typing import Any
 
 from strop.agents.answers import AnswerParser
 from strop.agents.images import ImageEncoder
-from strop.agents.templates import ChatTemplate, Reply
 from strop.chat_template import TemplateRefused
 from strop.gateway.errors import ApiError, wrong
 from strop.gateway.messages import Message, Trail, as_template, trail_of
 from strop.rollout.types import TokenOutput
 from strop.tools.conversation import CONTINUED
 from strop.tools.formats import parser_for_template
+from strop.tools.templates import ChatTemplate, Reply
 from strop.trajectory import Media, MediaTokens, Trajectory, media_of
 
 Tools = Sequence[Mapping[str, Any]]

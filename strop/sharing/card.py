@@ -11,7 +11,7 @@ from typing import Any
 
 from strop.base.elsewhere import is_url
 from strop.border import printable, redacted
-from strop.engines.export import Export
+from strop.sharing.role_export import Export
 from strop.view.records import RunRecords
 from strop.view.summary import summary_of
 

@@ -18,7 +18,7 @@ from strop.hub.sending import Sending, destination
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
-    from strop.engines.export import Export
+    from strop.sharing.role_export import Export
     from strop.trainer.config import Config
 
 SUMMARY = "the model of a checkpoint as a Hugging Face folder, proved by its log-probs"
@@ -128,7 +128,7 @@ def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role
     import torch
 
     from strop.engines.config import LoraConfig
-    from strop.engines.export import export_role
+    from strop.sharing.role_export import export_role
     from strop.trainer.models import locate, read_models
 
     located = config

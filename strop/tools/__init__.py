@@ -10,7 +10,8 @@ results.py     what became of their calls, and what is counted of them
 kit.py         tools of a run, chosen by rows and given to episodes; settings.py names them
 agent.py       the agent that calls them
 turns.py       what agents with replies share: answer and reply, until one of them ends it
-conversation.py  the token record of several turns
+conversation.py  the token record of several turns; templates.py: which tokens a chat template puts between them, by
+                 its template_profile.py
 threads.py     functions that may hang, with a deadline
 mcp.py         tools of MCP servers (mcp_config.py, mcp_transport.py)
 search.py      a corpus of one's own, and its index (search_index.py; index_command.py: `strop data index`)

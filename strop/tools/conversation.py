@@ -14,10 +14,10 @@ from typing import Any
 from strop.agents.answers import CLOSE, FunctionCall, ParsedTurn, split_thinking
 from strop.agents.context import AgentContext
 from strop.agents.images import as_read
-from strop.agents.templates import MAX_CHARS_PER_TOKEN
 from strop.border import encodable, read_json
 from strop.chat_template import TemplateRefused
 from strop.rollout.types import TokenOutput
+from strop.tools.templates import MAX_CHARS_PER_TOKEN
 from strop.trajectory import Media, MediaTokens, Prompt, Trajectory
 
 CONTINUED = "continued"

@@ -3,10 +3,7 @@
 The algorithm of a step
 loop.py             Trainer: collect, learn, update weights; records, validation and checkpoints around it
 collecting.py       the samples of a step, in one round or, with a group filter, in several; groups.py: groups judged
-ahead.py            samples that are made while the trainer works; pacing.py: how far ahead, and which a step takes;
-                    begun.py: groups of steps to come, and those left out; replacing.py: how many are begun for these;
-                    in_play.py: what a checkpoint keeps of them; overlap.py: what models say of them meanwhile
-over_issue.py       steps that do not wait for their slowest; lengths.py: which prompts to begin with
+lengths.py          which prompts to begin with
 experience.py       the rows that are trained on, as references, cut into optimizer batches
 producers.py        who makes each column of protocol/schema.py, in the order of a step
 learning.py         from scored samples to new weights
@@ -23,11 +20,10 @@ models.py           models in folders of this machine, and what a run remembers 
 setup.py            data, sampling and what is checked with them; scorers.py: the reward function tried
 roles.py            the roles of a configuration: which there are, in which processes
 threads.py          threads of a CPU, and who decided their number
-preflight.py        can the run learn? with token_facts.py; what guests look at before it
 
 Numbers
 reporting.py        metrics from reports of samples
-validation.py       answers on held-out prompts; alone.py: what answers without a run
+validation.py       answers on held-out prompts
 trackers.py         where numbers go; progress.py, tensorboard.py: the terminal, TensorBoard
 results.py          how a run ended; costs.py: what services of the reward have cost
 watching.py         how far a long generation is

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import torch
 
-from strop.algorithms.adv_declarations import STEP_COLUMNS
 from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED, left_out_for
+from strop.algorithms.registry import STEP_COLUMNS
 from strop.base.metrics import Metric
-from strop.controller import as_list
 from strop.data.drawing import Drawn, draw
 from strop.data.sampler import parse_visit_uid
 from strop.protocol import DataProto
@@ -48,11 +47,6 @@ FILTER = Metric(
     "rounds; samples; tokens",
     "with dynamic sampling: `rounds`, `evicted_samples`, `discarded_surplus_samples` and `discarded_surplus_tokens`, "
     "samples by cause",
-)
-CLOCK_STEPS = Metric(
-    "training/off_policy/clock_steps",
-    "engine steps",
-    "since the step before, with trainer.clock=virtual: how long a step takes by that clock, the training not counted",
 )
 
 
@@ -100,7 +94,6 @@ class RolloutCollector:
         self._config, self._run, self._data, self._roles = config, run, data, roles
         self._sampling = sampling
         self._lengths = Lengths() if config.rollout.longest_first else None
-        self._clock_steps = 0
 
     def collect(self, step: int, stages: Stages) -> CollectedSamples:
         """The samples of a step.
@@ -116,7 +109,7 @@ class RolloutCollector:
         settings = self._config.algorithm.filter_groups
         wanted = self._config.data.prompts_per_step
         if not settings.enable:
-            return self._noted(self._joined([self._round(step, wanted)], {}, {}))
+            return self._noted(self._round(step, wanted))
         rounds: list[CollectedSamples] = []
         causes: dict[str, str] = {}
         found, rate = 0, 1.0
@@ -155,15 +148,7 @@ class RolloutCollector:
     def _noted(self, collected: CollectedSamples) -> CollectedSamples:
         if self._lengths is not None:
             self._lengths.note(collected.episodes.reports)
-        return replace(collected, metrics={**collected.metrics, **self._clock_passed()})
-
-    def _clock_passed(self) -> dict[str, float]:
-        """CLOCK_STEPS, where there is such a clock."""
-        if self._config.trainer.virtual_time() is None:
-            return {}
-        now = max(as_list(self._roles.rollout.call.clock_steps()))
-        passed, self._clock_steps = now - self._clock_steps, now
-        return {CLOCK_STEPS: float(passed)}
+        return collected
 
     def _joined(
         self, rounds: Sequence[CollectedSamples], dropped: Mapping[str, str], metrics: Mapping[str, float]
@@ -193,16 +178,21 @@ class RolloutCollector:
         prompts = drawn.prompts
         baselines = self._greedy_rewards(prompts) if self._config.needs("reward_baselines") else {}
         count = self._config.rollout.samples_per_prompt
-        begun = self._in_order(prompts)
+        begun = prompts if self._lengths is None else self._in_order(prompts)
         episodes = self._roles.play(begun, count, self._sampling)
         if begun is not prompts:
             places = {prompt.uid: place for place, prompt in enumerate(begun)}
             episodes = episodes.take([places[one.uid] * count + i for one in prompts for i in range(count)])
-        experience = self._rows(episodes)
+        self._check(episodes.reports)
+        experience = training_rows(self._config, self._roles, episodes, self._sampling)
         if self._config.needs("reward_baselines") and experience.reports:
             experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
         return CollectedSamples(
-            prompts=tuple(prompts), num_refused=len(drawn.refused), episodes=episodes, experience=experience
+            prompts=tuple(prompts),
+            num_refused=len(drawn.refused),
+            episodes=episodes,
+            experience=experience,
+            metrics=self._passed_over(len(drawn.refused)),
         )
 
     def _issue(self, step: int, num_prompts: int) -> Drawn:
@@ -216,15 +206,6 @@ class RolloutCollector:
             {f"{uid}/{i}": Fate("filtered", why) for uid, why in drawn.refused.items() for i in samples},
         )
         return drawn
-
-    def _rows(self, episodes: Experience) -> Experience:
-        """What is trained on of samples that have ended.
-
-        Raises:
-            EpisodesFailed, RewardError: too many of them failed.
-        """
-        self._check(episodes.reports)
-        return training_rows(self._config, self._roles, episodes, self._sampling)
 
     def _greedy_rewards(self, prompts: list[Prompt]) -> dict[str, float | None]:
         """By uid: the reward of the greedy answer, ReMax's baseline."""

@@ -6,14 +6,11 @@ from dataclasses import field, replace
 from itertools import pairwise
 
 from strop.agents.config import AgentConfig
-from strop.algorithms.adv_declarations import (
-    ADV_DECLARATIONS,
-    STEP_COLUMNS,
-    adv_estimator_declaration,
-)
+from strop.algorithms.adv_declarations import ADV_DECLARATIONS, adv_estimator_declaration
 from strop.algorithms.balance import even_bounds
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.loss_declarations import LOSS_DECLARATIONS
+from strop.algorithms.registry import STEP_COLUMNS
 from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS
 from strop.base.sections import section
 from strop.data.config import DataConfig
@@ -152,6 +149,21 @@ class Config:
             "prm": self.uses_prm,
         }
         return {role: engine for role, engine in self.engines.items() if used[role]}
+
+    @property
+    def ahead_by(self) -> str:
+        """The setting by which samples are played over several calls, or ordered by a clock of their own; empty: each
+        step plays its own, and waits for them."""
+        rollout, trainer = self.rollout, self.trainer
+        asked = {
+            "rollout.max_staleness": rollout.max_staleness,
+            "rollout.over_issue": rollout.over_issue,
+            "rollout.overlap_log_probs": rollout.overlap_log_probs,
+            "trainer.clock": trainer.clock == "virtual",
+            "trainer.clock_lengths": trainer.clock_lengths,
+            "trainer.clock_latencies": trainer.clock_latencies,
+        }
+        return next((key for key, value in asked.items() if value), "")
 
     @property
     def compares_answers(self) -> bool:

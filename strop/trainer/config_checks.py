@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from strop.algorithms.adv_declarations import check_estimator
 from strop.algorithms.loss_declarations import check_loss_settings
 from strop.algorithms.stream_functions import FILTERS, check_shaping
+from strop.base.guests import needed
 from strop.data.curriculum import sees_results
 from strop.engines.config import EngineConfig
 from strop.rollout.registry import check_engine_name
@@ -145,42 +146,10 @@ def _check_recording(config: Config) -> None:
         )
 
 
-def _check_staleness(config: Config) -> None:
-    """Samples of older policies are corrected for, and can be had while the trainer works."""
-    bound = config.rollout.max_staleness
-    _check_clock(config)
-    if bound and not config.algorithm.corrects_for_age:
-        raise ValueError(
-            f"rollout.max_staleness is {bound:g}, so samples are older than the policy that learns from them, but "
-            f"nothing corrects for it: set algorithm.correction.weights=sequence (or token, geometric), "
-            f"algorithm.correction.reject, or algorithm.old_log_probs=rollout; or rollout.max_staleness=0"
-        )
-    key = "rollout.max_staleness" if bound else "rollout.over_issue"
-    key = key if bound or config.rollout.over_issue else "rollout.overlap_log_probs"
-    if config.rollout.is_streamed and config.trainer.skip_rollout:
-        raise ValueError(
-            f"trainer.skip_rollout takes recorded samples, which are all there at once: remove {key}"
-        )
-    if config.rollout.is_streamed and config.needs("reward_baselines"):
-        raise ValueError(
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator} compares samples with a greedy answer of the "
-            f"same policy, which is not had with {key}: use another estimator, or remove {key}"
-        )
-
-
-def _check_clock(config: Config) -> None:
-    if config.trainer.virtual_time() is None:
-        return
-    for key, value, wanted in (
-        ("rollout.engine", config.rollout.engine, "native"),
-        ("resources.runtime", config.resources.runtime, "inline"),
-        ("agent.num_workers", config.agent.num_workers, 0),
-    ):
-        if value != wanted:
-            raise ValueError(
-                f"trainer.clock=virtual counts the steps of an engine in the trainer's own process, but {key} is "
-                f"{value}: set {key}={wanted}, or trainer.clock=wall"
-            )
+def _check_ahead(config: Config) -> None:
+    """Whether samples can be played over several calls, is known by the guest that plays them."""
+    if key := config.ahead_by:
+        needed("generation ahead", f"{key} is set", "check")(config)
 
 
 def _check_ending(config: Config) -> None:
@@ -333,7 +302,7 @@ _CHECKS = (
     _check_services,
     _check_ending,
     _check_recording,
-    _check_staleness,
+    _check_ahead,
 )
 """In the order in which they speak."""
 

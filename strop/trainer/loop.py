@@ -14,12 +14,11 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from strop.algorithms.kl_control import KlController
-from strop.base.guests import all_joined
+from strop.base.guests import all_joined, needed
 from strop.base.heartbeat import SUFFIX, beating, doing
 from strop.base.metrics import Metric
 from strop.controller import CallTimeout, WorkerFailed, as_list
@@ -28,7 +27,6 @@ from strop.engines.model import describe_precision
 from strop.health import HealthMonitor
 from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
-from strop.trainer.ahead import AheadCollector, describe_lead
 from strop.trainer.beginning import optimizer_of
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
@@ -41,10 +39,7 @@ from strop.trainer.healing import Healing
 from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
 from strop.trainer.listening import Listeners
-from strop.trainer.over_issue import OverIssueCollector
-from strop.trainer.overlap import describe_overlap
 from strop.trainer.phases import Phases, Stages
-from strop.trainer.preflight import RunRefused, try_out
 from strop.trainer.recorded import check_recording
 from strop.trainer.records import StepRecord
 from strop.trainer.replay import read_recorded
@@ -111,8 +106,7 @@ class Trainer:
         precision = describe_precision(config.model, config.resources.device)
         self._costs = CostTracker(config.reward, run.path)
         for line in [
-            *self.data.report(), config.arithmetic(), precision, threads.line(), config.placement(),
-            *describe_lead(config), *describe_overlap(config),
+            *self.data.report(), config.arithmetic(), precision, threads.line(), config.placement()
         ]:  # fmt: skip
             say(line)
         self._machine.tell(run, self._start_step, say)
@@ -127,10 +121,8 @@ class Trainer:
                 self._start_roles(stack)
             self.has_begun = True
             if self._start_step == 0:
-                self._look("records of a fresh run")
-                if self._wants_preflight():
-                    self._look("before the first steps")
-                    self._preflight()
+                self._note_what_is_used()
+                self._try_out()
             self._monitor = self._start_monitor()
             setup = TrackerSetup(
                 folder=self._run.path,
@@ -194,42 +186,22 @@ class Trainer:
 
         asyncio.run(probe())
 
-    def _look(self, place: str) -> None:
-        """Let guests look at what the run will use."""
-        for look in all_joined(place).values():
-            look(self.config, self.data, self._run, self._say)
+    def _note_what_is_used(self) -> None:
+        """Let guests record what is known of what the run will use."""
+        for note in all_joined("records of a fresh run").values():
+            note(self.config, self.data, self._run, self._say)
 
-    def _wants_preflight(self) -> bool:
-        """False also when a start that came no further than this has done it."""
-        verdicts = [event["verdict"] for event in self._run.events.read("preflight")]
-        is_wanted = self.config.trainer.preflight and not self.config.trainer.skip_rollout
-        return is_wanted and not {"ready", "forced"} & set(verdicts)
-
-    def _preflight(self) -> None:
-        """A few dozen samples of the first step; a run that could not learn ends here.
-
-        Raises:
-            RunRefused: nothing would be learned, and nobody insisted.
-        """
-        self._say("preflight: a few dozen samples of the first step are played and scored")
-        found = try_out(self.config, self.data, self.roles)
-        for line in found.lines():
-            self._say(line)
-        obstructed = "forced" if self._force else "refused"
-        self._run.events.append(
-            "preflight",
-            0,
-            fsync=True,
-            verdict=obstructed if found.obstacles else "ready",
-            checks=[asdict(check) for check in found.checks],
-            num_prompts=found.num_prompts,
-            num_samples=found.num_samples,
-            seconds=found.seconds,
-        )
-        if found.obstacles and not self._force:
-            raise RunRefused(found.refusal())
-        if found.obstacles:
-            self._say(f"started by --force, against {', '.join(check.name for check in found.obstacles)}")
+    def _try_out(self) -> None:
+        """Let guests try what the run will do; one may refuse it."""
+        trainer, looks = self.config.trainer, all_joined("before the first steps")
+        if not trainer.preflight or trainer.skip_rollout:
+            return
+        if not looks:
+            self._say(
+                "the run was not tried out: the part of strop that does so is missing from this installation"
+            )
+        for look in looks.values():
+            look(self.config, self.data, self.roles, self._run, self._say, force=self._force)
 
     def _start_monitor(self) -> HealthMonitor:
         """The health rules, with what a run that is continued has seen and said."""
@@ -263,10 +235,10 @@ class Trainer:
         sampling = training_sampling(config, self.data.tokenizer)
         parts = config, self._run, self.data, self.roles, sampling
         self.collector = RolloutCollector(*parts)
-        if config.rollout.is_streamed:
-            collector = OverIssueCollector if config.rollout.over_issue else AheadCollector
+        if key := config.ahead_by:
+            make = needed("generation ahead", f"{key} is set", "collector")
             recorded = {} if self._recorded is None else self._recorded.steps
-            self.collector = collector(*parts, start_step=self._start_step, recorded=recorded)
+            self.collector = make(*parts, start_step=self._start_step, recorded=recorded)
         self._checkpointer = Checkpointer(
             self._run,
             self.roles.trained(),
@@ -441,7 +413,7 @@ def train(
         listeners: hear of steps, samples and checkpoints.
 
     Raises:
-        RunRefused: the preflight said so, without `force`.
+        ValueError: the preflight says that nothing would be learned, without `force`.
         Terminated: the process was asked to end by SIGTERM or SIGHUP; what it had is saved.
         WorkerFailed, CallTimeout: workers raised an error, or died and did so again (run.max_restarts).
     """

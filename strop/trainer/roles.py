@@ -12,12 +12,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from strop.base.device import device_name
+from strop.base.guests import joined, needed, targets
 from strop.controller import (
     InlineRuntime,
     Mesh,
@@ -29,13 +29,12 @@ from strop.controller import (
     as_list,
     role,
 )
-from strop.engines.config import EngineConfig, ModelConfig
+from strop.engines.config import EngineConfig
 from strop.engines.media import media_models
-from strop.engines.model import check_language_model, check_reward_model, check_value_model, read_shape
-from strop.engines.ulysses import check_sequence_parallel
+from strop.engines.model import check_language_model, check_value_model, read_shape
+from strop.engines.tokens import sequence_parallelism
 from strop.protocol import DataProto, DataProtoFuture
 from strop.rollout.types import Sampling
-from strop.run.schedule import Spans
 from strop.trainer.config import Config
 from strop.trainer.costs import CostTracker
 from strop.trainer.experience import Experience
@@ -45,14 +44,10 @@ from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
 from strop.workers.generation import check_engine
-from strop.workers.kept import KeptGroup
 from strop.workers.playing import Playing
-from strop.workers.prm import PrmWorker
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import Decided
-from strop.workers.reward_model import RewardModelWorker
 from strop.workers.rollout import RolloutWorker
-from strop.workers.teacher import TeacherWorker, check_teacher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +64,12 @@ class Roles:
     """Has generation use the actor's weights."""
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
-    teacher: WorkerGroup[TeacherWorker] | None = None
+    teacher: WorkerGroup[Any] | None = None
     """The model that the policy learns from; None without distillation."""
     critic: WorkerGroup[CriticWorker] | None = None
-    prm: WorkerGroup[PrmWorker] | None = None
+    prm: WorkerGroup[Any] | None = None
     """The process reward model; None where the estimator takes no process rewards."""
-    reward_model: WorkerGroup[RewardModelWorker] | None = None
+    reward_model: WorkerGroup[Any] | None = None
     offloads_idle: bool = False
     """A role's model and optimizer leave the device when it is idle."""
 
@@ -110,55 +105,18 @@ class Roles:
         Raises:
             RewardError: the scorers cannot go on.
         """
+        played, asked = None, prompts
         with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
-            played = self._played(prompts, samples_per_prompt, sampling)
-            for _ in range(MAX_HEALS):
+            for num_heals in range(MAX_HEALS + 1):
+                rows = DataProto.from_dict({}, non_tensors={"prompt": asked})
+                again = told(as_future(self.rollout.call.play(rows, samples_per_prompt, sampling)))
+                played = again if played is None else self._replaced(played, again)
                 lost = {report.uid for report in played.reports if report.engine_was_lost}
-                if not lost or not self.sync.heal():
+                if not lost or num_heals == MAX_HEALS or not self.sync.heal():
                     break
-                again = [prompt for prompt in prompts if prompt.uid in lost]
-                played = self._replaced(played, self._played(again, samples_per_prompt, sampling))
+                asked = [prompt for prompt in prompts if prompt.uid in lost]
+        assert played is not None, "they are played at least once"
         return played
-
-    def begin(
-        self,
-        prompts: Sequence[Prompt],
-        samples_per_prompt: int,
-        sampling: Sampling,
-        kept: Mapping[str, KeptGroup] = MappingProxyType({}),
-        spans: Mapping[str, Spans] = MappingProxyType({}),
-    ) -> None:
-        """Begin every sample of these prompts; `ended` gives them when they have ended.
-
-        Args:
-            prompts, samples_per_prompt, sampling: as for `play`.
-            kept: by uid, what some of them had before the run was interrupted.
-            spans: by uid, which versions have to sample what, where a run is made again.
-        """
-        columns = {
-            "prompt": prompts,
-            "kept": [kept.get(prompt.uid, KeptGroup()) for prompt in prompts],
-            "spans": [spans.get(prompt.uid, {}) for prompt in prompts],
-        }
-        rows = DataProto.from_dict({}, non_tensors=columns)
-        self.rollout.call.begin(rows, samples_per_prompt, sampling)
-
-    def ended(self, due: Sequence[str], at_least: int, within_s: float | None = None) -> Experience:
-        """Samples of prompts that were begun and have ended, each given once; those of a prompt together.
-
-        Args:
-            due: uids that have to be among what was given until then.
-            at_least: prompts that each rollout worker has to give; fewer only where it plays no more.
-            within_s: seconds after which each gives what it has; None: it waits.
-
-        Raises:
-            RewardError: the scorers cannot go on.
-        """
-        return _told(as_future(self.rollout.call.ended(list(due), at_least, within_s)))
-
-    def _played(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Experience:
-        rows = DataProto.from_dict({}, non_tensors={"prompt": prompts})
-        return _told(as_future(self.rollout.call.play(rows, samples_per_prompt, sampling)))
 
     @staticmethod
     def _replaced(played: Experience, again: Experience) -> Experience:
@@ -217,8 +175,12 @@ class Roles:
         self.sync.update(version)
 
 
-def _told(episodes: DataProtoFuture) -> Experience:
-    """Episodes where they are, with their reports."""
+def told(episodes: DataProtoFuture) -> Experience:
+    """Episodes where they are, with their reports.
+
+    Args:
+        episodes: columns `report` and `episode`, as rollout workers give them.
+    """
     reports = episodes.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
     return Experience.of(episodes.select([], ["episode"]), reports)
 
@@ -254,9 +216,10 @@ def check_models(config: Config) -> None:
     """Refuse models that do not fit each other, or the ranks of their role, before any process starts.
 
     Raises:
-        ValueError: as `check_language_model`, `check_value_model`, `check_reward_model`, `check_engine`,
-            `check_teacher` and `check_sequence_parallel`; or a critic that would have to see images.
+        ValueError: as `check_language_model`, `check_value_model`, `check_engine`, and the roles of guests; or
+            sequences that cannot be divided over ranks; or a critic that would have to see images.
     """
+    of_guests = _joined_roles(config)
     check_language_model(config.model)
     own = {
         "critic": config.critic.path if config.uses_critic else "",
@@ -271,17 +234,14 @@ def check_models(config: Config) -> None:
     check_engine(config.model, config.rollout)
     if config.uses_reference and config.reference.path:
         check_language_model(dataclasses.replace(config.model, path=config.reference.path))
-    if config.uses_reward_model:
-        check_reward_model(ModelConfig(path=config.reward_model.path))
-    if config.uses_teacher:
-        check_teacher(config.model, config.teacher.path)
-    if config.uses_prm and config.prm.path:
-        check_teacher(config.model, config.prm.path, key="prm.path")
+    for joins in of_guests.values():
+        joins.check(config)
     for name, engine in config.used_engines.items():
         if engine.sequence_parallel > 1:
             shape = _shape(config, name, own.get(name) or config.model.path)
             ranks = _num_ranks(config, name)
-            check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
+            divided = sequence_parallelism()
+            divided.check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
     path = config.critic.path or config.model.path
     if config.uses_critic and media_models(read_shape(dataclasses.replace(config.model, path=path))):
         raise ValueError(
@@ -291,6 +251,32 @@ def check_models(config: Config) -> None:
         )
     if config.uses_critic:
         check_value_model(dataclasses.replace(config.model, path=path))
+
+
+class JoinedRole(Protocol):
+    """The module that a guest has for a role, at the place "role"."""
+
+    def spec(self, config: Config, *, device: str, num_steps: int, checkpoint: Path | None) -> RoleSpec[Any]:
+        """The role in a run of so many training steps; `checkpoint` is a folder to continue from."""
+
+    def check(self, config: Config) -> None:
+        """Raise a ValueError for a model that does not fit, before any process starts."""
+
+
+def _joined_roles(config: Config) -> dict[str, JoinedRole]:
+    """The roles of guests that this run uses."""
+    used = {
+        "teacher": config.uses_teacher,
+        "prm": config.uses_prm,
+        "reward_model": config.uses_reward_model,
+    }
+    lacking = [name for name, is_used in used.items() if is_used and name not in targets("role")]
+    if lacking:
+        raise ValueError(
+            f"this run uses the role {lacking[0]}, but the part of strop for it is missing from this installation: "
+            f"install all of strop"
+        )
+    return {name: joined("role", name) for name, is_used in used.items() if is_used}
 
 
 def _shape(config: Config, name: str, path: str) -> Any:
@@ -401,16 +387,8 @@ def _specs(
         )
     if config.uses_reference and config.model.lora.rank == 0:
         specs["reference"] = role(ReferenceWorker, config.model, config.reference, device=device)
-    if config.uses_teacher:
-        distillation = config.algorithm.distillation
-        specs["teacher"] = role(TeacherWorker, config.model, config.teacher, distillation, device=device)
-    if config.uses_prm:
-        num_updates = num_steps * config.prm_updates_per_step
-        specs["prm"] = role(
-            PrmWorker, config.model, config.prm, device=device, num_updates=num_updates, checkpoint=checkpoint
-        )
-    if config.uses_reward_model:
-        specs["reward_model"] = role(RewardModelWorker, config.reward_model, device=device)
+    for name, joins in _joined_roles(config).items():
+        specs[name] = joins.spec(config, device=device, num_steps=num_steps, checkpoint=checkpoint)
     specs["rollout"] = _rollout_spec(
         config, device=device, version=version, samples=samples, logs=logs, is_replayed=is_replayed
     )
@@ -438,10 +416,12 @@ def _rollout_spec(
         logs=None if logs is None else logs.absolute(),
         keeps_rows=bool(config.data.dataset_class.path),
         extensions=tuple(config.algorithm.extensions),
-        virtual_time=config.trainer.virtual_time(),
         is_replayed=is_replayed,
         recording=Path(config.trainer.skip_rollout).absolute() if config.trainer.skip_rollout else None,
     )
+    if key := config.ahead_by:
+        spec: RoleSpec[Any] = needed("generation ahead", f"{key} is set", "role")(config, playing)
+        return spec
     return role(RolloutWorker, config.model, config.rollout, config.reward, playing)
 
 

@@ -9,7 +9,6 @@ from annotated_types import Ge, Le
 
 from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare
 from strop.base.sections import section
-from strop.workers.virtual_time import VirtualTime, read_distribution
 
 APART_ROLES = ("rollout", "critic", "reference", "teacher", "prm", "reward_model")
 """Roles that can have processes of their own; the actor is always in the main pool."""
@@ -55,23 +54,6 @@ class TrainerConfig:
     preflight: bool = True
     """Play a few dozen samples before the first step, show ten of them scored, and do not start a run that could not
     learn (`strop train --force` does). It changes nothing of the run."""
-
-    def virtual_time(self) -> VirtualTime | None:
-        """How long things take by a clock that counts engine steps; None where that on the wall counts.
-
-        Raises:
-            ValueError: a distribution is none, or is for another clock.
-        """
-        found = {}
-        for key in ("lengths", "latencies"):
-            given = getattr(self, f"clock_{key}")
-            if given and self.clock == "wall":
-                raise ValueError(
-                    f"trainer.clock_{key} is for a clock that counts engine steps: set trainer.clock=virtual, or "
-                    f"remove it"
-                )
-            found[key] = read_distribution(f"trainer.clock_{key}", given)
-        return VirtualTime(seed=self.seed, **found) if self.clock == "virtual" else None
 
 
 @section("eval")

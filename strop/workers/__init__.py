@@ -4,9 +4,7 @@ config.py        ActorConfig, ReferenceConfig, TeacherConfig, CriticConfig, PrmC
 actor.py         ActorWorker: the policy; log-probs, policy updates, and the advantages of a batch
 critic.py        CriticWorker: values and value updates
 reference.py     ReferenceWorker: the frozen model that KL terms compare with
-teacher.py       TeacherWorker: the frozen model that the policy learns from
-prm.py           PrmWorker: the process reward model, which learns from outcomes
-reward_model.py  RewardModelWorker: scores of whole answers
+(those of guests, such as a reward model: place "role")
 rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples of episodes (played_rows.py);
                  playing.py: what it is told
 
@@ -15,10 +13,8 @@ step on them came to), estimates.py (rollout correction and advantages), summary
 batch).
 
 Playing, for training, validation and every command alike: player.py (Player: engine, agents and scorers of one
-process), agents/ (AgentWorkers: episodes in processes of their own), in_flight.py (episodes over several calls),
-journal.py and score_journal.py (what was generated for them, and their scores; kept.py: as a checkpoint has it),
-recorded_schedule.py (a recorded run made again), step_clock.py (engine steps as time; virtual_time.py: how many
-things take), episodes.py (Episode, and the rows that are trained on; steps.py: what is known of single answers),
-reports.py (episodes without their tokens), tally.py (how far a call is), metrics.py, validation_metrics.py and
-staleness.py (numbers of episodes).
+process; the guest agents/: episodes in processes of their own), episodes.py (Episode, and the rows that are trained on;
+steps.py: what is known of single answers), reports.py (episodes without their tokens), recording.py (samples of another
+run in their place), tally.py (how far a call is), metrics.py, validation_metrics.py and staleness.py (numbers of
+episodes). The guest strop/ahead plays episodes over several calls.
 """

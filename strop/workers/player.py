@@ -14,16 +14,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
 from strop.agents.spans import SPANS, Span, add_span
-from strop.base.guests import joined, targets
+from strop.base.guests import joined, needed, targets
 from strop.base.heartbeat import item
 from strop.base.sections import guest_sections
 from strop.border import described, encodable, storable_text, usable
@@ -37,11 +37,43 @@ from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt, Trajectory
-from strop.workers.agents.pool import AgentWorkers, EpisodeFailed
 from strop.workers.episodes import Episode
 from strop.workers.recording import Recording
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class EpisodeFailed(RuntimeError):
+    """An episode failed in another process; the text says with which exception."""
+
+
+PlayEpisode = Callable[[Prompt, int, Sampling], Awaitable[tuple[Trajectory, ...]]]
+"""Gives the sequences of a sample of this number, played once."""
+
+
+class AgentProcesses(Protocol):
+    """Processes that play episodes, as a guest brings them (place "agent processes")."""
+
+    async def start(self) -> None:
+        """Have as many of them as there should be; those that live stay.
+
+        Raises:
+            ValueError, RuntimeError: the agents cannot be loaded there.
+        """
+        ...
+
+    async def play(self, prompt: Prompt, sample_index: int, sampling: Sampling) -> tuple[Trajectory, ...]:
+        """As `play_episode`; SPANS hear what happened there.
+
+        Raises:
+            EpisodeFailed: it failed there.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the processes; a second call does nothing."""
+        ...
 
 
 class EpisodeObserver(Protocol):
@@ -91,7 +123,7 @@ class Player:
         observers: Sequence[EpisodeObserver] = (),
         max_episodes: int | None = None,
         recording: Recording | None = None,
-        workers: AgentWorkers | None = None,
+        workers: AgentProcesses | None = None,
     ) -> None:
         """Start what the agents need, such as a sandbox.
 
@@ -111,9 +143,11 @@ class Player:
             ValueError: something of it cannot be started here.
         """
         self._observers = tuple(observers)
-        self._client, self._tokenizer, self._scorers, self._seed = client, tokenizer, scorers, seed
+        self._tokenizer, self._scorers = tokenizer, scorers
         self._setup = setup or AgentSetup(AgentConfig(), tokenizer)
         self._recording, self._workers = recording, workers
+        here = partial(play_episode, client=client, seed=seed, setup=self._setup)
+        self._sequences: PlayEpisode = here if workers is None else workers.play
         self._places = contextlib.nullcontext() if max_episodes is None else asyncio.Semaphore(max_episodes)
         if scorers is not None and setup is not None and workers is None:
             setup.start(scorers.config)
@@ -127,31 +161,7 @@ class Player:
         on_episode: Callable[[Episode], None] = lambda episode: None,
         after: Callable[[Episode], Awaitable[None]] | None = None,
     ) -> list[Episode]:
-        """All samples of all prompts, in the order of the prompts and sample numbers; arguments and errors are those
-        of `stream`."""
-        groups: dict[str, Sequence[Episode]] = {}
-        async for group in self.stream(
-            prompts,
-            samples_per_prompt=samples_per_prompt,
-            sampling=sampling,
-            on_episode=on_episode,
-            after=after,
-        ):
-            groups[group[0].prompt.uid] = group
-        return [episode for prompt in prompts for episode in groups[prompt.uid]]
-
-    async def stream(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        samples_per_prompt: int,
-        sampling: Sampling,
-        on_episode: Callable[[Episode], None] = lambda episode: None,
-        after: Callable[[Episode], Awaitable[None]] | None = None,
-    ) -> AsyncIterator[tuple[Episode, ...]]:
-        """The samples of each prompt, in the order of their numbers, as the last of them ends.
-
-        All prompts are begun at once. Whoever stops listening ends what still plays.
+        """All samples of all prompts, in the order of the prompts and sample numbers; all are begun at once.
 
         Args:
             prompts: each with a uid of its own.
@@ -165,27 +175,21 @@ class Player:
             ValueError, RuntimeError: the agents cannot be loaded in processes of their own.
         """
         await self.begin()
-        play = partial(
+        group = partial(
             self.group,
             samples_per_prompt=samples_per_prompt,
             sampling=sampling,
             on_episode=on_episode,
             after=after,
         )
-        groups = [asyncio.create_task(play(prompt)) for prompt in prompts]
-        try:
-            for ended in asyncio.as_completed(groups):
-                yield await ended
-        finally:
-            for group in groups:
-                group.cancel()
-            await asyncio.gather(*groups, return_exceptions=True)
+        groups = await _together(group(prompt) for prompt in prompts)
+        return [episode for group in groups for episode in group]
 
     async def begin(self) -> None:
         """Be ready for `group`.
 
         Raises:
-            ValueError, RuntimeError: as `stream`.
+            ValueError, RuntimeError: as `play`.
         """
         if self._workers is not None:
             await self._workers.start()
@@ -201,7 +205,7 @@ class Player:
         on_episode: Callable[[Episode], None] = lambda episode: None,
         after: Callable[[Episode], Awaitable[None]] | None = None,
     ) -> tuple[Episode, ...]:
-        """The samples of one prompt, by number; arguments and errors are those of `stream`, after `begin`.
+        """The samples of one prompt, by number; arguments and errors are those of `play`, after `begin`.
 
         A sample ends when `after` lets it.
         """
@@ -213,14 +217,11 @@ class Player:
             on_episode(episode)
             return episode
 
-        return await self._compared(prompt, await _together(sample, samples_per_prompt))
-
-    async def _compared(self, prompt: Prompt, episodes: tuple[Episode, ...]) -> tuple[Episode, ...]:
-        """The samples of a prompt with what comparing them says, where something compares."""
+        episodes = await _together(map(sample, range(samples_per_prompt)))
         scorers = self._scorers
         is_recorded = self._recording is not None and is_visit(prompt.uid)
         if scorers is None or is_recorded or not scorers.config.compares:
-            return episodes
+            return tuple(episodes)
         outcomes = [(one.text, one.outcome) for one in episodes if one.outcome is not None]
         made = iter(await scorers.compare(prompt, outcomes))
         return tuple(one if one.outcome is None else replace(one, outcome=next(made)) for one in episodes)
@@ -232,7 +233,7 @@ class Player:
 
         Args:
             prompt, sample_index: whose sample it is.
-            sampling: as in `stream`.
+            sampling: as in `play`.
             keeps_failure: an agent that fails gives an episode that says why, and raises nothing.
 
         Raises:
@@ -256,33 +257,27 @@ class Player:
     async def _played(
         self, prompt: Prompt, sample_index: int, sampling: Sampling, *, keeps_failure: bool
     ) -> Episode:
+        """An episode that is not recorded."""
         with item(f"{prompt.uid}/{sample_index}") as now:
-            return await self._ended(prompt, sample_index, sampling, now, keeps_failure=keeps_failure)
+            try:
+                async with self._places:
+                    now("played")
+                    sequences = await self._sequences(prompt, sample_index, sampling)
+            except Exception as error:
+                if not keeps_failure:
+                    raise
+                logger.exception("episode %s/%d failed", prompt.uid, sample_index)
+                failure = str(error) if isinstance(error, EpisodeFailed) else described(error)
+                return Episode(prompt=prompt, sample_index=sample_index, trajectory=None, failure=failure)
+            if not sequences:
+                nothing = Trajectory(uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids)
+                finished = nothing.finish("the agent gave no sequence")
+                return Episode(prompt=prompt, sample_index=sample_index, trajectory=finished)
+            now("scored")
+            return await self._scored(prompt, sequences)
 
-    async def _ended(
-        self,
-        prompt: Prompt,
-        sample_index: int,
-        sampling: Sampling,
-        now: Callable[[str], None],
-        *,
-        keeps_failure: bool,
-    ) -> Episode:
-        try:
-            async with self._places:
-                now("played")
-                sequences = await self._sequences(prompt, sample_index, sampling)
-        except Exception as error:
-            if not keeps_failure:
-                raise
-            logger.exception("episode %s/%d failed", prompt.uid, sample_index)
-            failure = str(error) if isinstance(error, EpisodeFailed) else described(error)
-            return Episode(prompt=prompt, sample_index=sample_index, trajectory=None, failure=failure)
-        if not sequences:
-            nothing = Trajectory(uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids)
-            finished = nothing.finish("the agent gave no sequence")
-            return Episode(prompt=prompt, sample_index=sample_index, trajectory=finished)
-        trajectory, earlier = sequences[-1], sequences[:-1]
+    async def _scored(self, prompt: Prompt, sequences: tuple[Trajectory, ...]) -> Episode:
+        trajectory = sequences[-1]
         text = encodable(
             "".join(self._tokenizer.decode(one.response_ids, skip_special_tokens=True) for one in sequences)
         )
@@ -290,33 +285,18 @@ class Player:
         if trajectory.reward_score is not None:
             outcome = _given(trajectory)
         elif trajectory.stop_reason != "aborted" and self._scorers is not None:
-            now("scored")
             start = time.perf_counter()
             outcome = await self._scorers.score(prompt, trajectory, text)
             seconds = time.perf_counter() - start
             add_span(SPANS.get(), "reward", "", seconds, outcome=outcome.kind, score=outcome.score)
         return Episode(
             prompt=prompt,
-            sample_index=sample_index,
+            sample_index=trajectory.sample_index,
             trajectory=trajectory,
-            earlier=earlier,
+            earlier=sequences[:-1],
             text=text,
             outcome=outcome,
         )
-
-    async def _sequences(
-        self, prompt: Prompt, sample_index: int, sampling: Sampling
-    ) -> tuple[Trajectory, ...]:
-        """The episode, played here or in a worker."""
-        if self._workers is None:
-            return await play_episode(
-                prompt, sample_index, self._client, sampling, seed=self._seed, setup=self._setup
-            )
-        spans = SPANS.get()
-        sequences, heard = await self._workers.play(prompt, sample_index, sampling, listens=spans is not None)
-        if spans is not None:
-            spans += heard
-        return sequences
 
     def close(self) -> None:
         """End what was started, while the loop that played can still run; a second call does nothing."""
@@ -327,16 +307,14 @@ class Player:
             observer.close()
 
 
-async def _together(
-    sample: Callable[[int], Coroutine[None, None, Episode]], count: int
-) -> tuple[Episode, ...]:
-    """The samples of a prompt, by number."""
+async def _together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """What all of them give, in order; the first error ends the others."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(sample(index)) for index in range(count)]
-    except ExceptionGroup as errors:  # the first error ended the other samples
+            tasks = [group.create_task(one) for one in work]
+    except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    return tuple(task.result() for task in tasks)
+    return [task.result() for task in tasks]
 
 
 def make_player(
@@ -380,25 +358,28 @@ def make_player(
 
 def agent_workers(
     setup: AgentSetup, client: GenerateClient, model: ModelConfig, scorers: Scorers | None, *, seed: int
-) -> AgentWorkers | None:
-    """The processes that agent.num_workers asks for, not started; None for 0.
+) -> AgentProcesses | None:
+    """The processes that agent.num_workers asks for (place "agent processes"), not started; None for 0.
 
     Args:
         setup, client, scorers, seed: as for Player.
         model: with the tokenizer.
 
     Raises:
-        ValueError: the model reads images, which stay in one process.
+        ValueError: the model reads images, which stay in one process; or there are no such processes here.
     """
-    if setup.config.num_workers == 0:
+    count = setup.config.num_workers
+    if count == 0:
         return None
     if setup.images is not None:
         raise ValueError(
-            f"agent.num_workers is {setup.config.num_workers}, but the model reads images, which agents in other "
-            f"processes cannot be shown: set agent.num_workers=0"
+            f"agent.num_workers is {count}, but the model reads images, which agents in other processes cannot be "
+            f"shown: set agent.num_workers=0"
         )
     reward = None if scorers is None else scorers.config
-    return AgentWorkers(setup, client, model, reward=reward, seed=seed)
+    processes = needed("agent processes", f"agent.num_workers is {count}")
+    made: AgentProcesses = processes(setup, client, model, reward=reward, seed=seed)
+    return made
 
 
 def check_observers(rollout: RolloutConfig) -> None:

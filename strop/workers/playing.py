@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from strop.agents.config import AgentConfig
-from strop.workers.virtual_time import VirtualTime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +32,8 @@ class Playing:
     """Role in this process whose model generates; None for a copy of the worker's own."""
     extensions: tuple[str, ...] = ()
     """Files of the user's that register an engine."""
-    virtual_time: VirtualTime | None = None
-    """What ends first follows from the engine's steps, and from this; None: from the clock on the wall."""
     is_replayed: bool = False
-    """Requests wait for the versions that `begin` is told."""
+    """Requests wait for the versions that sampled them in another run."""
     recording: Path | None = None
     """A run whose samples are taken in place of new ones."""
 

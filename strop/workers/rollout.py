@@ -14,13 +14,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
-
 from strop.agents.setup import AgentSetup
 from strop.algorithms.extensions import load_extensions
 from strop.base.call_loop import CallRunner, ThreadRunner
 from strop.controller import Dispatch, Worker, register
-from strop.data.sampler import is_visit
 from strop.engines.config import ModelConfig
 from strop.engines.media import MediaReader
 from strop.engines.model import load_tokenizer
@@ -35,23 +32,16 @@ from strop.rollout.sync.receiver import WeightReceiver
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.rollout.types import Sampling
 from strop.run import SampleStore
-from strop.run.schedule import Spans
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.fleet import make_fleet
 from strop.workers.generation import Generation, Place
-from strop.workers.in_flight import GroupsInFlight
-from strop.workers.journal import Journal
-from strop.workers.kept import KeptGroup
 from strop.workers.models import TrainedWorker
 from strop.workers.played_rows import saved_rows, training_rows
-from strop.workers.player import Player, make_player
+from strop.workers.player import Player, Scorers, make_player
 from strop.workers.playing import Playing
-from strop.workers.recorded_schedule import RecordedSchedule
 from strop.workers.recording import open_recording
 from strop.workers.reports import report_of
-from strop.workers.score_journal import ScoreJournal
-from strop.workers.step_clock import ClockedClient, StepClock
 from strop.workers.tally import Tally
 
 
@@ -74,42 +64,44 @@ class RolloutWorker(Worker):
         self._samples = None if playing.samples is None else SampleStore(playing.samples)
         self._tokenizer = load_tokenizer(model)
         self._trained = None if playing.share_with is None else self._engine_of(playing.share_with)
-        # Generation that runs ahead in processes of its own goes on between calls; elsewhere it has its turns.
-        self._goes_on = playing.share_with is None and rollout.is_streamed
-        self._runner = ThreadRunner("rollout") if self._goes_on else CallRunner()
-        self._clock = clock = None if playing.virtual_time is None else StepClock()
+        self._runner = self._make_runner()
         media = self._make_engines(model)
         self._takes_media = media is not None
         self._pool = RewardPool(
             reward, tokenizer=model.path, rank=self.rank, count=self.world_size, logs=playing.logs
         )
-        self._pool_runs = self._is_held = self._is_closed = False
+        self._pool_runs = self._is_closed = False
         self._tally = Tally(playing.logs, rank=self.rank)
-        asked = self._fleet.client if clock is None else ClockedClient(self._fleet.client, clock)
-        self._schedule = RecordedSchedule(playing.version) if playing.is_replayed else None
-        self._journal = Journal(asked, self._schedule)
-        self._scores = ScoreJournal(self._pool)
-        self._player = self._make_player(model, media, self._journal if rollout.is_streamed else asked)
-        self._groups = GroupsInFlight(self._player, self._hear, clock=clock, time=playing.virtual_time)
-        if self._goes_on:
-            self._runner.run(_use_threads(torch.get_num_threads()))
+        self._player = self._make_player(model, media)
 
-    def _make_player(self, model: ModelConfig, media: MediaReader | None, client: GenerateClient) -> Player:
-        playing, rollout = self._playing, self._rollout
+    def _make_runner(self) -> CallRunner | ThreadRunner:
+        """Runs the loop of the agents, the engine and the scorers."""
+        return CallRunner()
+
+    def _asked(self) -> tuple[GenerateClient, Scorers]:
+        """What the player asks for tokens and for scores."""
+        return self._fleet.client, self._pool
+
+    def _make_player(self, model: ModelConfig, media: MediaReader | None) -> Player:
+        playing, (client, scorers) = self._playing, self._asked()
         setup = AgentSetup(
             playing.agent, self._tokenizer,
             template_options=playing.template_options, max_prompt_tokens=playing.max_prompt_tokens,
         )  # fmt: skip
         recorded = None if playing.recording is None else open_recording(playing.recording, self._reward)
         return make_player(
-            client, media, self._scores,
-            model=model, setup=setup, rollout=rollout, seed=playing.seed, recording=recorded,
+            client, media, scorers,
+            model=model, setup=setup, rollout=self._rollout, seed=playing.seed, recording=recorded,
         )  # fmt: skip
 
     def _make_engines(self, model: ModelConfig) -> MediaReader | None:
         """Start the engines; how they are given media."""
+        self._fleet = self._runner.run(make_fleet(self._place(model)))
+        return self._take(self._fleet.first)
+
+    def _place(self, model: ModelConfig) -> Place:
         playing = self._playing
-        place = Place(
+        return Place(
             model=model,
             rollout=self._rollout,
             device=playing.device,
@@ -118,10 +110,7 @@ class RolloutWorker(Worker):
             max_tokens=playing.max_tokens,
             logs=playing.logs,
             rank=self.rank,
-            gate=None if self._clock is None else self._clock.gate,
         )
-        self._fleet = self._runner.run(make_fleet(place))
-        return self._take(self._fleet.first)
 
     def _take(self, made: Generation) -> MediaReader | None:
         """Use this engine; where its weights come from other processes, they are received and verified here."""
@@ -133,17 +122,6 @@ class RolloutWorker(Worker):
             self._verified = VerifiedEngine(made.engine, self._receiver)
             self._fleet.replace_first(self._verified)
         return made.media
-
-    def _hear_played(self, episode: Episode) -> None:
-        self._tally.add(episode)
-        if self._clock is not None:
-            self._clock.end()
-
-    def _hear(self, episode: Episode) -> None:
-        """A sample of a group in flight has ended."""
-        self._tally.add(episode)
-        if self._schedule is not None:
-            self._schedule.ended(episode.id)
 
     def _engine_of(self, role: str) -> TrainEngine:
         trained = self.colocated[role]
@@ -163,114 +141,20 @@ class RolloutWorker(Worker):
             Columns `report` of EpisodeReport and `episode` of Episode, one row per sample in the order of prompts and
             samples.
         """
-        asked = self._asked(prompts)
-        if self._clock is not None:  # what is in play goes on meanwhile, in step with these
-            self._clock.begin(len(asked) * samples_per_prompt)
-        trains = not self._rollout.is_streamed and all(is_visit(prompt.uid) for prompt in asked)
         with self._generating():
-            episodes = self._runner.run(
-                self._player.play(
-                    asked,
-                    samples_per_prompt=samples_per_prompt,
-                    sampling=sampling,
-                    on_episode=self._hear_played,
-                    after=self._groups.pass_time if trains else None,
-                )
-            )
-        self._groups.forget([prompt.uid for prompt in asked])
+            episodes = self._runner.run(self._play(self._prompts(prompts), samples_per_prompt, sampling))
         return self._told(episodes)
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
-    def begin(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> None:
-        """Begin every sample of these prompts; `ended` gives them. Arguments are those of `play`.
-
-        Column `kept` says of each how far an earlier process came with it (`KeptGroup`), column `spans` which versions
-        have to sample what (`Spans`; empty: all may).
-        """
-        asked = self._asked(prompts)
-        columns = prompts.non_tensor_batch
-        for prompt, kept, spans in zip(asked, columns["kept"], columns["spans"], strict=True):
-            self._journal.follow(prompt.uid, kept.requests)
-            self._scores.follow(prompt.uid, kept.scores)
-            self._groups.follow(prompt.uid, kept.steps_left)
-            if self._schedule is not None:
-                self._schedule.follow(prompt.uid, spans)
-        self._groups.add(asked, samples_per_prompt, sampling)
-        if self._goes_on:
-            with self._generating():
-                self._runner.run(self._groups.start())
-
-    @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, blocking=False)
-    def ended(self, due: Sequence[str], at_least: int, within_s: float | None = None) -> DataProto:
-        """Samples of prompts that were begun and have ended, each given once; those of a prompt together.
-
-        Waits until the prompts of `due` that are played here have ended, and `at_least` so many in all. The others go
-        on: meanwhile, where generation has processes of its own, else in the next call.
-
-        Args:
-            due: uids; those of other workers among them.
-            at_least: prompts of this worker.
-            within_s: seconds after which it gives what it has; None: it waits.
-
-        Returns:
-            As `play`, first the prompt that ended first; possibly none.
-        """
-        with self._generating():
-            if self._schedule is not None:
-                self._runner.run(self._groups.start())
-                self._runner.run(self._schedule.caught_up())
-            groups = self._runner.run(self._groups.take(due, at_least, within_s))
-        return self._told([episode for group in groups for episode in group])
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def forget(self, uids: Sequence[str]) -> dict[str, Spans]:
-        """These prompts need not be played again, whatever happens; by uid of those of this worker, which versions
-        sampled them."""
-        self._scores.forget(uids)
-        self._groups.forget(uids)
-        return self._journal.forget(uids)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def drop(self, uids: Sequence[str]) -> int:
-        """Play these prompts no longer, and forget them; how many tokens they had here."""
-        self._runner.run(self._groups.drop(uids))
-        spans = self.forget(uids)
-        return sum(count for own in spans.values() for pairs in own.values() for _, count in pairs)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def kept(self) -> tuple[dict[str, KeptGroup], list[str]]:
-        """By uid, how far the prompts are that were begun here and not forgotten; and which of those that were not
-        given yet have ended, the first one first."""
-        return self._runner.run(self._kept())
-
-    async def _kept(self) -> tuple[dict[str, KeptGroup], list[str]]:
-        scores, left = self._scores.notes(), self._groups.steps_left()
-        kept = {
-            uid: KeptGroup(requests=notes, scores=scores.get(uid, {}), steps_left=left.get(uid, {}))
-            for uid, notes in (await self._journal.notes()).items()
-        }
-        return kept, self._groups.ended_uids()
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def differing_requests(self) -> list[str]:
-        """Ids of requests that were not those of an earlier process's notes, since the call before this one."""
-        told, self._journal.differing = self._journal.differing, []
-        return told
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def busy_s(self) -> float:
-        """Seconds in which prompts that were begun were played."""
-        return self._runner.run(self._groups.busy_s())
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def clock_steps(self) -> int:
-        """Engine steps so far, by the clock of trainer.clock=virtual; 0 without it."""
-        return self._groups.clock_steps
+    async def _play(
+        self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling
+    ) -> list[Episode]:
+        return await self._player.play(
+            prompts, samples_per_prompt=samples_per_prompt, sampling=sampling, on_episode=self._tally.add
+        )
 
     @contextlib.contextmanager
     def _generating(self) -> Iterator[None]:
-        """While samples are played. Where the policy is somebody else's, what goes on afterwards is held until the next
-        time."""
+        """While samples are played."""
         shared = self._trained if self._target is None else None
         with contextlib.nullcontext() if shared is None else shared.full_parameters():
             if not self._pool_runs:
@@ -278,16 +162,10 @@ class RolloutWorker(Worker):
                 self._pool_runs = True
             self._fleet.begin()
             self._runner.run(self._fleet.wake_up())
-            if self._is_held:
-                self._runner.run(self._fleet.resume())
-                self._is_held = False
             self._tally.begin()
             yield
-            if not self._goes_on and not self._groups.is_idle:
-                self._runner.run(self._fleet.pause())
-                self._is_held = True
 
-    def _asked(self, prompts: DataProto) -> list[Prompt]:
+    def _prompts(self, prompts: DataProto) -> list[Prompt]:
         asked: list[Prompt] = list(prompts.non_tensor_batch["prompt"])
         if self._playing.keeps_text and any(prompt.media for prompt in asked):
             raise ValueError(
@@ -351,11 +229,6 @@ class RolloutWorker(Worker):
         """The shared parameters hold this policy version now; an engine with weights of its own takes them over."""
         self._fleet.begin()
         self._runner.run(self._fleet.set_version(version))
-        self._reached(version)
-
-    def _reached(self, version: int) -> None:
-        if self._schedule is not None:
-            self._runner.run(self._schedule.reach(version))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def check_weights(self, probe: Probe, version: int) -> None:
@@ -364,11 +237,7 @@ class RolloutWorker(Worker):
         Raises:
             SyncCorrupted: it does not, or gives nothing for rollout.timeout_s.
         """
-        if self._is_held:  # an engine that is paused scores nothing either
-            self._runner.run(self._fleet.resume())
         self._runner.run(self._fleet.check(probe, version, limit_s=self._rollout.timeout_s))
-        if self._is_held:
-            self._runner.run(self._fleet.pause())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join_sync(self, endpoint: Endpoint) -> None:
@@ -383,9 +252,7 @@ class RolloutWorker(Worker):
             SyncError: it was incomplete, corrupted or refused; nothing is generated until one succeeds.
         """
         self._own_receiver()
-        report = self._runner.run(self._verified.update_weights(version))
-        self._reached(version)
-        return report
+        return self._runner.run(self._verified.update_weights(version))
 
     def _own_receiver(self) -> WeightReceiver:
         if self._receiver is None:
@@ -412,10 +279,8 @@ class RolloutWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sleep(self) -> None:
-        """Give the memory of the key-value cache back, unless an engine of its own is at work; the next call takes it
-        again."""
-        if self._groups.is_idle or (self._is_held and self._target is None):
-            self._runner.run(self._fleet.sleep())
+        """Give the memory of the key-value cache back; the next call takes it again."""
+        self._runner.run(self._fleet.sleep())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:
@@ -427,13 +292,7 @@ class RolloutWorker(Worker):
         """End the scorers and the loop. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
-            self._runner.run(self._groups.close())
             self._runner.run(self._pool.close())
             self._runner.run(self._fleet.close())
             self._player.close()
             self._runner.close()
-
-
-async def _use_threads(count: int) -> None:
-    """In the thread of the loop, which begins with a number of its own."""
-    torch.set_num_threads(count)

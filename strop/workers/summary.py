@@ -26,8 +26,6 @@ class BatchSummary:
 
     advantages: dict[str, float]
     """Sample id -> mean advantage over its sampled tokens."""
-    rewards: dict[str, float]
-    """Sample id -> reward that the algorithm saw, after a reward model and penalties."""
     metrics: dict[str, float]
     """Rewards, advantages, groups, values, and the mismatch of rollout and trainer."""
     digests: dict[str, str]
@@ -51,7 +49,6 @@ def summarize(rows: DataProto) -> BatchSummary:
     rewards = _row_sums(tensors["token_level_rewards"])
     return BatchSummary(
         advantages=dict(zip(ids, means, strict=True)),
-        rewards=dict(zip(ids, rewards.tolist(), strict=True)),
         metrics=_metrics(tensors, rewards, list(rows.non_tensor_batch["uid"])),
         digests={
             stage: digest(*(part for name in names if name in tensors for part in _bits(tensors[name])))

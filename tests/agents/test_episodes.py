@@ -46,7 +46,7 @@ def play(
 ) -> Trajectory:
     setup = AgentSetup(AgentConfig(timeout_s=timeout_s), None)
     (played,) = asyncio.run(
-        play_episode(asked or prompt(), sample_index, client, SAMPLING, seed=seed, setup=setup)
+        play_episode(asked or prompt(), sample_index, SAMPLING, client=client, seed=seed, setup=setup)
     )
     return played
 

@@ -41,7 +41,7 @@ prompt = Prompt(
     ground_truth=None, agent_name="single_turn_agent",
 )
 setup = AgentSetup(AgentConfig(), None)
-(one,) = asyncio.run(play_episode(prompt, 0, Client(), Sampling(key=0, max_tokens=4), seed=0, setup=setup))
+(one,) = asyncio.run(play_episode(prompt, 0, Sampling(key=0, max_tokens=4), client=Client(), seed=0, setup=setup))
 import json, sys
 print(json.dumps({
     "answer": [one.response_ids, one.stop_reason],

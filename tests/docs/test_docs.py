@@ -35,6 +35,8 @@ from doc_pages import (
 )
 from rollout.scripted_engine import ScriptedEngine, dying
 
+from strop.checks.preflight.trial import Preflight
+from strop.checks.preflight.verdict import Check
 from strop.cli.main import COMMANDS, command_parser, main
 from strop.cli.output import Interrupted
 from strop.config import describe, load_config
@@ -45,7 +47,7 @@ from strop.controller.errors import Failure
 from strop.controller.ray.cluster import Node, _is_on_loopback
 from strop.controller.ray.pool import RayResourcePool, choose_nodes
 from strop.engines.weights import TensorMetadata, WeightsMetadata
-from strop.health import Check, HealthMonitor
+from strop.health import HealthMonitor
 from strop.net import gate
 from strop.rewards import Outcome, RewardError, check_failed_share
 from strop.rollout.client import RolloutClient
@@ -57,7 +59,6 @@ from strop.run.checkpoints import CheckpointStore
 from strop.run.samples import COLUMNS
 from strop.trainer.config import Config
 from strop.trainer.curve import _CURVES
-from strop.trainer.preflight import Preflight
 from strop.trainer.progress import HEADLINES
 from strop.trainer.stopping import Terminated
 from strop.trainer.trackers import TrackerGroup, TrackerSetup

@@ -16,7 +16,6 @@ from agent_cases import ScriptedModel, sampling_of
 from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
-from strop.agents.templates import ChatTemplate
 from strop.algorithms.config import AlgorithmConfig
 from strop.data.tiny import make_tiny_tokenizer
 from strop.environments import EnvironmentFailed, choose_environment, episode_seed
@@ -25,6 +24,7 @@ from strop.environments.credit import with_turn_rewards
 from strop.environments.playing import PlayedEnvironment
 from strop.protocol import columns
 from strop.tools import threads, turns
+from strop.tools.templates import ChatTemplate
 from strop.trajectory import NOT_SAMPLED, Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows, token_scores
 from strop.workers.estimates import batch_advantages
@@ -208,7 +208,7 @@ def play(
 ) -> tuple[Trajectory, ...]:
     setup = AgentSetup(AgentConfig(default_agent="env_agent", **settings), TOKENIZER)
     sampling = sampling_of(TOKENIZER, max_tokens=max_tokens)
-    return asyncio.run(play_episode(prompt, 0, model, sampling, seed=0, setup=setup))
+    return asyncio.run(play_episode(prompt, 0, sampling, client=model, seed=0, setup=setup))
 
 
 def world(file: str, name: str = "Guess", **kwargs: Any) -> EnvironmentConfig:
@@ -488,7 +488,9 @@ def test_the_environment_is_closed_also_when_the_episode_is_cancelled(file: str,
         setup = AgentSetup(AgentConfig(default_agent="env_agent", environment=world(file, name)), TOKENIZER)
         model = ScriptedModel([never])
         task = asyncio.create_task(
-            play_episode(asked(), 0, model, sampling_of(TOKENIZER, max_tokens=200), seed=0, setup=setup)
+            play_episode(
+                asked(), 0, sampling_of(TOKENIZER, max_tokens=200), client=model, seed=0, setup=setup
+            )
         )
         while not model.requests:
             await asyncio.sleep(0.01)

@@ -17,7 +17,6 @@ from references.tiny_vision import BLUE, GREEN, RED, picture, png, save_tiny_vis
 from references.token_passes import log_probs_of
 from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
-from strop.agents.templates import ChatTemplate
 from strop.data.config import DataConfig
 from strop.data.prompts import PromptDataset
 from strop.engines.config import ModelConfig
@@ -30,6 +29,7 @@ from strop.gateway.settings import OpenAIAgentConfig
 from strop.rollout.config import RolloutConfig
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling, TokenOutput
+from strop.tools.templates import ChatTemplate
 from strop.trajectory import MediaTokens, media_of
 from strop.vision.families import load_media_processor
 from strop.vision.placing import ToolImages

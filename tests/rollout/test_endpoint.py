@@ -12,7 +12,6 @@ from agent_cases import play, prompt_of, sampling_of, setup_with
 from hostile_http import Line, hostile
 from judge_cases import Handler, completion, serve
 
-from strop.agents.templates import ChatTemplate
 from strop.engines.config import ModelConfig
 from strop.rollout.config import RolloutConfig
 from strop.rollout.endpoint.client import Endpoint, EndpointFailed
@@ -21,6 +20,7 @@ from strop.rollout.endpoint.speech import Speech, make_speech_tokenizer
 from strop.rollout.types import Sampling, TokenOutput
 from strop.tools.functions import FunctionTool
 from strop.tools.schemas import OpenAIFunctionToolSchema
+from strop.tools.templates import ChatTemplate
 from strop.workers.generation import check_engine
 
 pytestmark = pytest.mark.timeout(60)

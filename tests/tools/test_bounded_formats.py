@@ -249,7 +249,7 @@ def test_an_episode_with_hostile_answers_lets_others_play(name: str) -> None:
         beating = asyncio.create_task(beat())
         prompt, sampling = prompt_of(tokenizer), sampling_of(tokenizer, max_tokens=50_000)
         try:
-            await play_episode(prompt, 0, model, sampling, seed=0, setup=setup)
+            await play_episode(prompt, 0, sampling, client=model, seed=0, setup=setup)
             for _ in range(2):  # the last hold is counted too
                 await asyncio.sleep(0)
         finally:

@@ -140,8 +140,8 @@ def played(
             found = await asyncio.gather(
                 *(
                     play_episode(
-                        prompt, index, engine, sampling,
-                        seed=0, setup=setup,
+                        prompt, index, sampling,
+                        client=engine, seed=0, setup=setup,
                     )
                     for prompt in prompts
                     for index in range(samples)

@@ -11,9 +11,9 @@ from test_ahead_runs import AHEAD, FEW, trained
 from test_ray_runs import RAY, cut_after
 from tiny_runs import Done, Project, check_records, resume_in, train_in
 
+from strop.ahead.overlap import GroupColumns
 from strop.controller import as_list
 from strop.trainer.experience import Experience
-from strop.trainer.overlap import GroupColumns
 from strop.trainer.phases import Phases, Stages
 
 OVERLAP = ["rollout.overlap_log_probs=true"]

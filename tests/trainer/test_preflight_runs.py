@@ -12,17 +12,18 @@ import pytest
 import torch
 from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_in, with_reward
 
+from strop.checks.preflight.facts import token_facts
+from strop.checks.preflight.of_run import was_tried
+from strop.checks.preflight.tokens import AnswerEnd
+from strop.checks.preflight.trial import RunRefused, first_prompts, run_preflight
 from strop.cli.main import main
 from strop.config import save_config
 from strop.data.tiny import make_tiny_model
-from strop.health import AnswerEnd
 from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run
 from strop.trainer.loop import Trainer
-from strop.trainer.preflight import RunRefused, first_prompts, run_preflight
 from strop.trainer.setup import load_training_data
-from strop.trainer.token_facts import token_facts
 
 PREFLIGHT = "trainer.preflight=true"
 
@@ -154,7 +155,7 @@ def test_a_run_that_cannot_learn_does_not_start(flat: Config, tmp_path: Path) ->
         # All 24 rows were tried: four rounds of 12 prompts would be more than there are.
         assert (event["verdict"], event["num_prompts"]) == ("refused", 24)
         assert "\n" not in str(refusal.value)
-        assert trainer._wants_preflight(), "going on with it asks again"
+        assert not was_tried(run), "going on with it asks again"
 
 
 def test_a_resumed_run_does_not_repeat_it(tried: Done, tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_ahead_runs import trained
-from test_pacing import pace
 from test_ray_runs import cut_after
 from tiny_runs import Done, Project, check_records, resume_in, train_in
 
+from strop.ahead.pacing import Pace
+from strop.ahead.replacing import FILE, Replacing
 from strop.algorithms.config import FilterGroupsConfig
 from strop.run import CheckpointError, RunFolder
 from strop.trainer.collecting import SURPLUS, TooFewGroups
-from strop.trainer.replacing import FILE, Replacing
 
 HALF = """
 import zlib
@@ -30,6 +30,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return zlib.crc32(solution_str.encode()) % 997 / 997
 """
 """All samples of every second prompt get the same; those of the others differ."""
+
+
+def pace(size: int, bound: float, num_steps: int = 100) -> Pace:
+    return Pace(groups_per_step=size, max_staleness=bound, num_steps=num_steps)
 
 
 def test_so_many_are_begun_as_the_share_that_teaches_asks_for() -> None:

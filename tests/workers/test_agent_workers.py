@@ -241,7 +241,7 @@ def test_an_episode_that_nobody_waits_for_ends_its_request(shared: Shared) -> No
 
     async def run() -> None:
         await shared.workers.start()
-        episode = asyncio.create_task(shared.workers.play(prompt, 0, SAMPLING, listens=False))
+        episode = asyncio.create_task(shared.workers.play(prompt, 0, SAMPLING))
         while "e0-000000/0#0" not in shared.engine.begun:
             await asyncio.sleep(0.01)
         episode.cancel()
@@ -291,7 +291,7 @@ def test_a_worker_that_says_nothing_is_killed(loaded: Any, monkeypatch: pytest.M
         await workers.start()
         first = workers._workers[0]
         episode = asyncio.create_task(
-            workers.play(asked("waits" if how == "stopped" else "holds_the_loop"), 0, SAMPLING, listens=False)
+            workers.play(asked("waits" if how == "stopped" else "holds_the_loop"), 0, SAMPLING)
         )
         await asyncio.sleep(0.2)
         if how == "stopped":

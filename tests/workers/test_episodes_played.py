@@ -113,28 +113,20 @@ class SlowFirst(Client):
             self.open -= 1
 
 
-def test_the_samples_of_a_prompt_come_out_when_they_have_ended_not_when_all_have() -> None:
-    async def run() -> list[list[str]]:
-        client, seen = SlowFirst(), []
-        player = Player(client, Tokenizer(), Pool(), seed=0)  # type: ignore[arg-type]
-        prompts = [prompt("slow", token=1), prompt("quick", token=2)]
-        async for group in player.stream(prompts, samples_per_prompt=2, sampling=SAMPLING):
-            seen.append([episode.id for episode in group])
-            client.may_end.set()
-        return seen
-
-    assert asyncio.run(asyncio.wait_for(run(), 10)) == [["quick/0", "quick/1"], ["slow/0", "slow/1"]]
-
-
-def test_whoever_stops_listening_ends_what_still_plays() -> None:
+def test_a_call_that_is_cancelled_ends_what_still_plays() -> None:
     async def run() -> int:
-        client = SlowFirst()
+        client, quick_ended = SlowFirst(), asyncio.Event()
         player = Player(client, Tokenizer(), Pool(), seed=0)  # type: ignore[arg-type]
         prompts = [prompt("slow", token=1), prompt("quick", token=2)]
-        stream = player.stream(prompts, samples_per_prompt=2, sampling=SAMPLING)
-        await anext(aiter(stream))
-        assert client.open == 2, "the slow prompt plays"
-        await stream.aclose()  # type: ignore[attr-defined]
+        playing = asyncio.create_task(
+            player.play(
+                prompts, samples_per_prompt=2, sampling=SAMPLING, on_episode=lambda one: quick_ended.set()
+            )
+        )
+        await quick_ended.wait()
+        assert client.open >= 2, "the slow prompt plays"
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
         return client.open
 
     assert asyncio.run(asyncio.wait_for(run(), 10)) == 0

@@ -1,4 +1,4 @@
-"""How a server with OpenAI's API answers in place of a model folder (strop.trainer.alone.Answering).
+"""How a server with OpenAI's API answers in place of a model folder (strop.evaluation.alone.Answering).
 
 The conversations are bytes (strop.rollout.endpoint.speech) unless it takes the model's token ids.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 from strop.agents.setup import AgentSetup
@@ -19,10 +19,11 @@ from strop.rollout.endpoint.client import Endpoint
 from strop.rollout.endpoint.config import OpenAIConfig
 from strop.rollout.endpoint.speech import BYTES_PER_TOKEN, write_speech_folder
 from strop.rollout.types import Sampling
-from strop.trainer.alone import OnUsage
 from strop.trainer.config import Config
 from strop.workers.player import Player, agent_workers, observers_of
 
+OnUsage = Callable[[Mapping[str, int]], None]
+"""Hears at the end what was asked of the server."""
 MAX_PROMPT_BYTES = 1 << 24
 """Longest prompt that is sent to a server whose tokens are not known; it says itself what is too long."""
 

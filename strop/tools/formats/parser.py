@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 from strop.agents.answers import FunctionCall, MalformedCall, ParsedTurn, split_thinking
-from strop.agents.template_profile import CallExample
 from strop.tools.formats.calls import Read, ToolSchemas
+from strop.tools.template_profile import CallExample
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,8 +139,8 @@ class _Worker:
         SPANS.set(spans)
         try:
             sequences = await play_episode(
-                prompt_in(prompt), sample_index, self._client, sampling_in(sampling),
-                seed=self._seed, setup=self._setup,
+                prompt_in(prompt), sample_index, sampling_in(sampling),
+                client=self._client, seed=self._seed, setup=self._setup,
             )  # fmt: skip
             said = [sequence_out(one) for one in sequences]
         except Exception as error:

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strop.agents.setup import AgentSetup
-from strop.agents.spans import Span
+from strop.agents.spans import SPANS, Span
 from strop.config.save import to_dict
 from strop.engines.config import ModelConfig
 from strop.rewards import RewardConfig
@@ -44,6 +44,7 @@ from strop.workers.agents.wire import (
     sequence_in,
     span_in,
 )
+from strop.workers.player import EpisodeFailed
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +61,6 @@ _BOOT = (
 )
 
 Played = tuple[tuple[Trajectory, ...], list[Span]]
-
-
-class EpisodeFailed(RuntimeError):
-    """An episode failed in its worker; the text says with which exception."""
 
 
 class WorkerLost(RuntimeError):
@@ -121,12 +118,11 @@ class AgentWorkers:
             self._workers += new
             await asyncio.gather(*(worker.start() for worker in new))
 
-    async def play(self, prompt: Prompt, sample_index: int, sampling: Sampling, *, listens: bool) -> Played:
-        """The sequences of an episode as `play_episode` gives them, and what happened in it.
+    async def play(self, prompt: Prompt, sample_index: int, sampling: Sampling) -> tuple[Trajectory, ...]:
+        """As `play_episode`; SPANS hear what happened there.
 
         Args:
             prompt, sample_index, sampling: as there.
-            listens: whether anybody wants to know what happened.
 
         Raises:
             EpisodeFailed: it failed there, or was lost with several workers.
@@ -138,7 +134,13 @@ class AgentWorkers:
                 await self.start()
             worker = min(self._workers, key=lambda one: one.num_episodes)
             try:
-                return await worker.play(prompt, sample_index, sampling, listens=listens)
+                spans = SPANS.get()
+                sequences, heard = await worker.play(
+                    prompt, sample_index, sampling, listens=spans is not None
+                )
+                if spans is not None:
+                    spans += heard
+                return sequences
             except WorkerLost as error:
                 logger.warning("the agent worker of %s/%d is lost: %s", prompt.uid, sample_index, error)
                 losses.append(str(error))
