@@ -91,7 +91,7 @@ from strop.engines.config import OptimizerConfig
 from strop.engines.optimizer import Optimizer
 Optimizer([], OptimizerConfig(name="muon"), total_steps=None)
 """,
-        "optim.name is muon, but the part of strop for it is missing from this installation: use adamw",
+        "optim.name is muon, but the part of strop for that is missing",
     ),
     "adapters": (
         """
@@ -131,7 +131,7 @@ from strop.trainer.roles import check_models
 from strop.workers.config import RewardModelConfig
 check_models(Config(reward_model=RewardModelConfig(path="there")))
 """,
-        "this run uses the role reward_model, but the part of strop for it is missing from this installation",
+        "the run has a reward_model, but the part of strop for that is missing",
     ),
 }
 """By place: what asks a guest that is not there, and the beginning of what is said."""
