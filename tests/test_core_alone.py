@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from test_imports import GUESTS, PACKAGE
 
+import strop
 from strop.quickstart.task import TaskFiles
 
 REWARD = '''\
@@ -62,6 +63,27 @@ def test_the_core_alone_trains(core: Path, tiny_model: Path, tiny_task: TaskFile
     assert "\nsft:" not in (tmp_path / "run" / "config.yaml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--version"], f"strop {strop.__version__}\n"),
+        (["config", "explain", "trainer.seed"], "argument show: invalid choice: 'explain'"),
+        (
+            ["train", "--from", "s3://bucket/runs/a"],
+            "s3://bucket/runs/a is a URL, and the part of strop that fetches",
+        ),
+        (["replay", "runs/a"], "there is no command 'replay'"),
+    ],
+)
+def test_the_core_alone_says_what_is_missing(core: Path, words: list[str], expected: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "strop", *words],
+        env={**os.environ, "PYTHONPATH": str(core)}, cwd=core, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert expected in run.stdout + run.stderr
+    assert "Traceback" not in run.stderr
+
+
 LACKING = {
     "optimizer": (
         """
@@ -69,7 +91,7 @@ from strop.engines.config import OptimizerConfig
 from strop.engines.optimizer import Optimizer
 Optimizer([], OptimizerConfig(name="muon"), total_steps=None)
 """,
-        "optim.name is muon, but the part of strop for it is missing from this installation: use adamw",
+        "optim.name is muon, but the part of strop for that is missing",
     ),
     "adapters": (
         """
@@ -109,7 +131,7 @@ from strop.trainer.roles import check_models
 from strop.workers.config import RewardModelConfig
 check_models(Config(reward_model=RewardModelConfig(path="there")))
 """,
-        "this run uses the role reward_model, but the part of strop for it is missing from this installation",
+        "the run has a reward_model, but the part of strop for that is missing",
     ),
 }
 """By place: what asks a guest that is not there, and the beginning of what is said."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from strop.base.guests import joined, targets
+from strop.base.guests import needed
 from strop.engines import gradients
 from strop.engines.config import OptimizerConfig
 from strop.engines.loss_scale import LossScale
@@ -198,12 +198,8 @@ def _make(
     """The optimizers that share the parameters."""
     if config.name == "adamw":
         return adamw_parts(named.values(), config)
-    if config.name not in targets("optimizer"):
-        raise ValueError(
-            f"optim.name is {config.name}, but the part of strop for it is missing from this installation: use adamw, "
-            f"or install all of strop"
-        )
-    parts: list[Part] = joined("optimizer", config.name)(named, config, embeddings)
+    make = needed("optimizer", f"optim.name is {config.name}", config.name)
+    parts: list[Part] = make(named, config, embeddings)
     return parts
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from strop.base.device import device_name
-from strop.base.guests import joined, needed, targets
+from strop.base.guests import needed
 from strop.controller import (
     InlineRuntime,
     Mesh,
@@ -260,13 +260,7 @@ def _joined_roles(config: Config) -> dict[str, JoinedRole]:
         "prm": config.uses_prm,
         "reward_model": config.uses_reward_model,
     }
-    lacking = [name for name, is_used in used.items() if is_used and name not in targets("role")]
-    if lacking:
-        raise ValueError(
-            f"this run uses the role {lacking[0]}, but the part of strop for it is missing from this installation: "
-            f"install all of strop"
-        )
-    return {name: joined("role", name) for name, is_used in used.items() if is_used}
+    return {name: needed("role", f"the run has a {name}", name) for name, is_used in used.items() if is_used}
 
 
 def _shape(config: Config, name: str, path: str) -> Any:
