@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from test_imports import GUESTS, PACKAGE
 
+import strop
 from strop.quickstart.task import TaskFiles
 
 REWARD = '''\
@@ -60,6 +61,27 @@ def test_the_core_alone_trains(core: Path, tiny_model: Path, tiny_task: TaskFile
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["steps"] == 2
     assert "\nsft:" not in (tmp_path / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--version"], f"strop {strop.__version__}\n"),
+        (["config", "explain", "trainer.seed"], "argument show: invalid choice: 'explain'"),
+        (
+            ["train", "--from", "s3://bucket/runs/a"],
+            "s3://bucket/runs/a is a URL, and the part of strop that fetches",
+        ),
+        (["replay", "runs/a"], "there is no command 'replay'"),
+    ],
+)
+def test_the_core_alone_says_what_is_missing(core: Path, words: list[str], expected: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "strop", *words],
+        env={**os.environ, "PYTHONPATH": str(core)}, cwd=core, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert expected in run.stdout + run.stderr
+    assert "Traceback" not in run.stderr
 
 
 LACKING = {

@@ -30,6 +30,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
+    {"data/cache"},
     {
         "data/command",
         "data/growing",
@@ -68,12 +69,12 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "ahead", "checks", "compat", "data/command", "data/growing", "data/mixing", "data/streaming", "data/tiny",
-    "doctor", "engines/flops", "engines/liger", "engines/lora", "engines/optimizers", "engines/ulysses",
-    "environments", "evaluation", "explaining", "gateway", "hub", "interactions", "judges", "preferences", "python",
-    "quickstart", "recipes", "replay", "roles", "rollout/conformance", "rollout/endpoint", "rollout/sglang",
-    "rollout/vllm", "sandbox", "scorers", "sharing", "shell", "supervised", "sweep", "tools", "tracing", "tracking",
-    "trainer/curve", "view", "vision", "workers/agents",
+    "ahead", "checks", "compat", "data/cache", "data/command", "data/growing", "data/mixing", "data/streaming",
+    "data/tiny", "doctor", "engines/flops", "engines/liger", "engines/lora", "engines/optimizers",
+    "engines/ulysses", "environments", "evaluation", "explaining", "gateway", "hub", "interactions", "judges",
+    "preferences", "python", "quickstart", "recipes", "replay", "roles", "rollout/conformance", "rollout/endpoint",
+    "rollout/sglang", "rollout/vllm", "sandbox", "scorers", "sharing", "shell", "supervised", "sweep", "tools",
+    "tracing", "tracking", "trainer/curve", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

@@ -79,6 +79,9 @@ PLACES = {
     "strop.rollout.config.RemoteModel",
     "engine checks": "what tries the rollout engines of this installation: a function (wants_json=) that gives the "
     "exit code of the command",
+    "kept token ids": "a word: a function (encode, tokenizer, chats, num_chats, cache_dir) that gives token ids which "
+    "it has kept, or those that encode(tokenizer, chats()) gives",
+    "data of a run": "a word: a function of the section data, called once a run has read its data",
     "streamed rows": "a word: a module with open_rows(files, cache_dir), rows that stay in their files, and "
     "StreamedPrompts(rows, tokenizer, config), a strop.data.drawing.TrainingPrompts of such rows",
     "mixture of sources": "a word: a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how "

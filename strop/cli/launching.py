@@ -17,9 +17,6 @@ from strop.cli.settings import add_config_arguments, add_trust_argument, admissi
 from strop.cli.unread import KINDS_OF_GUESTS, OF_TRAINING, Reads, refuse_unread, refuse_unread_overrides
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
 
-RUNS_CACHE = Path("~/.cache/strop/runs")
-"""Where copies of runs lie that --from has fetched."""
-
 if TYPE_CHECKING:
     from strop.engines.config import ModelConfig
     from strop.trainer.beginning import Beginning
@@ -175,14 +172,7 @@ def _run_and_step(text: str) -> tuple[Path, int | str | None]:
 
 
 def _fetched_copy(url: str, step: int | str | None) -> Path:
-    """A copy of a run, kept below the cache under what names its present state."""
-    runs = elsewhere("runs", f"{url} is a URL")
-    folder = (
-        RUNS_CACHE.expanduser()
-        / f"{runs.state_of_copy(url)}-{step or 'last'}"
-        / url.rstrip("/").rpartition("/")[2]
-    )
-    return folder if is_run(folder) else Path(runs.fetch_run(url, folder, step))
+    return Path(elsewhere("runs", f"{url} is a URL").kept_run(url, step))
 
 
 def _refuse_sources(args: argparse.Namespace) -> None:

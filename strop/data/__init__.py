@@ -1,16 +1,15 @@
 """Data in: rows from files, prompts from rows, and the order in which they are visited.
 
     folders.py, readers.py               rows from files and folders, all in memory
-    cache.py                             what is kept for the next run, within a bound
     rows.py, chat.py, media.py           one row through the column mapping, the chat template, a reader of media
-    encoding.py                          token ids of many prompts, kept for the next run
+    encoding.py                          token ids of many prompts
     prompts.py, drawing.py               PromptDataset; the prompts of a step
     sampler.py                           in which order rows are visited
     curriculum.py                        orders by name, and those of a user's own
 
-Guests below it: `command`, which is `strop data`; `growing`, rows that come while a run goes on; `mixing`, how often
-the rows of each source are visited; `streaming`, rows that are read when they are visited; `tiny`, which makes a small
-model folder.
+Guests below it: `cache`, what is kept for the next run; `command`, which is `strop data`; `growing`, rows that come
+while a run goes on; `mixing`, how often the rows of each source are visited; `streaming`, rows that are read when they
+are visited; `tiny`, which makes a small model folder.
 """
 
 from __future__ import annotations

@@ -19,12 +19,14 @@ from strop.base.trust import ask
 from strop.border import described
 from strop.hub.remote import Refused, Unreachable
 from strop.hub.transfer import check_store, get_files, put_files, remove_folder, state_of
-from strop.run import Checkpoint, RunFolder
+from strop.run import Checkpoint, RunFolder, is_run
 from strop.run.manifest import MANIFEST
 
 RUN_FILES = ("run.json", "config.yaml", "models.json", "trackers.json", "events.jsonl", "metrics.jsonl")
 """What a continuation reads beside a checkpoint, where it is there."""
 CHECKPOINTS = "checkpoints"
+RUNS_CACHE = Path("~/.cache/strop/runs")
+"""Where copies lie that `kept_run` has fetched."""
 _WHOLE = re.compile(rf"{CHECKPOINTS}/global_step_\d{{1,18}}/{MANIFEST}", re.ASCII)
 
 
@@ -168,6 +170,21 @@ def fetch_run(url: str, folder: Path, step: int | str | None = None) -> Path:
     except (Refused, Unreachable, TimeoutError) as error:
         raise ValueError(f"{url} cannot be fetched: {error}") from error
     return folder
+
+
+def kept_run(url: str, step: int | str | None = None) -> Path:
+    """As `fetch_run`, into a folder below the cache, under what names the present state of the copy; one that is there
+    already is taken.
+
+    Args:
+        url, step: as of `fetch_run`.
+
+    Raises:
+        ValueError: as of `fetch_run`.
+    """
+    state = f"{state_of_copy(url)}-{step or 'last'}"
+    folder = RUNS_CACHE.expanduser() / state / url.rstrip("/").rpartition("/")[2]
+    return folder if is_run(folder) else fetch_run(url, folder, step)
 
 
 def state_of_copy(url: str) -> str:

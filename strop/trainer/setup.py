@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from strop.agents.rows import with_agents
 from strop.agents.setup import AgentSetup
-from strop.base.guests import needed
-from strop.data.cache import cache_folder, prune
+from strop.base.guests import all_joined, needed
 from strop.data.config import DataConfig
 from strop.data.curriculum import sampler_object
 from strop.data.drawing import TrainingPrompts
@@ -100,7 +99,8 @@ def load_training_data(
         train.read_media()
     val_prompts = load_val_prompts(data, tokenizer, setup, reads_media=reads_media) if data.val_files else []
     _check_media(config, has_media=train.has_media or any(prompt.media for prompt in val_prompts))
-    prune(cache_folder(data.cache_dir), data.cache_max_bytes)
+    for hear in all_joined("data of a run").values():
+        hear(data)
     return TrainingData(
         tokenizer=tokenizer,
         train=train,

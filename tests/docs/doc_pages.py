@@ -194,7 +194,7 @@ def _stand_in_order(parts: list[str], line: str) -> bool:
 def declared_metrics() -> Mapping[str, Metric]:
     """All metrics, by name."""
     trainers = ("strop.trainer.loop", "strop.supervised.trainer", "strop.preferences.trainer")
-    for module in (*trainers, "strop.data.growing.growth", "strop.roles.prm"):
+    for module in (*trainers, "strop.ahead.joining", "strop.data.growing.growth", "strop.roles.prm"):
         importlib.import_module(module)
     return METRICS
 

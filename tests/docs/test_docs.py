@@ -412,7 +412,7 @@ def bad_prospects() -> Iterator[str]:
     obstacle = Check(name="signal", text="rewards from 0 to 0", level="stop", advice="look at the answers")
     found = Preflight(checks=[obstacle], samples=[], num_prompts=1, num_samples=1, seconds=1.0)
     yield found.refusal()
-    assert 'f"started by --force, against {' in (ROOT / "strop/trainer/loop.py").read_text()
+    assert 'f"started by --force, against {' in (ROOT / "strop/checks/preflight/of_run.py").read_text()
     yield "started by --force, against signal"
     monitor = HealthMonitor()
     told = [one.message for _ in range(3) for one in monitor.observe({"actor/lr": 0.0})]

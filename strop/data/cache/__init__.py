@@ -6,7 +6,7 @@
 
 The time of change of an entry is the time of its last use. Entries are removed from the one that was not used for
 longest; never one that this process uses, nor one that was used within the last hour, because another run may be
-about to open it.
+about to open it. prompts.py keeps token ids.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from strop.data.config import DataConfig
 
 KINDS = ("files", "prompts", "rows")
 """Folders of the cache, one for each kind of entry."""
@@ -88,6 +90,11 @@ def prune(folder: Path, max_bytes: int, *, grace_s: float = GRACE_S) -> list[Ent
         removed.append(entry)
     remove(removed)
     return removed
+
+
+def prune_for(data: DataConfig) -> None:
+    """Prune the cache of a run that has read its data, as data.cache_max_bytes says."""
+    prune(cache_folder(data.cache_dir), data.cache_max_bytes)
 
 
 def remove(removed: Iterable[Entry]) -> None:
