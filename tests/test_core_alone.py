@@ -1,4 +1,5 @@
-"""The core trains a text model with a reward function where the folders of all guests are taken away."""
+"""The core trains a text model with a reward function where the folders of all guests are taken away, and says what it
+lacks for more."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from test_imports import GUESTS, PACKAGE
 
+import strop
 from strop.quickstart.task import TaskFiles
 
 REWARD = '''\
@@ -59,3 +61,98 @@ def test_the_core_alone_trains(core: Path, tiny_model: Path, tiny_task: TaskFile
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["steps"] == 2
     assert "\nsft:" not in (tmp_path / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--version"], f"strop {strop.__version__}\n"),
+        (["config", "explain", "trainer.seed"], "argument show: invalid choice: 'explain'"),
+        (
+            ["train", "--from", "s3://bucket/runs/a"],
+            "s3://bucket/runs/a is a URL, and the part of strop that fetches",
+        ),
+        (["replay", "runs/a"], "there is no command 'replay'"),
+    ],
+)
+def test_the_core_alone_says_what_is_missing(core: Path, words: list[str], expected: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "strop", *words],
+        env={**os.environ, "PYTHONPATH": str(core)}, cwd=core, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert expected in run.stdout + run.stderr
+    assert "Traceback" not in run.stderr
+
+
+LACKING = {
+    "optimizer": (
+        """
+from strop.engines.config import OptimizerConfig
+from strop.engines.optimizer import Optimizer
+Optimizer([], OptimizerConfig(name="muon"), total_steps=None)
+""",
+        "optim.name is muon, but the part of strop for that is missing",
+    ),
+    "adapters": (
+        """
+from strop.engines.adapters import adapters
+adapters()
+""",
+        "model.lora asks for an adapter, but the part of strop for that is missing",
+    ),
+    "sequence parallelism": (
+        """
+from strop.engines.tokens import sequence_parallelism
+sequence_parallelism()
+""",
+        "engine.sequence_parallel is above 1, but the part of strop for that is missing",
+    ),
+    "recipes": (
+        """
+from strop.algorithms.adv_declarations import adv_estimator_declaration
+adv_estimator_declaration("gdpo")
+""",
+        "unknown advantage estimator 'gdpo'; known: dr_grpo, gae, grpo, ",
+    ),
+    "calling convention": (
+        """
+import torch
+from strop.algorithms.advantages import estimate_advantages, register_adv_est
+register_adv_est("theirs")(lambda token_level_rewards, response_mask, config, index: None)
+one = torch.ones(1, 1)
+estimate_advantages("theirs", token_level_rewards=one, response_mask=one, group_ids=one[0], settings={})
+""",
+        "advantage estimator 'theirs' follows verl's calling convention, but the part of strop for that is missing",
+    ),
+    "role": (
+        """
+from strop.trainer.config import Config
+from strop.trainer.roles import check_models
+from strop.workers.config import RewardModelConfig
+check_models(Config(reward_model=RewardModelConfig(path="there")))
+""",
+        "the run has a reward_model, but the part of strop for that is missing",
+    ),
+}
+"""By place: what asks a guest that is not there, and the beginning of what is said."""
+
+
+def test_what_a_missing_guest_would_do_is_said_in_a_sentence(core: Path, tmp_path: Path) -> None:
+    lines = ["import json", "said = {}"]
+    for place, (code, _) in LACKING.items():
+        lines += ["try:", *(f"    {line}" for line in code.splitlines())]
+        lines += ["except ValueError as error:", f"    said[{place!r}] = str(error)"]
+    (tmp_path / "ask.py").write_text("\n".join([*lines, "print(json.dumps(said))"]))
+    run = subprocess.run(
+        [sys.executable, "ask.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(core)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stderr
+    said = json.loads(run.stdout)
+    assert {place: text[: len(LACKING[place][1])] for place, text in said.items()} == {
+        place: sentence for place, (_, sentence) in LACKING.items()
+    }

@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "strop"
 RANKS = (
     {"border"},
     {"base"},
-    {"trajectory", "net", "chat_template", "hub"},
+    {"trajectory", "net", "chat_template"},
     {"protocol"},
     {"config"},
     {"algorithms"},
@@ -30,8 +30,37 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
+    {"data/cache"},
+    {
+        "data/command",
+        "data/growing",
+        "data/mixing",
+        "data/streaming",
+        "data/tiny",
+        "engines/flops",
+        "engines/liger",
+        "engines/lora",
+        "engines/optimizers",
+        "engines/ulysses",
+        "explaining",
+        "hub",
+        "replay",
+        "shell",
+        "trainer/curve",
+    },
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "workers/agents"},
-    {"ahead", "doctor", "evaluation", "judges", "supervised", "tracing", "tracking", "vision"},
+    {
+        "ahead",
+        "doctor",
+        "evaluation",
+        "judges",
+        "recipes",
+        "roles",
+        "supervised",
+        "tracing",
+        "tracking",
+        "vision",
+    },
     {"preferences", "sandbox"},
     {"scorers", "tools"},
     {"environments", "interactions"},
@@ -40,15 +69,17 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "ahead", "checks", "compat", "doctor", "environments", "evaluation", "gateway", "interactions",
-    "judges", "preferences", "python", "quickstart", "rollout/conformance", "rollout/endpoint",
-    "rollout/sglang", "rollout/vllm", "sandbox", "scorers", "sharing", "supervised", "sweep", "tools",
-    "tracing", "tracking", "view", "vision", "workers/agents",
+    "ahead", "checks", "compat", "data/cache", "data/command", "data/growing", "data/mixing", "data/streaming",
+    "data/tiny", "doctor", "engines/flops", "engines/liger", "engines/lora", "engines/optimizers",
+    "engines/ulysses", "environments", "evaluation", "explaining", "gateway", "hub", "interactions", "judges",
+    "preferences", "python", "quickstart", "recipes", "replay", "roles", "rollout/conformance", "rollout/endpoint",
+    "rollout/sglang", "rollout/vllm", "sandbox", "scorers", "sharing", "shell", "supervised", "sweep", "tools",
+    "tracing", "tracking", "trainer/curve", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {
     PACKAGE.parent / f"{target.partition(':')[0].replace('.', '/')}.py"
-    for place in ("command", "data command")
+    for place in ("command", "config command", "data command")
     for target in targets(place).values()
 }
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}

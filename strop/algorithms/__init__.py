@@ -8,17 +8,15 @@
     adv_declarations.py, loss_declarations.py   what the built-in ones need and what may be set (torch-free)
     extensions.py        files of the user's own that register functions (torch-free)
     stream_functions.py  filters and reward shaping of a user's own (torch-free); stream_calls.py calls them
-    user_functions.py    functions in verl's calling convention, called as they expect
 
     advantages/          credit per token: an estimator per paper, and their registry
     losses/              policy losses as per-token terms, and their registry
     correction.py        weights and rejections where rollout and trainer disagree
-    shaping.py           penalties on long responses, and reweighting of samples
+    shaping.py           penalties on long responses
     selection.py         which samples of a prompt are kept, by their scores (torch-free)
     group_filter.py      which groups of samples can teach
     anchors.py           which answers were given in the same state (torch-free)
     sequence_credit.py   credit of episodes of several training sequences
-    implicit_reward.py   process rewards of a language model, and its loss on outcomes
     value_loss.py        the critic's loss as per-token terms, and the variance that values explain
     kl.py                per-token KL estimators
     kl_control.py        KL in the reward, and the controllers of its coefficient

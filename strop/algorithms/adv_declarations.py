@@ -1,11 +1,14 @@
-"""What each advantage estimator asks for, and what may be set for it; the functions are in advantages/ (torch-free)."""
+"""What each advantage estimator asks for, and what may be set for it (torch-free).
+
+The functions are in advantages/; those of further papers are guests (place "recipes").
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
 
-from strop.algorithms.registry import Declaration, check_settings
+from strop.algorithms.registry import Declaration, check_settings, joined_recipes
 from strop.base.registry import Registry, name_of
 
 SHARED_SETTINGS = {
@@ -16,18 +19,10 @@ SHARED_SETTINGS = {
 }
 """Settings with a key of their own in the config, and that key."""
 
-STEP_COLUMNS = frozenset({"sample_index", "turn_index", "turn_rewards", "anchor_ids"})
-"""Columns about single answers of episodes, which are made where an estimator needs one of them."""
 _ROWS = frozenset({"group_ids", "response_mask"})
 _GROUP = Declaration(needs=_ROWS | {"rewards"}, is_group_relative=True)
 """Compares the rewards of a prompt's samples."""
 _GROUP_BY_STD = Declaration(needs=_GROUP.needs, settings=frozenset({"norm_by_std"}), is_group_relative=True)
-_TOKEN_BASELINE = Declaration(
-    needs=_ROWS | {"token_level_rewards", "old_log_probs", "sum_pi_squared"},
-    own={"handle_zero_tail": False},
-    is_group_relative=True,
-)
-"""Compares tokens at the same place of a prompt's samples."""
 
 ADV_DECLARATIONS: Registry[Declaration] = Registry(
     "advantage estimator",
@@ -39,37 +34,13 @@ ADV_DECLARATIONS: Registry[Declaration] = Registry(
         "reinforce_plus_plus": Declaration(
             needs=frozenset({"token_level_rewards", "response_mask"}), settings=frozenset({"gamma"})
         ),
-        "remax": Declaration(needs=frozenset({"token_level_rewards", "reward_baselines", "response_mask"})),
         "grpo": _GROUP_BY_STD,
         "grpo_vectorized": _GROUP_BY_STD,
-        "grpo_passk": _GROUP_BY_STD,
         "dr_grpo": _GROUP,
         "rloo": _GROUP,
         "rloo_vectorized": _GROUP,
-        "opo": _GROUP,
-        "maxrl": _GROUP,
-        "raft": Declaration(needs=frozenset({"rewards", "response_mask"})),
-        "gpg": Declaration(
-            needs=_GROUP.needs, own={"f_norm": 1.0, "count_mixed_groups": False}, is_group_relative=True
-        ),
         "reinforce_plus_plus_baseline": _GROUP,
-        "prime": Declaration(
-            needs=_GROUP.needs | {"process_rewards"},
-            settings=frozenset({"gamma"}),
-            own={"process_weight": 1.0, "outcome_weight": 1.0, "process_norm": True, "whiten": True},
-            is_group_relative=True,
-        ),
-        "gdpo": Declaration(
-            needs=_ROWS | {"reward_parts"}, settings=frozenset({"reward_weights"}), is_group_relative=True
-        ),
-        "gigpo": Declaration(
-            needs=_ROWS | STEP_COLUMNS,
-            settings=frozenset({"norm_by_std", "gamma"}),
-            own={"step_weight": 1.0},
-            is_group_relative=True,
-        ),
-        "optimal_token_baseline": _TOKEN_BASELINE,
-        "tir_optimal_token_baseline": _TOKEN_BASELINE,
+        **{name: asked for recipes in joined_recipes() for name, asked in recipes.estimators.items()},
     },
 )
 

@@ -26,6 +26,12 @@ RETURNS = Metric("critic/returns/{mean,max,min}", "reward", "over trained tokens
 VALUES = Metric(
     "critic/values/{mean,max,min}", "reward", "of the critic, when there is one, over trained tokens"
 )
+PROCESS = Metric(
+    "prm/{pair_acc,advantage_share}",
+    "share",
+    "with algorithm=prime: of pairs of a prompt's samples with different outcomes, those whose better one has the "
+    "larger sum of process rewards, where 0.5 is chance; of the squared advantages, what process rewards make",
+)
 GROUPS = Metric(
     "rollout/groups_{all_max,all_min,mixed,all_equal,single}",
     "share",

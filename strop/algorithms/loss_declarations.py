@@ -1,10 +1,13 @@
-"""What each policy loss asks for, and what may be set for it; the functions are in losses/ (torch-free)."""
+"""What each policy loss asks for, and what may be set for it (torch-free).
+
+The functions are in losses/; those of further papers are guests (place "recipes").
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from strop.algorithms.registry import Declaration, check_settings
+from strop.algorithms.registry import Declaration, check_settings, joined_recipes
 from strop.base.metrics import Metric
 from strop.base.registry import Registry
 
@@ -34,9 +37,7 @@ _PER_RESPONSE = Declaration(
     needs=_TOKENS | {"response_mask", "row_ids"}, settings=_CLIP, aggregation="seq-mean-token-mean"
 )
 """One ratio per response."""
-_TRUNCATED = Declaration(needs=_TOKENS, settings=_CLIP, own={"truncation": 20.0})
 _PLAIN = Declaration(needs=_TOKENS)
-_SELECTED = frozenset({"cov_selected"})
 
 LOSS_DECLARATIONS: Registry[Declaration] = Registry(
     "policy loss",
@@ -44,29 +45,10 @@ LOSS_DECLARATIONS: Registry[Declaration] = Registry(
         "vanilla": Declaration(needs=_TOKENS, settings=_CLIP | {"clip_c"}),
         "gspo": _PER_RESPONSE,
         "gspo_token": _PER_RESPONSE,
-        "gmpo": _PER_RESPONSE,
-        "geo_mean": _PER_RESPONSE,
         "cispo": Declaration(needs=_TOKENS, settings=_CLIP),
-        "dppo_tv": _TRUNCATED,
-        "dppo_kl": _TRUNCATED,
-        "sapo": Declaration(
-            needs=_TOKENS, own={"tau_pos": 1.0, "tau_neg": 1.05}, aggregation="seq-mean-token-mean"
-        ),
-        "dro": Declaration(needs=_TOKENS, own={"dro_beta": 1.0}, moves_without_advantage=True),
         "gpg": _PLAIN,
         "reinforce": _PLAIN,
-        "clip_cov": Declaration(
-            needs=_TOKENS | _SELECTED,
-            settings=_CLIP,
-            own={"clip_cov_ratio": 0.0002, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0, "seed": 0},
-            prepared=_SELECTED,
-        ),
-        "kl_cov": Declaration(
-            needs=_TOKENS | _SELECTED,
-            own={"ppo_kl_coef": 1.0, "kl_cov_ratio": 0.0002},
-            prepared=_SELECTED,
-            moves_without_advantage=True,
-        ),
+        **{name: asked for recipes in joined_recipes() for name, asked in recipes.losses.items()},
     },
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -11,6 +12,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from strop.algorithms.config import AGGREGATION_MODES
+from strop.base.guests import all_joined, needed
 from strop.base.registry import Registry, name_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,6 +40,8 @@ class Declaration:
     its tokens over all ranks, by keyword; returns the columns `prepared`, [N] each, by name."""
     prepared: frozenset[str] = frozenset()
     """Columns among `needs` that come from `prepare`, not from the batch."""
+    measure: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, float]] | None = None
+    """Metrics of a step that an estimator is judged by, from its columns and its settings by name."""
     moves_without_advantage: bool = False
     """True if a token of advantage 0 can have a gradient, for example from a penalty of the loss itself."""
 
@@ -50,6 +54,42 @@ class Declaration:
         """The mode in force for a policy loss, and for the value loss beside it: what was asked for, else the mode
         of the loss's paper, else token-mean."""
         return asked or self.aggregation or "token-mean"
+
+
+STEP_COLUMNS = frozenset({"sample_index", "turn_index", "turn_rewards", "anchor_ids"})
+"""Columns about single answers of episodes, which are made where an estimator needs one of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipes:
+    """Estimators and losses of a guest."""
+
+    estimators: Mapping[str, Declaration] = field(default_factory=dict)
+    """What each asks for, by name."""
+    losses: Mapping[str, Declaration] = field(default_factory=dict)
+    """As estimators."""
+    functions: str
+    """The module that registers their functions when it is imported."""
+
+
+def joined_recipes() -> tuple[Recipes, ...]:
+    """Those of all guests."""
+    return tuple(all_joined("recipes").values())
+
+
+def load_recipes() -> None:
+    """Have the functions of all guests' recipes registered."""
+    for recipes in joined_recipes():
+        importlib.import_module(recipes.functions)
+
+
+def verl_convention(who: str) -> Any:
+    """What calls functions of verl's convention: a module as the place "calling convention" describes.
+
+    Args:
+        who: the function, for the error where there is no such module.
+    """
+    return needed("calling convention", f"{who} follows verl's calling convention")
 
 
 class FunctionRegistry(Registry[F]):
@@ -128,17 +168,22 @@ class FunctionRegistry(Registry[F]):
 
         return add
 
-    def implements(self, *names: str, prepare: Callable[..., Any] | None = None) -> Callable[[F], F]:
+    def implements(
+        self,
+        *names: str,
+        prepare: Callable[..., Any] | None = None,
+        measure: Callable[..., Mapping[str, float]] | None = None,
+    ) -> Callable[[F], F]:
         """A decorator for the built-in function of names that `declarations` describes already.
 
         Args:
             names: a name and its aliases.
-            prepare: as of `Declaration`; it is part of no table, because it computes.
+            prepare, measure: as of `Declaration`; they are part of no table, because they compute.
         """
 
         def add(function: F) -> F:
             for name in names:
-                declared = replace(self.declarations[name], prepare=prepare)
+                declared = replace(self.declarations[name], prepare=prepare, measure=measure)
                 _check_declaration(self.kind, name, function, declared)
                 own = self._own(function, declared)
                 assert own == declared.own, f"{self.kind} {name!r} declares {declared.own}, but has {own}"
@@ -192,15 +237,11 @@ def settings_for(
     function: Callable[..., object], declaration: Declaration, settings: Mapping[str, object]
 ) -> dict[str, object]:
     """Those of the settings that the function takes: declared ones, and its own keyword defaults."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return {name: value for name, value in settings.items() if name in declaration.settings}
-    taken = {
-        parameter.name
-        for parameter in parameters
-        if parameter.name in declaration.settings or parameter.default is not inspect.Parameter.empty
-    } - declaration.needs
-    return {name: value for name, value in settings.items() if name in taken}
+    parameters = inspect.signature(function).parameters
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    own = {one.name for one in parameters.values() if one.default is not inspect.Parameter.empty}
+    taken = (declaration.settings if takes_any else declaration.settings & parameters.keys()) | own
+    return {name: value for name, value in settings.items() if name in taken - declaration.needs}
 
 
 def check_settings(

@@ -29,8 +29,12 @@ PLACES = {
     "steering settings": "the same, of those that change what it does from there on; `how long …` end it",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args); one that makes runs "
     "has a section at the root, by its name (strop.cli.launching)",
-    "data command": "word after `strop data`: its strop.cli.data.Action",
+    "data command": "word after `strop data`: its strop.data.command.Action",
+    "config command": "word after `strop config`: a function of the arguments that gives the exit code",
     "public name": "a dotted name that users import from the core: what it stands for",
+    "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
+    "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
+    "loss_of_tokens() (strop.algorithms.registry.verl_convention)",
     "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "
     "answers (strop.rewards.service)",
     "reward worker": "full key of a section below reward: a function that each process that scores calls as it starts, "
@@ -42,6 +46,8 @@ PLACES = {
     "class translation": "a library: a function from a dotted path of its classes to ours; any other path as it is",
     "tracker": "name of a tracker: a strop.trainer.trackers.TrackerFactory, with check(), which raises a ValueError "
     "where what it needs is missing",
+    "elsewhere": "models, rows, commits (of data sets) or runs: the module that fetches, or sends, what names and URLs "
+    "mean that are not of this machine (strop.base.elsewhere)",
     "agent": "name of an agent: the async function (prompt, trajectory, generate, context) that plays it",
     "self-scoring agent": "name of an agent that is given no tools and scores its episodes itself: as above",
     "form of agents": "what agents can be beside async functions: a function from such an object to the async function "
@@ -54,7 +60,17 @@ PLACES = {
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
+    "adapters": "a word for their kind: a module as strop.engines.adapters.Adapters describes",
+    "kernels": "a library: a function (module, device) that puts its kernels into a model that was just loaded",
+    "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "
+    "(strop.engines.optimizer.Part)",
+    "operation counts": "a word for them: a module with model_work(model), operations of passes over rows, "
+    "peak_flops(device, dtype), operations per second of a device (each may be None), and bfloat16_speedup() of a CPU",
+    "sequence parallelism": "a word for the way: a module as strop.engines.tokens.sequence_parallelism describes",
     "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
+    "role": "name of a role with a model, as it is in the configuration: a module as strop.trainer.roles.JoinedRole "
+    "describes",
+    "resampling": "a word for the way: a function as strop.recipes.resampling.drawn_rows, for algorithm.resampling",
     "rollout engine": "name in rollout.engine of an engine in processes of its own: an async function from a "
     "strop.workers.generation.Place to its Generation; its settings are a section of that name below rollout, a "
     "strop.rollout.config.OwnProcesses",
@@ -63,12 +79,25 @@ PLACES = {
     "strop.rollout.config.RemoteModel",
     "engine checks": "what tries the rollout engines of this installation: a function (wants_json=) that gives the "
     "exit code of the command",
+    "kept token ids": "a word: a function (encode, tokenizer, chats, num_chats, cache_dir) that gives token ids which "
+    "it has kept, or those that encode(tokenizer, chats()) gives",
+    "data of a run": "a word: a function of the section data, called once a run has read its data",
+    "streamed rows": "a word: a module with open_rows(files, cache_dir), rows that stay in their files, and "
+    "StreamedPrompts(rows, tokenizer, config), a strop.data.drawing.TrainingPrompts of such rows",
+    "mixture of sources": "a word: a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how "
+    "many epochs there are, where data.source_weights or data.source_shares are set",
+    "end of a training": "a word: a function (run folder) that gives what `strop train` prints at its end",
+    "what is installed": "a word: a function that gives the lines of `strop --version`",
+    "rows that come later": "a word: a class, called as (data, rows, prompts, tokenizer, prepare), that adds rows "
+    "while a run goes on (strop.trainer.setup.Growth)",
     "data generator": "its settings and the rows so far -> an object with `new_rows(batch)` and `restore(rows)`",
     "rows of a class": "a word for the form: a function (config, files, tokenizer, max_samples, seed) that gives the "
     "rows of data.dataset_class",
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
     "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",
+    "export of a role": "the form of what is written: a function (checkpoint, out, model, role=) that writes a role of "
+    "a checkpoint as a folder that a run can begin with",
     "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
     "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "
     "gives the RoleSpec of the rollout role; `collector`, a function that gives a "
@@ -118,6 +147,11 @@ def joined(place: str, name: str) -> Any:
 def all_joined(place: str) -> dict[str, Any]:
     """Everything that joins at a place, by name."""
     return {name: joined(place, name) for name in targets(place)}
+
+
+def optional(place: str) -> Any:
+    """What joins at a place where one is enough: the first; None where nothing does."""
+    return next((joined(place, name) for name in targets(place)), None)
 
 
 def needed(place: str, why: str, name: str = "") -> Any:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from strop.base.guests import joined, targets
-from strop.cli.data import Action
 from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
 from strop.cli.settings import load_settings
 from strop.cli.unread import BUDGET, ORDER, Reads, refuse_unread
+from strop.data.command import Action
 
 if TYPE_CHECKING:
     from strop.checks.data_files import DataReport
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from strop.agents.rows import with_agents
     from strop.agents.setup import AgentSetup
     from strop.checks.data_files import examine, overlap
-    from strop.data.stored import load_rows
+    from strop.data.readers import load_rows
     from strop.engines.model import load_tokenizer
 
     tokenizer = load_tokenizer(dataclasses.replace(config.model, path=_model_folder(args, config)))
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _model_folder(args: argparse.Namespace, config: Config) -> str:
     if args.model:
-        from strop.cli.models import find_model
+        from strop.evaluation.models import find_model
 
         return str(find_model(args.model, weights=False).folder)
     if not config.model.path:

@@ -5,12 +5,10 @@ output.py     what reaches the terminal: escaped text, JSON, the errors of the c
 libraries.py  the noise of libraries, and the log on the terminal
 settings.py   --config and key=value, the same for every command
 launching.py  what commands that make runs share: a run folder, its resume, its end
-models.py     RUN and MODEL_OR_RUN: from a run, a checkpoint or a Hugging Face folder to a model and its settings
+runs.py       RUN: the run, or its checkpoint, that is meant
 unread.py     settings that a command has no use for
-completion.py `strop completion`, and the answers to a shell that asks
-versions.py   `strop --version`: what is installed
 standard_error.py  standard error that cannot end a run
 
 One module per command, by its name: train.py is `strop train`; those of guests are with the guests. Each has
-`add_arguments(parser)` and `run(args) -> int`, and imports what is heavy when it runs. explaining.py belongs to config.
+`add_arguments(parser)` and `run(args) -> int`, and imports what is heavy when it runs.
 """

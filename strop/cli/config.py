@@ -1,7 +1,4 @@
-"""`strop config`: the settings a command would use (show), what one means (explain), where two runs differ (diff).
-
-Exit codes: 1 `strop config diff` found a difference.
-"""
+"""`strop config`: the settings a command would use (show), and what guests say of settings (explain, diff)."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ import argparse
 import json
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strop.base import trust
+from strop.base.guests import joined, targets
 from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import add_config_arguments
 
@@ -42,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument(
         "action",
-        choices=("show", "explain", "diff"),
-        metavar="show|explain|diff",
+        choices=("show", *targets("config command")),
+        metavar="|".join(("show", *targets("config command"))),
         help="print the resolved settings as YAML; say all about one key; compare two runs",
     )
     add_config_arguments(parser)
@@ -61,10 +58,8 @@ def run(args: argparse.Namespace) -> int:
     for option in ("config", "docs", "resolved"):
         if getattr(args, option):
             raise UsageError(f"--{option} belongs to `strop config show`; leave it out")
-    return _explain(args) if args.action == "explain" else _diff(args)
-
-
-# --------------------------------------------------------------------------------------------------- show
+    code: int = joined("config command", args.action)(args)
+    return code
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -155,97 +150,6 @@ def _entries_of(
         yield entry
         if is_section:
             yield from _entries_of(value, docs, entry)
-
-
-# ------------------------------------------------------------------------------------------------ explain
-
-
-def _explain(args: argparse.Namespace) -> int:
-    from strop.cli.explaining import explain_key, explained_lines
-
-    if len(args.overrides) != 1:
-        raise UsageError(
-            "`strop config explain` takes one key, for example algorithm.clip_ratio_high; `strop config show` "
-            "lists all"
-        )
-    explained = explain_key(args.overrides[0])
-    if args.json:
-        print_json(explained.record())
-    else:
-        print_plain("\n".join(explained_lines(explained)))
-    return 0
-
-
-# --------------------------------------------------------------------------------------------------- diff
-
-
-def _diff(args: argparse.Namespace) -> int:
-    if len(args.overrides) != 2:
-        raise UsageError(
-            "`strop config diff` takes two run folders or YAML files: strop config diff RUN_A RUN_B"
-        )
-    name_a, name_b = args.overrides
-    a, b = settings_of(Path(name_a)), settings_of(Path(name_b))
-    differ = {key: [a[key], b[key]] for key in a if key in b and a[key] != b[key]}
-    only_a = {key: value for key, value in a.items() if key not in b}
-    only_b = {key: value for key, value in b.items() if key not in a}
-    if args.json:
-        print_json({"differ": differ, "only_a": only_a, "only_b": only_b})
-    else:
-        for key, (left, right) in differ.items():
-            print_plain(plain(f"{key}: {_shown(left)} and {_shown(right)}", is_one_line=True))
-        for name, only in ((name_a, only_a), (name_b, only_b)):
-            for key, value in only.items():
-                print_plain(plain(f"{key}: {_shown(value)}, only in {name}", is_one_line=True))
-        if not (differ or only_a or only_b):
-            print_plain(f"equal: all {len(a)} settings")
-    return 1 if differ or only_a or only_b else 0
-
-
-def settings_of(path: Path) -> dict[str, Any]:
-    """Full keys and values of a run's settings, or of a YAML file with its presets over the defaults. The entries of a
-    free mapping are keys too.
-
-    Raises:
-        ConfigError: it is neither, or cannot be read.
-    """
-    from strop.config import ConfigError, to_flat_dict
-    from strop.config.layers import Layers
-    from strop.config.sources import read_mapping, source_layers
-    from strop.trainer.config import Config
-
-    if path.is_dir():
-        file = path / "config.yaml"
-        if not file.is_file():
-            raise ConfigError(
-                f"{path} is a folder without config.yaml, so it is no run; give a run or a YAML file"
-            )
-        return dict(_entries(read_mapping(file, str(file))))
-    values = to_flat_dict(Config()) | Layers(Config, source_layers(str(path))).values
-    # Keys of another version of strop are no settings here, and still a difference.
-    given = read_mapping(path, str(path)) if path.is_file() else {}
-    values |= {key: value for key, value in _entries(given) if _is_unknown(key)}
-    return {inner: one for key, value in values.items() for inner, one in _entries({key: value})}
-
-
-def _is_unknown(key: str) -> bool:
-    from strop.config.schema import locate
-    from strop.trainer.config import Config
-
-    try:
-        locate(Config, key)
-    except ValueError:
-        return key != "defaults"
-    return False
-
-
-def _entries(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Full keys and values of nested mappings; an empty mapping has no entry."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _entries(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _shown(value: Any) -> str:

@@ -9,16 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strop.base.guests import targets
-from strop.cli.models import choose_checkpoint, run_in
+from strop.base.elsewhere import elsewhere, is_url
+from strop.base.guests import needed, targets
 from strop.cli.output import Interrupted, UsageError, say
+from strop.cli.runs import choose_checkpoint, run_in
 from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
-from strop.cli.unread import KINDS_OF_GUESTS, READS, Reads, refuse_unread, refuse_unread_overrides
-from strop.hub.places import is_url
+from strop.cli.unread import KINDS_OF_GUESTS, OF_TRAINING, Reads, refuse_unread, refuse_unread_overrides
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
-
-RUNS_CACHE = Path("~/.cache/strop/runs")
-"""Where copies of runs lie that --from has fetched."""
 
 if TYPE_CHECKING:
     from strop.engines.config import ModelConfig
@@ -54,7 +51,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
 
-def begin(args: argparse.Namespace, *, kind: str, reads: Reads | None = None) -> Start:
+def begin(args: argparse.Namespace, *, kind: str, reads: Reads = OF_TRAINING) -> Start:
     """A run that is ready to go on; its folder is locked. What the command reads is passed on to `refuse_unread`.
 
     Raises:
@@ -68,11 +65,11 @@ def begin(args: argparse.Namespace, *, kind: str, reads: Reads | None = None) ->
     if args.resume is not None:
         _refuse_sources(args)
         _check_kind(args.resume, kind)
-        refuse_unread_overrides(args.overrides, args.command_line[1], reads or READS[kind])
+        refuse_unread_overrides(args.overrides, args.command_line[1], reads)
         admit = None if args.trust_code else admission(args.resume / CONFIG_FILE, args.overrides)
         return resume_run(args.resume, overrides=args.overrides, say=say, admit=admit)
     config, beginning = _settings(args, kind)
-    refuse_unread(args, args.command_line[1], reads or READS[kind])
+    refuse_unread(args, args.command_line[1], reads)
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     start = start_run(folder, config, command=args.command_line, say=say, beginning=beginning)
     say(f"run folder: {folder}")
@@ -87,15 +84,13 @@ def _here_or_elsewhere(text: str) -> Path | str:
 
 def _fetched_to(url: str, out: Path | None) -> Path:
     """The copy of a run, in a folder where it goes on."""
-    from strop.trainer.copying import fetch_run
-
     folder = out or Path("runs") / url.rstrip("/").rpartition("/")[2]
     if folder.exists():
         raise UsageError(
             f"{folder} is there: name an absent folder with --out, or continue it with --resume {folder}"
         )
     say(f"fetching {url} into {folder}")
-    return fetch_run(url, folder)
+    return Path(elsewhere("runs", f"{url} is a URL").fetch_run(url, folder))
 
 
 @contextlib.contextmanager
@@ -157,9 +152,10 @@ def _settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | 
 
 
 def _export_critic(checkpoint: Path, out: Path, model: ModelConfig) -> None:
-    from strop.engines.export import CRITIC, export_role  # brings plain transformers
-
-    export_role(checkpoint, out, model, role=CRITIC)
+    export_role = needed(
+        "export of a role", "a run that begins with another one's critic takes it as a folder"
+    )
+    export_role(checkpoint, out, model, role="critic")
 
 
 def _run_and_step(text: str) -> tuple[Path, int | str | None]:
@@ -176,15 +172,7 @@ def _run_and_step(text: str) -> tuple[Path, int | str | None]:
 
 
 def _fetched_copy(url: str, step: int | str | None) -> Path:
-    """A copy of a run, kept below the cache under what names its present state."""
-    from strop.trainer.copying import fetch_run, state_of_copy
-
-    folder = (
-        RUNS_CACHE.expanduser()
-        / f"{state_of_copy(url)}-{step or 'last'}"
-        / url.rstrip("/").rpartition("/")[2]
-    )
-    return folder if is_run(folder) else fetch_run(url, folder, step)
+    return Path(elsewhere("runs", f"{url} is a URL").kept_run(url, step))
 
 
 def _refuse_sources(args: argparse.Namespace) -> None:

@@ -23,8 +23,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+import strop
 from strop.base import trust
-from strop.base.guests import targets
+from strop.base.guests import all_joined, joined, targets
 from strop.border import encodable, redacted, remember_named
 from strop.cli.output import UsageError, plain, print_plain
 from strop.cli.standard_error import unfailing
@@ -52,17 +53,6 @@ class Command:
 
 COMMANDS = {
     "train": Command(summary="reinforcement learning from rewards", module="strop.cli.train"),
-    "data": Command(
-        summary="data files: what is wrong with them; well-known data sets made ready",
-        module="strop.cli.data",
-    ),
-    "replay": Command(
-        summary="a recorded run once more, also on other resources, and whether it came out the same",
-        module="strop.cli.replay",
-    ),
-    "completion": Command(
-        summary="commands, options and settings completed by bash, zsh or fish", module="strop.cli.completion"
-    ),
     "config": Command(summary="the settings of a run, with their meaning", module="strop.cli.config"),
     **{word: Command(module=module) for word, module in targets("command").items()},
 }
@@ -181,14 +171,12 @@ def _dispatch(words: list[str]) -> int:
     for word in words:
         if not word.isascii() and encodable(word) != redacted(word):  # a name of a file in another encoding
             raise UsageError(f"{word} holds bytes that are no UTF-8; rename the file or folder")
-    if "_ARGCOMPLETE" in os.environ:  # the shell asks what could come next
-        from strop.cli.completion import complete
-
-        return complete()
+    if "_ARGCOMPLETE" in os.environ and "completion" in COMMANDS:  # the shell asks what could come next
+        code: int = joined("command", "completion").complete()
+        return code
     if words[:1] == ["--version"]:
-        from strop.cli.versions import describe_installation
-
-        print_plain(describe_installation())
+        shown = [describe() for describe in all_joined("what is installed").values()]
+        print_plain("\n".join(shown) or f"strop {strop.__version__}")
         return 0
     if not words or words[0] not in COMMANDS:
         _top_parser().parse_args(words)

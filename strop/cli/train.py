@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from strop.base.guests import all_joined
 from strop.cli.launching import add_run_arguments, begin, carrying_out
 from strop.cli.libraries import quiet_models
 from strop.cli.output import print_json, print_plain, say
@@ -68,12 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(result: TrainResult) -> None:
-    from strop.trainer.curve import run_series, text_curve
-    from strop.trainer.trackers import METRICS_FILE, read_metrics
-
-    metrics = result.run / METRICS_FILE
-    if metrics.is_file():  # the tracker that writes it can be switched off
-        print_plain(text_curve(run_series(read_metrics(metrics))))
+    for shown in all_joined("end of a training").values():
+        print_plain(shown(result.run), end="")
     print_plain(
         f"{result.steps} step{'s' * (result.steps != 1)}, {result.seconds:.0f} s; validation: {_rates(result)}"
     )

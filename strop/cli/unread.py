@@ -60,11 +60,8 @@ ORDER = (
 AFTER_SCORING = ("reward.weight", "reward.overlong_buffer", "reward.overlong_penalty")
 KINDS_OF_GUESTS = tuple(key for key in targets("section") if "." not in key)
 """Commands of guests that make runs: each has a section at the root, by its name."""
-READS: Mapping[str, Reads] = {
-    "train": Reads(keys=("",), but=KINDS_OF_GUESTS),
-    "data cache": Reads(keys=("data.cache_dir", "data.cache_max_bytes")),
-}  # fmt: skip
-"""By the name of the command; those of guests say it themselves."""
+OF_TRAINING = Reads(keys=("",), but=KINDS_OF_GUESTS)
+"""What `strop train` reads; the commands of guests say it themselves."""
 
 
 def reads_with_engine(reads: Reads, engine: str) -> Reads:
@@ -79,15 +76,14 @@ def reads_which_model(reads: Reads) -> Reads:
     return replace(reads, but=tuple(key for key in reads.but if key not in WHICH_MODEL))
 
 
-def refuse_unread(args: argparse.Namespace, command: str, reads: Reads | None = None) -> None:
+def refuse_unread(args: argparse.Namespace, command: str, reads: Reads) -> None:
     """Raise a UsageError for the first override that the command would ignore, and name what it ignores of the file.
 
     Args:
         args: with `overrides` that are known to be valid, and `config`: the file or preset of --config, or None.
         command: its name.
-        reads: what it reads; None: as READS says.
+        reads: what it reads.
     """
-    reads = reads or READS[command]
     refuse_unread_overrides(args.overrides, command, reads)
     if args.config:
         unread = unread_of_file(args.config, reads)

@@ -3,6 +3,7 @@
 datasets/            dataset classes and samplers in verl's form, and well-known data sets in its schema
 prepare_command.py   `strop data prepare`, which writes these
 migration/           their settings into ours, every one of them accounted for
+user_functions.py    estimators and losses in verl's calling convention, called as they expect
 reward_managers.py   reward managers of verl, in the worker processes of the reward
 agent_loops/         verl's agent loops, played by an adapter
 worker_groups.py     RayWorkerGroup, also a detached one, and what it is made of, under verl's names

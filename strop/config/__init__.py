@@ -3,31 +3,29 @@
 load.py is the way in: values come from sources.py (files, presets) and overrides.py (the command line), are
 laid over each other in layers.py by the keys of schema.py, and become objects in build.py. What fits a field, and the
 names of bounds, stand below this room (strop.base.field_types).
-save.py and describe.py are the ways out; explain.py (with usage.py) says all there is about one key, deviations.py
-where a configuration leaves its preset; renamed.py takes the old names of keys.
+save.py and describe.py are the ways out; deviations.py says where a configuration leaves its preset; renamed.py takes
+the old names of keys.
 Knows no room of strop and imports no torch.
 """
 
 from __future__ import annotations
 
+from strop.base.lazy_names import lazy_names
 from strop.config.build import build_config
 from strop.config.describe import FieldDoc, describe
 from strop.config.deviations import deviations, preset_deviations
 from strop.config.errors import ConfigError
-from strop.config.explain import Explanation, explain
 from strop.config.load import config_of, load_config, load_layers, read_config
 from strop.config.save import save_config, to_dict, to_flat_dict
 from strop.config.sources import preset_names, read_settings
 
 __all__ = [
     "ConfigError",
-    "Explanation",
     "FieldDoc",
     "build_config",
     "config_of",
     "describe",
     "deviations",
-    "explain",
     "load_config",
     "load_layers",
     "preset_deviations",
@@ -38,3 +36,5 @@ __all__ = [
     "to_dict",
     "to_flat_dict",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__, {})

@@ -1,16 +1,15 @@
 """Data in: rows from files, prompts from rows, and the order in which they are visited.
 
-    sources.py, folders.py, readers.py   rows from local files, folders, hubs and URLs, all in memory
-    hub_sets.py, scope_sets.py           data sets of the Hugging Face hub and of ModelScope at one commit
-    stored.py                            those of a split: in memory, or by number from their files
-    cache.py                             what is kept for the next run, within a bound
+    folders.py, readers.py               rows from files and folders, all in memory
     rows.py, chat.py, media.py           one row through the column mapping, the chat template, a reader of media
-    encoding.py                          token ids of many prompts, kept for the next run
-    prompts.py, streaming.py             PromptDataset and StreamedPrompts
-    mixing.py, sampler.py                how often, and in which order, rows are visited
+    encoding.py                          token ids of many prompts
+    prompts.py, drawing.py               PromptDataset; the prompts of a step
+    sampler.py                           in which order rows are visited
     curriculum.py                        orders by name, and those of a user's own
 
-`strop.data.tiny`, which makes a small model folder, is imported by those who want one, not here.
+Guests below it: `cache`, what is kept for the next run; `command`, which is `strop data`; `growing`, rows that come
+while a run goes on; `mixing`, how often the rows of each source are visited; `streaming`, rows that are read when they
+are visited; `tiny`, which makes a small model folder.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from strop.data.chat import Chat, render, require_chat_template
     from strop.data.config import DataConfig
     from strop.data.curriculum import RowResult, register_sampler
-    from strop.data.mixing import check_source_weights, visits_per_epoch
     from strop.data.prompts import PromptDataset
     from strop.data.readers import read_rows
     from strop.data.sampler import PromptSampler, parse_visit_uid, val_uid, visit_uid
@@ -34,7 +32,6 @@ __all__ = [
     "PromptDataset",
     "PromptSampler",
     "RowResult",
-    "check_source_weights",
     "parse_visit_uid",
     "read_rows",
     "register_sampler",
@@ -42,7 +39,6 @@ __all__ = [
     "require_chat_template",
     "val_uid",
     "visit_uid",
-    "visits_per_epoch",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -51,7 +47,6 @@ __getattr__, __dir__ = lazy_names(
         ".chat": "Chat render require_chat_template",
         ".config": "DataConfig",
         ".curriculum": "RowResult register_sampler",
-        ".mixing": "check_source_weights visits_per_epoch",
         ".prompts": "PromptDataset",
         ".readers": "read_rows",
         ".sampler": "PromptSampler parse_visit_uid val_uid visit_uid",

@@ -1,37 +1,18 @@
-"""Token ids of many prompts, kept in a cache once there are many.
-
-Texts are rendered one by one and encoded in batches, which fast tokenizers spread over threads. For large
-sets the ids of all prompts, before any limit is applied, are kept in a file whose name is a digest of all they
-depend on: what the template sees of every row (messages, tools, variables), the template, the tokenizer and
-the versions of the libraries. A limit may change without a new encoding.
-"""
+"""Token ids of many prompts: texts are rendered one by one and encoded in batches, which fast tokenizers spread over
+threads."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-import os
-import tempfile
-import zipfile
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
-import numpy as np
-import tokenizers
-import transformers
 from transformers import PreTrainedTokenizerBase
 
-from strop.data.cache import cache_folder, use
+from strop.base.guests import all_joined
 from strop.data.chat import Chat, encode_all, render
 
-MIN_CACHED_ROWS = 5000
-"""Smaller sets are encoded within seconds and not kept."""
 _TOKENIZER_BATCH = 512
 """Texts per call of the tokenizer: enough to amortise the call, few enough to stay small in memory."""
-
-_log = logging.getLogger(__name__)
 
 
 def encode_prompts(
@@ -42,77 +23,22 @@ def encode_prompts(
     Args:
         tokenizer: with a chat template.
         chats: gives the conversations from the first on, each time it is called.
-        num_chats: how many there are; from MIN_CACHED_ROWS on the result is kept.
-        cache_dir: where; empty means the default.
+        num_chats: how many there are.
+        cache_dir: where a guest may keep the result for the next run; empty means the default.
     """
-    path = None
-    if num_chats >= MIN_CACHED_ROWS and _is_repeatable(tokenizer):
-        path = cache_folder(cache_dir) / "prompts" / f"{digest(tokenizer, chats())}.npz"
-        kept = _load(path, num_chats)
-        if kept is not None:
-            return kept
+    for keep in all_joined("kept token ids").values():
+        kept: list[array[int]] = keep(_encoded, tokenizer, chats, num_chats, cache_dir)
+        return kept
+    return _encoded(tokenizer, chats())
+
+
+def _encoded(tokenizer: PreTrainedTokenizerBase, chats: Iterable[Chat]) -> list[array[int]]:
     encoded: list[array[int]] = []
     texts: list[str] = []
-    for chat in chats():
+    for chat in chats:
         texts.append(render(tokenizer, chat, add_generation_prompt=True))
         if len(texts) == _TOKENIZER_BATCH:
             encoded.extend(array("i", ids) for ids in encode_all(tokenizer, texts))
             texts = []
     encoded.extend(array("i", ids) for ids in encode_all(tokenizer, texts))
-    if path is not None:
-        _save(path, encoded)
     return encoded
-
-
-def digest(tokenizer: PreTrainedTokenizerBase, chats: Iterable[Chat]) -> str:
-    """A name for the token ids of these conversations; 32 hexadecimal digits."""
-    state = hashlib.blake2b(digest_size=16)
-    state.update(f"{transformers.__version__} {tokenizers.__version__}\n".encode())
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    state.update(str(backend.to_str() if backend is not None else "").encode("utf-8", "surrogatepass"))
-    state.update(repr((tokenizer.chat_template, sorted(tokenizer.special_tokens_map.items()))).encode())
-    for chat in chats:  # in the order of the keys: templates print objects in it
-        seen = json.dumps([chat.messages, chat.tools, dict(chat.options)], default=repr)
-        state.update(seen.encode() + b"\n")
-    return state.hexdigest()
-
-
-def _is_repeatable(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether digest sees all that the ids depend on: a fast tokenizer, and a template without the date."""
-    return tokenizer.is_fast and "strftime_now" not in repr(tokenizer.chat_template)
-
-
-def _save(path: Path, encoded: Sequence[array[int]]) -> None:
-    """Write the file at once; a folder that cannot be written costs time, not the run."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix="writing-", dir=path.parent)
-        staging = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
-                flat = np.frombuffer(b"".join(ids.tobytes() for ids in encoded), dtype=np.intc)
-                np.savez(file, lengths=lengths, token_ids=flat)
-            staging.replace(path)
-            use(path)
-        finally:
-            staging.unlink(missing_ok=True)
-    except OSError as error:
-        _log.warning("encoded prompts are not kept for the next run: %s", error)
-
-
-def _load(path: Path, num_chats: int) -> list[array[int]] | None:
-    """What was kept; None when there is nothing, or it is damaged."""
-    try:
-        with np.load(path) as kept:
-            lengths, flat = kept["lengths"], kept["token_ids"]
-        use(path)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        _log.warning("encoded prompts in %s cannot be read and are made again: %s", path, error)
-        return None
-    if len(lengths) != num_chats or int(lengths.sum()) != len(flat) or flat.dtype != np.intc:
-        return None
-    ends = np.cumsum(lengths)
-    return [array("i", flat[end - length : end].tobytes()) for end, length in zip(ends, lengths, strict=True)]

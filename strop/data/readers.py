@@ -6,16 +6,17 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow
 import pyarrow.parquet
 
+from strop.base.elsewhere import elsewhere, is_hub, is_url
 from strop.base.foreign_files import check_regular, parse_json, read_text
+from strop.base.guests import needed
 from strop.border import encodable_value
+from strop.data.config import DataConfig
 from strop.data.folders import folder_files, some_of, split_entry
-from strop.data.sources import fetch, is_hub, open_hub
-from strop.hub.places import is_url
 
 MAX_FILE_BYTES = 2**36
 """Of a file of JSON that is held in memory: more than machines have."""
@@ -28,8 +29,7 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
     Relative paths start at the current directory. A `.json` file holds one list of objects, or one object
     per line like `.jsonl`. A folder is one that `datasets` wrote with `save_to_disk`, or holds files; where
     these belong to several splits, `FOLDER@split` says which. `hub:owner/name[:config][@split][#revision]` is a data
-    set of the hub, and with `modelscope:` one of ModelScope. A URL of a file or folder is fetched once
-    (`strop.data.sources`).
+    set of the hub, and with `modelscope:` one of ModelScope. A URL of a file or folder is fetched once.
 
     Args:
         files: entries of data.train_files.
@@ -45,7 +45,7 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
     for entry in map(str, files):
         found: list[dict[str, Any]] = []
         if is_hub(entry):
-            found = open_hub(entry).to_list()
+            found = open_set(entry).to_list()
         else:
             for path in leaves(entry, cache_dir):
                 with fetched(entry, path):
@@ -54,6 +54,39 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
             raise ValueError(f"data file {entry} has no rows; write at least one, or leave the file out")
         rows.extend(found)
     return rows
+
+
+def load_rows(
+    config: DataConfig, split: Literal["train", "val"], tokenizer: Any, *, seed: int | None = None
+) -> Sequence[dict[str, Any]]:
+    """The rows of a split as `config` says: of its files or of a class of the user's own, held or read by number.
+
+    Raises:
+        ValueError, FileNotFoundError: the sentence says which file, class or row cannot be used.
+    """
+    files = config.train_files if split == "train" else config.val_files
+    is_streamed = config.streaming and split == "train"
+    if config.dataset_class.path:
+        open_class = needed("rows of a class", "data.dataset_class is set")
+        limit = config.max_train_prompts if split == "train" else config.max_val_prompts
+        rows: Sequence[dict[str, Any]] = open_class(config, files, tokenizer, max_samples=limit, seed=seed)
+        hears = getattr(rows, "hears_of_batches", False) and split == "train"
+        return rows if is_streamed or hears else list(rows)
+    if is_streamed:
+        streamed: Sequence[dict[str, Any]] = needed("streamed rows", "data.streaming is set").open_rows(
+            files, config.cache_dir
+        )
+        return streamed
+    return read_rows(files, config.cache_dir)
+
+
+def open_set(entry: str) -> Any:
+    """The `datasets.Dataset` of a split of a hub's data set.
+
+    Raises:
+        ValueError: the entry has another form, or it cannot be had.
+    """
+    return elsewhere("rows", f"data entry {entry!r} is a data set of a hub").open_hub(entry)
 
 
 def check_entries(files: Sequence[str | Path]) -> None:
@@ -75,7 +108,7 @@ def leaves(entry: str, cache_dir: str | Path) -> list[Path]:
         FileNotFoundError: there is no such file.
     """
     if is_url(entry):
-        path = fetch(entry, SUFFIXES, cache_dir)
+        path = elsewhere("rows", f"data entry {entry!r} is a URL").fetch(entry, SUFFIXES, cache_dir)
         with fetched(entry, path):
             return _leaves(path, "")
     path, split = split_entry(entry)

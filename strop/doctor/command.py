@@ -19,8 +19,8 @@ from strop.base.guests import needed, targets
 from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import is_setting, load_settings
 from strop.cli.unread import ENGINES, Reads, refuse_unread
-from strop.cli.versions import versions_in
 from strop.doctor.sockets import show, sockets_of
+from strop.shell.versions import versions_in
 
 if TYPE_CHECKING:
     from strop.controller.ray.cluster import Node

@@ -8,7 +8,7 @@ model.py            Hugging Face folders loaded for packed tokens; model_folder.
 families.py         what is refused by name
 probe.py            a loaded model compared with its own forward pass
 media.py            what is asked of a guest that knows models with media
-lora.py, liger.py   adapters; fused kernels
+adapters.py         what is asked of a guest that knows adapters
 
 The forward pass
 attention.py        attention over packed sequences, shared prompts counted once
@@ -16,7 +16,6 @@ recurrent.py        layers that carry a state (linear attention), on packed rows
 packing.py          rows into micro-batches under a hard token budget
 tokens.py           one pass over packed rows, with a function of their tokens
 head.py             log-probs and entropy without a [tokens, vocab] tensor
-ulysses.py          one packed row over several ranks
 
 Ranks
 parallel.py         the processes that hold one model, and what they tell each other
@@ -24,13 +23,16 @@ fsdp.py             shards, gathering for generation, host memory
 
 Training
 training.py         Engine: what a model says of rows; TrainEngine: the gradient of a loss, one optimizer step
-optimizer.py        AdamW and others, clipping, refusal of non-finite gradients
+optimizer.py        AdamW, clipping, refusal of non-finite gradients
 loss_scale.py       float16: the factor of the loss
 gradients.py        global norm, clipping and non-finite gradients of shards
-schedules.py        learning rates; muon.py, adamw_8bit.py: other optimizers
+schedules.py        learning rates
 
 Weights
 weights.py          the weight map, and weights as a stream of full tensors; digest.py: their digests
 checkpoint.py       sharded checkpoints for any number of ranks; saved_tensors.py, tensor_files.py: their files
-role_checkpoint.py  what a role saves; export.py: a checkpoint as a Hugging Face folder
+role_checkpoint.py  what a role saves
+
+Guests: lora/ (adapters), optimizers/ (Muon, 8-bit AdamW), ulysses/ (one packed row over several ranks), liger/ (fused
+kernels), flops/ (how much there is to compute).
 """

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,14 +68,13 @@ def save_sharded_async(
 
     The copy costs host memory of the size of this rank's parts until they are written.
     """
-    started = time.perf_counter()
     state = _state(tensors, numbers, parallel)
     # Not `.cpu()`: on a CPU that is the live tensor itself.
     copies = {
         key: (item, part.detach().to("cpu", copy=True))
         for key, (item, part) in _parts_of(tensors, parallel).items()
     }
-    return PendingSave(folder, copies, state, parallel, snapshot_s=time.perf_counter() - started)
+    return PendingSave(folder, copies, state, parallel)
 
 
 class PendingSave:
@@ -88,14 +86,10 @@ class PendingSave:
         parts: dict[str, tuple[WriteItem, Tensor]],
         state: dict[str, Any],
         parallel: Parallel,
-        *,
-        snapshot_s: float,
     ) -> None:
         self.folder = folder
         self.num_bytes = sum(info_of(tensor).num_bytes for _, tensor in parts.values())
         """Bytes of this rank's parts."""
-        self.snapshot_s = snapshot_s
-        """Seconds for which the copy kept the caller."""
         self._error: Exception | None = None
         self._ended = threading.Event()
         # A daemon: a process that must end does not wait for a disk that hangs. Whoever needs the files asks

@@ -28,7 +28,7 @@ from strop.engines.config import EngineConfig
 from strop.engines.gradients import local
 from strop.engines.optimizer import Optimizer
 from strop.engines.parallel import Parallel
-from strop.engines.ulysses import check_sequence_parallel
+from strop.engines.tokens import sequence_parallelism
 
 
 def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
@@ -45,7 +45,8 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
         return
     if model.is_sharded:
         raise ValueError("the model is sharded already; load it again for another engine")
-    check_sequence_parallel(model.config, parallel.sp_size, parallel.world_size)
+    if parallel.sp_size > 1:
+        sequence_parallelism().check_sequence_parallel(model.config, parallel.sp_size, parallel.world_size)
     precision, placement = MixedPrecisionPolicy(), OffloadPolicy()
     if model.compute_dtype in HALF:
         precision = MixedPrecisionPolicy(param_dtype=model.compute_dtype, reduce_dtype=torch.float32)

@@ -7,9 +7,7 @@ import dataclasses
 import inspect
 import logging
 import re
-import time
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +21,19 @@ from transformers import (
 )
 
 from strop.base.device import device_name
+from strop.base.elsewhere import fetch_copy
+from strop.base.guests import needed, optional
 from strop.chat_template import render_with
+from strop.engines.adapters import adapters
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.families import check_family, check_type
-from strop.engines.liger import use_liger_kernels
-from strop.engines.lora import add_lora, check_targets
 from strop.engines.media import MediaInputs, language_model_class, media_inputs, media_models
 from strop.engines.model_folder import check_settings, check_weights, model_json, reading, runs_own_code
 from strop.engines.model_options import import_external, overridden, template_text
 from strop.engines.parallel import Parallel
 from strop.engines.probe import check_packed
 from strop.engines.weights import WeightsMetadata, weights_metadata
-from strop.hub.models import fetch_copy
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
@@ -112,7 +110,7 @@ def check_language_model(config: ModelConfig) -> Any:
     auto_class = language_model_class(shape)
     check_family(shape, auto_class, config.path)
     if config.lora.enabled:
-        check_targets(_without_weights(config, shape), config.lora)
+        adapters().check_targets(_without_weights(config, shape), config.lora)
     return auto_class
 
 
@@ -182,36 +180,6 @@ def load_value_model(
     return loading.finish(module)
 
 
-def load_reward_model(
-    config: ModelConfig, *, device: str = "auto", parallel: Parallel | None = None
-) -> CausalLM:
-    """Load a sequence-classification model with one label: `score` gives the reward of a text at its last token.
-
-    The score of a text is the value (`Tokens.values`) of a row that has the text as its prompt and any single
-    token as its response.
-
-    Raises:
-        ValueError: as `load_model`, or the folder holds no sequence-classification model with one label.
-    """
-    check_reward_model(config)
-    return load_value_model(config, device=device, parallel=parallel)
-
-
-def check_reward_model(config: ModelConfig) -> None:
-    """Refuse a folder that `load_reward_model` cannot take; no weight is read.
-
-    Raises:
-        ValueError: as `check_value_model`, or the folder holds no sequence-classification model with one label.
-    """
-    read_shape(config)
-    if not _is_classifier(config.path):
-        raise ValueError(
-            f"reward model {config.path!r} is a {_architecture(config.path)}; give the folder of a "
-            f"sequence-classification model with one label (Qwen3ForSequenceClassification, num_labels=1)"
-        )
-    check_value_model(config)
-
-
 class _Loading:
     """Where a model goes and in which precision."""
 
@@ -239,9 +207,9 @@ class _Loading:
             module.train()  # transformers recomputes only in training mode; every dropout is 0
         model = CausalLM(module, compute_dtype=self._dtype, media=media)
         if self._config.use_liger:
-            use_liger_kernels(module, self._place)
+            needed("kernels", "model.use_liger is true")(module, self._place)
         if self._config.lora.enabled:
-            add_lora(model, self._config.lora)
+            adapters().add_lora(model, self._config.lora)
         if self._config.freeze_vision_tower:
             _freeze_tower(module, media, self._config.path)  # its adapters too
         return model
@@ -344,7 +312,7 @@ def _only_errors() -> Iterator[None]:
         transformers.utils.logging.set_verbosity(verbosity)
 
 
-def _architecture(folder: str) -> str:
+def architecture(folder: str) -> str:
     """Class name in config.json; empty when it names none, or there is no such file."""
     path = Path(folder) / "config.json"
     if not path.is_file():
@@ -353,13 +321,14 @@ def _architecture(folder: str) -> str:
     return str(names[0]) if isinstance(names, list) and names else ""
 
 
-def _is_classifier(folder: str) -> bool:
-    return _architecture(folder).endswith("ForSequenceClassification")
+def is_classifier(folder: str) -> bool:
+    """The model of a folder is a sequence-classification model."""
+    return architecture(folder).endswith("ForSequenceClassification")
 
 
 def _check_labels(config: ModelConfig) -> None:
     """A classifier's head must give one number."""
-    labels = read_shape(config).num_labels if _is_classifier(config.path) else 1
+    labels = read_shape(config).num_labels if is_classifier(config.path) else 1
     if labels != 1:
         raise ValueError(
             f"model folder {config.path!r} is a classifier with {labels} labels; a value or reward model has one"
@@ -458,9 +427,10 @@ def describe_precision(config: ModelConfig, device: str = "auto") -> str:
     place = torch.device(device_name(device))
     dtype = _compute_dtype(config, place)
     line = f"compute: {str(dtype).removeprefix('torch.')} on {place.type}"
-    if place.type != "cpu" or dtype == torch.float64:
+    counts = optional("operation counts")
+    if place.type != "cpu" or dtype == torch.float64 or counts is None:
         return line
-    speedup = bfloat16_speedup()
+    speedup = counts.bfloat16_speedup()
     if dtype == torch.bfloat16:
         if speedup > 1 / _WORTH_SAYING:
             return line
@@ -469,31 +439,3 @@ def describe_precision(config: ModelConfig, device: str = "auto") -> str:
         return line
     hint = "model.dtype=bfloat16 uses them, at lower precision"
     return f"{line}; products of bfloat16 run {speedup:.1f} times as fast here ({hint})"
-
-
-_ROUGH_SIZE, _SIZE = 128, 512
-
-
-@cache
-def bfloat16_speedup() -> float:
-    """How many times faster a bfloat16 matrix product runs than a float32 one on this CPU; measured once.
-
-    About 50 ms. Processors without instructions for bfloat16 need a quarter of a second for one product of the larger
-    size, so small ones are tried first, which tell these.
-    """
-    rough = _speedup(_ROUGH_SIZE)
-    return rough if rough < 0.5 else _speedup(_SIZE)
-
-
-def _speedup(size: int, *, repeats: int = 5) -> float:
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        a = torch.ones(size, size, dtype=dtype)
-        a @ a
-        runs = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            a @ a
-            runs.append(time.perf_counter() - start)
-        seconds[dtype] = min(runs)  # another program on the machine only makes some of them longer
-    return seconds[torch.float32] / seconds[torch.bfloat16]

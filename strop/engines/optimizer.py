@@ -1,4 +1,6 @@
-"""One optimizer step: the global gradient norm, clipping, the refusal of poisoned gradients, AdamW or Muon.
+"""One optimizer step: the global gradient norm, clipping, the refusal of poisoned gradients, AdamW.
+
+Other optimizers are guests (place "optimizer").
 
 Concurrency: with sharded parameters `step` is a collective of all ranks; they see the same norm, so they take,
 clip or skip the step alike. The other methods talk to nobody.
@@ -15,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from strop.engines import adamw_8bit, gradients
+from strop.base.guests import needed
+from strop.engines import gradients
 from strop.engines.config import OptimizerConfig
 from strop.engines.loss_scale import LossScale
-from strop.engines.muon import Muon
 from strop.engines.schedules import learning_rate
 
 
@@ -32,6 +34,38 @@ class StepReport:
     """Learning rate of the step, also of one that was not taken."""
     skipped: str = ""
     """Why no step was taken; empty when it was."""
+
+
+class Part:
+    """Some of the parameters, and torch's AdamW, or an optimizer with as plain a state, that moves them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What it moves."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def materialize(self) -> None:
+        """Create the state of parameters that have none, as it is before the first step; parameters stay as they are.
+
+        This is what AdamW's first step would create; the fused update reads the step count on the parameter's device.
+        """
+        for parameter in self.parameters:
+            state = self.optimizer.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                for kind in ("exp_avg", "exp_avg_sq"):
+                    state[kind] = torch.zeros_like(parameter.detach())
+
+    def readable(self, value: Tensor) -> Tensor:
+        """A tensor of the state as an ordinary one of its parameter's shape and sharding."""
+        return value.detach()
+
+    def storage(self, value: Tensor) -> Iterator[Tensor]:
+        """The plain tensors that hold it on this rank."""
+        yield gradients.local(value)
 
 
 class Optimizer:
@@ -108,15 +142,7 @@ class Optimizer:
         The state comes into being with the first step otherwise, and its memory with it.
         """
         for part in self._parts:
-            parameters = [p for group in part.param_groups for p in group["params"]]
-            if isinstance(part, Muon):
-                for parameter in parameters:
-                    part.materialize(parameter)
-            elif isinstance(part, torch.optim.AdamW):
-                for parameter in parameters:
-                    _materialize_adamw(part, parameter)
-            else:
-                adamw_8bit.materialize(part, parameters)
+            part.materialize()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything a continuation needs: tensors `kind/parameter`, sharded as their parameters, and numbers.
@@ -125,11 +151,7 @@ class Optimizer:
         live ones, except 8-bit moments, which are given as float copies: continue through `load_state`.
         """
         self.materialize_state()
-        tensors = {
-            f"{kind}/{name}": adamw_8bit.readable(value)
-            for name, parameter in self._named.items()
-            for kind, value in self._state_of(parameter).items()
-        }
+        tensors = {name: part.readable(value) for name, part, value in self._entries()}
         scale = {} if self._loss_scale is None else self._loss_scale.state()
         return tensors, {"num_steps": self.num_steps, **scale}
 
@@ -142,59 +164,57 @@ class Optimizer:
         """
         self.materialize_state()
         with torch.no_grad():
-            for name, parameter in self._named.items():
-                for kind, value in self._state_of(parameter).items():
-                    value.copy_(tensors[f"{kind}/{name}"].detach())
+            for name, _, value in self._entries():
+                value.copy_(tensors[name].detach())
         self.num_steps = int(numbers["num_steps"])
         if self._loss_scale is not None:
             self._loss_scale.load_state(numbers)
 
     def memory(self) -> Iterator[Tensor]:
         """This rank's plain tensors in which the state lies, as far as it exists: to move it off the device."""
-        for parameter in self._named.values():
-            for value in self._state_of(parameter).values():
-                yield from adamw_8bit.storage(value)
+        for _, part, value in self._entries():
+            yield from part.storage(value)
+
+    def _entries(self) -> Iterator[tuple[str, Part, Tensor]]:
+        """Every tensor of the state, as far as it exists: `kind/parameter`, the part that has it, and the tensor."""
+        for name, parameter in self._named.items():
+            for part in self._parts:
+                for kind, value in part.optimizer.state.get(parameter, {}).items():
+                    yield f"{kind}/{name}", part, value
 
     def _move(self, lr: float) -> None:
         for part in self._parts:
-            for group in part.param_groups:
+            for group in part.optimizer.param_groups:
                 if isinstance(group["lr"], Tensor):
                     group["lr"].fill_(lr)  # torchao compiles its step around this tensor
                 else:
                     group["lr"] = lr
-            part.step()
-
-    def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        for part in self._parts:
-            if parameter in part.state:
-                state: dict[str, Tensor] = part.state[parameter]
-                return state
-        return {}
+            part.optimizer.step()
 
 
 def _make(
     named: Mapping[str, nn.Parameter], config: OptimizerConfig, embeddings: Collection[str]
-) -> list[torch.optim.Optimizer]:
+) -> list[Part]:
     """The optimizers that share the parameters."""
-    if config.name == "muon" and not embeddings:
-        raise ValueError("Muon must know which matrices are embeddings or the head; give their names")
-    hidden = [p for name, p in named.items() if p.dim() == 2 and name not in embeddings]
-    parts: list[torch.optim.Optimizer] = []
-    rest = list(named.values())
-    if config.name == "muon" and hidden:
-        parts.append(Muon(hidden, lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum))
-        ids = set(map(id, hidden))
-        rest = [p for p in rest if id(p) not in ids]
-    groups = _adamw_groups(rest, config.weight_decay)
-    betas = (config.betas[0], config.betas[1])
-    if groups and config.name == "adamw_8bit":
-        parts.append(adamw_8bit.make_adamw_8bit(groups, lr=config.lr, betas=betas, eps=config.eps))
-    elif groups:
-        parts.append(torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True))
+    if config.name == "adamw":
+        return adamw_parts(named.values(), config)
+    make = needed("optimizer", f"optim.name is {config.name}", config.name)
+    parts: list[Part] = make(named, config, embeddings)
     return parts
 
 
-def _adamw_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+def adamw_parts(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> list[Part]:
+    """AdamW over all of these parameters; nothing where there are none."""
+    groups = adamw_groups(parameters, config.weight_decay)
+    betas = (config.betas[0], config.betas[1])
+    return (
+        [Part(torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True))]
+        if groups
+        else []
+    )
+
+
+def adamw_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     """Matrices with weight decay, the others without; shards apart, which one fused call cannot mix with the rest."""
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -203,12 +223,3 @@ def _adamw_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> li
         {"params": members, "weight_decay": weight_decay if is_matrix else 0.0}
         for (is_matrix, _), members in groups.items()
     ]
-
-
-def _materialize_adamw(optimizer: torch.optim.AdamW, parameter: nn.Parameter) -> None:
-    """What AdamW's first step would create; the fused update reads the step count on the parameter's device."""
-    state = optimizer.state[parameter]
-    if not state:
-        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        for kind in ("exp_avg", "exp_avg_sq"):
-            state[kind] = torch.zeros_like(parameter.detach())

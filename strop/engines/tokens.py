@@ -13,22 +13,52 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from strop.base.guests import needed
+from strop.engines.attention import AttentionContext
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import ChosenTokens
-from strop.engines.packing import MicroBatch, Row, pack, split_rows
+from strop.engines.packing import Row, pack, split_rows
 from strop.engines.parallel import Parallel
-from strop.engines.ulysses import SequenceShard, shard_micro_batch
 
 T = TypeVar("T")
 
 _NOTHING = Row(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 0, b"")
 """What a rank runs when it has no rows left and others have."""
+
+
+def sequence_parallelism() -> Any:
+    """The module that divides sequences over ranks: check_sequence_parallel() refuses models, shard_micro_batch() gives
+    a rank's `SequenceShard`.
+
+    Raises:
+        ValueError: it is missing from this installation.
+    """
+    return needed("sequence parallelism", "engine.sequence_parallel is above 1")
+
+
+class SequenceShard(Protocol):
+    """One rank's part of a micro-batch that predicts M tokens."""
+
+    input_ids: Tensor  # [1, n]
+    position_ids: Tensor  # [1, n]
+    attention: AttentionContext
+    targets: Tensor
+    """[m]: this rank's share of the predicted tokens; the last shares end in padding."""
+
+    def predicting(self, hidden: Tensor) -> Tensor:
+        """Hidden states [m, D] that predict this rank's share, from those of this rank's tokens [n, D]."""
+
+    def share(self, values: Tensor) -> Tensor:
+        """This rank's share [m, ...] of values [M, ...] of all predicted tokens; the last shares end in zeros."""
+
+    def gather(self, share: Tensor) -> Tensor:
+        """Results [M, ...] of all predicted tokens, on every rank, from those of this rank's share [m, ...]."""
 
 
 class Tokens:
@@ -38,27 +68,33 @@ class Tokens:
     """
 
     def __init__(
-        self, model: CausalLM, part: MicroBatch | SequenceShard, hidden: Tensor, index: Tensor
+        self,
+        model: CausalLM,
+        targets: Tensor,
+        hidden: Tensor,
+        index: Tensor,
+        shard: SequenceShard | None,
     ) -> None:
-        """`hidden` [M, D] (a rank's share of it) are the states that predict the tokens."""
+        """`hidden` [M, D] are the states that predict the tokens `targets` [M]; with a shard, this rank's share."""
         self.index = index
         """[M] int64, in host memory: place of each token in the flat token axis of all rows (`Row.first_token`)."""
         self._head = model.head
-        self._part = part
+        self._targets = targets
+        self._shard = shard
         self._hidden = hidden
 
     def log_probs(self, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs [M] and entropies [M], differentiable, in natural units, in at least float32."""
-        log_probs, entropies = self._head.log_probs(self._hidden, self._part.targets, temperature=temperature)
+        log_probs, entropies = self._head.log_probs(self._hidden, self._targets, temperature=temperature)
         return self._whole(log_probs), self._whole(entropies)
 
     def log_probs_at(self, chosen: Tensor, *, temperature: float) -> tuple[Tensor, Tensor, ChosenTokens]:
         """As `log_probs`, with what the policy says about further tokens [M, K] in the place of each."""
-        chosen = chosen.to(self._part.targets)
-        if isinstance(self._part, SequenceShard):
-            chosen = self._part.share(chosen)
+        chosen = chosen.to(self._targets)
+        if self._shard is not None:
+            chosen = self._shard.share(chosen)
         log_probs, entropies, at = self._head.log_probs_at(
-            self._hidden, self._part.targets, chosen, temperature=temperature
+            self._hidden, self._targets, chosen, temperature=temperature
         )
         is_likely = self._whole(at.is_likely.to(torch.uint8)).bool()
         at = ChosenTokens(log_probs=self._whole(at.log_probs), is_likely=is_likely)
@@ -84,7 +120,7 @@ class Tokens:
 
     def _whole(self, share: Tensor) -> Tensor:
         """Results of all M tokens, from those of this rank's share."""
-        return self._part.gather(share) if isinstance(self._part, SequenceShard) else share
+        return share if self._shard is None else self._shard.gather(share)
 
 
 TokenFunction = Callable[[Tokens], Mapping[str, Tensor]]
@@ -111,15 +147,19 @@ def run_tokens(
             "a sample has images, and engine.sequence_parallel divides sequences over ranks, which images cannot be: "
             "use engine.sequence_parallel=1"
         )
-    part = micro_batch if parallel.sp_group is None else shard_micro_batch(micro_batch, parallel.sp_group)
+    shard: SequenceShard | None = None
+    if parallel.sp_group is not None:
+        shard = sequence_parallelism().shard_micro_batch(micro_batch, parallel.sp_group)
 
     def compute() -> T:
-        if isinstance(part, SequenceShard):
-            hidden = part.predicting(model.backbone(part.input_ids, part.position_ids, part.attention))
-        else:
+        if shard is None:
+            part = micro_batch
             every = model.backbone(part.input_ids, part.position_ids, part.attention, part.media)
-            hidden = F.embedding(part.hidden_index, every)
-        return function(Tokens(model, part, hidden, micro_batch.token_index))
+            hidden, targets = F.embedding(part.hidden_index, every), part.targets
+        else:
+            hidden = shard.predicting(model.backbone(shard.input_ids, shard.position_ids, shard.attention))
+            targets = shard.targets
+        return function(Tokens(model, targets, hidden, micro_batch.token_index, shard))
 
     return model.run(compute)
 

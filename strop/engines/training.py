@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strop.base.guests import optional
 from strop.engines import fsdp, gradients
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
-from strop.engines.flops import model_work
 from strop.engines.loss_scale import LossScale
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import Row
@@ -53,7 +53,8 @@ class Engine:
         self.model = model
         self.parallel = alone(model.device) if parallel is None else parallel
         self._config = config
-        self._work = model_work(model)
+        counts = optional("operation counts")
+        self._work = counts and counts.model_work(model)
         self.operations: float | None = 0.0 if self._work else None
         """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
         self._away: list[fsdp.HostCopies] = []

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from strop.base.foreign_files import lines_of, open_regular, parse_json
 from strop.cli.libraries import quiet_models
-from strop.cli.models import HELP, data_as_recorded, with_model
 from strop.cli.output import UsageError, plain, print_json, print_plain, say
 from strop.cli.settings import add_trust_argument, is_setting, load_settings
 from strop.cli.unread import refuse_unread
 from strop.evaluation.eval_command import NEEDS, READS, in_one_process, progress_bar
+from strop.evaluation.models import HELP, data_as_recorded, with_model
 from strop.evaluation.points import WORDS, has_step, points_of
 from strop.evaluation.sets import add_data_argument, data_of
 
 if TYPE_CHECKING:
-    from strop.algorithms.paired import PairedComparison
-    from strop.cli.models import ModelSource
+    from strop.evaluation.models import ModelSource
+    from strop.evaluation.paired import PairedComparison
 
 SUMMARY = "whether a model is better than another on the same prompts, and how sure that is"
 EPILOG = """\
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, names: Sequence[str]) -> int:
     from strop.algorithms.evaluation import clustered_interval
-    from strop.algorithms.paired import compare_paired
+    from strop.evaluation.paired import compare_paired
 
     found = _answered(args, names)
     if len(found) < 2:

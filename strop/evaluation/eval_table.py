@@ -12,8 +12,8 @@ from strop.cli.output import plain, print_plain, say
 from strop.evaluation.points import Point
 
 if TYPE_CHECKING:
-    from strop.algorithms.paired import PairedComparison
     from strop.evaluation.evaluate import Evaluation
+    from strop.evaluation.paired import PairedComparison
     from strop.evaluation.spending import Spent
 
 
@@ -47,7 +47,7 @@ class Measured:
 
 def measured(found: Sequence[tuple[Point, Evaluation]]) -> list[Measured]:
     """The models beside the first one."""
-    from strop.algorithms.paired import compare_paired
+    from strop.evaluation.paired import compare_paired
 
     first, base = found[0]
     rates = [_rates(evaluation) for _, evaluation in found]

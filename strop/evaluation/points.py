@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strop.cli.models import ModelSource, find_model, run_in
 from strop.cli.output import UsageError, say
+from strop.cli.runs import run_in
+from strop.evaluation.models import ModelSource, find_model
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, read_manifest
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from strop.algorithms.batch_metrics import GROUPS
+from strop.algorithms.batch_metrics import GROUPS, PROCESS
 from strop.algorithms.value_loss import EXPLAINED_VARIANCE
 from strop.health.history import History
-from strop.workers.estimates import PROCESS
 
 BAD_CRITIC_STEPS = 20
 """Steps in a row in which the critic explains less than a constant would."""

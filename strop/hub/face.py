@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from strop.base.field_types import nearest
+from strop.data.cache import size_of
 from strop.hub.remote import Listing, Refused, Unreachable, is_of_network
-from strop.hub.waiting import size_of
 
 ANSWER_S = 10.0
 """How long the hub may take to answer a question, in seconds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -91,16 +90,3 @@ def settle(staging: Path, folder: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         file.rename(target)
     shutil.rmtree(staging)
-
-
-def hashes(folder: Path) -> dict[str, dict[str, int | str]]:
-    """Size in bytes and SHA-256 of every file of a model, by its name; reads all of them."""
-    found: dict[str, dict[str, int | str]] = {}
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    index = read_json(folder / INDEX) if INDEX in names else None
-    weights = wanted_weights(names, index) if any(name.endswith(".safetensors") for name in names) else []
-    for name in sorted({*wanted_settings(names, code=True), *weights}):
-        with (folder / name).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found[name] = {"bytes": (folder / name).stat().st_size, "sha256": digest}
-    return found

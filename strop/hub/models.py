@@ -53,8 +53,8 @@ class Fetched:
     place: Place
     """Where it came from."""
     folder: str
-    revision: str = ""
-    """The commit, or the key of a state of a store; empty for a folder that was here."""
+    revision: str
+    """The commit, or the key of a state of a store."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +75,10 @@ class Fetch:
 def fetch_model(
     text: str, how: Fetch, *, key: str = "model.path", revision: str = "", state: str = ""
 ) -> Fetched:
-    """The folder of a model, fetched if it lies elsewhere.
+    """The folder of a model that lies elsewhere, once it is fetched.
 
     Args:
-        text: a folder, ORG/NAME, modelscope:ORG/NAME or a URL.
+        text: ORG/NAME, modelscope:ORG/NAME or a URL, and no folder of this machine.
         how: what is fetched, and who hears of it.
         key: what `text` was given as, for sentences.
         revision: branch, tag or commit; empty: the one in `text`, else the main one.
@@ -89,17 +89,14 @@ def fetch_model(
         UntrustedCode: received settings name it.
     """
     place = place_of(text, key)
-    if revision and place.kind in ("folder", "url"):
+    if revision and place.kind == "url":
         raise ValueError(
-            f"a revision ({revision}) is given beside {key}={text}, which is {_KINDS[place.kind]} and has none: leave "
-            f"it out"
+            f"a revision ({revision}) is given beside {key}={text}, which is a URL and has none: leave it out"
         )
     if revision and place.revision not in ("", revision):
         raise ValueError(
             f"{key} {text!r} names a revision, and {revision!r} is another one: leave one of them out"
         )
-    if place.is_here:
-        return Fetched(place=place, folder=place.name)
     ask(key, f"{text} (fetched)")
     branch = revision or place.revision
     if state and branch and place.kind == "modelscope":
@@ -112,6 +109,19 @@ def fetch_model(
         raise ValueError(f"{key} {str(place)!r} cannot be fetched: {error}") from error
     except OSError as error:
         raise ValueError(f"{key} {str(place)!r} cannot be fetched: {_of_disk(error, remote)}") from error
+
+
+def hashes(folder: Path) -> dict[str, dict[str, int | str]]:
+    """Size in bytes and SHA-256 of every file of a model, by its name; reads all of them."""
+    found: dict[str, dict[str, int | str]] = {}
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    index = read_json(folder / INDEX) if INDEX in names else None
+    weights = wanted_weights(names, index) if any(name.endswith(".safetensors") for name in names) else []
+    for name in sorted({*wanted_settings(names, code=True), *weights}):
+        with (folder / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        found[name] = {"bytes": (folder / name).stat().st_size, "sha256": digest}
+    return found
 
 
 _SNAPSHOT = re.compile(r"models--(?P<name>[\w.-]+)/snapshots/(?P<commit>[0-9a-f]{40})", re.ASCII)
@@ -148,9 +158,6 @@ def fetch_copy(
             f"this machine ({platform.node()}) keeps {name} in {fetched.folder}, and the run began with {folder}: set "
             f"HF_HOME to the same folder on every machine"
         )
-
-
-_KINDS = {"folder": "a folder", "url": "a URL"}
 
 
 def _remote(place: Place) -> Remote:

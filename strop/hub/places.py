@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from strop.base.elsewhere import folder_here, is_url
 from strop.base.field_types import nearest
 
 Kind = Literal["folder", "huggingface", "modelscope", "url"]
@@ -24,7 +25,6 @@ _SCOPE_ID = re.compile(rf"modelscope:(?P<name>\w[\w.-]*/\w[\w.-]*){_REVISION}", 
 _PAGE = re.compile(
     r"https?://(?:www\.)?(?P<site>huggingface\.co|hf\.co|modelscope\.cn)/(?:models/)?(?P<name>[\w.-]+/[\w.-]+)",
 )
-_URL = re.compile(r"[a-z][a-z0-9+.-]+(::[a-z][a-z0-9+.-]+)*://", re.IGNORECASE)
 FORMS = "a model folder, ORG/NAME of the Hugging Face hub, modelscope:ORG/NAME, or a URL (s3://bucket/folder)"
 
 
@@ -49,11 +49,6 @@ class Place:
         return f"{prefix}{self.name}{f'@{self.revision}' if has_revision else ''}"
 
 
-def is_url(text: str) -> bool:
-    """Whether this is a URL of whatever kind."""
-    return _URL.match(text) is not None
-
-
 def place_of(text: str, key: str = "model.path") -> Place:
     """What a name stands for; nothing is contacted.
 
@@ -64,9 +59,8 @@ def place_of(text: str, key: str = "model.path") -> Place:
     Raises:
         ValueError: it is neither a folder nor a name of something elsewhere; the sentence says what it may mean.
     """
-    folder = Path(text).expanduser()
-    if folder.is_dir():
-        return Place(kind="folder", name=text if Path(text).is_dir() else str(folder))
+    if here := folder_here(text):
+        return Place(kind="folder", name=here)
     if match := _PAGE.match(text):
         prefix = "modelscope:" if match["site"].startswith("modelscope") else ""
         raise ValueError(f"{key} {text!r} is the address of a page: write {prefix}{match['name']}")
@@ -81,7 +75,7 @@ def place_of(text: str, key: str = "model.path") -> Place:
         )
     if is_url(text):
         return Place(kind="url", name=text)
-    match = _ID.fullmatch(text)
+    folder, match = Path(text).expanduser(), _ID.fullmatch(text)
     if match is None or folder.exists() or Path(text).parts[0] == "~" or Path(text).parent.is_dir():
         raise ValueError(_no_folder(text, folder, key, is_id=match is not None))
     return Place(kind="huggingface", name=match["name"], revision=match["revision"] or "")

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from strop.data.cache import size_of
 from strop.hub.files import settle
 from strop.hub.remote import Listing, Refused, Unreachable, is_of_network
 from strop.hub.stores import reason
-from strop.hub.waiting import size_of
 
 STATE = "files-"
 """Begins the name of a state, which is made of the hashes of its files: the client tells no commit of a branch."""

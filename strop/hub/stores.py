@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+from strop.data.cache import size_of
 from strop.hub.files import settle
 from strop.hub.remote import Listing, Refused, Unreachable
-from strop.hub.waiting import size_of
 
 _IDENTITY = ("size", "etag", "checksum", "md5", "md5hash", "contentmd5", "crc32c", "digest", "generation", "version",
              "versionid", "mtime", "lastmodified", "modificationtime", "updated", "created", "modified")  # fmt: skip

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from strop.data.cache import size_of
 from strop.hub.remote import Refused, Unreachable
 from strop.hub.stores import (
     get_file,
@@ -26,7 +27,7 @@ from strop.hub.stores import (
     reason,
     way_out,
 )
-from strop.hub.waiting import size_of, while_heard
+from strop.hub.waiting import while_heard
 
 SILENCE_S = 600.0
 """How long a store may take nothing, in seconds: some tell of a file when all of it is there."""

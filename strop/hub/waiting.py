@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -59,16 +57,3 @@ def while_heard(
     if errors:
         raise errors[0]
     return results[0]
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder, also while another thread or process writes there."""
-    if not path.is_dir():
-        with suppress(FileNotFoundError):
-            return path.stat().st_size
-        return 0
-    total = 0
-    for file in path.rglob("*"):
-        with suppress(FileNotFoundError):
-            total += file.stat().st_size if file.is_file() and not file.is_symlink() else 0
-    return total

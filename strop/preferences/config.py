@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Any, Literal
 
+from strop.base.elsewhere import fetched
 from strop.base.field_types import NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from strop.base.sections import section
 from strop.data.config import Column
-from strop.data.sources import fetched
 from strop.engines.config import EngineConfig, OptimizerConfig
 
 Loss = Literal["sigmoid", "hinge", "ipo", "kto", "orpo", "simpo", "reward"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from strop.controller import as_future, as_list
-from strop.data.streaming import draw
+from strop.data.drawing import draw
 from strop.protocol import DataProto, jagged
 from strop.protocol.schema import COLUMNS
 from strop.python.doors import Settings, overrides_of

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.base.elsewhere import is_url
 from strop.border import printable, redacted
-from strop.engines.export import Export
-from strop.hub.places import is_url
+from strop.sharing.role_export import Export
 from strop.view.records import RunRecords
 from strop.view.summary import summary_of
 

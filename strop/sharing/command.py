@@ -6,9 +6,10 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from strop.base.elsewhere import is_url
 from strop.cli.output import check_writable, print_json, print_plain, say
 from strop.cli.settings import add_trust_argument
-from strop.hub.places import is_url, place_of
+from strop.hub.places import place_of
 from strop.hub.sending import Prepared, Sending, destination
 from strop.sharing.export import Exported, add_model_arguments, export_checkpoint, exported_run
 

@@ -8,17 +8,17 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.base.elsewhere import is_url
 from strop.cli.libraries import quiet_models
-from strop.cli.models import add_step_argument, choose_checkpoint, run_in
 from strop.cli.output import UsageError, print_json, print_plain, say
+from strop.cli.runs import add_step_argument, choose_checkpoint, run_in
 from strop.cli.settings import add_trust_argument, is_setting, load_settings
 from strop.cli.unread import Reads, refuse_unread
-from strop.hub.places import is_url
 from strop.hub.sending import Sending, destination
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
-    from strop.engines.export import Export
+    from strop.sharing.role_export import Export
     from strop.trainer.config import Config
 
 SUMMARY = "the model of a checkpoint as a Hugging Face folder, proved by its log-probs"
@@ -128,7 +128,7 @@ def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role
     import torch
 
     from strop.engines.config import LoraConfig
-    from strop.engines.export import export_role
+    from strop.sharing.role_export import export_role
     from strop.trainer.models import locate, read_models
 
     located = config

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Any, Literal
 
+from strop.base.elsewhere import fetched
 from strop.base.field_types import FiniteFloat, NonNegativeFloat, PositiveInt
 from strop.base.sections import section
 from strop.data.config import Column, check_mixture
-from strop.data.sources import fetched
 from strop.engines.config import EngineConfig, OptimizerConfig
 
 

@@ -20,7 +20,7 @@ from strop.data.sampler import PromptSampler, visit_uid
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_models
 from strop.engines.model import check_language_model, load_tokenizer, read_shape
-from strop.engines.ulysses import check_sequence_parallel
+from strop.engines.ulysses.shards import check_sequence_parallel
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
 from strop.supervised.config import SftConfig

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from strop.cli.output import Interrupted, UsageError, plain, print_json, print_plain, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
-from strop.cli.unread import READS, refuse_unread_overrides, unread_of_file
+from strop.cli.unread import OF_TRAINING, refuse_unread_overrides, unread_of_file
 from strop.sweep.grid import Planned, plan
 
 if TYPE_CHECKING:
@@ -124,14 +124,14 @@ def _jobs(args: argparse.Namespace, runs: Sequence[Planned]) -> list[Job]:
             words = ["train", "--resume", str(folder)]
         words += ["--trust-code"] * args.trust_code + ["--force"] * args.force
         jobs.append(Job(name=one.name, command=words, log=args.out / "logs" / f"{one.name}.log"))
-    if args.config and (unread := unread_of_file(args.config, READS["train"])):
+    if args.config and (unread := unread_of_file(args.config, OF_TRAINING)):
         say(f"`strop sweep` does not read {', '.join(unread)} of {args.config}")
     return jobs
 
 
 def _settings(args: argparse.Namespace, one: Planned) -> Config:
     try:
-        refuse_unread_overrides(one.overrides, "train", READS["train"])
+        refuse_unread_overrides(one.overrides, "train", OF_TRAINING)
         given = argparse.Namespace(config=args.config, overrides=one.overrides, trust_code=args.trust_code)
         return load_settings(given)
     except ValueError as error:

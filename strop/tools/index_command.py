@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from strop.cli.data import Action
 from strop.cli.output import UsageError, plain, print_json, print_plain
+from strop.data.command import Action
 from strop.tools.search_index import build_index
 
 

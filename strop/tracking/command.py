@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from strop.base.guests import joined, targets
-from strop.cli.models import run_in
 from strop.cli.output import UsageError, print_json, print_plain, say
+from strop.cli.runs import run_in
 from strop.run import RunError, RunFolder
 
 SUMMARY = "send a recorded run to a tracker: wandb, mlflow, swanlab, trackio, clearml, comet"

@@ -16,7 +16,7 @@ loading.py          a configuration with the user's own files, checked; code_nam
 
 Before the first step
 launch.py           a run is begun or continued; continuing.py: from where, with which settings anew
-models.py           models in folders of this machine; data_sets.py: data sets of the hub at their commits
+models.py           models in folders of this machine, and what a run remembers of those that were fetched
 setup.py            data, sampling and what is checked with them; scorers.py: the reward function tried
 roles.py            the roles of a configuration: which there are, in which processes
 threads.py          threads of a CPU, and who decided their number
@@ -24,12 +24,11 @@ threads.py          threads of a CPU, and who decided their number
 Numbers
 reporting.py        metrics from reports of samples
 validation.py       answers on held-out prompts
-trackers.py         where numbers go; progress.py, tensorboard.py, curve.py: the terminal, TensorBoard, pictures
+trackers.py         where numbers go; progress.py, tensorboard.py: the terminal, TensorBoard
 results.py          how a run ended; costs.py: what services of the reward have cost
 watching.py         how far a long generation is
 
 checkpointing.py    what a checkpoint holds, for every kind of training; disk_watch.py: how long it takes to write;
-                    copying.py: copies at a URL, and back
 stopping.py         signals that ask a run to end; healing.py: worker processes that die
-replay.py           a recorded run made again
+replay.py           what a run follows that is a recorded one made again
 """

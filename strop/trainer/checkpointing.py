@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from strop.base.elsewhere import elsewhere
 from strop.controller import WorkerGroup, as_list
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
 from strop.run import MODEL_FOLDER, Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
-from strop.trainer.copying import Copier
 from strop.trainer.disk_watch import DiskWatch
 from strop.trainer.stopping import StopRequest
 
@@ -56,7 +56,9 @@ class Checkpointer:
         self._texts, self._watch, self._on_sealed = texts, watch, on_sealed
         self._run, self._trained, self._settings = run, trained, settings
         self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
-        self._copier = Copier(run, settings.copy_to) if settings.copy_to else None
+        self._copier: Any = None
+        if settings.copy_to:
+            self._copier = elsewhere("runs", "run.copy_to is set").Copier(run, settings.copy_to)
         self._writing: PendingCheckpoint | None = None
         self._is_sealing = False
         self._saved_step = 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from strop.base.elsewhere import fetched
 from strop.base.sections import code_of_guests
 from strop.base.trust import Named
-from strop.data.sources import fetched
 from strop.trainer.config import Config
 from strop.trainer.models import models_elsewhere
 

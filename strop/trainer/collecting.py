@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from strop.algorithms.adv_declarations import STEP_COLUMNS
 from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED, left_out_for
+from strop.algorithms.registry import STEP_COLUMNS
 from strop.base.metrics import Metric
+from strop.data.drawing import Drawn, draw
 from strop.data.sampler import parse_visit_uid
-from strop.data.streaming import Drawn, draw
 from strop.protocol import DataProto
 from strop.protocol.schema import made_by
 from strop.rewards import check_failed_share

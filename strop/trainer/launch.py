@@ -17,7 +17,6 @@ from strop.run.durable import replace_text
 from strop.trainer.beginning import Beginning
 from strop.trainer.config import Config
 from strop.trainer.continuing import Continuation, roll_back, settings_to_continue
-from strop.trainer.data_sets import with_data
 from strop.trainer.loading import read, with_extensions
 from strop.trainer.models import (
     MODEL_PATHS,
@@ -25,6 +24,7 @@ from strop.trainer.models import (
     locate,
     models_elsewhere,
     read_models,
+    with_data,
     write_models,
 )
 

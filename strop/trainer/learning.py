@@ -12,7 +12,7 @@ from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import KeepConfig
 from strop.algorithms.kl_control import KlController
 from strop.algorithms.selection import kept_samples
-from strop.algorithms.shaping import drawn_rows
+from strop.base.guests import needed
 from strop.base.metrics import Metric, Reduction
 from strop.controller import as_batch, as_future, as_list
 from strop.protocol import DataProtoFuture
@@ -162,6 +162,7 @@ class Learner:
             metrics = _keep_metrics(scores, usable, taken, chosen)
         else:
             uids = [report.uid for report in usable.reports]
+            drawn_rows = needed("resampling", f"algorithm.resampling is {algorithm.resampling}")
             chosen = drawn_rows(scores, uids, algorithm, seed=self._config.trainer.seed, step=step)
             taken = usable.take(chosen)
             metrics, reason = _draw_metrics(scores, chosen), NOT_DRAWN

@@ -35,7 +35,6 @@ from strop.trainer.costs import CostTracker
 from strop.trainer.disk_watch import DiskWatch
 from strop.trainer.ending import Ending, MachineEnd, is_best
 from strop.trainer.groups import row_results, sampler_batch
-from strop.trainer.growth import Growth
 from strop.trainer.healing import Healing
 from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
@@ -100,8 +99,8 @@ class Trainer:
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         self.data: TrainingData = load_training_data(config)
         check_recording(config, self.data, first_step=self._start_step + 1)
-        self._growth = Growth(self.data, run)
-        self._growth.restore(self._start_step)
+        if self.data.growth is not None:
+            self.data.growth.restore(run, self._start_step, self.data.sampler)
         if checkpoint is not None:
             restore_position(run, checkpoint, self.data.sampler)
         precision = describe_precision(config.model, config.resources.device)
@@ -137,7 +136,8 @@ class Trainer:
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
                 self._monitor.observe(metrics)
-            self._growth.begin()
+            if self.data.growth is not None:
+                self.data.growth.begin()
             last_step = self.data.num_steps if self._recorded is None else self._recorded.last_step
             step = self._start_step
             self._ending = Ending(self.config.trainer, self._run, num_steps=last_step)
@@ -274,8 +274,9 @@ class Trainer:
             batch = sampler_batch(record.learned.experience)
         if self.data.sampler.sees_results:
             self.data.sampler.record(step, row_results(record.reports, step=step), batch)
-        grown = self._growth.after(step, batch)
-        metrics = self._metrics(record, phases) | grown
+        metrics = self._metrics(record, phases)
+        if self.data.growth is not None:
+            metrics |= self.data.growth.after(step, batch)
         self._warn(record)
         asked = self._listeners.hear_step(self._run, step, metrics)
         is_last, is_new_best, score = self._ending.look(step, asked=asked), False, None

@@ -2,22 +2,21 @@
 
 `models.json` in the run folder says for each key where its model came from: the revision that was resolved, and size
 and SHA-256 of every file. A run that goes on uses exactly these. Data sets of the hub stand there too, with their
-commit (`strop.trainer.data_sets`).
+commit, under keys such as `data hub:openai/gsm8k`, one for each set and revision.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from strop.base.elsewhere import elsewhere, folder_here, is_model_elsewhere
 from strop.base.foreign_files import read_json
+from strop.base.guests import joined, targets
 from strop.engines.model_options import template_text
-from strop.hub.files import hashes
-from strop.hub.models import Fetch, fetch_model
-from strop.hub.places import place_of
 from strop.run import RunError
 from strop.run.durable import replace_text
 from strop.trainer.config import Config
@@ -66,27 +65,40 @@ def locate(
         ValueError: a model cannot be had; the sentence says which, why, and what to do.
         UntrustedCode: received settings name it.
     """
-    how = Fetch(
-        say=say, code=config.model.trust_remote_code, weights=weights, offline=config.model.local_files_only
-    )
     found: dict[str, Mapping[str, Any]] = {}
     tree: Config = config
     for key, text in named_models(config):
         if key not in keys:
             continue
-        revision = config.model.revision if key == "model.path" else ""
-        state = str((known or {}).get(key, {}).get("revision", ""))
-        some = dataclasses.replace(how, weights=False) if key == "model.tokenizer_path" else how
-        fetched = fetch_model(text, some, key=key, revision=revision, state=state)
-        tree = _replaced(tree, key, fetched.folder)
-        if not fetched.place.is_here:
-            found[key] = {
-                "source": str(fetched.place), "kind": fetched.place.kind, "revision": fetched.revision,
-                "folder": fetched.folder,
-            }  # fmt: skip
+        folder = folder_here(text)
+        if not folder:
+            state = str((known or {}).get(key, {}).get("revision", ""))
+            needs_weights = weights and key != "model.tokenizer_path"
+            found[key] = _fetched(config, key, text, say=say, state=state, weights=needs_weights)
+            folder = found[key]["folder"]
+        elif key == "model.path" and config.model.revision:
+            raise ValueError(
+                f"a revision ({config.model.revision}) is given beside {key}={text}, which is a folder and has none: "
+                f"leave it out"
+            )
+        tree = _replaced(tree, key, folder)
     if config.model.chat_template:  # other machines may not have the file
         tree = _replaced(tree, "model.chat_template", template_text(config.model.chat_template))
     return Located(config=tree, models=found)
+
+
+def _fetched(
+    config: Config, key: str, text: str, *, say: Say, state: str, weights: bool
+) -> Mapping[str, Any]:
+    """What is recorded of a model that was fetched: source, kind, revision, folder."""
+    models, model = elsewhere("models", f"{key} {text!r} is not a folder"), config.model
+    how = models.Fetch(say=say, code=model.trust_remote_code, weights=weights, offline=model.local_files_only)
+    revision = model.revision if key == "model.path" else ""
+    fetched = models.fetch_model(text, how, key=key, revision=revision, state=state)
+    return {
+        "source": str(fetched.place), "kind": fetched.place.kind, "revision": fetched.revision,
+        "folder": fetched.folder,
+    }  # fmt: skip
 
 
 def named_models(config: Config) -> Iterator[tuple[str, str]]:
@@ -103,11 +115,51 @@ def models_elsewhere(config: Config) -> Iterator[tuple[str, str]]:
     """Those of `named_models` that would be fetched."""
     for key, text in named_models(config):
         try:
-            place = place_of(text, key)
+            if is_model_elsewhere(text, key):
+                yield key, text
         except ValueError:  # said when the model is looked for
             continue
-        if not place.is_here:
-            yield key, text
+
+
+def with_data(
+    located: Located,
+    command: Sequence[str],
+    *,
+    say: Say,
+    known: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Located:
+    """The same with every data set of a hub at a commit.
+
+    Args:
+        located: of a run that starts or goes on.
+        command: the word of the command that made the run, which tells what data it reads.
+        say: hears of a hub that does not answer.
+        known: what an earlier part of the run resolved.
+
+    Raises:
+        ValueError: the commit of one cannot be known; the sentence says why.
+        UntrustedCode: received settings name it.
+    """
+    if "commits" not in targets("elsewhere"):
+        return located  # who reads such a set is told that it cannot be had
+    found: Located = joined("elsewhere", "commits").with_data(located, command, say=say, known=known)
+    return found
+
+
+def data_as_recorded(config: Config, run: Path) -> Config:
+    """The settings of a command on a run, with each data set that the run has read at the commit it was read at.
+
+    Args:
+        config: of the command.
+        run: folder of the run; what it did not read stays as it is.
+
+    Raises:
+        RunError: its records cannot be read.
+    """
+    if "commits" not in targets("elsewhere"):
+        return config
+    found: Config = joined("elsewhere", "commits").as_recorded(config, run)
+    return found
 
 
 def write_models(run: Path, models: Mapping[str, Mapping[str, Any]]) -> None:
@@ -118,7 +170,7 @@ def write_models(run: Path, models: Mapping[str, Mapping[str, Any]]) -> None:
     """
     if models:
         records = {
-            key: {**model, "files": hashes(Path(model["folder"]))} if "folder" in model else model
+            key: {**model, "files": _hashes(key, model["folder"])} if "folder" in model else model
             for key, model in models.items()
         }
         replace_text(run / MODELS_FILE, json.dumps(records, indent=2) + "\n")
@@ -150,13 +202,21 @@ def check_models_same(known: Mapping[str, Mapping[str, Any]], located: Located) 
     """
     for key, model in located.models.items():
         recorded = known.get(key, {}).get("files", {})
-        files = hashes(Path(model["folder"]))
+        files = _hashes(key, model["folder"])
         changed = sorted(name for name in {*recorded, *files} if recorded.get(name) != files.get(name))
         if changed:
             raise RunError(
                 f"{key}: {changed[0]} of {model['source']} in {model['folder']} is not the file that this run began "
                 f"with: remove that folder, so that it is fetched again, or put the file back"
             )
+
+
+def _hashes(key: str, folder: str) -> Mapping[str, Mapping[str, int | str]]:
+    """Size and SHA-256 of every file of a fetched model, by its name."""
+    found: Mapping[str, Mapping[str, int | str]] = elsewhere("models", f"{key} was fetched").hashes(
+        Path(folder)
+    )
+    return found
 
 
 def _replaced(config: Any, key: str, value: str) -> Any:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -29,10 +29,10 @@ from strop.controller import (
     as_list,
     role,
 )
-from strop.engines.config import EngineConfig, ModelConfig
+from strop.engines.config import EngineConfig
 from strop.engines.media import media_models
-from strop.engines.model import check_language_model, check_reward_model, check_value_model, read_shape
-from strop.engines.ulysses import check_sequence_parallel
+from strop.engines.model import check_language_model, check_value_model, read_shape
+from strop.engines.tokens import sequence_parallelism
 from strop.protocol import DataProto, DataProtoFuture
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
@@ -45,12 +45,9 @@ from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
 from strop.workers.generation import check_engine
 from strop.workers.playing import Playing
-from strop.workers.prm import PrmWorker
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import Decided
-from strop.workers.reward_model import RewardModelWorker
 from strop.workers.rollout import RolloutWorker
-from strop.workers.teacher import TeacherWorker, check_teacher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +64,12 @@ class Roles:
     """Has generation use the actor's weights."""
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
-    teacher: WorkerGroup[TeacherWorker] | None = None
+    teacher: WorkerGroup[Any] | None = None
     """The model that the policy learns from; None without distillation."""
     critic: WorkerGroup[CriticWorker] | None = None
-    prm: WorkerGroup[PrmWorker] | None = None
+    prm: WorkerGroup[Any] | None = None
     """The process reward model; None where the estimator takes no process rewards."""
-    reward_model: WorkerGroup[RewardModelWorker] | None = None
+    reward_model: WorkerGroup[Any] | None = None
     offloads_idle: bool = False
     """A role's model and optimizer leave the device when it is idle."""
 
@@ -219,9 +216,10 @@ def check_models(config: Config) -> None:
     """Refuse models that do not fit each other, or the ranks of their role, before any process starts.
 
     Raises:
-        ValueError: as `check_language_model`, `check_value_model`, `check_reward_model`, `check_engine`,
-            `check_teacher` and `check_sequence_parallel`; or a critic that would have to see images.
+        ValueError: as `check_language_model`, `check_value_model`, `check_engine`, and the roles of guests; or
+            sequences that cannot be divided over ranks; or a critic that would have to see images.
     """
+    of_guests = _joined_roles(config)
     check_language_model(config.model)
     own = {
         "critic": config.critic.path if config.uses_critic else "",
@@ -236,17 +234,14 @@ def check_models(config: Config) -> None:
     check_engine(config.model, config.rollout)
     if config.uses_reference and config.reference.path:
         check_language_model(dataclasses.replace(config.model, path=config.reference.path))
-    if config.uses_reward_model:
-        check_reward_model(ModelConfig(path=config.reward_model.path))
-    if config.uses_teacher:
-        check_teacher(config.model, config.teacher.path)
-    if config.uses_prm and config.prm.path:
-        check_teacher(config.model, config.prm.path, key="prm.path")
+    for joins in of_guests.values():
+        joins.check(config)
     for name, engine in config.used_engines.items():
         if engine.sequence_parallel > 1:
             shape = _shape(config, name, own.get(name) or config.model.path)
             ranks = _num_ranks(config, name)
-            check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
+            divided = sequence_parallelism()
+            divided.check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
     path = config.critic.path or config.model.path
     if config.uses_critic and media_models(read_shape(dataclasses.replace(config.model, path=path))):
         raise ValueError(
@@ -256,6 +251,26 @@ def check_models(config: Config) -> None:
         )
     if config.uses_critic:
         check_value_model(dataclasses.replace(config.model, path=path))
+
+
+class JoinedRole(Protocol):
+    """The module that a guest has for a role, at the place "role"."""
+
+    def spec(self, config: Config, *, device: str, num_steps: int, checkpoint: Path | None) -> RoleSpec[Any]:
+        """The role in a run of so many training steps; `checkpoint` is a folder to continue from."""
+
+    def check(self, config: Config) -> None:
+        """Raise a ValueError for a model that does not fit, before any process starts."""
+
+
+def _joined_roles(config: Config) -> dict[str, JoinedRole]:
+    """The roles of guests that this run uses."""
+    used = {
+        "teacher": config.uses_teacher,
+        "prm": config.uses_prm,
+        "reward_model": config.uses_reward_model,
+    }
+    return {name: needed("role", f"the run has a {name}", name) for name, is_used in used.items() if is_used}
 
 
 def _shape(config: Config, name: str, path: str) -> Any:
@@ -366,16 +381,8 @@ def _specs(
         )
     if config.uses_reference and config.model.lora.rank == 0:
         specs["reference"] = role(ReferenceWorker, config.model, config.reference, device=device)
-    if config.uses_teacher:
-        distillation = config.algorithm.distillation
-        specs["teacher"] = role(TeacherWorker, config.model, config.teacher, distillation, device=device)
-    if config.uses_prm:
-        num_updates = num_steps * config.prm_updates_per_step
-        specs["prm"] = role(
-            PrmWorker, config.model, config.prm, device=device, num_updates=num_updates, checkpoint=checkpoint
-        )
-    if config.uses_reward_model:
-        specs["reward_model"] = role(RewardModelWorker, config.reward_model, device=device)
+    for name, joins in _joined_roles(config).items():
+        specs[name] = joins.spec(config, device=device, num_steps=num_steps, checkpoint=checkpoint)
     specs["rollout"] = _rollout_spec(
         config, device=device, version=version, samples=samples, logs=logs, is_replayed=is_replayed
     )

@@ -10,17 +10,13 @@ from typing import Any, Protocol
 
 from strop.agents.rows import with_agents
 from strop.agents.setup import AgentSetup
-from strop.base.guests import needed
-from strop.data.cache import cache_folder, prune
+from strop.base.guests import all_joined, needed
 from strop.data.config import DataConfig
 from strop.data.curriculum import sampler_object
-from strop.data.growing import GrowingPrompts
-from strop.data.mixing import by_entry, weighted_epochs, weights_of_sources
+from strop.data.drawing import TrainingPrompts
 from strop.data.prompts import PromptDataset
-from strop.data.readers import read_rows
+from strop.data.readers import load_rows
 from strop.data.sampler import PromptSampler, val_uid
-from strop.data.stored import load_rows
-from strop.data.streaming import StreamedPrompts, TrainingPrompts
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_reader
 from strop.engines.model import load_tokenizer, read_shape
@@ -29,6 +25,7 @@ from strop.protocol import DataProto
 from strop.rollout.config import RolloutConfig
 from strop.rollout.registry import NATIVE
 from strop.rollout.types import Sampling
+from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.sections import EvalConfig
 from strop.trajectory import Prompt
@@ -43,8 +40,8 @@ class TrainingData:
     val_prompts: list[Prompt]
     sampler: PromptSampler
     num_steps: int
-    growth: RowSource | None
-    """Where more rows come from while the run goes on; None: nowhere."""
+    growth: Growth | None
+    """What adds rows while the run goes on; None: nothing."""
     visits_per_step: float
     """How often a step visits each prompt; below 1, some prompts wait for a later step."""
 
@@ -79,26 +76,12 @@ def load_training_data(
     tokenizer = load_tokenizer(config.model)
     if not data.train_files:
         raise ValueError("data.train_files is empty; name at least one .parquet or .jsonl file")
-    chosen, num_epochs = None, config.num_epochs
     setup = AgentSetup(config.agent, tokenizer, template_options=data.chat_template_kwargs)
-    rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
-    growth = _row_source(data, rows)
-    if growth is not None and config.trainer.max_steps is None:
-        raise ValueError(
-            f"data.dataset_class {data.dataset_class.name} has on_batch_end, which may add rows, so epochs do not tell "
-            f"how many steps there are: set trainer.max_steps"
-        )
-    train: TrainingPrompts
-    if data.streaming:
-        train = StreamedPrompts(with_agents(rows, setup, "train", is_streamed=True), tokenizer, data)
-    else:
-        train = PromptDataset(with_agents(rows, setup, "train"), tokenizer, data, "train")
-        if growth is not None:
-            train = GrowingPrompts(train, tokenizer, data, lambda new: with_agents(new, setup, "train"))
-        elif data.source_weights or data.source_shares:
-            sources = _sources(train.data_sources, data)
-            weights = weights_of_sources(sources, data.source_weights, data.source_shares)
-            chosen, num_epochs = weighted_epochs(sources, weights, num_epochs, config.trainer.seed)
+    train, growth = _training_prompts(config, data, tokenizer, setup)
+    chosen, num_epochs = None, config.num_epochs
+    if isinstance(train, PromptDataset) and (data.source_weights or data.source_shares):
+        mixed = needed("mixture of sources", "data.source_weights or data.source_shares is set")
+        chosen, num_epochs = mixed(train.data_sources, data, num_epochs, config.trainer.seed)
     sampler = PromptSampler(
         train.row_numbers,
         data.prompts_per_step,
@@ -116,7 +99,8 @@ def load_training_data(
         train.read_media()
     val_prompts = load_val_prompts(data, tokenizer, setup, reads_media=reads_media) if data.val_files else []
     _check_media(config, has_media=train.has_media or any(prompt.media for prompt in val_prompts))
-    prune(cache_folder(data.cache_dir), data.cache_max_bytes)
+    for hear in all_joined("data of a run").values():
+        hear(data)
     return TrainingData(
         tokenizer=tokenizer,
         train=train,
@@ -131,42 +115,59 @@ def load_training_data(
     )
 
 
-def _sources(found: Mapping[int, str], data: DataConfig) -> Mapping[int, str]:
-    """The sources of rows by the names that weights or shares have: data sources, or files."""
-    if data.dataset_class.path:
-        return found
-    names = {**data.source_weights, **data.source_shares}
-    return by_entry(found, names, data.train_files, lambda entry: len(read_rows([entry], data.cache_dir)))
+def _training_prompts(
+    config: Config, data: DataConfig, tokenizer: Any, setup: AgentSetup
+) -> tuple[TrainingPrompts, Growth | None]:
+    """The training prompts, and what adds rows to them while the run goes on."""
+    rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
+    is_growing = _grows(data, rows)
+    if is_growing and config.trainer.max_steps is None:
+        raise ValueError(
+            f"data.dataset_class {data.dataset_class.name} has on_batch_end, which may add rows, so epochs do not tell "
+            f"how many steps there are: set trainer.max_steps"
+        )
+    prepared = with_agents(rows, setup, "train", is_streamed=data.streaming)
+    if data.streaming:
+        streamed: TrainingPrompts = needed("streamed rows", "data.streaming is set").StreamedPrompts(
+            prepared, tokenizer, data
+        )
+        return streamed, None
+    train = PromptDataset(prepared, tokenizer, data, "train")
+    if not is_growing:
+        return train, None
+    grow = needed("rows that come later", "data.datagen, or on_batch_end of a dataset class, adds rows")
+    growth: Growth = grow(data, rows, train, tokenizer, lambda new: with_agents(new, setup, "train"))
+    return growth.prompts, growth
 
 
-class RowSource(Protocol):
-    """Gives rows while a run goes on."""
+class Growth(Protocol):
+    """Adds rows to the training data while a run goes on."""
 
-    def restore(self, added: Sequence[Mapping[str, Any]]) -> None:
-        """These rows have come before."""
-        ...
+    prompts: TrainingPrompts
+    """Those that there are so far."""
 
-    def new_rows(self, batch: DataProto | None) -> Sequence[Mapping[str, Any]]:
-        """The next rows, after a step with these samples; None before the first one."""
-        ...
+    def restore(self, run: RunFolder, step: int, sampler: PromptSampler) -> None:
+        """Add the rows that came up to this step; called before the sampler is restored, and before anything else."""
+
+    def begin(self) -> None:
+        """The first rows, before the first step."""
+
+    def after(self, step: int, batch: DataProto | None) -> Mapping[str, float]:
+        """Rows that come after a step; metrics."""
 
 
-def _row_source(data: DataConfig, rows: Sequence[Mapping[str, Any]]) -> RowSource | None:
-    """Where more rows come from.
+def _grows(data: DataConfig, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether rows come while the run goes on.
 
     Raises:
-        ValueError: the class of data.datagen cannot be used.
+        ValueError: from two sources.
     """
-    hears = getattr(rows, "hears_of_batches", False) and not data.streaming
+    hears = bool(getattr(rows, "hears_of_batches", False)) and not data.streaming
     if data.datagen.path and hears:
         raise ValueError(
             "data.datagen and a dataset class with on_batch_end both add rows: use one of the two"
         )
-    if data.datagen.path:
-        made: RowSource = needed("data generator", "data.datagen is set")(data.datagen, rows)
-        return made
-    found: Any = rows
-    return found if hears else None
+    return bool(data.datagen.path) or hears
 
 
 def _check_media(config: Config, *, has_media: bool) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from strop.base.heartbeat import Beat, read_beats
-from strop.cli.models import run_in
 from strop.cli.output import print_json, print_plain, shorten
+from strop.cli.runs import run_in
 from strop.net.notes import read_small
 from strop.run import RunFolder
 from strop.run.lock import is_held

@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.cli.models import find_model, run_in
 from strop.cli.output import UsageError, plain, print_json, say
+from strop.cli.runs import run_in
+from strop.evaluation.models import find_model
 from strop.run import RunError, RunFolder
 from strop.view.dropped import find_fates, table_of
 from strop.view.records import RunRecords

@@ -4,9 +4,7 @@ config.py        ActorConfig, ReferenceConfig, TeacherConfig, CriticConfig, PrmC
 actor.py         ActorWorker: the policy; log-probs, policy updates, and the advantages of a batch
 critic.py        CriticWorker: values and value updates
 reference.py     ReferenceWorker: the frozen model that KL terms compare with
-teacher.py       TeacherWorker: the frozen model that the policy learns from
-prm.py           PrmWorker: the process reward model, which learns from outcomes
-reward_model.py  RewardModelWorker: scores of whole answers
+(those of guests, such as a reward model: place "role")
 rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples of episodes (played_rows.py);
                  playing.py: what it is told
 

@@ -27,8 +27,8 @@ from strop.algorithms.losses import (
 from strop.base.metrics import Mean, Metric
 from strop.base.tensor_metrics import TensorMetrics
 from strop.controller import Dispatch, Execute, register
+from strop.engines.adapters import adapters, has_adapter, merged_weights
 from strop.engines.config import ModelConfig
-from strop.engines.lora import adapter_off, has_adapter, merged_tensors
 from strop.engines.model import load_model
 from strop.engines.packing import Row, make_rows
 from strop.engines.tokens import Tokens
@@ -109,7 +109,7 @@ class ActorWorker(TrainedWorker):
                 "the policy has no adapter to switch off, so it cannot be its own reference: set model.lora.rank, "
                 "or use a ReferenceWorker"
             )
-        with adapter_off(self.engine.model):
+        with adapters().adapter_off(self.engine.model):
             return self.token_columns(data, log_prob_column("ref_log_prob", data))
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
@@ -207,7 +207,7 @@ class ActorWorker(TrainedWorker):
         self.engine.onload()
         if self._sender is None:
             raise ValueError("the actor sends weights to nobody: call open_sync first")
-        return self._sender.send(version, merged_tensors(model) if has_adapter(model) else None)
+        return self._sender.send(version, merged_weights(model))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def probe(self) -> Probe:

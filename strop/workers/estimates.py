@@ -5,20 +5,18 @@ They need all rows at once (groups, whitening) but no token ids: they run in one
 
 from __future__ import annotations
 
-import math
 from collections import Counter
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.algorithms.advantages import adv_estimator_columns, estimate_advantages, group_ids_of
-from strop.algorithms.advantages.process import process_and_outcome, process_share
 from strop.algorithms.anchors import UNKNOWN
 from strop.algorithms.batch_metrics import spread
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.correction import correct
-from strop.algorithms.implicit_reward import pair_accuracy
 from strop.algorithms.kl_control import reward_kl, token_level_rewards
 from strop.algorithms.sequence_credit import episode_representatives, spread_over_sequences
 from strop.base.metrics import Metric
@@ -46,12 +44,6 @@ PROCESS_REWARD = Metric(
     "prm/reward/{mean,max,min}",
     "reward",
     "of the process reward model, over sampled tokens, before any weight of the estimator",
-)
-PROCESS = Metric(
-    "prm/{pair_acc,advantage_share}",
-    "share",
-    "with algorithm=prime: of pairs of a prompt's samples with different outcomes, those whose better one has the "
-    "larger sum of process rewards, where 0.5 is chance; of the squared advantages, what process rewards make",
 )
 REWARD_MODEL_TRUNCATED = Metric("reward_model/truncated", "samples", "that it did not read to the end")
 
@@ -172,8 +164,7 @@ def shaping_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, fl
     if "process_rewards" in tensors:
         sampled = columns.flat(tensors["response_mask"]).bool()
         metrics |= spread(PROCESS_REWARD, columns.flat(tensors["process_rewards"])[sampled])
-        if algorithm.adv_estimator == "prime":
-            metrics |= _process_metrics(data, algorithm)
+    metrics |= _own_metrics(data, algorithm)
     if "rm_cut_tokens" in tensors:
         metrics[REWARD_MODEL_TRUNCATED] = float((tensors["rm_cut_tokens"] > 0).sum())
     if "anchor_ids" in tensors and len(data):
@@ -183,21 +174,17 @@ def shaping_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, fl
     return metrics
 
 
-def _process_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, float]:
-    """PROCESS, over all rows: of an episode of several sequences each one counts."""
+def _own_metrics(data: DataProto, algorithm: AlgorithmConfig) -> Mapping[str, float]:
+    """What the estimator is judged by, over all rows: of an episode of several sequences each one counts."""
+    declaration = adv_estimator_declaration(algorithm.adv_estimator)
+    if declaration.measure is None:
+        return {}
     tensors = data.tensors()
-    mask = _padded(data, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()
-    rewards = _padded(data, "token_level_rewards").sum(dim=-1)
-    groups = group_ids_of(list(data.non_tensor_batch["uid"]))
-    given = _padded(data, "process_rewards")
-    own = {**adv_estimator_declaration("prime").own, **algorithm.adv_settings}
-    process, outcome = process_and_outcome(
-        rewards, given, groups, mask, gamma=algorithm.gamma, process_norm=bool(own["process_norm"])
-    )
-    weighted = float(own["process_weight"]) * process, float(own["outcome_weight"]) * outcome
-    metrics = {PROCESS.of("advantage_share"): process_share(*weighted, mask)}
-    accuracy = pair_accuracy(torch.where(mask, given, torch.zeros_like(given)).sum(dim=-1), rewards, groups)
-    return metrics if math.isnan(accuracy) else {**metrics, PROCESS.of("pair_acc"): accuracy}
+    found = {name: _padded(data, name) for name in declaration.needs if name in tensors}
+    found["response_mask"] = _padded(data, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()
+    found["rewards"] = _padded(data, "token_level_rewards").sum(dim=-1)
+    found["group_ids"] = group_ids_of(list(data.non_tensor_batch["uid"]))
+    return declaration.measure(found, {**declaration.own, "gamma": algorithm.gamma, **algorithm.adv_settings})
 
 
 def _kl(data: DataProto, algorithm: AlgorithmConfig, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,9 +18,9 @@ import torch
 
 from strop.base.device import device_name
 from strop.base.guests import joined
+from strop.engines.adapters import merged_weights
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
-from strop.engines.lora import has_adapter, merged_tensors
 from strop.engines.media import MediaReader
 from strop.engines.model import load_model, read_shape, weights_of_folder
 from strop.engines.packing import make_rows
@@ -160,7 +160,7 @@ def pull_weights(trained: TrainEngine, target: WeightTarget) -> None:
 
 
 def _fill(target: WeightTarget, model: CausalLM) -> None:
-    weights = merged_tensors(model) if has_adapter(model) else None
+    weights = merged_weights(model)
     for bucket in parameter_stream(model.module, weights=weights):
         target.load([(weight.name, tensor) for weight, tensor in bucket.tensors()])
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
+from strop.base.guests import optional
 from strop.base.memory import host_used_bytes
 from strop.controller import Dispatch, Worker, register
+from strop.engines.adapters import adapters, has_adapter
 from strop.engines.causal_lm import CausalLM
 from strop.engines.checkpoint import PendingSave
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.lora import has_adapter, save_merged
 from strop.engines.parallel import Parallel, join_ranks
-from strop.engines.peak import peak_flops
 from strop.engines.role_checkpoint import load_optimizer, load_role, save_role
 from strop.engines.tokens import TokenFunction
 from strop.engines.training import Engine, TrainEngine
@@ -105,10 +105,11 @@ class TrainedWorker(ModelWorker):
         done = None if total is None else total - self._seen
         self._in_updates, self._seen = 0.0, total or 0.0
         is_cpu = device.type == "cpu"
+        counts = optional("operation counts")
         return Usage(
             updates=None if done is None else updates,
             others=None if done is None else done - updates,
-            peak=peak_flops(device, self.engine.model.compute_dtype),
+            peak=counts and counts.peak_flops(device, self.engine.model.compute_dtype),
             allocated=None if is_cpu else torch.accelerator.max_memory_allocated(device),
             reserved=None if is_cpu else torch.accelerator.max_memory_reserved(device),
             host=host_used_bytes(),
@@ -174,7 +175,7 @@ class TrainedWorker(ModelWorker):
     def save_model(self, folder: Path) -> None:
         """The model as an ordinary Hugging Face folder, written by rank 0; an adapter is merged into it."""
         if has_adapter(self.engine.model):
-            save_merged(self.engine.model, folder, write=self.rank == 0)
+            adapters().save_merged(self.engine.model, folder, write=self.rank == 0)
         else:
             self.engine.save_model(folder)
 

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.algorithms.advantages import estimate_advantages
-from strop.algorithms.advantages.batch_whitened import gdpo_advantages
-from strop.algorithms.advantages.group_relative import (
+from strop.checks.functions.estimators import TRAITS
+from strop.recipes.group_baselines import (
     gpg_advantages,
     grpo_passk_advantages,
     maxrl_advantages,
     opo_advantages,
 )
-from strop.algorithms.advantages.process import process_share
-from strop.checks.functions.estimators import TRAITS
+from strop.recipes.reward_parts import gdpo_advantages
+from strop.roles.prime import process_share
 
 EXACT = {"rtol": 0.0, "atol": 1e-12}
 GROUP_RELATIVE = sorted(name for name in TRAITS if TRAITS[name].compares_groups)

@@ -17,16 +17,19 @@ from strop.algorithms.losses import (
     policy_loss_terms,
     prepare_columns,
 )
-from strop.algorithms.losses.covariance import (
+from strop.algorithms.losses.clipped import policy_gradient_loss
+from strop.algorithms.losses.sequence import gspo_loss
+from strop.algorithms.losses.weighted import cispo_loss
+from strop.recipes.covariance import (
     clip_cov_loss,
     kl_cov_loss,
     select_clip_cov,
     select_kl_cov,
     token_covariances,
 )
-from strop.algorithms.losses.sequence import gmpo_loss, gspo_loss
-from strop.algorithms.losses.smooth import dro_loss, policy_gradient_loss, sapo_loss
-from strop.algorithms.losses.weighted import cispo_loss, dppo_kl_loss, dppo_tv_loss
+from strop.recipes.geometric import gmpo_loss
+from strop.recipes.smooth import dro_loss, sapo_loss
+from strop.recipes.trust_region import dppo_kl_loss, dppo_tv_loss
 
 LN2 = math.log(2)
 

@@ -12,6 +12,7 @@ import pytest
 
 import strop.algorithms
 import strop.checks
+import strop.recipes
 from strop.algorithms import (
     adv_declarations,
     batch_metrics,
@@ -20,15 +21,25 @@ from strop.algorithms import (
     masked,
     shaping,
 )
-from strop.algorithms.advantages import batch_whitened, group_relative, process, returns, token_baseline
+from strop.algorithms.advantages import group_relative, returns
 from strop.algorithms.aggregation import agg_loss
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.losses import covariance, distillation, sequence, smooth, terms, weighted
+from strop.algorithms.losses import distillation, sequence, terms
 from strop.checks.functions import estimators, policy_losses
+from strop.recipes import (
+    covariance,
+    group_baselines,
+    resampling,
+    reward_parts,
+    smooth,
+    token_baseline,
+    trust_region,
+)
+from strop.roles import prime
 
 MODULES = [
     importlib.import_module(found.name)
-    for package in (strop.algorithms, strop.checks)
+    for package in (strop.algorithms, strop.recipes, strop.checks)
     for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
 ]
 RECORDS = [
@@ -61,20 +72,20 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     # Gao et al. 2025: 1.0 and 1.05.
     (smooth.sapo_loss, {"tau_pos": 1.0, "tau_neg": 1.05}),
     (smooth.dro_loss, {"dro_beta": 1.0}),
-    (weighted.dppo_tv_loss, {"truncation": 20.0}),
-    (weighted.dppo_kl_loss, {"truncation": 20.0}),
+    (trust_region.dppo_tv_loss, {"truncation": 20.0}),
+    (trust_region.dppo_kl_loss, {"truncation": 20.0}),
     (distillation.topk_forward_kl, {"with_tail": False}),
     (distillation.reverse_kl_terms, {"kind": "k1+"}),
     # Shao et al. 2024, with the eps of the implementations.
     (group_relative.grpo_advantages, {"norm_by_std": True}),
-    (group_relative.grpo_passk_advantages, {"norm_by_std": True}),
-    (group_relative.gpg_advantages, {"f_norm": 1.0, "count_mixed_groups": False}),
-    (batch_whitened.gdpo_advantages, {"reward_weights": ()}),
+    (group_baselines.grpo_passk_advantages, {"norm_by_std": True}),
+    (group_baselines.gpg_advantages, {"f_norm": 1.0, "count_mixed_groups": False}),
+    (reward_parts.gdpo_advantages, {"reward_weights": ()}),
     # Without a discount and without a bias: the return of the whole answer.
     (returns.gae, {"gamma": 1.0, "lam": 1.0}),
     (returns.reinforce_plus_plus, {"gamma": 1.0}),
     (
-        process.prime_advantages,
+        prime.prime_advantages,
         {"gamma": 1.0, "process_weight": 1.0, "outcome_weight": 1.0, "process_norm": True, "whiten": True},
     ),
     (token_baseline.token_baseline_advantages, {"handle_zero_tail": False}),
@@ -86,7 +97,7 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     (evaluation.clustered_interval, {"confidence": 0.95}),
     (kl_control.token_level_rewards, {"answer_scores": None, "kl": None, "kl_coef": 0.0}),
     (shaping.overlong_penalty, {"factor": 1.0}),
-    (shaping.pf_ppo_weights, {"power": 2.0}),
+    (resampling.pf_ppo_weights, {"power": 2.0}),
     (
         agg_loss,
         {"dp_size": 1, "batch_num_tokens": None, "global_batch_size": None, "loss_scale_factor": None},
@@ -108,7 +119,7 @@ def test_numbers_that_nobody_sets(function: Callable[..., object], defaults: dic
 def test_bounds_of_exponents_and_small_numbers_beside_divisors() -> None:
     assert terms.LOG_RATIO_BOUND == batch_metrics.LOG_RATIO_BOUND == 20.0
     assert sequence.SEQUENCE_LOG_RATIO_MAX == 10.0
-    assert masked.WHITEN_EPS == weighted.BINARY_KL_EPS == distillation.TAIL_EPS == 1e-8
+    assert masked.WHITEN_EPS == trust_region.BINARY_KL_EPS == distillation.TAIL_EPS == 1e-8
     assert kl_control.MAX_RELATIVE_ERROR == 0.2
 
 

@@ -22,8 +22,10 @@ from strop.algorithms.registry import (
     settings_for,
     with_own_settings,
 )
-from strop.algorithms.shaping import overlong_penalty, pf_ppo_weights, resample_rows
-from strop.algorithms.user_functions import (
+from strop.algorithms.shaping import overlong_penalty
+from strop.base.randomness import random_key, uniforms
+from strop.base.registry import name_of
+from strop.compat.user_functions import (
     UserLoss,
     VerlConfig,
     adv_config,
@@ -31,8 +33,7 @@ from strop.algorithms.user_functions import (
     call_policy_loss,
     loss_config,
 )
-from strop.base.randomness import random_key, uniforms
-from strop.base.registry import name_of
+from strop.recipes.resampling import pf_ppo_weights, resample_rows
 
 
 class Names(Enum):

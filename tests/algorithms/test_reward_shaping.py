@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.shaping import drawn_rows, overlong_penalty, pf_ppo_weights, resample_rows
+from strop.algorithms.shaping import overlong_penalty
 from strop.base.randomness import random_key
+from strop.recipes.resampling import drawn_rows, pf_ppo_weights, resample_rows
 
 
 def double(values: object) -> Tensor:
@@ -124,12 +125,12 @@ def test_a_draw_at_the_very_end_falls_on_the_last_row_with_a_weight(monkeypatch:
     # The largest uniform number times a large sum rounds up to the sum itself.
     import numpy as np
 
-    from strop.algorithms import shaping
+    from strop.recipes import resampling
 
-    monkeypatch.setattr(shaping, "uniforms", lambda keys, positions: np.full(len(positions), 1.0))
+    monkeypatch.setattr(resampling, "uniforms", lambda keys, positions: np.full(len(positions), 1.0))
     assert resample_rows(double([1.0, 2.0, 0.0]), key=0, num_rows=1).tolist() == [1]
     assert resample_rows(double([0.0, 0.25, 0.0]), key=0, num_rows=1).tolist() == [1]  # a sum below 1, too
-    monkeypatch.setattr(shaping, "uniforms", lambda keys, positions: np.zeros(len(positions)))
+    monkeypatch.setattr(resampling, "uniforms", lambda keys, positions: np.zeros(len(positions)))
     assert resample_rows(double([0.0, 2.0, 1.0]), key=0, num_rows=1).tolist() == [
         1
     ]  # weight 0 is never drawn

@@ -11,7 +11,7 @@ from cli_calls import cli
 from strop.algorithms.adv_declarations import ADV_DECLARATIONS
 from strop.algorithms.loss_declarations import LOSS_DECLARATIONS
 from strop.config import describe, explain, load_config, read_config
-from strop.config.usage import readers
+from strop.explaining.readers import readers
 from strop.trainer.config import Config
 
 DAPO = ["algorithm=dapo", "trainer.max_steps=5", "data.max_response_tokens=8192"]

@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from references.token_passes import of_log_probs, of_values
 from strop.config import load_config
-from strop.engines import export
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.model import load_model, load_value_model
 from strop.engines.packing import make_rows
 from strop.engines.role_checkpoint import save_role
 from strop.engines.training import TrainEngine
 from strop.run import RunFolder
+from strop.sharing import role_export
 from strop.trainer.config import Config
 
 
@@ -167,7 +167,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(run_with_critic: Path, tmp
 def test_a_wrong_export_ends_with_2_and_leaves_nothing(
     run_with_critic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "PROBE_TOLERANCE", -1.0)
+    monkeypatch.setattr(role_export, "PROBE_TOLERANCE", -1.0)
     result = cli("export", run_with_critic, tmp_path / "out")
     assert "gives other log-probs in plain transformers than in training" in result.sentence
     assert "export ok" not in result.out

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from cli_calls import Project, cli
 
-from strop.cli.models import ModelSource
 from strop.evaluation.eval_table import measured
 from strop.evaluation.evaluate import Evaluation
+from strop.evaluation.models import ModelSource
 from strop.evaluation.points import Point
 from strop.evaluation.spending import Spent
 from strop.rewards import Outcome

@@ -92,12 +92,12 @@ def test_what_is_no_set_or_no_copy_of_one_is_said(words: list[str], tmp_path: Pa
 def test_without_a_hub_the_sentence_says_how_to_use_a_copy(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import strop.data.readers as readers
+    from strop.hub import rows
 
     def refuse(entry: str) -> None:
         raise ValueError(f"data entry {entry!r} cannot be read from the hub (no network)")
 
-    monkeypatch.setattr(readers, "open_hub", refuse)
+    monkeypatch.setattr(rows, "open_hub", refuse)
     sentence = cli(*words, "--data", "gsm8k").sentence
     assert "'hub:openai/gsm8k:main@test' cannot be read from the hub" in sentence
     assert "--data gsm8k=FILE reads your copy" in sentence

@@ -15,7 +15,7 @@ import strop
 from strop.base.guests import targets
 from strop.cli.main import COMMANDS
 from strop.cli.output import UsageError
-from strop.cli.unread import READS, Reads, reads_which_model, refuse_unread_overrides
+from strop.cli.unread import OF_TRAINING, Reads, reads_which_model, refuse_unread_overrides
 from strop.config import to_flat_dict
 from strop.config.schema import tree
 from strop.evaluation import eval_command
@@ -130,7 +130,7 @@ def reads_of_commands() -> dict[str, Reads]:
     """What each command reads, by its name; those of guests say it in their modules."""
     modules = {word: importlib.import_module(module) for word, module in targets("command").items()}
     return {
-        **READS,
+        "train": OF_TRAINING,
         **{
             word: module.READS
             for word, module in modules.items()

@@ -18,8 +18,9 @@ from references.chat_templates import CHATML, make_tokenizer
 from strop.compat.datasets.custom import dataset_settings
 from strop.data import DataConfig, PromptDataset, PromptSampler, RLHFDataset, collate_fn
 from strop.data.config import DatasetClassConfig
-from strop.data.stored import load_rows
-from strop.data.streaming import StreamedPrompts, draw
+from strop.data.drawing import draw
+from strop.data.readers import load_rows
+from strop.data.streaming import StreamedPrompts
 
 TOKENIZER = make_tokenizer(CHATML)
 FRAME = 2 + 5 + 1 + 1 + 10  # tokens around a user message: see test_prompts.py

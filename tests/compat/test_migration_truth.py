@@ -14,7 +14,7 @@ from test_migration_tables import TABLES, answers
 
 from strop.cli.main import COMMANDS as OF_STROP
 from strop.cli.main import command_parser
-from strop.cli.unread import READS, Reads
+from strop.cli.unread import OF_TRAINING, Reads
 from strop.compat.migration.flags import Flags
 from strop.compat.migration.openrlhf import migrate_openrlhf
 from strop.compat.migration.outcomes import ACCOUNTED, Facts, Outcome, UnreadableError
@@ -28,7 +28,7 @@ from strop.trainer.config import Config
 
 COMMAND = dict.fromkeys(TABLES, "train") | COMMANDS | {"verl-sft": "sft", "openrlhf-sft": "sft"}
 COMMAND |= dict.fromkeys(("openrlhf-dpo", "openrlhf-kto", "openrlhf-rm"), "prefer")
-READ_BY: dict[str, Reads] = {"train": READS["train"], "sft": sft.READS, "prefer": prefer.READS}
+READ_BY: dict[str, Reads] = {"train": OF_TRAINING, "sft": sft.READS, "prefer": prefer.READS}
 SETTINGS: dict[str, Any] = to_flat_dict(Config())
 KEY = re.compile(r"(?<![\w./@])[a-z_]\w*(?:\.[A-Za-z_]\w*)+(?![\w/(])")
 FILES = (".py", ".json", ".jsonl", ".md", ".yaml", ".parquet", ".jinja")

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from references.chat_templates import CHATML, make_tokenizer
-from strop.data import DataConfig, PromptDataset, encoding, read_rows
+from strop.data import DataConfig, PromptDataset, read_rows
 from strop.data.cache import entries, prune, remove, use
-from strop.data.stored import open_rows
+from strop.data.cache import prompts as kept_prompts
+from strop.data.streaming import open_rows
 
 
 def keep(folder: Path, name: str, size: int, used_at: float) -> Path:
@@ -62,7 +63,7 @@ def test_reading_from_the_cache_counts_as_use(tmp_path: Path, monkeypatch: pytes
     rows = [{"prompt": "hi", "data_source": "exact", "answer": str(number)} for number in range(3)]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = DataConfig(train_files=(str(source),), cache_dir=str(cache), ground_truth_key="answer")
-    monkeypatch.setattr(encoding, "MIN_CACHED_ROWS", 1)
+    monkeypatch.setattr(kept_prompts, "MIN_CACHED_ROWS", 1)
     for _ in range(2):
         read_rows([source.as_uri()], cache)
         open_rows([source], cache)

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.data import DataConfig, check_source_weights, visits_per_epoch
-from strop.data.mixing import by_entry, weighted_epochs, weights_of_sources
+from strop.data import DataConfig
+from strop.data.mixing import (
+    by_entry,
+    check_source_weights,
+    visits_per_epoch,
+    weighted_epochs,
+    weights_of_sources,
+)
 from strop.data.sampler import PromptSampler, visit_uid
 
 SOURCES = {0: "a", 1: "a", 2: "b", 5: "b", 7: "b", 8: "c"}

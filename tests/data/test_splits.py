@@ -6,7 +6,7 @@ import pytest
 
 from strop.data import DataConfig
 from strop.data.config import DatasetClassConfig
-from strop.data.stored import load_rows
+from strop.data.readers import load_rows
 
 
 @pytest.mark.usefixtures("core_alone")

@@ -15,9 +15,9 @@ import pytest
 
 from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, PromptSampler, read_rows
-from strop.data import stored as stored_rows
-from strop.data.stored import open_rows
-from strop.data.streaming import StreamedPrompts, draw
+from strop.data.drawing import draw
+from strop.data.streaming import StreamedPrompts, open_rows
+from strop.data.streaming import stored as stored_rows
 
 TOKENIZER = make_tokenizer(CHATML)
 FRAME = 2 + 5 + 1 + 1 + 10  # tokens around a user message: see test_prompts.py

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, encoding
+from strop.data.cache import prompts as kept_prompts
 from strop.data.prompts import Side, truncate
 
 
@@ -117,7 +118,7 @@ def test_data_sources_of_the_rows_that_are_kept() -> None:
 @pytest.fixture
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
     """Settings with a cache that keeps also small sets."""
-    monkeypatch.setattr(encoding, "MIN_CACHED_ROWS", 2)
+    monkeypatch.setattr(kept_prompts, "MIN_CACHED_ROWS", 2)
     return config(cache_dir=str(tmp_path))
 
 

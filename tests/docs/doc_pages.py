@@ -193,12 +193,8 @@ def _stand_in_order(parts: list[str], line: str) -> bool:
 
 def declared_metrics() -> Mapping[str, Metric]:
     """All metrics, by name."""
-    for module in (
-        "strop.trainer.loop",
-        "strop.ahead.joining",
-        "strop.supervised.trainer",
-        "strop.preferences.trainer",
-    ):
+    trainers = ("strop.trainer.loop", "strop.supervised.trainer", "strop.preferences.trainer")
+    for module in (*trainers, "strop.ahead.joining", "strop.data.growing.growth", "strop.roles.prm"):
         importlib.import_module(module)
     return METRICS
 

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, OptimizerConfig
-from strop.engines.flops import model_work, num_pairs
-from strop.engines.lora import add_lora
+from strop.engines.flops.work import model_work, num_pairs
+from strop.engines.lora.adapters import add_lora
 from strop.engines.packing import Row, make_rows
 from strop.engines.tokens import Tokens
 from strop.engines.training import TrainEngine

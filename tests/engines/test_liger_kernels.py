@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from strop.engines.config import ModelConfig
-from strop.engines.liger import apply_to_instance, use_liger_kernels
+from strop.engines.liger.kernels import apply_to_instance, use_liger_kernels
 from strop.engines.model import load_model
 
 Folders = Callable[[str], Path]

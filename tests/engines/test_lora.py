@@ -20,7 +20,7 @@ from references.language_models import load_plain, plain_greedy, plain_log_probs
 from references.token_passes import log_probs_of, of_log_probs, of_values, values_of
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
-from strop.engines.lora import (
+from strop.engines.lora.adapters import (
     ADAPTER,
     adapter_off,
     add_lora,

@@ -16,7 +16,7 @@ from references.token_passes import log_probs_of, of_log_probs
 from strop.engines import gradients
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
-from strop.engines.lora import adapter_off, merged_tensors, save_adapter, save_merged
+from strop.engines.lora.adapters import adapter_off, merged_tensors, save_adapter, save_merged
 from strop.engines.model import load_model
 from strop.engines.packing import Row, make_rows
 from strop.engines.parallel import Parallel

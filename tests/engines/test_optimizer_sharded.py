@@ -18,8 +18,8 @@ from references.token_passes import of_log_probs
 from strop.engines import gradients
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
-from strop.engines.muon import orthogonalized
 from strop.engines.optimizer import Optimizer
+from strop.engines.optimizers.muon import orthogonalized
 from strop.engines.packing import make_rows
 from strop.engines.training import TrainEngine
 

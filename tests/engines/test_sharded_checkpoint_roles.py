@@ -19,7 +19,7 @@ from references.rank_processes import Ranks, run_ranks
 from strop.engines import gradients
 from strop.engines.checkpoint import load_sharded
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig
-from strop.engines.lora import add_lora
+from strop.engines.lora.adapters import add_lora
 from strop.engines.model import load_model
 from strop.engines.parallel import alone
 from strop.engines.role_checkpoint import load_role, load_weights, role_tensors, save_role

@@ -29,7 +29,7 @@ from strop.engines.model import load_model, load_value_model
 from strop.engines.packing import make_rows
 from strop.engines.parallel import Parallel, alone
 from strop.engines.training import TrainEngine
-from strop.engines.ulysses import check_sequence_parallel
+from strop.engines.ulysses.shards import check_sequence_parallel
 
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 Pair = tuple[tuple[int, ...], tuple[int, ...]]

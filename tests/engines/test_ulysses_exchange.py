@@ -20,7 +20,7 @@ from references import packed_attention
 from references.rank_processes import Ranks, run_ranks
 from strop.engines.attention import AttentionForm, Segment
 from strop.engines.packing import MicroBatch, Row, make_rows, pack
-from strop.engines.ulysses import shard_micro_batch, tokens_per_rank
+from strop.engines.ulysses.shards import shard_micro_batch, tokens_per_rank
 
 DIM = 3
 SCALING = 0.6

@@ -19,8 +19,7 @@ from hub_cases import StandIn, asked_here
 from strop.base import trust
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_tokenizer, read_shape
-from strop.hub.files import hashes
-from strop.hub.models import Fetch, Fetched, fetch_copy, fetch_model
+from strop.hub.models import Fetch, Fetched, fetch_copy, fetch_model, hashes
 from strop.hub.remote import is_of_network
 
 WEIGHTS = bytes(range(256)) * 1024  # 256 KiB

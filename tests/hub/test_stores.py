@@ -15,13 +15,12 @@ from fsspec.registry import _registry as loaded_clients
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from store_cases import Store, opened
 
-from strop.data.sources import fetch
 from strop.hub import models
-from strop.hub.files import hashes
-from strop.hub.models import Fetch, Fetched, fetch_model
+from strop.hub.copies import Copier, fetch_run
+from strop.hub.models import Fetch, Fetched, fetch_model, hashes
+from strop.hub.rows import fetch
 from strop.hub.sending import Sending, destination
 from strop.run import RunConfig, RunFolder
-from strop.trainer.copying import Copier, fetch_run
 
 WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
 FILES = {

@@ -43,7 +43,7 @@ def main() -> None:
     cov = coverage.Coverage(
         data_file=None,
         config_file=False,
-        include=["*/strop/algorithms/*", "*/strop/checks/functions/*"],
+        include=["*/strop/algorithms/*", "*/strop/recipes/*", "*/strop/checks/functions/*"],
         messages=False,
     )
     cov.start()

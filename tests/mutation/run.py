@@ -1,6 +1,6 @@
 """Mutation testing of the formulas: which small mistakes in them, and in their checks, would the tests not see?
 
-    python tests/mutation/run.py                          algorithms, checks/functions; continues where it stopped
+    python tests/mutation/run.py                          its PACKAGES; continues where it stopped
     python tests/mutation/run.py --module algorithms.losses --sample 100 --seed 1
     python tests/mutation/run.py --report                 what the session holds, without a run
 
@@ -36,7 +36,7 @@ WORK = ROOT / "build" / "mutation"
 TREE = WORK / "tree"
 SESSION = WORK / "session.jsonl"
 EQUIVALENT = HERE / "equivalent.txt"
-PACKAGES = ("algorithms", "checks/functions")
+PACKAGES = ("algorithms", "recipes", "checks/functions")
 TESTS = (
     "tests/algorithms", "tests/checks/functions", "tests/cli/test_cli_check.py", "tests/workers/test_metrics.py",
     "tests/workers/test_batch_estimates.py",

@@ -23,12 +23,12 @@ from strop.preferences.rows import PreferenceDataset
 from strop.preferences.trainer import PreferenceTrainer, preference_batch, train_on_preferences
 from strop.preferences.worker import PreferenceWorker
 from strop.protocol import DataProto
+from strop.roles.reward_model import RewardModelWorker
 from strop.supervised.result import SftResult
 from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.trackers import read_metrics
 from strop.workers.config import RewardModelConfig
-from strop.workers.reward_model import RewardModelWorker
 
 
 def train(folder: Path, config: Config) -> SftResult:

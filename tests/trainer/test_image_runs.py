@@ -19,10 +19,10 @@ from references.tiny_tiles import ONE_AXIS
 from references.videos import EVEN, UNEVEN, write_video
 from strop.checks.preflight.trial import run_preflight
 from strop.data.prompts import PromptDataset
-from strop.engines.export import export_role
 from strop.engines.model import load_tokenizer
 from strop.protocol import DataProto
 from strop.run import RunFolder
+from strop.sharing.role_export import export_role
 from strop.trainer.roles import check_models
 from strop.trainer.setup import load_training_data, training_sampling
 from strop.vision.families import load_media_processor

@@ -11,8 +11,8 @@ from test_ray_runs import cut_after
 from tiny_runs import Project, check_records, resume_in, train_in
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.shaping import drawn_rows
 from strop.config.errors import ConfigError
+from strop.recipes.resampling import drawn_rows
 from strop.run import RunFolder
 from strop.trainer.learning import NOT_DRAWN
 

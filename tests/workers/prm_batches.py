@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.protocol import DataProto, columns
+from strop.roles.prm import PrmWorker
 from strop.workers.config import PrmConfig
-from strop.workers.prm import PrmWorker
 
 LR, BETA = 1e-2, 0.5
 SCORES = (1.0, 0.0, 0.75, 0.5, 1.0, 0.0, 1.0)

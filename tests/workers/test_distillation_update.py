@@ -24,9 +24,9 @@ from strop.algorithms.distillation_config import DistillationConfig
 from strop.data.tiny import make_tiny_model, make_tiny_tokenizer
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.protocol import DataProto, columns
+from strop.roles.teacher import TeacherWorker, check_teacher
 from strop.workers.config import TeacherConfig
 from strop.workers.rows import updates_of
-from strop.workers.teacher import TeacherWorker, check_teacher
 
 K = 6
 REVERSE = DistillationConfig(kind="reverse_kl", coef=0.5)

@@ -2,13 +2,11 @@
 
     registration.py     the registry, and the one way to call an estimator
     groups.py           what estimators share: groups, checks, one number per sample onto its tokens
-    group_relative.py   grpo, dr_grpo, grpo_passk, rloo, opo, gpg, maxrl: samples of a prompt compared
-    batch_whitened.py   reinforce_plus_plus_baseline, gdpo: compared, then whitened over the batch
-    anchored.py         gigpo: episodes compared, and answers given in the same state
-    returns.py          gae, reinforce_plus_plus, remax: rewards-to-go, token by token
-    imitation.py        raft: every sample that is kept counts the same
-    process.py          prime: process rewards of tokens beside the outcome, leave-one-out
-    token_baseline.py   optimal_token_baseline, tir_optimal_token_baseline: tokens at the same place compared
+    group_relative.py   grpo, dr_grpo, rloo: samples of a prompt compared
+    batch_whitened.py   reinforce_plus_plus_baseline: compared, then whitened over the batch
+    returns.py          gae, reinforce_plus_plus: rewards-to-go, token by token
+
+Those of further papers are guests (place "recipes").
 
 An estimator is a pure function of padded tensors. It is registered with the columns and settings that it
 takes by keyword; `estimate_advantages` passes exactly those. Settings of its own are its keyword defaults. What the
@@ -23,13 +21,9 @@ Rules that hold for every estimator here, and that `strop.checks.functions.estim
 """
 
 from strop.algorithms.advantages import (  # noqa: F401  (they register their functions)
-    anchored,
     batch_whitened,
     group_relative,
-    imitation,
-    process,
     returns,
-    token_baseline,
 )
 from strop.algorithms.advantages.registration import (
     ADV_ESTIMATOR_REGISTRY,
@@ -41,6 +35,9 @@ from strop.algorithms.advantages.registration import (
     group_ids_of,
     register_adv_est,
 )
+from strop.algorithms.registry import load_recipes
+
+load_recipes()
 
 __all__ = [
     "ADV_ESTIMATOR_REGISTRY",

@@ -8,14 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from strop.algorithms.adv_declarations import ADV_DECLARATIONS, SHARED_SETTINGS, adv_estimator_declaration
+from strop.algorithms.adv_declarations import ADV_DECLARATIONS, adv_estimator_declaration
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.registry import Declaration, FunctionRegistry, own_settings
-from strop.algorithms.user_functions import adv_config, call_advantage_estimator, describe
+from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for, verl_convention
 from strop.base.registry import name_of
 
 AdvantageFn = Callable[..., tuple[Tensor, Tensor]]
@@ -133,42 +131,20 @@ def call_estimator(
             f"{', '.join(sorted(columns))}"
         )
     if declaration.is_user_convention:
-        return _call_in_field_convention(function, declaration, columns, settings, algorithm, uids)
+        convention = verl_convention(f"advantage estimator {name!r}")
+        return cast(
+            tuple[Tensor, Tensor],
+            convention.estimate(function, declaration, columns, settings, algorithm, uids),
+        )
     passed = declaration.needs | (_optional_columns(function, declaration) & columns.keys())
-    taken = (declaration.settings | own_settings(function, declaration).keys()) - OPTIONAL_COLUMNS
-    arguments: dict[str, object] = {key: columns[key] for key in passed}
-    arguments.update({key: value for key, value in settings.items() if key in taken})
+    arguments: dict[str, object] = {
+        **settings_for(function, declaration, settings),
+        **{key: columns[key] for key in passed},
+    }
     with torch.no_grad():
         result = function(**arguments)
     _check_result(name, result, columns["response_mask"])
     return result
-
-
-def _call_in_field_convention(
-    function: AdvantageFn,
-    declaration: Declaration,
-    columns: Mapping[str, Tensor],
-    settings: Mapping[str, object],
-    algorithm: AlgorithmConfig | None,
-    uids: Sequence[str] | None,
-) -> tuple[Tensor, Tensor]:
-    if algorithm is None:
-        algorithm = AlgorithmConfig(
-            norm_adv_by_std=bool(settings.get("norm_by_std", True)),
-            gamma=cast(float, settings.get("gamma", 1.0)),
-            lam=cast(float, settings.get("lam", 1.0)),
-        )
-    own = {key: value for key, value in settings.items() if key not in SHARED_SETTINGS}
-    given_by_name = {"token_level_rewards", "rewards", "response_mask", "group_ids"} - declaration.needs
-    index = np.array(columns["group_ids"].tolist() if uids is None else list(uids), dtype=object)
-    return call_advantage_estimator(
-        function,
-        token_level_rewards=columns["token_level_rewards"],
-        response_mask=columns["response_mask"],
-        index=index,
-        config=adv_config(algorithm, settings=own),
-        extra={key: column for key, column in columns.items() if key not in given_by_name},
-    )
 
 
 def group_ids_of(uids: Sequence[str]) -> Tensor:
@@ -191,3 +167,12 @@ def _check_result(name: str, result: object, response_mask: Tensor) -> None:
     for what, tensor in zip(("advantages", "returns"), result, strict=True):
         if not isinstance(tensor, Tensor) or tensor.shape != response_mask.shape:
             raise ValueError(f"advantage estimator {name!r} returned {describe(tensor)} as {what}: {wanted}")
+
+
+def describe(value: object) -> str:
+    """What a result is, with its shapes, for an error."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, tuple):
+        return f"({', '.join(describe(part) for part in value)})"
+    return "None" if value is None else f"a {type(value).__name__}"

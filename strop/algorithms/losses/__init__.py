@@ -1,14 +1,14 @@
 """Policy losses as per-token terms; how terms become one number is the business of aggregation.py.
 
     terms.py          what a loss is: PolicyLossTerms, the registry, and calling a loss by its name
-    clipped.py        vanilla: PPO's clipped surrogate
-    sequence.py       gspo (gspo_token), gmpo (geo_mean): one ratio per response
-    weighted.py       cispo, dppo_tv, dppo_kl: log-probs under a weight without gradient
-    smooth.py         sapo, dro, gpg (reinforce): no clipping
-    covariance.py     clip_cov, kl_cov: tokens chosen by statistics of the whole optimizer batch
+    clipped.py        vanilla: PPO's clipped surrogate; gpg (reinforce): no clipping
+    sequence.py       gspo (gspo_token): one ratio per response
+    weighted.py       cispo: log-probs under a weight without gradient
     distillation.py   terms that pull the policy towards a teacher
     spec.py           the losses of a run, resolved from its configuration
     policy.py         the whole loss of some tokens: the policy's term, entropy, KL and teacher together
+
+Those of further papers are guests (place "recipes").
 
 A loss is a pure function of columns of one shape, [B, R] padded or [N] flat, and of keyword numbers. The loss
 of an optimizer batch is the sum of `weights * terms`, with weights computed once for that batch, so every loss
@@ -24,7 +24,7 @@ Rules that hold for every loss here, unless its docstring says otherwise:
 * A token of advantage 0 has no gradient.
 """
 
-from strop.algorithms.losses import clipped, covariance, sequence, smooth, weighted  # noqa: F401  (they register their functions)
+from strop.algorithms.losses import clipped, sequence, weighted  # noqa: F401  (they register their functions)
 from strop.algorithms.losses.policy import (
     PolicyBatch,
     PolicyLoss,
@@ -41,6 +41,9 @@ from strop.algorithms.losses.terms import (
     prepare_columns,
     register_policy_loss,
 )
+from strop.algorithms.registry import load_recipes
+
+load_recipes()
 
 __all__ = [
     "POLICY_LOSS_REGISTRY",

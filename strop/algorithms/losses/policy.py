@@ -16,13 +16,8 @@ from strop.algorithms.aggregation import BatchTotals, row_numbers, valid_tokens_
 from strop.algorithms.kl import kl_penalty
 from strop.algorithms.losses.distillation import DISTILLATION_STATISTIC, reverse_kl_terms, topk_forward_kl
 from strop.algorithms.losses.spec import LossSpec
-from strop.algorithms.losses.terms import (
-    PolicyLossTerms,
-    get_policy_loss_fn,
-    policy_loss_terms,
-    prepare_columns,
-)
-from strop.algorithms.user_functions import UserLoss, call_policy_loss, loss_config
+from strop.algorithms.losses.terms import PolicyLossTerms, policy_loss_terms, prepare_columns
+from strop.algorithms.registry import verl_convention
 from strop.base.metrics import Metric
 from strop.base.tensor_metrics import TensorMetrics
 
@@ -179,8 +174,8 @@ def policy_loss(
     if not len(log_probs):  # of a rank without rows; a user's loss need not expect that
         loss = 0.0 * log_probs.sum()
     elif spec.declaration.is_user_convention:
-        result = _user_loss(spec, here, trained, tokens)
-        loss, own_means = result.loss, result.metrics
+        convention = verl_convention(f"policy loss {spec.name!r}")
+        loss, own_means = convention.loss_of_tokens(spec, here, trained, tokens)
     else:
         policy = policy_loss_terms(spec.name, mask=trained, columns=here, settings=spec.settings)
         seen |= policy.statistics
@@ -250,35 +245,6 @@ def _distance(
         here["teacher_logprobs"].to(chosen_log_probs),
         with_tail=distillation.with_tail,
         is_likely=is_likely,
-    )
-
-
-def _user_loss(spec: LossSpec, here: Mapping[str, Tensor], trained: Tensor, tokens: PolicyTokens) -> UserLoss:
-    """A user's loss in verl's convention, on padded rows."""
-    lengths = tokens.batch.row_lengths
-    starts = lengths.cumsum(0) - lengths
-    rows, own = torch.unique(row_numbers(lengths)[tokens.index], return_inverse=True)
-    place = tokens.index - starts[rows][own]
-    shape = (len(rows), int(place.max()) + 1)
-    at = tuple(part.to(trained.device, non_blocking=True) for part in (own, place))
-    padded = {
-        name: column.new_zeros(shape).index_put(at, column)
-        for name, column in here.items()
-        if name != "row_ids" and column.dim() == 1
-    }
-    mode = spec.aggregation.mode
-    return call_policy_loss(
-        get_policy_loss_fn(spec.name),
-        columns=padded,
-        mask=trained.new_zeros(shape).index_put(at, trained),
-        loss_agg_mode=mode,
-        config=loss_config(
-            spec.algorithm,
-            name=spec.name,
-            totals=tokens.batch.totals,
-            loss_agg_mode=mode,
-            settings=spec.algorithm.loss_settings,
-        ),
     )
 
 

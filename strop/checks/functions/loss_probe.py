@@ -11,8 +11,7 @@ from torch import Tensor
 from strop.algorithms.aggregation import BatchTotals, batch_totals, token_weights, weighted_sum
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.losses.terms import PolicyLossTerms, call_loss, call_prepare
-from strop.algorithms.registry import Declaration
-from strop.algorithms.user_functions import call_loss_as_given, loss_config
+from strop.algorithms.registry import Declaration, verl_convention
 
 RTOL, ATOL = 1e-8, 1e-11
 """Two float64 numbers are taken as equal within these."""
@@ -71,14 +70,15 @@ class ProbedLoss:
         log_probs = batch.columns["log_probs"].clone().requires_grad_()
         columns = {**batch.columns, "log_probs": log_probs}
         if self.declaration.is_user_convention:
-            config = loss_config(
+            verl = verl_convention(f"policy loss {self.name!r}")
+            config = verl.loss_config(
                 AlgorithmConfig(),
                 name=self.name,
                 totals=totals,
                 loss_agg_mode=self.mode,
                 settings=self.settings,
             )
-            loss = call_loss_as_given(
+            loss = verl.call_loss_as_given(
                 self.function, columns=columns, mask=batch.mask, loss_agg_mode=self.mode, config=config
             ).loss
         else:

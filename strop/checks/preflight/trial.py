@@ -24,7 +24,7 @@ from strop.checks.preflight.facts import token_facts
 from strop.checks.preflight.rules import Agreement, Probe, can_teach, examine
 from strop.checks.preflight.tokens import TokenFacts, examine_tokens
 from strop.checks.preflight.verdict import Check
-from strop.data.streaming import draw
+from strop.data.drawing import draw
 from strop.evaluation.alone import as_spoken, is_remote, player, sampling_spoken, speaking
 from strop.protocol import columns
 from strop.rewards import RewardPool

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from strop.agents.context import AgentContext
-from strop.algorithms.user_functions import VerlConfig
 from strop.base.sections import section_of
+from strop.compat.user_functions import VerlConfig
 from strop.tools.kit import tools_kwargs_of
 from strop.tools.settings import ToolSettings
 from strop.trajectory import Media, Prompt

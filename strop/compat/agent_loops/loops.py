@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.agents.context import AgentContext, Generate
-from strop.algorithms.user_functions import VerlConfig
 from strop.compat.agent_loops.base import accepted
 from strop.compat.agent_loops.inputs import row_fields, verl_config
 from strop.compat.agent_loops.output import sequence_of
 from strop.compat.agent_loops.server import ListTokenizer, ServerManager
+from strop.compat.user_functions import VerlConfig
 from strop.trajectory import Prompt, Trajectory
 
 

@@ -16,9 +16,9 @@ from typing import Any, overload
 
 import torch
 
-from strop.algorithms.user_functions import VerlConfig
 from strop.base.user_files import load_user_file
 from strop.border import encodable_value
+from strop.compat.user_functions import VerlConfig
 from strop.data.config import DataConfig
 from strop.protocol import DataProto
 

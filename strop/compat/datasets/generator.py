@@ -14,8 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strop.algorithms.user_functions import VerlConfig
 from strop.base.user_files import load_user_file
+from strop.compat.user_functions import VerlConfig
 from strop.data.config import DatagenConfig
 from strop.protocol import DataProto
 

@@ -16,7 +16,6 @@ import torch
 from strop.base.guests import targets
 from strop.cli.libraries import quiet_libraries
 from strop.cli.output import plain, print_json, print_plain
-from strop.cli.versions import versions_in
 from strop.data.tiny import make_tiny_model
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
@@ -26,6 +25,7 @@ from strop.rollout.conformance.suite import run_checks
 from strop.rollout.conformance.trial import Finding, Start, Subject
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.sync.target import ModuleTarget
+from strop.shell.versions import versions_in
 from strop.workers.generation import Place, make_generation
 
 LIMIT_S = 300.0

@@ -486,12 +486,13 @@ def test_the_smallest_batch_has_one_token_and_one_sample() -> None:
         assert (empty.loss, empty.gradient.tolist()) == (0.0, [[0.0]])
 
 
-def test_functions_with_any_keywords_take_declared_settings_alone() -> None:
-    def anything(first: Tensor, **rest: object) -> Tensor:
+def test_functions_with_any_keywords_take_declared_settings_and_those_of_their_own() -> None:
+    def anything(first: Tensor, *, depth: int = 0, **rest: object) -> Tensor:
         return first
 
     declaration = Declaration(needs=frozenset({"first"}), settings=frozenset({"width"}))
-    assert settings_for(anything, declaration, {"width": 1, "height": 2}) == {"width": 1}
+    given = {"width": 1, "height": 2, "depth": 3}
+    assert settings_for(anything, declaration, given) == {"width": 1, "depth": 3}
     registry: FunctionRegistry[Callable[..., object]] = FunctionRegistry("policy loss")
     registry.register("anything", needs=("first", "second"), settings=("width",))(anything)
     assert registry["anything"] is anything

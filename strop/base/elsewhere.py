@@ -1,0 +1,94 @@
+"""What does not lie on this machine: how its names look, and the guest that fetches what they mean or sends something
+there.
+
+The core reads files and folders of this machine. A model, rows, or the copy of a run under any other name is the
+matter of what joins at the place `elsewhere` (strop.base.guests).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from strop.base.guests import joined, targets
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]+(::[a-z][a-z0-9+.-]+)*://", re.IGNORECASE)
+HUBS = ("hub:", "modelscope:")
+"""How entries begin that name a data set of a hub: the one of Hugging Face, and ModelScope."""
+
+
+def is_url(text: str) -> bool:
+    """Whether this is a URL of whatever kind."""
+    return _URL.match(text) is not None
+
+
+def is_hub(entry: str) -> bool:
+    """Whether an entry of data.train_files names a data set of a hub."""
+    return entry.startswith(HUBS)
+
+
+def fetched(files: Iterable[str]) -> list[str]:
+    """Those entries of data.train_files, or of another such setting, that are fetched from elsewhere."""
+    return [entry for entry in files if is_url(entry) or is_hub(entry)]
+
+
+def folder_here(text: str) -> str:
+    """The folder of this machine that the name of a model means, which always wins; empty where there is none."""
+    folder = Path(text).expanduser()
+    if not folder.is_dir():
+        return ""
+    return text if Path(text).is_dir() else str(folder)
+
+
+def elsewhere(what: str, why: str) -> Any:
+    """The module that fetches or sends models, rows, commits (of data sets) or runs.
+
+    Args:
+        what: one of these words.
+        why: who needs it, the beginning of a sentence.
+
+    Raises:
+        ValueError: none is there.
+    """
+    if what not in targets("elsewhere"):
+        raise ValueError(
+            f"{why}, and the part of strop that fetches from hubs and stores, and sends there, is missing from this "
+            f"installation: give a file or folder of this machine, or install all of strop"
+        )
+    return joined("elsewhere", what)
+
+
+def is_model_elsewhere(text: str, key: str) -> bool:
+    """Whether the name of a model means one that is fetched.
+
+    Raises:
+        ValueError: it means nothing; the sentence says what it may mean.
+    """
+    if folder_here(text) or "models" not in targets("elsewhere"):
+        return False
+    joined("elsewhere", "models").place_of(text, key)
+    return True
+
+
+def fetch_copy(
+    folder: Path, *, weights: bool, tokenizer: bool = False, code: bool = False, offline: bool = False
+) -> None:
+    """Fetch what this machine lacks of a model folder that the run was begun with on another one; nothing happens for a
+    folder that was never fetched, or where all is there.
+
+    Args:
+        folder: of a model; it need not exist.
+        weights: they are needed.
+        tokenizer: it is needed.
+        code: fetch Python files too.
+        offline: contact nobody.
+
+    Raises:
+        ValueError: it cannot be fetched.
+    """
+    if "models" in targets("elsewhere"):
+        joined("elsewhere", "models").fetch_copy(
+            folder, weights=weights, tokenizer=tokenizer, code=code, offline=offline
+        )

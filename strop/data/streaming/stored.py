@@ -1,0 +1,243 @@
+"""Rows that stay in their files and are read one by one, by number.
+
+What is held in memory does not depend on the number of rows, except eight bytes per row of JSON lines, and those
+are mapped from a file:
+
+    parquet        a group of rows at a time, whose sizes are in the file's footer; a file of large groups is first
+                   written to data.cache_dir as Arrow batches, once, and mapped into memory
+    JSON lines     from where a line begins; the places are found once and kept in data.cache_dir
+    datasets       folders written by save_to_disk and sets of the hub, which are mapped into memory
+
+What is kept is named by path, size and time of change of the file, so a changed file is indexed again.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import os
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+from strop.base.elsewhere import is_hub
+from strop.base.foreign_files import MAX_LINE_BYTES, check_regular, lines_of, open_regular
+from strop.data.cache import cache_folder, use
+from strop.data.readers import (
+    check_entries,
+    fetched,
+    leaves,
+    open_saved,
+    open_set,
+    parquet_refused,
+    parse_object,
+)
+
+MAX_GROUP_BYTES = 4 * 2**20
+"""Size of a group of rows, uncompressed, up to which a parquet file is read in place: a visit reads a whole one."""
+_BATCH_ROWS = 256
+"""Rows of an Arrow batch; a visit touches one batch."""
+
+
+class StoredRows(Sequence[dict[str, Any]]):
+    """The rows of several files, one after another."""
+
+    def __init__(self, parts: Sequence[RowPart]) -> None:
+        self._parts = parts
+        self._ends = list(accumulate(len(part) for part in parts))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        number = index % len(self)
+        part = bisect.bisect_right(self._ends, number)
+        return self._parts[part].row(number - (self._ends[part - 1] if part else 0))
+
+
+def open_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> StoredRows:
+    """The rows that `read_rows` would give, read when they are asked for.
+
+    Args:
+        files: entries of data.train_files.
+        cache_dir: where fetched files and indexes are kept; empty means the default.
+
+    Raises:
+        ValueError: as `read_rows`, as far as it shows without reading the rows; also for a `.json` file that holds
+            one list, which has no rows that could be read alone.
+        FileNotFoundError: a file does not exist.
+    """
+    check_entries(files)
+    parts: list[RowPart] = []
+    for entry in map(str, files):
+        found = list(_parts(entry, cache_dir))
+        if not sum(map(len, found)):
+            raise ValueError(f"data file {entry} has no rows; write at least one, or leave the file out")
+        parts += found
+    return StoredRows(parts)
+
+
+def _parts(entry: str, cache_dir: str | Path) -> Iterator[RowPart]:
+    if is_hub(entry):
+        yield MappedRows(open_set(entry))
+        return
+    for path in leaves(entry, cache_dir):
+        with fetched(entry, path):
+            if path.is_dir():
+                yield MappedRows(open_saved(path))
+            elif path.suffix == ".parquet":
+                yield _parquet_rows(path, cache_dir)
+            else:
+                yield LineRows(path, cache_dir)
+
+
+class MappedRows:
+    """Rows of a `datasets.Dataset`, which maps its files into memory."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset.with_format("arrow")  # media stay undecoded, as in read_rows
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def row(self, index: int) -> dict[str, Any]:
+        """The row of this number."""
+        found: list[dict[str, Any]] = self._dataset[index : index + 1].to_pylist()
+        return found[0]
+
+
+class BlockRows:
+    """Rows that lie in blocks, of which one is read for a visit."""
+
+    def __init__(self, sizes: Iterable[int], block: Callable[[int], Any]) -> None:
+        """Args:
+        sizes: rows of each block.
+        block: gives one by its number, as a table or a batch of Arrow.
+        """
+        self._ends = list(accumulate(sizes))
+        self._block = block
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def row(self, index: int) -> dict[str, Any]:
+        """The row of this number."""
+        number = bisect.bisect_right(self._ends, index)
+        start = self._ends[number - 1] if number else 0
+        found: list[dict[str, Any]] = self._block(number).slice(index - start, 1).to_pylist()
+        return found[0]
+
+
+class LineRows:
+    """Rows of a JSON-lines file, found by where their lines begin."""
+
+    def __init__(self, path: Path, cache_dir: str | Path) -> None:
+        self._path = path
+        try:
+            self._file = open_regular(path)
+        except OSError as error:
+            raise ValueError(f"data file {path} cannot be read: {error.strerror}; check the path") from error
+        if path.suffix == ".json" and _first_character(path) == b"[":
+            raise ValueError(
+                f"data file {path} holds one JSON list, so its rows cannot be read one by one: write one object per "
+                f"line (.jsonl), or set data.streaming=false"
+            )
+        kept = _kept(path, ".npy", cache_dir, _write_starts)
+        self._starts = np.load(kept, mmap_mode="r")  # [rows]
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def row(self, index: int) -> dict[str, Any]:
+        """The row of this number."""
+        self._file.seek(int(self._starts[index]))
+        line = self._file.readline(MAX_LINE_BYTES)
+        where = f"row {index} of {self._path}"
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{where} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+        return parse_object(text, where)
+
+
+RowPart = MappedRows | BlockRows | LineRows
+"""The rows of one file."""
+
+
+def _parquet_rows(path: Path, cache_dir: str | Path) -> RowPart:
+    try:
+        check_regular(path)
+        meta = pyarrow.parquet.read_metadata(path)
+        groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
+        if max((group.total_byte_size for group in groups), default=0) <= MAX_GROUP_BYTES:
+            read_group = pyarrow.parquet.ParquetFile(path).read_row_group
+            return BlockRows((group.num_rows for group in groups), lru_cache(maxsize=2)(read_group))
+        kept = _kept(path, ".arrow", cache_dir, _write_batches)
+        file = pyarrow.ipc.open_file(pyarrow.memory_map(str(kept)))
+        batches = range(file.num_record_batches)
+        return BlockRows((file.get_batch(number).num_rows for number in batches), file.get_batch)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise parquet_refused(path, error) from error
+
+
+def _kept(path: Path, suffix: str, cache_dir: str | Path, write: Callable[[Path, Path], None]) -> Path:
+    """The file in the cache that belongs to the present contents of `path`, written when there is none."""
+    stat = path.stat()
+    name = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    folder = cache_folder(cache_dir) / "rows"
+    kept = folder / f"{digest}{suffix}"
+    if not kept.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, staging = tempfile.mkstemp(prefix="writing-", suffix=suffix, dir=folder)
+        os.close(handle)
+        try:
+            write(path, Path(staging))
+            Path(staging).replace(kept)
+        finally:
+            Path(staging).unlink(missing_ok=True)
+    return use(kept)
+
+
+def _write_starts(path: Path, target: Path) -> None:
+    """Where each line that is not blank begins, in bytes."""
+    starts = array("q")
+    at = 0
+    with open_regular(path) as file:
+        for line in lines_of(file, path):
+            if not line.isspace():
+                starts.append(at)
+            at += len(line)
+    with target.open("wb") as file:
+        np.save(file, np.frombuffer(starts, dtype=np.int64) if starts else np.zeros(0, dtype=np.int64))
+
+
+def _write_batches(path: Path, target: Path) -> None:
+    """The same rows as Arrow batches."""
+    source = pyarrow.parquet.ParquetFile(path)
+    with pyarrow.OSFile(str(target), "wb") as sink, pyarrow.ipc.new_file(sink, source.schema_arrow) as writer:
+        for batch in source.iter_batches(batch_size=_BATCH_ROWS):
+            writer.write_batch(batch)
+
+
+def _first_character(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4096).lstrip()[:1]

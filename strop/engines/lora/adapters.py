@@ -1,0 +1,367 @@
+"""LoRA adapters on a loaded model, through PEFT: trained, switched off, merged for a rollout engine, saved.
+
+The adapters are put into the linear layers in place, so the model keeps its class, its packed forward pass and its
+own head; only parameter names change: `q_proj.weight` becomes `q_proj.base_layer.weight` beside
+`q_proj.lora_A.default.weight` and `q_proj.lora_B.default.weight`. weights.py takes these additions off again.
+
+Concurrency: on a sharded model `merged_tensors` and `save_adapter` gather tensors one by one and are called by all
+ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from strop.base.elsewhere import fetch_copy
+from strop.base.randomness import random_key
+from strop.engines.adapters import has_adapter
+from strop.engines.causal_lm import CausalLM
+from strop.engines.config import LoraConfig
+from strop.engines.gradients import full
+from strop.engines.weights import named_weights, weights_metadata
+
+ADAPTER = "default"
+"""PEFT's name of the one adapter; part of its parameters' names."""
+_ALL = ("all-linear",)
+_SAVED_PREFIX = "base_model.model."
+_CONFIG_FILE = "adapter_config.json"
+_WEIGHTS_FILE = "adapter_model.safetensors"
+
+
+def add_lora(model: CausalLM, config: LoraConfig, *, seed: int = 0) -> None:
+    """Put adapters into the model and freeze everything else, except a value head.
+
+    W becomes W + alpha / rank * B A with B = 0 at first, so the model computes what it did. A is uniform within
+    1 / sqrt(columns), a function of seed and layer name: the same on every rank. Call it before the model is
+    sharded.
+
+    Args:
+        model: just loaded, with gradients off or on.
+        config: with a rank above 0.
+        seed: of A.
+
+    Raises:
+        ValueError: PEFT is not installed; no layer has such a name, or one that is no linear layer or the head;
+            or `path` holds no LoRA adapter of this model.
+
+    Source: Hu et al. 2021, arXiv:2106.09685; the initial A as in PEFT.
+    """
+    peft = _peft()
+    if model.is_sharded or has_adapter(model):
+        state = "is sharded" if model.is_sharded else "has an adapter"
+        raise ValueError(f"the model {state} already; add the adapter to a model that was just loaded")
+    settings = _settings_of_folder(peft, config, model) if config.path else _settings(peft, config, model)
+    settings.inference_mode = False
+    settings.lora_dropout = 0.0  # a sampled log-prob must be the trained one
+    settings.fan_in_fan_out = any(isinstance(part, Conv1D) for part in model.module.modules())
+    with torch.random.fork_rng(devices=[]):  # PEFT draws from the global generator
+        try:
+            peft.inject_adapter_in_model(settings, model.module, adapter_name=ADAPTER)
+        except ValueError as error:
+            raise ValueError(f"model.lora: {str(error).strip()}") from error
+    _check_layers(model)
+    if _has_value_head(model):
+        model.head_weight.requires_grad_(True)  # a new head of zeros learns nothing through adapters alone
+    if config.path:
+        _load(model, Path(config.path))
+    else:
+        _initialize(model, seed)
+
+
+@contextlib.contextmanager
+def adapter_off(model: CausalLM) -> Iterator[None]:
+    """Inside, the model computes what it did without the adapter: the reference policy, with no second copy."""
+    layers = [layer for _, layer in _layers(model)]
+    # PEFT's own switch also freezes and unfreezes parameters, which sharding does not expect.
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+@torch.no_grad()
+def merged_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
+    """Every weight as a full tensor with its adapter added, under the base model's Hugging Face names.
+
+    Names and order are those of `weights.weights_metadata`: tied weights come once. One weight is made at a time.
+    """
+    layers = {_weight_name(name, layer): layer for name, layer in _layers(model)}
+    tensors = named_weights(model.module)
+    for weight in weights_metadata(model.module):
+        tensor = full(tensors[weight.name].detach())
+        layer = layers.get(weight.name)
+        yield weight.name, tensor if layer is None else tensor + _delta(layer).to(tensor.dtype)
+
+
+def adapter_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
+    """What is trained, as full tensors under the names of a PEFT adapter file."""
+    for name, parameter in _trained(model):
+        yield _SAVED_PREFIX + name.replace(f".{ADAPTER}", ""), full(parameter.detach())
+
+
+def save_adapter(model: CausalLM, folder: Path, *, write: bool = True) -> None:
+    """Write the adapter as an ordinary PEFT folder: adapter_config.json and adapter_model.safetensors.
+
+    Args:
+        model: with an adapter.
+        folder: made if it does not exist.
+        write: False for a rank that helps to gather only.
+    """
+    tensors = {name: t.cpu().contiguous() if write else t for name, t in adapter_tensors(model)}
+    if write:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
+        settings = {**_settings_of(model).to_dict(), "inference_mode": True}
+        # Sets (target_modules) in an order of their own, so that equal adapters are equal files.
+        text = json.dumps(settings, indent=2, sort_keys=True, default=sorted)
+        (folder / _CONFIG_FILE).write_text(text + "\n")
+
+
+def save_merged(model: CausalLM, folder: Path, *, write: bool = True) -> None:
+    """Write the base model with the adapter added to its weights, as an ordinary Hugging Face folder.
+
+    For use elsewhere; training cannot continue from it as it was. On a sharded model all ranks call this.
+
+    Args:
+        model: with an adapter.
+        folder: made if it does not exist.
+        write: False for a rank that helps to gather only; the one that writes keeps all weights in host memory.
+    """
+    state: dict[str, Tensor] = {}
+    for name, tensor in merged_tensors(model):
+        if write:
+            state[name] = tensor.to("cpu", copy=True)
+    if write:
+        module: Any = model.module
+        module.save_pretrained(folder, state_dict=state)
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ValueError(
+            "model.lora needs the package peft; install it with: pip install 'strop[lora]'"
+        ) from error
+    return peft
+
+
+def _settings_of(model: CausalLM) -> Any:
+    """PEFT's configuration of the model's adapter."""
+    module: Any = model.module
+    return module.peft_config[ADAPTER]
+
+
+def check_targets(module: nn.Module, config: LoraConfig) -> None:
+    """Refuse names of layers that take no adapter; the weights are not looked at (they may be on the meta device).
+
+    Raises:
+        ValueError: the sentence names one, and says what it is.
+    """
+    if config.path or config.target_modules == _ALL:
+        return
+    layers = [name for name, _ in module.named_modules()]
+    for target in config.target_modules:
+        end = f".{target}"
+        if any(f".{name}".endswith(end) for name in layers):
+            continue
+        stacked = _stacked(module)
+        if any(f".{name}".endswith(end) for name in stacked):
+            continue
+        linear = sorted({name.rpartition(".")[2] for name in _linear(module)})
+        experts = sorted({".".join(name.split(".")[-2:]) for name in stacked})
+        raise ValueError(
+            f"model.lora.target_modules has {target!r}, which is the name of no layer of this model; its linear layers "
+            f"are {', '.join(linear)}{', its stacked experts ' + ', '.join(experts) if experts else ''}"
+        )
+
+
+def _linear(module: Any) -> list[str]:
+    """Names of the linear layers, the head left out, and routers that are linear layers and give more (Llama 4)."""
+    head = module.get_output_embeddings() or getattr(module, "score", None)
+    plain = (nn.Linear.forward, Conv1D.forward)
+    return [
+        name
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear | Conv1D) and type(part).forward in plain and part is not head
+    ]
+
+
+def _stacked(module: nn.Module) -> list[str]:
+    """Names of the parameters that hold one matrix for each expert."""
+    return [name for name, weight in module.named_parameters() if weight.dim() == 3 and "expert" in name]
+
+
+def _settings(peft: Any, config: LoraConfig, model: CausalLM) -> Any:
+    """PEFT's configuration of a new adapter."""
+    check_targets(model.module, config)
+    ends = tuple(f".{target}" for target in config.target_modules)
+    experts = [name for name in _stacked(model.module) if f".{name}".endswith(ends)]
+    layers = [f".{name}" for name, _ in model.module.named_modules()]
+    targets: str | list[str] = [
+        target for target in config.target_modules if any(name.endswith(f".{target}") for name in layers)
+    ]
+    if config.target_modules == _ALL:
+        # PEFT counts stacked experts in for some models.
+        targets = _linear(model.module) if _stacked(model.module) else "all-linear"
+    return peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=targets,
+        target_parameters=experts or None,
+        task_type="SEQ_CLS" if _has_value_head(model) else "CAUSAL_LM",
+        base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,
+    )
+
+
+def _settings_of_folder(peft: Any, config: LoraConfig, model: CausalLM) -> Any:
+    """PEFT's configuration of an adapter folder."""
+    folder = Path(config.path)
+    fetch_copy(folder, weights=True)
+    if not (folder / _CONFIG_FILE).is_file():
+        raise ValueError(f"model.lora.path {config.path!r} has no {_CONFIG_FILE}; give a PEFT adapter folder")
+    try:
+        settings = peft.PeftConfig.from_pretrained(str(folder))
+    except (ValueError, TypeError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"model.lora.path {config.path!r} has no usable {_CONFIG_FILE}: {str(error).strip().splitlines()[0]}"
+        ) from error
+    whole = set(getattr(settings, "modules_to_save", None) or ())
+    if _has_value_head(model):
+        whole -= {"classifier", "score"}  # the value head, which is trained whole here too
+    if not isinstance(settings, peft.LoraConfig) or settings.bias != "none" or whole:
+        raise ValueError(
+            f"model.lora.path {config.path!r} is an adapter of type {getattr(settings.peft_type, 'value', '?')} with "
+            f"bias {getattr(settings, 'bias', 'none')!r} and whole modules {sorted(whole)}; only plain LoRA can be "
+            f"continued"
+        )
+    settings.modules_to_save = None
+    if config.rank != settings.r:
+        raise ValueError(
+            f"model.lora.rank is {config.rank}, but the adapter in {config.path!r} has rank {settings.r}; set "
+            f"model.lora.rank={settings.r}"
+        )
+    return settings
+
+
+def _has_value_head(model: CausalLM) -> bool:
+    """Whether the head gives one number per token instead of logits."""
+    module: Any = model.module
+    return module.get_output_embeddings() is None
+
+
+def _layers(model: CausalLM) -> Iterator[tuple[str, Any]]:
+    """Layers with an adapter, under the base model's names."""
+    layer_class = _peft().tuners.lora.LoraLayer
+    for name, part in model.module.named_modules():
+        if isinstance(part, layer_class):
+            yield name, part
+
+
+def _is_stack(layer: Any) -> bool:
+    """Whether the adapter is that of a parameter with one matrix for each expert."""
+    return hasattr(layer, "parameter_name")
+
+
+def _weight_name(name: str, layer: Any) -> str:
+    """The base model's name of the weight that a layer adapts; PEFT wraps experts once for each of their parameters."""
+    if not _is_stack(layer):
+        return f"{name}.weight"
+    return f"{name.replace('.base_layer', '')}.{layer.parameter_name}"
+
+
+def _check_layers(model: CausalLM) -> None:
+    """Every adapter is the plain product that `_delta` merges, and none is on a head that is used as a matrix."""
+    plain = _peft().tuners.lora.Linear
+    for name, layer in _layers(model):
+        if _is_stack(layer):
+            continue
+        if type(layer) is not plain or layer.lora_variant or layer.lora_bias[ADAPTER]:
+            raise ValueError(
+                f"model.lora would adapt {name}, a {type(layer.get_base_layer()).__name__}, as {type(layer).__name__} "
+                f"{sorted(layer.lora_variant) or ''}; only plain adapters of linear layers are supported".replace(
+                    "  ", " "
+                )
+            )
+        if layer.get_base_layer().weight is model.head_weight:
+            raise ValueError(
+                f"model.lora.target_modules names the head {name}, which takes no adapter; leave it out"
+            )
+
+
+def _trained(model: CausalLM) -> Iterator[tuple[str, nn.Parameter]]:
+    """Adapters, and a value head, whether they take gradients now or not."""
+    for name, parameter in model.module.named_parameters():
+        is_head = parameter is model.head_weight and _has_value_head(model)
+        if f".{ADAPTER}." in name or is_head:
+            yield name, parameter
+
+
+@torch.no_grad()
+def _initialize(model: CausalLM, seed: int) -> None:
+    for name, layer in _layers(model):
+        weight = layer.lora_A[ADAPTER].weight  # [rank, columns]
+        generator = torch.Generator().manual_seed(random_key(seed, "lora", name))
+        bound = weight.shape[1] ** -0.5
+        drawn = torch.empty(weight.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
+        weight.copy_(drawn)
+        layer.lora_B[ADAPTER].weight.zero_()
+
+
+@torch.no_grad()
+def _load(model: CausalLM, folder: Path) -> None:
+    """Take the adapter's values from a PEFT folder; every one must be there, and no other."""
+    try:
+        tensors: Mapping[str, Tensor] = load_file(folder / _WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"model.lora.path {str(folder)!r} has no readable {_WEIGHTS_FILE}: {error}"
+        ) from error
+    own = {_SAVED_PREFIX + name.replace(f".{ADAPTER}", ""): p for name, p in _trained(model)}
+    wrong = sorted(own.keys() ^ tensors.keys()) or [n for n in own if own[n].shape != tensors[n].shape]
+    if wrong:
+        raise ValueError(
+            f"model.lora.path {str(folder)!r} holds no adapter of this model: {wrong[0]} is in one of them only, or "
+            f"has another shape"
+        )
+    for name, parameter in own.items():
+        parameter.copy_(tensors[name])
+
+
+def _delta(layer: Any) -> Tensor:
+    """What the adapter adds to the weight of its layer."""
+    a, b = full(layer.lora_A[ADAPTER].weight), full(layer.lora_B[ADAPTER].weight)
+    if _is_stack(layer):
+        return _delta_of_experts(layer, a, b)
+    product = b @ a  # [rows, columns]
+    scaled: Tensor = (product.T if layer.fan_in_fan_out else product) * layer.scaling[ADAPTER]
+    return scaled
+
+
+def _delta_of_experts(layer: Any, a: Tensor, b: Tensor) -> Tensor:
+    """The same for stacked experts [E, rows, columns]: each has `rank` rows of A and columns of B.
+
+    Args:
+        layer: of PEFT.
+        a: [rank E, inputs].
+        b: [outputs, rank E].
+    """
+    experts = layer.num_experts
+    of_inputs = a.reshape(experts, -1, a.shape[-1])  # [E, rank, inputs]
+    of_outputs = b.reshape(b.shape[0], -1, experts)  # [outputs, rank, E]
+    delta = torch.einsum("ore,eri->eoi", of_outputs, of_inputs) * layer.scaling[ADAPTER]
+    result: Tensor = delta if layer._did_swap_in_out_features else delta.transpose(1, 2)
+    return result

@@ -1,0 +1,21 @@
+"""Recipes beyond the core's: advantage estimators and policy losses of further papers.
+
+declarations.py     what each asks for, and what may be set for it (torch-free)
+functions.py        importing it registers all of them
+
+group_baselines.py  grpo_passk, opo, gpg, maxrl: samples of a prompt compared
+reward_parts.py     gdpo: the parts of a reward compared one by one
+anchored.py         gigpo: episodes compared, and answers given in the same state
+greedy_baseline.py  remax: a greedy answer as the baseline
+imitation.py        raft: every sample that is kept counts the same
+token_baseline.py   optimal_token_baseline, tir_optimal_token_baseline: tokens at the same place compared
+
+geometric.py        gmpo (geo_mean): one ratio per response
+trust_region.py     dppo_tv, dppo_kl: tokens that moved too far are left out
+smooth.py           sapo, dro: no clipping
+covariance.py       clip_cov, kl_cov: tokens chosen by statistics of the whole optimizer batch
+
+resampling.py       PF-PPO: samples are drawn for training by their scores
+
+The rules of strop.algorithms.advantages and strop.algorithms.losses hold here too.
+"""

@@ -1,0 +1,14 @@
+"""All estimators and losses of this room: importing it registers them."""
+
+from strop.recipes import (  # noqa: F401  (they register their functions)
+    anchored,
+    covariance,
+    geometric,
+    greedy_baseline,
+    group_baselines,
+    imitation,
+    reward_parts,
+    smooth,
+    token_baseline,
+    trust_region,
+)
