@@ -240,7 +240,7 @@ WALL_CLOCK = {
     "controller/ray/process.py": "which of several failures came first",
     "controller/ray/launcher.py": "which of several failures came first",
     "controller/ray/failures.py": "which of several failures came first",
-    "data/cache.py": "against the times of files",
+    "data/cache/__init__.py": "against the times of files",
     "tracking/behind.py": "trackers keep when a number was told",
     "tracking/story.py": "names a run that is told again",
 }
