@@ -92,7 +92,7 @@ class RolloutConfig:
     runs. For rollout.engine=native."""
     timeout_s: Annotated[float, Gt(0)] = 600.0
     """Wall-clock limit of one generation request, in seconds, from its first token on. The wait for a free place does
-    not count, unless the engine neither begins nor ends a request for so long."""
+    not count, unless an engine in a process of its own neither begins nor ends a request for so long."""
 
     @property
     def is_streamed(self) -> bool:
