@@ -129,7 +129,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "data/test_sampler.py::test_every_epoch_visits_each_row_once",
     ),
     "tokens are appended turn by turn, and never encoded again": (
-        "agents/test_exact_tokens.py::test_every_sampled_token_is_trained_once_and_none_besides",
+        "tools/test_exact_tokens.py::test_every_sampled_token_is_trained_once_and_none_besides",
     ),
     "the conversation is rendered again with its own template": (
         "workers/test_reward_model.py::test_scores_are_those_of_transformers",
