@@ -61,6 +61,7 @@ def num_spans(done: Done) -> int:
     )
 
 
+@pytest.mark.slow
 def test_a_run_ahead_by_the_clock_on_the_wall_is_made_again(
     recorded: Done, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
