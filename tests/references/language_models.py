@@ -206,12 +206,14 @@ def save_tiny(kind: str, folder: Path, *, seed: int = 0) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     base = kind.removesuffix("_score")
-    if kind == base:
-        model = transformers.AutoModelForCausalLM.from_config(config(kind))
-    else:
-        shape = config(base)
-        shape.num_labels = 1
-        model = transformers.AutoModelForSequenceClassification.from_config(shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # noise is added to what a class draws itself
+        if kind == base:
+            model = transformers.AutoModelForCausalLM.from_config(config(kind))
+        else:
+            shape = config(base)
+            shape.num_labels = 1
+            model = transformers.AutoModelForSequenceClassification.from_config(shape)
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.empty_like(parameter).normal_(generator=generator)
