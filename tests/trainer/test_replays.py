@@ -35,9 +35,16 @@ def jittery(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def recorded(project: Project, jittery: list[str], tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """A run of three steps ahead by the clock on the wall."""
-    folder = tmp_path_factory.mktemp("recorded") / "run"
-    return train_in(folder, project.config(*jittery, "trainer.max_steps=3", "rollout.max_staleness=1"))
+    """A run of three steps ahead by the clock on the wall, in which a request went on across new weights.
+
+    Whether one does is a matter of time; where the machine was too quick or too busy for it, another run is recorded.
+    """
+    config = project.config(*jittery, "trainer.max_steps=3", "rollout.max_staleness=1")
+    for _ in range(5):
+        done = train_in(tmp_path_factory.mktemp("recorded") / "run", config)
+        if num_spans(done) > 0:
+            break
+    return done
 
 
 def replayed(run: Path, out: Path, capsys: pytest.CaptureFixture[str], *given: str) -> dict[str, object]:
@@ -61,7 +68,6 @@ def num_spans(done: Done) -> int:
     )
 
 
-@pytest.mark.slow
 def test_a_run_ahead_by_the_clock_on_the_wall_is_made_again(
     recorded: Done, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
