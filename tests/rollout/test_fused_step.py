@@ -86,16 +86,17 @@ def two_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("head_dim", [10, 32], ids="heads of {}".format)
 @pytest.mark.parametrize("lanes", [8, 16], ids="{} numbers in a register".format)
 def test_every_count_of_sequences_and_sizes_that_fill_no_panel(
-    lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lanes: int, head_dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With two threads, and the tiles of processors of either width, which a compiler can make for any."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kernel, "FLAGS", (*kernel.FLAGS, f"-DLANES={lanes}", "-Wno-psabi", "-O1"))
     monkeypatch.setattr(fused, "compiled", kernel.compiled.__wrapped__)
-    sizes = {"hidden_size": 40, "intermediate_size": 50, "num_heads": 4, "num_kv_heads": 2, "head_dim": 10}
-    make_tiny_model(tmp_path / "model", seed=0, num_layers=2, **sizes)
+    sizes = {"hidden_size": 40, "intermediate_size": 50, "num_heads": 4, "num_kv_heads": 2}
+    make_tiny_model(tmp_path / "model", seed=0, num_layers=2, head_dim=head_dim, **sizes)
     model = load(tmp_path / "model")
     step = step_of(model)
     assert step._kernel.panel_width == 2 * lanes

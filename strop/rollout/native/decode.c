@@ -179,7 +179,8 @@ static void attend(const float *query, int64_t query_stride, const cell *restric
   gather(scores, stride, factors, values, count, out);
 }
 
-/* Room for the scores of a query, in whole vectors: rows begin at the same place of a cache line, however long the longest sequence is. */
+/* Room for the scores of a query, in whole vectors: rows begin at the same place of a cache line, however long the longest
+ * sequence is. */
 static int64_t scores_stride(int64_t num_tokens) { return (num_tokens + 15) / 16 * 16; }
 
 /* strides: from token to token and from head to head of query, key and value, then from slot to slot and from head to
