@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from strop.data.tiny import make_tiny_model
 from strop.quickstart.task import TaskFiles, write_task
 
 gc.disable()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs behind it so, and a command that a test interrupts would inherit it and never end.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
