@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.balance import balance_parts, even_bounds, sequence_workload
-from strop.controller import Mesh, Partition, as_batch
+from strop.controller import Mesh, Partition
 from strop.protocol import DataProto, DataProtoFuture, future_of
 from strop.protocol.schema import Taker, labels_for, taken_by
 from strop.workers.reports import EpisodeReport
@@ -112,10 +113,10 @@ class Experience:
         """The rows as an argument for a group of this mesh, cut so that every data-parallel group has about the same
         work; samples of a prompt stay together where that costs no balance."""
         if mesh.dp == 1:
-            return as_batch(self.rows)
+            return cast(DataProto, self.rows)
         loads = [sequence_workload(report.num_tokens) for report in self.reports]
         parts = balance_parts(loads, [report.uid for report in self.reports], mesh.dp)
-        return as_batch(Partition(self.rows, parts))
+        return cast(DataProto, Partition(self.rows, parts))
 
     def taken_by(self, taker: Taker) -> DataProtoFuture:
         """The rows with the columns that somebody takes, of those that there are."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,8 +15,8 @@ from strop.algorithms.kl_control import KlController
 from strop.algorithms.selection import kept_samples
 from strop.base.guests import needed
 from strop.base.metrics import Metric, Reduction
-from strop.controller import as_batch, as_future, as_list
-from strop.protocol import DataProtoFuture
+from strop.controller import as_list
+from strop.protocol import DataProto, DataProtoFuture, future_of
 from strop.protocol.schema import labels_for
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
@@ -205,14 +206,14 @@ class Learner:
             if not part.totals().num_tokens:
                 steps.append(OptimizerStep(role="actor", metrics={}, skipped=REJECTED, trained=frozenset()))
                 continue
-            made = as_future(actor.call.update_policy(part.partition(actor.mesh), part.totals()))
+            made = future_of(actor.call.update_policy(part.partition(actor.mesh), part.totals()))
             steps.append(_optimizer_step("actor", updates_of(made.select([], []).get()), part))
             before.append(made.select(["log_probs", "entropys"]))
         return steps, DataProtoFuture.concat(before) if before else None
 
     def _summary(self, experience: Experience) -> BatchSummary:
         every_column = experience.rows.select(None, labels_for("advantages"))
-        return self._roles.actor.call.summarize_batch(as_batch(every_column))
+        return self._roles.actor.call.summarize_batch(cast(DataProto, every_column))
 
     def _control_kl(self, summary: BatchSummary) -> dict[str, float]:
         """Move the coefficient of the KL penalty towards its target; what it was."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
-from strop.controller import as_batch, as_future
+from strop.protocol import DataProto, future_of
 from strop.protocol.schema import Maker, made_by
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
@@ -120,7 +121,7 @@ def _old_log_probs(context: StepContext, experience: Experience) -> Experience:
 def _correction(context: StepContext, experience: Experience) -> Experience:
     """Rejected tokens leave the loss and its denominators; the others may get weights."""
     actor = context.roles.actor
-    made = as_future(actor.call.correct_rollout(as_batch(experience.taken_by("advantages"))))
+    made = future_of(actor.call.correct_rollout(cast(DataProto, experience.taken_by("advantages"))))
     counted = made.select(["num_trained"]).get()
     numbers: Mapping[str, float] = counted.meta_info["numbers"]
     counts = tuple(int(count) for count in counted.tensors()["num_trained"])
@@ -167,7 +168,7 @@ def _process_rewards(context: StepContext, experience: Experience) -> Experience
 
 def _advantages(context: StepContext, experience: Experience) -> Experience:
     made = context.roles.actor.call.compute_advantages(
-        as_batch(experience.taken_by("advantages")), kl_coef=context.kl_coef
+        cast(DataProto, experience.taken_by("advantages")), kl_coef=context.kl_coef
     )
     return experience.union(made, *made_by("adv"))
 

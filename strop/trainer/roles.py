@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -24,8 +24,6 @@ from strop.controller import (
     RoleSpec,
     Runtime,
     WorkerGroup,
-    as_batch,
-    as_future,
     as_list,
     role,
 )
@@ -33,7 +31,7 @@ from strop.engines.config import EngineConfig
 from strop.engines.media import media_models
 from strop.engines.model import check_language_model, check_value_model, read_shape
 from strop.engines.tokens import sequence_parallelism
-from strop.protocol import DataProto, DataProtoFuture
+from strop.protocol import DataProto, DataProtoFuture, future_of
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.costs import CostTracker
@@ -109,7 +107,7 @@ class Roles:
         with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
             for num_heals in range(MAX_HEALS + 1):
                 rows = DataProto.from_dict({}, non_tensors={"prompt": asked})
-                again = told(as_future(self.rollout.call.play(rows, samples_per_prompt, sampling)))
+                again = told(future_of(self.rollout.call.play(rows, samples_per_prompt, sampling)))
                 played = again if played is None else self._replaced(played, again)
                 lost = {report.uid for report in played.reports if report.engine_was_lost}
                 if not lost or num_heals == MAX_HEALS or not self.sync.heal():
@@ -135,7 +133,7 @@ class Roles:
         kept = episodes.take([number for number, one in enumerate(episodes.reports) if one.id in rewards])
         values = torch.tensor([rewards[one.id] for one in kept.reports], dtype=torch.float64)
         column = DataProto.from_dict({"reward": values})
-        return as_future(self.rollout.call.rows(as_batch(kept.rows.union(column))))
+        return future_of(self.rollout.call.rows(cast(DataProto, kept.rows.union(column))))
 
     def write_samples(
         self,
@@ -164,7 +162,7 @@ class Roles:
         if rows is not None and lasts:  # a sample without rows gets those of another, which nobody reads
             places = [lasts.get(one.id, 0) for one in episodes.reports]
             columns = columns.union(rows.rows.select(rows.token_numbers, []).take(places))
-        self.rollout.call.write_samples(step, as_batch(columns), split=split)
+        self.rollout.call.write_samples(step, cast(DataProto, columns), split=split)
 
     def update_weights(self, version: int) -> None:
         """Let generation use the actor's weights, which hold this policy version now.
