@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from strop.ahead.calls import calls
 from strop.base.metrics import Metric
 from strop.controller import as_list
-from strop.trainer.collecting import CollectedSamples, RolloutCollector
+from strop.trainer.collecting import RolloutCollector
+from strop.workers.reports import EpisodeReport
 
 CLOCK_STEPS = Metric(
     "training/off_policy/clock_steps",
@@ -25,10 +26,10 @@ class ClockedCollector(RolloutCollector):
         super().__init__(*args, **kwargs)
         self._clock_steps = 0
 
-    def _noted(self, collected: CollectedSamples) -> CollectedSamples:
-        noted = super()._noted(collected)
+    def _noted(self, reports: Sequence[EpisodeReport]) -> dict[str, float]:
+        noted = super()._noted(reports)
         if self._config.trainer.clock == "wall":
             return noted
         now = max(as_list(calls(self._roles).clock_steps()))
         passed, self._clock_steps = now - self._clock_steps, now
-        return replace(noted, metrics={**noted.metrics, CLOCK_STEPS: float(passed)})
+        return noted | {CLOCK_STEPS: float(passed)}

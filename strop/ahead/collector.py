@@ -41,10 +41,10 @@ from strop.trainer.collecting import (
 )
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
-from strop.trainer.phases import Stages
 from strop.trainer.policy_sync import MAX_HEALS
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
+from strop.trainer.stages import Stages
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
 from strop.workers.staleness import staleness_metrics
@@ -196,17 +196,16 @@ class AheadCollector(ClockedCollector):
         metrics |= {PROMPTS_AHEAD: float(len(self._begun)), **self._passed_over(num_refused)}
         if self._filters:
             metrics |= self._filter_metrics(left_out, episodes.reports)
-        return self._noted(
-            CollectedSamples(
-                prompts=tuple(one.prompt for one in begun),
-                num_refused=num_refused,
-                episodes=episodes,
-                experience=training_rows(self._config, self._roles, taken, self._sampling)
-                if self._columns is None or not kept
-                else self._columns.take(kept, stages),
-                dropped=left_out.causes,
-                metrics=metrics,
-            )
+        metrics |= self._noted(episodes.reports)
+        return CollectedSamples(
+            prompts=tuple(one.prompt for one in begun),
+            num_refused=num_refused,
+            episodes=episodes,
+            experience=training_rows(self._config, self._roles, taken, self._sampling)
+            if self._columns is None or not kept
+            else self._columns.take(kept, stages),
+            dropped=left_out.causes,
+            metrics=metrics,
         )
 
     @property

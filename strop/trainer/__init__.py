@@ -7,7 +7,7 @@ lengths.py          which prompts to begin with
 experience.py       the rows that are trained on, as references, cut into optimizer batches
 producers.py        who makes each column of protocol/schema.py, in the order of a step
 learning.py         from scored samples to new weights
-phases.py           stages from outside: their time, and which role is active
+stages.py           stages from outside: their time, and which role is active
 records.py          what a step leaves in the run folder: fates and a fingerprint
 
 Its configuration

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -21,18 +22,18 @@ from strop.algorithms.registry import STEP_COLUMNS
 from strop.base.metrics import Metric
 from strop.data.drawing import Drawn, draw
 from strop.data.sampler import parse_visit_uid
-from strop.protocol import DataProto
+from strop.protocol import DataProto, future_of
 from strop.protocol.schema import made_by
 from strop.rewards import check_failed_share
 from strop.rollout.types import Sampling
 from strop.run import Fate, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
-from strop.trainer.groups import sample_groups, shaped_rewards_of
+from strop.trainer.groups import sample_groups, shaped_by_group
 from strop.trainer.lengths import FILE, Lengths
-from strop.trainer.phases import Stages
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
+from strop.trainer.stages import Stages
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport, check_failed_episodes, training_rewards
 
@@ -62,11 +63,22 @@ def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: 
         episodes: samples, those of a prompt together.
         sampling: how they were played.
     """
-    rewards = shaped_rewards_of(config, episodes.reports, sampling.max_tokens)
-    reports = [row for one in episodes.reports if one.id in rewards for row in one.rows()]
+    played, limit = episodes.reports, sampling.max_tokens
+    rewards = training_rewards(played, config.reward, max_response_tokens=limit)
+    if config.algorithm.reward_shaping:
+        rewards = shaped_by_group(config, played, rewards, limit)
+    kept = episodes.take([number for number, one in enumerate(played) if one.id in rewards])
+    column = torch.tensor([rewards[one.id] for one in kept.reports], dtype=torch.float64)
+    given = kept.rows.union(DataProto.from_dict({"reward": column}))
+    reports = tuple(row for one in kept.reports for row in one.rows())
     left_out = {"reward_baselines"} | (set() if config.algorithm.reward_keys else {"reward_parts"})
     left_out |= set() if config.compares_answers else STEP_COLUMNS
-    return Experience.of(roles.rows(episodes, rewards), reports, made_by("rollout") - left_out)
+    return Experience(
+        rows=future_of(roles.rollout.call.rows(cast(DataProto, given))),
+        reports=reports,
+        column_names=made_by("rollout") - left_out,
+        num_trained=tuple(report.num_sampled_tokens for report in reports),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +121,10 @@ class RolloutCollector:
         settings = self._config.algorithm.filter_groups
         wanted = self._config.data.prompts_per_step
         if not settings.enable:
-            return self._noted(self._round(step, wanted))
+            collected = self._round(step, wanted)
+            return replace(
+                collected, metrics={**collected.metrics, **self._noted(collected.episodes.reports)}
+            )
         rounds: list[CollectedSamples] = []
         causes: dict[str, str] = {}
         found, rate = 0, 1.0
@@ -127,7 +142,8 @@ class RolloutCollector:
                 f"of another difficulty, raise algorithm.filter_groups.max_rounds, or set at_limit=train"
             )
         reports = [report for one in rounds for report in one.episodes.reports]
-        return self._noted(self._joined(rounds, dropped, self._counts(dropped, reports, len(rounds))))
+        metrics = self._counts(dropped, reports, len(rounds)) | self._noted(reports)
+        return self._joined(rounds, dropped, metrics)
 
     def texts(self) -> dict[str, str]:
         """Files of a checkpoint, by name, without which something would be lost."""
@@ -145,10 +161,11 @@ class RolloutCollector:
             return prompts
         return self._lengths.longest_first(prompts, ranks=self._roles.rollout.world_size)
 
-    def _noted(self, collected: CollectedSamples) -> CollectedSamples:
+    def _noted(self, reports: Sequence[EpisodeReport]) -> dict[str, float]:
+        """Learn from all samples of a step; metrics of it."""
         if self._lengths is not None:
-            self._lengths.note(collected.episodes.reports)
-        return collected
+            self._lengths.note(reports)
+        return {}
 
     def _joined(
         self, rounds: Sequence[CollectedSamples], dropped: Mapping[str, str], metrics: Mapping[str, float]

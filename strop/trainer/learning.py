@@ -20,7 +20,6 @@ from strop.protocol import DataProto, DataProtoFuture, future_of
 from strop.protocol.schema import labels_for
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
-from strop.trainer.phases import Stages
 from strop.trainer.producers import (
     PRM_REF,
     StepContext,
@@ -29,6 +28,7 @@ from strop.trainer.producers import (
     wanted_by_the_update,
 )
 from strop.trainer.roles import Roles
+from strop.trainer.stages import Stages
 from strop.workers.estimates import REWARD_KL
 from strop.workers.reports import check_versions
 from strop.workers.rows import Update, merged_update, updates_of
@@ -123,20 +123,27 @@ class Learner:
         steps: list[OptimizerStep] = []
         if config.uses_prm and config.prm.update == "before":
             experience = produced(experience, {PRM_REF}, context, stages)
-            steps += stages.run("update_prm", "prm", self._update_prm, experience)
+            with stages.stage("update_prm", "prm"):
+                steps += self._update_prm(experience)
         experience = produced(experience, wanted, context, stages)
         if config.uses_prm and config.prm.update == "after":
-            steps += stages.run("update_prm", "prm", self._update_prm, experience)
-        trained, left_out = self._chosen(experience, step)
+            with stages.stage("update_prm", "prm"):
+                steps += self._update_prm(experience)
+        trained, left_out = experience, dict[str, str]()
+        if config.algorithm.resampling != "none" or config.algorithm.keep.is_on:
+            trained, left_out = self._chosen(experience, step)
         if config.uses_critic:
-            steps += stages.run("update_critic", "critic", self._update_critic, trained)
+            with stages.stage("update_critic", "critic"):
+                steps += self._update_critic(trained)
         if step > config.trainer.critic_warmup:
             trained = produced(trained, wanted_by_the_update(config, trained), context, stages)
-            taken, before = stages.run("update_actor", "actor", self._update_actor, trained)
+            with stages.stage("update_actor", "actor"):
+                taken, before = self._update_actor(trained)
             steps += taken
             if "old_log_probs" not in experience.column_names and before is not None:
                 experience = experience.union(before, "log_probs", "entropys")
-        summary = stages.run("summary", "", self._summary, experience)
+        with stages.stage("summary"):
+            summary = self._summary(experience)
         return LearnerResult(
             experience=experience,
             summary=summary,
@@ -145,14 +152,12 @@ class Learner:
             metrics={**trained.metrics, **self._control_kl(summary)},
         )
 
-    def _chosen(self, experience: Experience, step: int) -> tuple[Experience, Mapping[str, str]]:
+    def _chosen(self, experience: Experience, step: int) -> tuple[Experience, dict[str, str]]:
         """The rows that are trained on, and why other samples are not; a row that was drawn twice is there twice.
 
         Rows of which a correction left no token cannot be chosen.
         """
         algorithm = self._config.algorithm
-        if algorithm.resampling == "none" and not algorithm.keep.is_on:
-            return experience, {}
         usable = experience.take([row for row, count in enumerate(experience.num_trained) if count])
         if not len(usable):
             return usable, {}

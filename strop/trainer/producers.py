@@ -14,8 +14,8 @@ from strop.protocol import DataProto, future_of
 from strop.protocol.schema import Maker, made_by
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
-from strop.trainer.phases import Stages
 from strop.trainer.roles import Roles
+from strop.trainer.stages import Stages
 
 PRM_REF = "prm_ref_log_prob"
 """What the update of the process reward model takes."""
@@ -50,7 +50,8 @@ def produced(
     """The experience with the wanted columns, each made by its stage, which may add others that it makes with them."""
     for producer in PRODUCERS:
         if made_by(producer.name) & (set(wanted) - experience.column_names):
-            experience = stages.run(producer.name, producer.role, producer.make, context, experience)
+            with stages.stage(producer.name, producer.role):
+                experience = producer.make(context, experience)
     return experience
 
 
