@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from strop.ahead.calls import calls
 from strop.base.metrics import Metric
 from strop.controller import as_list
-from strop.trainer.collecting import RolloutCollector
-from strop.workers.reports import EpisodeReport
+from strop.trainer.collecting import CollectedSamples
+from strop.trainer.rounds import RoundsCollector
+from strop.trainer.stages import Stages
 
 CLOCK_STEPS = Metric(
     "training/off_policy/clock_steps",
@@ -18,18 +19,22 @@ CLOCK_STEPS = Metric(
 )
 
 
-class ClockedCollector(RolloutCollector):
+class ClockedCollector(RoundsCollector):
     """Fills steps with samples, and counts the time of such a clock where there is one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """As RolloutCollector."""
+        """As RoundsCollector."""
         super().__init__(*args, **kwargs)
         self._clock_steps = 0
 
-    def _noted(self, reports: Sequence[EpisodeReport]) -> dict[str, float]:
-        noted = super()._noted(reports)
+    def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> CollectedSamples:
+        """As RoundsCollector."""
+        return self._clocked(super().collect(step, stages, num_prompts))
+
+    def _clocked(self, collected: CollectedSamples) -> CollectedSamples:
+        """With CLOCK_STEPS."""
         if self._config.trainer.clock == "wall":
-            return noted
+            return collected
         now = max(as_list(calls(self._roles).clock_steps()))
         passed, self._clock_steps = now - self._clock_steps, now
-        return noted | {CLOCK_STEPS: float(passed)}
+        return replace(collected, metrics={**collected.metrics, CLOCK_STEPS: float(passed)})

@@ -1,15 +1,7 @@
-"""The samples of a step: prompts drawn, played and scored, in one round or, with a group filter, in several.
-
-With algorithm.filter_groups (DAPO's dynamic sampling) a step goes on asking for prompts until it has as many
-groups that can teach as data.prompts_per_step, or has asked `max_rounds` times. The batch that is trained has a
-constant number of prompts then, except at that limit.
-"""
+"""The samples of a step: prompts drawn, played and scored. The guest rounds/ goes on until enough of them can teach."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,11 +9,9 @@ from typing import cast
 
 import torch
 
-from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED, left_out_for
 from strop.algorithms.registry import STEP_COLUMNS
 from strop.base.metrics import Metric
 from strop.data.drawing import Drawn, draw
-from strop.data.sampler import parse_visit_uid
 from strop.protocol import DataProto, future_of
 from strop.protocol.schema import made_by
 from strop.rewards import check_failed_share
@@ -29,7 +19,7 @@ from strop.rollout.types import Sampling
 from strop.run import Fate, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
-from strop.trainer.groups import sample_groups, shaped_by_group
+from strop.trainer.groups import shaped_by_group
 from strop.trainer.lengths import FILE, Lengths
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
@@ -37,22 +27,11 @@ from strop.trainer.stages import Stages
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport, check_failed_episodes, training_rewards
 
-LOWEST_RATE = 0.1
-"""Share of groups that is expected to teach at least, when it is chosen how many are begun."""
-
-SURPLUS = "surplus of dynamic sampling"
-"""Why a group that can teach is left out."""
 OVERLONG_PROMPTS = Metric("training/overlong_prompts", "prompts", "passed over with `data.streaming`")
-FILTER = Metric(
-    "training/filter_groups/<what>",
-    "rounds; samples; tokens",
-    "with dynamic sampling: `rounds`, `evicted_samples`, `discarded_surplus_samples` and `discarded_surplus_tokens`, "
-    "samples by cause",
-)
 
 
 class TooFewGroups(RuntimeError):
-    """Dynamic sampling came to its limit without enough groups, and was told to stop there."""
+    """Groups that cannot teach were left out up to the limit, and the run was told to stop there."""
 
 
 def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: Sampling) -> Experience:
@@ -83,7 +62,7 @@ def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectedSamples:
-    """The samples of one step, or of one round of it."""
+    """The samples of one step, or of a part of it."""
 
     prompts: tuple[Prompt, ...]
     num_refused: int
@@ -93,7 +72,7 @@ class CollectedSamples:
     experience: Experience
     """Those that are."""
     dropped: Mapping[str, str] = field(default_factory=dict)
-    """Uids of the groups that dynamic sampling left out, with the cause."""
+    """Uids of the groups that were left out because they cannot teach, with the cause."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -107,43 +86,37 @@ class RolloutCollector:
         self._sampling = sampling
         self._lengths = Lengths() if config.rollout.longest_first else None
 
-    def collect(self, step: int, stages: Stages) -> CollectedSamples:
-        """The samples of a step.
+    def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> CollectedSamples:
+        """The prompts of the next visits, played and scored; they count as consumed, with those that were passed over.
 
         Args:
             step: from 1.
             stages: of the step, where models look at samples before all have ended.
+            num_prompts: not data.prompts_per_step, but so many.
 
         Raises:
             EpisodesFailed, RewardError: too many samples failed.
-            TooFewGroups: filter_groups.at_limit is stop, and the limit was reached.
         """
-        settings = self._config.algorithm.filter_groups
-        wanted = self._config.data.prompts_per_step
-        if not settings.enable:
-            collected = self._round(step, wanted)
-            return replace(
-                collected, metrics={**collected.metrics, **self._noted(collected.episodes.reports)}
-            )
-        rounds: list[CollectedSamples] = []
-        causes: dict[str, str] = {}
-        found, rate = 0, 1.0
-        while found < wanted and len(rounds) < settings.max_rounds:
-            missing = min(wanted, math.ceil((wanted - found) / rate))
-            rounds.append(self._round(step, settings.prompts_per_round or missing))
-            causes |= self._filter(rounds[-1].episodes.reports, at_most=wanted - found)
-            found = sum(not cause for cause in causes.values())
-            rate = max(found / sum(len(one.prompts) for one in rounds), LOWEST_RATE)
-        dropped = {uid: cause for uid, cause in causes.items() if cause}
-        if found < wanted and settings.at_limit == "stop":
-            raise TooFewGroups(
-                f"only {found} of {wanted} groups could teach after {len(rounds)} rounds "
-                f"({', '.join(f'{n} {cause}' for cause, n in Counter(dropped.values()).items())}): use data "
-                f"of another difficulty, raise algorithm.filter_groups.max_rounds, or set at_limit=train"
-            )
-        reports = [report for one in rounds for report in one.episodes.reports]
-        metrics = self._counts(dropped, reports, len(rounds)) | self._noted(reports)
-        return self._joined(rounds, dropped, metrics)
+        config, count = self._config, self._config.rollout.samples_per_prompt
+        drawn = self._issue(step, num_prompts or config.data.prompts_per_step)
+        prompts = drawn.prompts
+        baselines = self._greedy_rewards(prompts) if config.needs("reward_baselines") else {}
+        begun = prompts if self._lengths is None else self._in_order(prompts)
+        episodes = self._roles.play(begun, count, self._sampling)
+        if begun is not prompts:
+            places = {prompt.uid: place for place, prompt in enumerate(begun)}
+            episodes = episodes.take([places[one.uid] * count + i for one in prompts for i in range(count)])
+        self._look_at(episodes.reports)
+        experience = training_rows(config, self._roles, episodes, self._sampling)
+        if config.needs("reward_baselines") and experience.reports:
+            experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
+        return CollectedSamples(
+            prompts=tuple(prompts),
+            num_refused=len(drawn.refused),
+            episodes=episodes,
+            experience=experience,
+            metrics=self._passed_over(len(drawn.refused)),
+        )
 
     def texts(self) -> dict[str, str]:
         """Files of a checkpoint, by name, without which something would be lost."""
@@ -161,56 +134,9 @@ class RolloutCollector:
             return prompts
         return self._lengths.longest_first(prompts, ranks=self._roles.rollout.world_size)
 
-    def _noted(self, reports: Sequence[EpisodeReport]) -> dict[str, float]:
-        """Learn from all samples of a step; metrics of it."""
-        if self._lengths is not None:
-            self._lengths.note(reports)
-        return {}
-
-    def _joined(
-        self, rounds: Sequence[CollectedSamples], dropped: Mapping[str, str], metrics: Mapping[str, float]
-    ) -> CollectedSamples:
-        """All rounds, without the samples of dropped groups."""
-        num_refused = sum(one.num_refused for one in rounds)
-        experience = Experience.concat([one.experience for one in rounds])
-        if dropped:
-            kept = [row for row, report in enumerate(experience.reports) if report.uid not in dropped]
-            experience = experience.take(kept)
-        return CollectedSamples(
-            prompts=tuple(prompt for one in rounds for prompt in one.prompts),
-            num_refused=num_refused,
-            episodes=Experience.concat([one.episodes for one in rounds]),
-            experience=experience,
-            dropped=dropped,
-            metrics={**metrics, **self._passed_over(num_refused)},
-        )
-
     def _passed_over(self, num_refused: int) -> dict[str, float]:
         """How many visits were passed over, where that may happen."""
         return {OVERLONG_PROMPTS: float(num_refused)} if self._config.data.streaming else {}
-
-    def _round(self, step: int, num_prompts: int) -> CollectedSamples:
-        """Prompts of the next visits, played; they count as consumed, with those that were passed over."""
-        drawn = self._issue(step, num_prompts)
-        prompts = drawn.prompts
-        baselines = self._greedy_rewards(prompts) if self._config.needs("reward_baselines") else {}
-        count = self._config.rollout.samples_per_prompt
-        begun = prompts if self._lengths is None else self._in_order(prompts)
-        episodes = self._roles.play(begun, count, self._sampling)
-        if begun is not prompts:
-            places = {prompt.uid: place for place, prompt in enumerate(begun)}
-            episodes = episodes.take([places[one.uid] * count + i for one in prompts for i in range(count)])
-        self._check(episodes.reports)
-        experience = training_rows(self._config, self._roles, episodes, self._sampling)
-        if self._config.needs("reward_baselines") and experience.reports:
-            experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
-        return CollectedSamples(
-            prompts=tuple(prompts),
-            num_refused=len(drawn.refused),
-            episodes=episodes,
-            experience=experience,
-            metrics=self._passed_over(len(drawn.refused)),
-        )
 
     def _issue(self, step: int, num_prompts: int) -> Drawn:
         """The next visits, in the ledger; those that are passed over have their fate."""
@@ -247,44 +173,11 @@ class RolloutCollector:
         limit = self._sampling.max_tokens
         return training_rewards(reports, self._config.reward, max_response_tokens=limit)
 
-    def _check(self, reports: Sequence[EpisodeReport]) -> None:
-        """Too many samples that failed, or could not be scored, end the run."""
+    def _look_at(self, reports: Sequence[EpisodeReport]) -> None:
+        """Too many samples that failed, or could not be scored, end the run; how long they were is remembered."""
+        if self._lengths is not None:
+            self._lengths.note(reports)
         check_failed_episodes(reports)
         outcomes = [report.outcome for report in reports if report.outcome is not None]
         reward = self._config.reward
         check_failed_share(outcomes, max_failed_share=reward.max_failed_share, timeout_s=reward.timeout_s)
-
-    def _filter(self, reports: Sequence[EpisodeReport], *, at_most: int) -> dict[str, str]:
-        """By uid of each group of a round, why it is left out (empty: it is not); the sampler hears of it."""
-        settings = self._config.algorithm.filter_groups
-        causes: dict[str, str] = {}
-        num_kept = 0
-        for group in sample_groups(reports):
-            cause = left_out_for(group, settings)
-            causes[group.uid] = cause or (SURPLUS if num_kept == at_most else "")
-            num_kept += not causes[group.uid]
-            epoch, row = parse_visit_uid(group.uid)
-            if cause == SOLVED and settings.retire_solved:
-                self._data.sampler.retire(row, epoch)
-            if cause == FAILED and settings.defer_failed:
-                self._data.sampler.defer(row, epoch, epochs=settings.defer_failed)
-        return causes
-
-    def _counts(
-        self, dropped: Mapping[str, str], reports: Sequence[EpisodeReport], num_rounds: float
-    ) -> dict[str, float]:
-        """Metrics of the filter."""
-        uids = [report.uid for report in reports]
-        causes = Counter(dropped[uid] for uid in uids if uid in dropped)
-        surplus = causes.pop(SURPLUS, 0)
-        tokens = sum(one.num_sampled_tokens for one in reports if dropped.get(one.uid) == SURPLUS)
-        counts = {
-            FILTER.of("rounds"): float(num_rounds),
-            FILTER.of("evicted_samples"): float(causes.total()),
-            FILTER.of("discarded_surplus_samples"): float(surplus),
-            FILTER.of("discarded_surplus_tokens"): float(tokens),
-        }
-        own = self._config.algorithm.filter_groups.filter
-        for cause in [*CAUSES, *([f"filter {own}"] if own else []), *causes]:
-            counts[FILTER.of(re.sub(r"[^0-9A-Za-z]+", "_", cause))] = float(causes[cause])
-        return counts

@@ -236,11 +236,14 @@ class Trainer:
         self.learner = Learner(config, self.roles, kl)
         sampling = training_sampling(config, self.data.tokenizer)
         parts = config, self._run, self.data, self.roles, sampling
-        self.collector = RolloutCollector(*parts)
         if key := config.ahead_by:
             make = needed("generation ahead", f"{key} is set", "collector")
             recorded = {} if self._recorded is None else self._recorded.steps
-            self.collector = make(*parts, start_step=self._start_step, recorded=recorded)
+            self.collector: RolloutCollector = make(*parts, start_step=self._start_step, recorded=recorded)
+        elif config.algorithm.filter_groups.enable:
+            self.collector = needed("dynamic sampling", "algorithm.filter_groups is on")(*parts)
+        else:
+            self.collector = RolloutCollector(*parts)
         self._checkpointer = Checkpointer(
             self._run,
             self.roles.trained(),
