@@ -32,7 +32,6 @@ from strop.engines.packing import MicroBatch, Row
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, DataProtoFuture
 from strop.quickstart.task import write_task
-from strop.rewards.calls import Call
 from strop.rollout.native.request import Request
 from strop.rollout.types import TokenOutput
 from strop.trainer.collecting import CollectedSamples
@@ -49,7 +48,7 @@ FORMS: dict[type, str] = {
     kind: kind.__name__
     for kind in (
         Prompt, Chat, Request, TokenOutput, Trajectory, Episode, EpisodeReport, Experience, CollectedSamples,
-        DataProtoFuture, Partition, Row, MicroBatch, Tokens, PolicyBatch, Call,
+        DataProtoFuture, Partition, Row, MicroBatch, Tokens, PolicyBatch,
     )
 }  # fmt: skip
 """Values that are the prompt, or what was made of it; rows of files, batches and tensors are told apart below."""
