@@ -31,7 +31,6 @@ from strop.engines.packing import Row
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, DataProtoFuture
 from strop.quickstart.task import write_task
-from strop.rewards.calls import Call
 from strop.rollout.native.request import Request
 from strop.rollout.types import TokenOutput
 from strop.trainer.collecting import CollectedSamples
@@ -48,7 +47,7 @@ FORMS: dict[type, str] = {
     kind: kind.__name__
     for kind in (
         Prompt, Chat, Request, TokenOutput, Trajectory, Episode, EpisodeReport, Experience, CollectedSamples,
-        DataProtoFuture, Partition, Row, Tokens, Call,
+        DataProtoFuture, Partition, Row, Tokens,
     )
 }  # fmt: skip
 """Values that are the prompt, or what was made of it; rows of files, batches and tensors are told apart below."""
