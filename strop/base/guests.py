@@ -59,6 +59,7 @@ PLACES = {
     "(setup, client, model, reward=, seed=)",
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
+    "bound on templates": "a word: a function that has every chat template compiled within limits from then on",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
     "adapters": "a word for their kind: a module as strop.engines.adapters.Adapters describes",
     "kernels": "a library: a function (module, device) that puts its kernels into a model that was just loaded",

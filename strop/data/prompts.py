@@ -19,8 +19,8 @@ from strop.data.rows import (
     row_chat,
     row_data_source,
     row_extra_info,
-    row_ground_truth,
     row_messages,
+    value_inside,
 )
 from strop.trajectory import Prompt
 
@@ -148,7 +148,7 @@ class PromptDataset:
             token_ids=tuple(self._ids[row]),
             messages=row_messages(source, config, self._where(row)),
             data_source=row_data_source(source, config),
-            ground_truth=row_ground_truth(source, config),
+            ground_truth=value_inside(source, config.ground_truth_key),
             extra_info=row_extra_info(source, self._where(row)),
             agent_name=source.get("agent_name") or "single_turn_agent",
             columns=columns,

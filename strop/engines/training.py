@@ -24,9 +24,9 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.loss_scale import LossScale
 from strop.engines.optimizer import Optimizer, StepReport
-from strop.engines.packing import Row
+from strop.engines.packing import Row, split_rows
 from strop.engines.parallel import Parallel, alone
-from strop.engines.tokens import TokenFunction, Tokens, micro_batches, run_tokens
+from strop.engines.tokens import TokenFunction, Tokens, run_tokens
 from strop.engines.weights import digest_weights
 
 Loss = Callable[[Tokens], Tensor]
@@ -74,7 +74,9 @@ class Engine:
             ValueError: a row is too long, or has media that the model or these ranks cannot take.
         """
         self.onload()
-        parts = micro_batches(rows, self._config.max_tokens_per_device, self.parallel) or [[]]
+        parts = split_rows(rows, max_tokens=self._config.max_tokens_per_device, parallel=self.parallel) or [
+            []
+        ]
         places: list[Tensor] = []
         made: list[Mapping[str, Tensor]] = []
 
@@ -170,7 +172,7 @@ class TrainEngine(Engine):
         is waited for once, at the end.
         """
         self.onload()
-        parts = micro_batches(rows, self._config.max_tokens_per_device, self.parallel)
+        parts = split_rows(rows, max_tokens=self._config.max_tokens_per_device, parallel=self.parallel)
         total = torch.zeros((), dtype=torch.float64, device=self.model.device)
         for number, part in enumerate(parts):
             fsdp.sync_gradients(

@@ -6,8 +6,7 @@
     answer.py      one answer, as functions and services are told of it
     combining.py   several scores of one sample as one reward
     service.py     what scores beside functions: services of guests
-    workers.py     the functions in worker processes
-    supervisor.py  the thread that owns the processes and deadlines; calls.py: who waits for an outcome
+    workers.py     the functions in worker processes: the thread that owns those and their deadlines
     worker.py      the parent's side of one worker process
     wire.py        the lines between them (JSON)
     child.py       the worker process; functions.py loads and calls the user's function there

@@ -21,7 +21,8 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from strop.base.guests import joined
 from strop.border import usable
@@ -35,40 +36,15 @@ from strop.rewards.wire import MAX_PARTS_BYTES, decode, encode
 if TYPE_CHECKING:
     import asyncio
 
-_READ_BYTES = 1 << 16
 MAX_ERROR_CHARACTERS = 2000
 """Of the text of an exception, which may hold the whole answer."""
 _NOT_THE_ANSWER = (RewardUnavailable, ConnectionError)
 """Exceptions that say that something scoring needs is not there."""
 
 
-class _Pipe:
-    """Lines from one pipe, lines into another; what is written waits until the next flush."""
-
-    def __init__(self, commands_fd: int, results_fd: int) -> None:
-        self._commands_fd = commands_fd
-        self._results_fd = results_fd
-        self._input = bytearray()
-        self._output = bytearray()
-
-    def next_line(self) -> bytes | None:
-        """The next line, or None at the end. Flushes before it waits, so no result is ever held back."""
-        while (end := self._input.find(b"\n")) < 0:
-            self.flush()
-            data = os.read(self._commands_fd, _READ_BYTES)
-            if not data:
-                return None
-            self._input += data
-        line = bytes(self._input[:end])
-        del self._input[: end + 1]
-        return line
-
-    def put(self, message: list[Any]) -> None:
-        self._output += encode(message)
-
-    def flush(self) -> None:
-        while self._output:
-            del self._output[: os.write(self._results_fd, self._output)]
+def _say(results: BinaryIO, message: list[Any]) -> None:
+    results.write(encode(message))
+    results.flush()
 
 
 def _die_with_parent(life_fd: int) -> None:
@@ -93,25 +69,23 @@ def _limit_resources(max_memory_bytes: int | None) -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (max_memory_bytes, hard))
 
 
-class _Caller:
-    """Calls reward functions, and waits for those that are coroutines in one event loop."""
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """For functions that are coroutines."""
+    import asyncio  # half of what a process would import otherwise
 
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+    return asyncio.new_event_loop()
 
-    def __call__(self, function: RewardFunction, arguments: Mapping[str, Any]) -> Any:
-        returned = function(arguments)
-        if not inspect.isawaitable(returned):
-            return returned
-        if self._loop is None:
-            import asyncio  # half of what a process would import otherwise
 
-            self._loop = asyncio.new_event_loop()
+def _awaited(returned: Any) -> Any:
+    """What a function returned, or what the coroutine gives that it returned."""
+    if not inspect.isawaitable(returned):
+        return returned
 
-        async def wait() -> Any:
-            return await returned
+    async def wait() -> Any:
+        return await returned
 
-        return self._loop.run_until_complete(wait())
+    return _event_loop().run_until_complete(wait())
 
 
 @dataclass
@@ -124,14 +98,25 @@ class _Result:
     """True when memory ran out: what filled it may still be there, so the process should be replaced."""
 
 
-def _score_one(call: _Caller, functions: Sequence[RewardFunction], arguments: Mapping[str, Any]) -> _Result:
-    """Call the functions one after the other; the first that fails decides."""
+def _score_one(functions: Sequence[RewardFunction], arguments: Mapping[str, Any]) -> _Result:
+    """Call the functions one after the other; the first that fails decides, and whatever it does becomes a result."""
     parts: list[Part] = []
     for function in functions:
-        part = _call(call, function, arguments)
-        if isinstance(part, _Result):
-            return part
-        parts.append(part)
+        label = function.label
+        try:
+            parts.append(function.read(_awaited(function(arguments))))
+        except BadReturnError as error:
+            return _Result(error=str(error))
+        except MemoryError as error:
+            sentence = f"{label} ran out of memory: {_described(error, function)}"
+            return _Result(error=sentence, is_exhausted=True)
+        except _NOT_THE_ANSWER as error:
+            sentence = f"{label} could not score: {_described(error, function)}"
+            return _Result(error=sentence, kind="infrastructure")
+        except BaseException as error:  # noqa: BLE001 (the declared boundary: user code may raise anything)
+            with contextlib.suppress(BaseException):  # an exception whose own text cannot be made
+                traceback.print_exc()
+            return _Result(error=f"{label} raised {_described(error, function)}")
     score, merged = combine(parts)
     label = functions[0].label if len(functions) == 1 else f"all {len(functions)} reward functions"
     if score is None:
@@ -148,26 +133,6 @@ def _score_one(call: _Caller, functions: Sequence[RewardFunction], arguments: Ma
     return _Result(kind="score", score=score, parts=merged)
 
 
-def _call(call: _Caller, function: RewardFunction, arguments: Mapping[str, Any]) -> Part | _Result:
-    """Call one of the user's functions; whatever it does becomes a result."""
-    try:
-        return function.read(call(function, arguments))
-    except BadReturnError as error:
-        return _Result(error=str(error))
-    except MemoryError as error:
-        return _Result(
-            error=f"{function.label} ran out of memory: {_described(error, function)}", is_exhausted=True
-        )
-    except _NOT_THE_ANSWER as error:
-        return _Result(
-            error=f"{function.label} could not score: {_described(error, function)}", kind="infrastructure"
-        )
-    except BaseException as error:  # noqa: BLE001 (the declared boundary: user code may raise anything)
-        with contextlib.suppress(BaseException):  # an exception whose own text cannot be made
-            traceback.print_exc()
-        return _Result(error=f"{function.label} raised {_described(error, function)}")
-
-
 def _described(error: BaseException, function: RewardFunction) -> str:
     try:
         return describe(error, function.path)[:MAX_ERROR_CHARACTERS]
@@ -175,48 +140,39 @@ def _described(error: BaseException, function: RewardFunction) -> str:
         return f"{type(error).__name__}, whose text cannot be shown"
 
 
-def _serve(pipe: _Pipe, functions: Sequence[RewardFunction], setup: Mapping[str, Any]) -> bool:
-    """Score until the parent closes the pipe; True when the process should be replaced before that."""
-    call = _Caller()
-
-    def tell(comparison: int | None) -> None:
-        pipe.put(["grading", number, comparison])
-        pipe.flush()
-
-    def tell_away(at_most_s: float | None) -> None:
-        if os.getpid() == own_pid:
-            pipe.put(["back", number] if at_most_s is None else ["away", number, at_most_s])
-            pipe.flush()
-
-    number = -1
+def _serve(
+    commands: BinaryIO, results: BinaryIO, functions: Sequence[RewardFunction], setup: Mapping[str, Any]
+) -> None:
+    """Score until the parent closes the pipe, or the process should be replaced."""
     own_pid = os.getpid()
-    waiting.listen(tell_away)
-    guard = budget.Guard(tell, timeout_s=setup["timeout_s"])
+
+    def tell(*message: Any) -> None:
+        if os.getpid() == own_pid:  # the pipes are not for a copy that a function has forked
+            _say(results, list(message))
+
+    waiting.listen(lambda at_most_s: tell("back") if at_most_s is None else tell("away", at_most_s))
+    guard = budget.Guard(lambda comparison: tell("grading", comparison), timeout_s=setup["timeout_s"])
     prepared: set[str] = set()
-    while (line := pipe.next_line()) is not None:
-        number, arguments, *hopeless = decode(line)
+    for line in commands:
+        arguments, *hopeless = decode(line)
         source = str(arguments["data_source"])
         if source not in prepared:
-            pipe.flush()
             for function in functions:
                 with contextlib.suppress(Exception):  # the call itself will say it, as this sample's error
                     function.prepare(source)
             prepared.add(source)
-        pipe.put(["start", number])
-        pipe.flush()
+        tell("start")
         guard.begin(hopeless)
         budget.use(guard)
         started = time.perf_counter()
-        result = _score_one(call, functions, arguments)
-        if os.getpid() != own_pid:  # the function forked, and this is the copy: the pipes are not for it
+        result = _score_one(functions, arguments)
+        if os.getpid() != own_pid:
             os._exit(0)
         seconds = time.perf_counter() - started
         error = result.error + setup["memory_limit"] if result.is_exhausted else result.error
-        pipe.put(["done", number, result.kind, result.score, result.parts, error, seconds])
+        tell("done", result.kind, result.score, result.parts, error, seconds)
         if result.is_exhausted or guard.has_interrupted:
-            pipe.flush()
-            return True
-    return False
+            os._exit(0)
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
@@ -231,9 +187,9 @@ def main(commands_fd: int, results_fd: int, life_fd: int) -> None:
     _die_with_parent(life_fd)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)
-    pipe = _Pipe(commands_fd, results_fd)
-    first = pipe.next_line()
-    if first is None:
+    commands, results = os.fdopen(commands_fd, "rb"), os.fdopen(results_fd, "wb")
+    first = commands.readline()
+    if not first:
         return
     (setup,) = decode(first)
     _limit_resources(setup["max_memory_bytes"])
@@ -243,17 +199,13 @@ def main(commands_fd: int, results_fd: int, life_fd: int) -> None:
         functions = load_functions(setup["functions"])
     except LoadError as error:
         limit = setup["memory_limit"] if _is_out_of_memory(error.__cause__) else ""
-        pipe.put(["failed", f"{error}{limit}"])
-        pipe.flush()
+        _say(results, ["failed", f"{error}{limit}"])
         return
     styles = [function.style for function in functions]
     # What is sent for a manager has all that TRL's functions take, and that has all that others take.
-    pipe.put(["ready", next((style for style in ("manager", "trl") if style in styles), styles[0])])
-    pipe.flush()
+    _say(results, ["ready", next((style for style in ("manager", "trl") if style in styles), styles[0])])
     try:
-        is_exhausted = _serve(pipe, functions, setup)
+        _serve(commands, results, functions, setup)
     except BaseException:  # noqa: BLE001 (the pipes are gone; threads that a function left behind must not keep the process)
         traceback.print_exc()
         os._exit(1)
-    if is_exhausted:
-        os._exit(0)

@@ -1,7 +1,7 @@
 """The reward behind a process border: `await pool.score(...)` always comes back with an outcome.
 
-Functions run in worker processes (workers.py): the caller waits for one future per sample, which the supervisor's
-thread resolves when the worker answers, when the sample's deadline ends, or when the pool is closed. Services are asked
+Functions run in worker processes (workers.py): the caller waits for one future per sample, which the thread that owns
+them resolves when the worker answers, when the sample's deadline ends, or when the pool is closed. Services are asked
 at the same time (service.py). What could not be scored is scored again, or given a score in its place, as
 reward.on_failure says.
 """
@@ -135,7 +135,12 @@ class RewardPool:
             raise RuntimeError("the reward pool is not running; use `async with RewardPool(config) as pool:`")
         on_failure, usage = self.config.on_failure, dict[str, float]()
         for attempt in range(self.config.retries + 1):
-            outcome = await self._attempt(prompt, trajectory, solution_str, fresh=attempt > 0)
+            if services := [one for one in self._services.values() if not one.compares]:
+                outcome = await self._asked(services, prompt, trajectory, solution_str, fresh=attempt > 0)
+            elif self._workers is not None:
+                outcome = await self._workers.score(prompt, trajectory, solution_str)
+            else:  # what compares speaks once all answers to the prompt are there
+                outcome = Outcome(kind="score", score=0.0)
             _add(usage, outcome.usage)
             then = "" if outcome.kind == "score" else getattr(on_failure, outcome.kind)
             if then != "retry" or not self._is_running:
@@ -143,15 +148,16 @@ class RewardPool:
         stand_in = self.config.failed_score if then == "fixed" else None
         return replace(outcome, stand_in=stand_in, usage=usage)
 
-    async def _attempt(
-        self, prompt: Prompt, trajectory: Trajectory, solution_str: str, *, fresh: bool
+    async def _asked(
+        self,
+        services: Sequence[RewardService],
+        prompt: Prompt,
+        trajectory: Trajectory,
+        solution_str: str,
+        *,
+        fresh: bool,
     ) -> Outcome:
-        """Ask everything that scores, at the same time; the first of them that fails decides."""
-        services = [one for one in self._services.values() if not one.compares]
-        if self._workers is not None and not services:
-            return await self._workers.score(prompt, trajectory, solution_str)
-        if not services:  # what compares speaks once all answers to the prompt are there
-            return Outcome(kind="score", score=0.0)
+        """Ask services and functions, at the same time; the first of them that fails decides."""
         started = time.monotonic()
         asked: list[Coroutine[Any, Any, Outcome | tuple[Part, dict[str, float]]]] = []
         if self._workers is not None:

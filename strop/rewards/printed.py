@@ -1,6 +1,6 @@
 """What reward functions print: the first lines on the terminal, everything in a log file of bounded size.
 
-Used from the supervisor's thread only. What cannot be written is lost, and nothing else.
+Used from the thread of the worker processes only. What cannot be written is lost, and nothing else.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 Nothing is pickled: what a worker says is data that its parent checks, whatever the scored text or the
 reward function made of it. A message is one line: a JSON array without line breaks.
 
-    to the worker      [number, call, *comparisons]                 score this; these comparisons have ended a process
-    from the worker    ["ready", style]                             the function is loaded
-                       ["failed", sentence]                         the function cannot be loaded
-                       ["start", number]                            the deadline of this call counts from here
-                       ["grading", number, comparison]              a comparison of this call begins; null: it ended
-                       ["away", number, seconds]                    the deadline stands still, for at most so long
-                       ["back", number]                             it counts again
-                       ["done", number, kind, score, parts, error, s]  its result
+    to the worker      [call, *comparisons]                     score this; these comparisons have ended a process
+    from the worker    ["ready", style]                         the function is loaded
+                       ["failed", sentence]                     the function cannot be loaded
+                       ["start"]                                the deadline of the oldest call counts from here
+                       ["grading", comparison]                  a comparison of it begins; null: it ended
+                       ["away", seconds]                        the deadline stands still, for at most so long
+                       ["back"]                                 it counts again
+                       ["done", kind, score, parts, error, s]   its result
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def outcome_of(message: list[Any]) -> Outcome:
         ValueError: the message has another form than a worker of ours writes.
     """
     match message:
-        case ["done", int(), str(kind), score, dict(parts), str(error), int() | float() as seconds] if all(
+        case ["done", str(kind), score, dict(parts), str(error), int() | float() as seconds] if all(
             isinstance(key, str) and isinstance(value, (bool, int, float, str))
             for key, value in parts.items()
         ):

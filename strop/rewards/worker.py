@@ -1,10 +1,11 @@
-"""The parent's handle to one worker process: its pipes, the calls sent to it, and how it ended.
+"""The parent's handle to one worker process: its pipes, what it says of the calls sent to it, and how it ended.
 
-Used from the supervisor's thread only. Nothing here waits, except `reap`, for at most REAP_S at a time.
+Used in the event loop of the pool's own thread (workers.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -12,92 +13,73 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from strop.rewards.calls import Call
+from strop.rewards.config import RewardConfig
+from strop.rewards.outcome import Outcome, RewardError
 from strop.rewards.printed import Lines, Printed
-from strop.rewards.wire import encode
+from strop.rewards.wire import decode, encode, outcome_of
 
 REAP_S = 1.0
 """How long a process that closed its pipes may take to exit before it is killed, and what it has forked to be gone
 after that, in seconds."""
-_READ_BYTES = 1 << 18
+_CHECK_S = 0.5
+"""How often the process is looked at, should a pipe not tell that it is gone, in seconds."""
+_DUMP_S = 0.15
+"""Time a hanging worker gets to write where it hangs, in seconds."""
 _MAX_LINE_BYTES = 16 << 20
 _TAIL_BYTES = 8192
-_MAX_READS = 64
 _BOOT = "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import strop.rewards.child as c;c.main({},{},{})"
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """What every worker of a pool is started with."""
+class _Output(asyncio.Protocol):
+    """What the process writes to standard output or standard error, line by line, and the end of it."""
 
-    functions: Sequence[Mapping[str, Any]]
-    """Path, source, name, kwargs, manager, tokenizer, key and weight of each function. The source is the text of the
-    file, read once, so that a replaced worker runs what the first one ran."""
-    max_memory_gib: float | None
-    timeout_s: float
-    """Deadline of one sample, in seconds."""
-    start_timeout_s: float
-    """Of loading the functions, in seconds."""
-    sections: Mapping[str, Mapping[str, Any]]
-    """Sections that guests want to see in the process, as plain data by full key."""
+    def __init__(self, take: Callable[[str], None]) -> None:
+        """Args:
+        take: gets each line, without its end.
+        """
+        self._lines = Lines(take)
+        self.tail = b""
+        self.ended = asyncio.Event()
 
-    def first_line(self) -> bytes:
-        limit = self.max_memory_gib
-        return encode([{
-            "functions": list(self.functions), "sections": self.sections, "timeout_s": self.timeout_s,
-            "max_memory_bytes": None if limit is None else int(limit * 2**30),
-            "memory_limit": f"; a worker may allocate {limit:g} GiB (reward.max_memory_gib)" if limit else "",
-        }])  # fmt: skip
+    def data_received(self, data: bytes) -> None:
+        self.tail = (self.tail + data)[-_TAIL_BYTES:]
+        self._lines.feed(data)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._lines.end()
+        self.ended.set()
 
 
 class WorkerProcess:
-    """One process, from its start to its death."""
+    """One process: `connect`, `load`, then `send` and as many times `score`, and `end`."""
 
-    def __init__(self, launch: Launch, printed: Printed) -> None:
+    def __init__(self, config: RewardConfig, paths: Collection[str], printed: Printed) -> None:
         """Start it; OSError when the system refuses.
 
         Args:
-            launch: what it is started with.
+            config: with the limits.
+            paths: of the files that the functions are in.
             printed: gets what it writes to standard output and standard error.
         """
-        self._launch = launch
-        self._printed = Lines(partial(printed.take, is_shown=True))
-        self._complained = Lines(partial(printed.take, is_shown=False))
-        self.state: Literal["loading", "ready", "dead"] = "loading"
-        self.sent: deque[Call] = deque()
-        """Calls handed over and not answered, oldest first."""
-        self.current: int | None = None
-        """Number of the call it has started."""
+        self._config, self._paths = config, paths
+        self.since: float | None = None
+        """When it began to score the oldest of its calls, time away from it left out; None: it has not."""
         self.grading: int | None = None
-        """Number of the comparison within the current call that is under way."""
-        self.since = time.monotonic()
-        """When it started the current call; else when it last made progress."""
-        self._away_since: float | None = None
-        """Since when the current call is where other limits hold (waiting.py)."""
-        self._away_until = 0.0
-        """When it will have come back from there at the latest."""
-        self.kill_at: float | None = None
-        """Set once it was asked to show where it hangs."""
+        """Number of the comparison within that call that is under way."""
+        self.is_loaded = False
         self.calls_done = 0
-        self._to_send = bytearray(launch.first_line())
-        self._received = bytearray()
-        self._tail = b""
-        self._paths = {str(function["path"]) for function in launch.functions} - {""}
+        self._results = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
+        self._printed = _Output(partial(printed.take, is_shown=True))
+        self._complained = _Output(partial(printed.take, is_shown=False))
         with contextlib.ExitStack() as on_failure:
             commands, results, life, output, said = (self._pipe(on_failure) for _ in range(5))
             child_fds = (commands[0], results[1], life[0])
-            self.commands_fd, self.results_fd, self._life_fd, self.output_fd, self.printed_fd = (
-                commands[1], results[0], life[1], output[0], said[0],
-            )  # fmt: skip
             search_path = encode(list(sys.path)).decode().strip()
             # One thread per worker: several of them run beside the training process.
             environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
@@ -109,8 +91,11 @@ class WorkerProcess:
             on_failure.pop_all()
         for fd in (*child_fds, output[1], said[1]):
             os.close(fd)
-        for fd in (self.commands_fd, self.results_fd, self.output_fd, self.printed_fd):
-            os.set_blocking(fd, False)
+        self._commands_pipe = os.fdopen(commands[1], "wb", buffering=0)
+        self._read_pipes = [os.fdopen(ends[0], "rb", buffering=0) for ends in (results, output, said)]
+        self._life_line = os.fdopen(life[1], "wb", buffering=0)
+        self._transports: list[Any] = []
+        self._watch: asyncio.TimerHandle | None = None
 
     @staticmethod
     def _pipe(on_failure: contextlib.ExitStack) -> tuple[int, int]:
@@ -119,162 +104,146 @@ class WorkerProcess:
             on_failure.callback(os.close, fd)
         return ends
 
-    @property
-    def has_output_waiting(self) -> bool:
-        """True when bytes wait for the pipe."""
-        return bool(self._to_send)
+    async def connect(self) -> None:
+        """Listen to it."""
+        loop = asyncio.get_running_loop()
+        self._commands, _ = await loop.connect_write_pipe(asyncio.Protocol, self._commands_pipe)
+        self._transports.append(self._commands)
+        heard = (asyncio.StreamReaderProtocol(self._results), self._complained, self._printed)
+        for protocol, pipe in zip(heard, self._read_pipes, strict=True):
+            self._transports.append((await loop.connect_read_pipe(partial(_same, protocol), pipe))[0])
+        self._look()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def _look(self) -> None:
+        """Copies that it forked may hold the other ends of its pipes: so they do not always tell that it is gone."""
+        if self._process.poll() is None:
+            self._watch = asyncio.get_running_loop().call_later(_CHECK_S, self._look)
+        else:
+            self._transports[1].close()
 
-    def send(self, call: Call) -> None:
-        """Hand over one call; it leaves with the next `push`."""
-        if not self.sent:
-            self.since = time.monotonic()
-        self.sent.append(call)
-        self._to_send += call.line
+    async def load(self, setup: bytes) -> str:
+        """Have it load the functions; the calling convention of what it is sent.
 
-    def push(self) -> bool:
-        """Write what the pipe takes now; True when something is left."""
+        Raises:
+            RewardError: they cannot be used; the sentence says why.
+            TimeoutError, EOFError, ValueError: as `score`.
+        """
+        self.send(setup)
+        match await self._message(asyncio.get_running_loop().time() + self._config.start_timeout_s):
+            case ["ready", str(style)]:
+                self.is_loaded = True
+                return style
+            case ["failed", str(sentence)]:
+                raise RewardError(sentence)
+            case message:
+                raise ValueError(f"no first message of a reward worker: {str(message)[:200]}")
+
+    def send(self, lines: bytes) -> None:
+        """Hand over calls, a line each."""
+        self._commands.write(lines)
+
+    async def score(self) -> Outcome:
+        """What became of the oldest call that it was sent.
+
+        Raises:
+            TimeoutError: it takes too long to get ready (`since` is None then), or to score.
+            EOFError: the process has ended.
+            ValueError: it said something else than a worker of ours does.
+        """
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._config.start_timeout_s  # it may import what a scorer needs
+        away_since = left_s = 0.0
+        is_away = False
+        while True:
+            message = await self._message(until)
+            now = clock()
+            match message:
+                case ["start"] if self.since is None:
+                    self.since, self.grading = now, None
+                    until = now + self._config.timeout_s
+                case ["away", float() | int() as at_most_s]:
+                    if self.since is not None:  # else it gets ready, which has a deadline of its own
+                        if not is_away:
+                            is_away, away_since, left_s = True, now, until - now
+                        until = max(until, now + at_most_s + left_s)
+                case ["back"]:
+                    if self.since is not None and is_away:
+                        self.since += now - away_since
+                        is_away, until = False, now + left_s
+                case ["grading", (int() | None) as comparison] if self.since is not None:
+                    self.grading = comparison
+                case ["done", *_] if self.since is not None:
+                    self.since = None
+                    self.calls_done += 1
+                    return outcome_of(message)
+                case _:
+                    raise ValueError(f"no message of a reward worker: {str(message)[:200]}")
+
+    async def _message(self, until: float) -> list[Any]:
         try:
-            while self._to_send:
-                del self._to_send[: os.write(self.commands_fd, self._to_send)]
-        except BlockingIOError:
-            pass
-        except BrokenPipeError:  # it died; the end of its results pipe says so too
-            self._to_send.clear()
-        return bool(self._to_send)
+            async with asyncio.timeout_at(until):
+                line = await self._results.readline()
+        except TimeoutError:  # what had come by then counts
+            async with asyncio.timeout(0):
+                line = await self._results.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError
+        return decode(line)
 
-    def note(self, message: list[object]) -> bool:
-        """Take in what it says about the call that it works on; False for a message about anything else."""
-        now = time.monotonic()
-        match message:
-            case ["start", int(number)] if self.sent and self.sent[0].number == number:
-                self.current, self.since, self.grading = number, now, None
-                self._away_since, self._away_until = None, 0.0
-            case ["away", int(number), float() | int() as at_most_s]:
-                if self.current == number:  # else it prepares to score, which has a deadline of its own
-                    self._away_since = self._away_since or now
-                    self._away_until = max(self._away_until, now + at_most_s)
-            case ["back", int(number)]:
-                if self.current == number and self._away_since is not None:
-                    self.since += now - self._away_since
-                    self._away_since, self._away_until = None, 0.0
-            case ["grading", int(number), (int() | None) as comparison] if self.current == number:
-                self.grading = comparison
-            case _:
-                return False
-        return True
+    def has_ended(self) -> bool:
+        """It is gone, or is about to be."""
+        return self._results.at_eof() or self._process.poll() is not None
 
-    def finish(self) -> Call:
-        """It has an outcome for its oldest call, which is returned."""
-        self.current, self.kill_at, self.grading, self.since = None, None, None, time.monotonic()
-        self.calls_done += 1
-        return self.sent.popleft()
-
-    @property
-    def deadline(self) -> float | None:
-        """When something must have happened; None when it has nothing to do."""
-        if self.kill_at is not None:
-            return self.kill_at
-        if self.current is not None:
-            away_s = 0.0 if self._away_since is None else self._away_until - self._away_since
-            return self.since + self._launch.timeout_s + away_s
-        if self.state == "loading" or self.sent:  # importing the reward file, or what a scorer needs
-            return self.since + self._launch.start_timeout_s
-        return None
-
-    def pull(self) -> tuple[list[bytes], bool]:
-        """Complete lines that have arrived, and whether the pipe has ended."""
-        ended = False
-        try:
-            while data := os.read(self.results_fd, _READ_BYTES):
-                self._received += data
-                if len(data) < _READ_BYTES:
-                    break
-            else:
-                ended = True
-        except BlockingIOError:
-            pass
-        *lines, rest = self._received.split(b"\n")
-        self._received = bytearray(rest)
-        return [bytes(line) for line in lines], ended or len(rest) > _MAX_LINE_BYTES
-
-    def read_printed(self) -> bool:
-        """Take what it wrote to standard output; False when the pipe has ended."""
-        try:
-            data = os.read(self.printed_fd, _READ_BYTES)
-        except BlockingIOError:
-            return True
-        self._printed.feed(data)
-        return bool(data)
-
-    def read_output(self) -> bool:
-        """Take what it wrote to standard error, keep the end of it; False when the pipe has ended."""
-        try:
-            return self._read_output_once()
-        except BlockingIOError:
-            return True
-
-    def _read_output_once(self) -> bool:
-        data = os.read(self.output_fd, _READ_BYTES)
-        self._tail = (self._tail + data)[-_TAIL_BYTES:]
-        self._complained.feed(data)
-        return bool(data)
-
-    def ask_where(self, kill_at: float) -> None:
-        """Ask for a stack dump on its error output; it will be killed at that time."""
-        self.kill_at = kill_at
+    async def ask_where(self) -> str:
+        """As `where`, of what it does now."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
+        await asyncio.sleep(_DUMP_S)
+        return self.where()
 
     def where(self) -> str:
         """` at reward.py:17 in compute_score`, from the last stack dump; empty when there is none."""
-        with contextlib.suppress(BlockingIOError):
-            for _ in range(_MAX_READS):  # it may print for ever
-                if not self._read_output_once():
-                    break
-        _, found, dump = self._tail.decode(errors="replace").rpartition("(most recent call first):")
+        text = self._complained.tail.decode(errors="replace")
+        _, found, dump = text.rpartition("(most recent call first):")
         frames = _FRAME.findall(dump) if found else []
         own = next((frame for frame in frames if frame[0] in self._paths), None)
         chosen = own or (frames[0] if frames else None)
         return f" at {Path(chosen[0]).name}:{chosen[1]} in {chosen[2]}" if chosen else ""
 
-    def reap(self, *, wait_s: float) -> int:
-        """Its exit status, after at most wait_s; then it and the copies that it forked are gone."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=wait_s)
+    async def end(self, *, wait_s: float) -> int:
+        """Its exit status, after at most wait_s; then it and the copies that it forked are gone, and all it wrote is
+        read. A second call only gives the status."""
+        for commands in self._transports[:1]:
+            commands.close()  # when it has nothing to do, it exits
+        await _until(lambda: self._process.poll() is not None, wait_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         status = self._process.wait()
-        # Copies hold its end of the life line, and a killed one may take a while to give its memory back.
-        ended = select.poll()
-        ended.register(self._life_fd, 0)  # POLLERR once nobody can read
-        ended.poll(REAP_S * 1000)
+        if not self._life_line.closed:
+            # Copies hold its end of the life line, and a killed one may take a while to give its memory back.
+            without_reader = select.poll()
+            without_reader.register(self._life_line, 0)  # POLLERR once nobody can read
+            await _until(lambda: bool(without_reader.poll(0)), REAP_S)
+            outputs = (self._printed, self._complained) if self._watch else ()
+            await _until(lambda: all(one.ended.is_set() for one in outputs), REAP_S)
+        if self._watch is not None:
+            self._watch.cancel()
+        for transport in self._transports:
+            transport.close()
+        for pipe in (self._life_line, self._commands_pipe, *self._read_pipes):
+            pipe.close()
         return status
 
-    def is_running(self) -> bool:
-        return self._process.poll() is None
 
-    def end_input(self) -> None:
-        """Close its command pipe: it finishes what it has and exits."""
-        if self.commands_fd >= 0:
-            os.close(self.commands_fd)
-            self.commands_fd = -1
+def _same(protocol: asyncio.Protocol) -> asyncio.Protocol:
+    return protocol
 
-    def release(self) -> None:
-        """Close every pipe of a process that is gone, once its last words are read."""
-        self.state = "dead"
-        self.end_input()
-        for read in (self.read_printed, self.read_output):
-            for _ in range(_MAX_READS):
-                if not read():
-                    break
-        self._printed.end()
-        self._complained.end()
-        for fd in (self.results_fd, self.output_fd, self.printed_fd, self._life_fd):
-            os.close(fd)
+
+async def _until(is_true: Callable[[], bool], wait_s: float) -> None:
+    """Wait for it, and no longer than so many seconds."""
+    until = asyncio.get_running_loop().time() + wait_s
+    while not is_true() and asyncio.get_running_loop().time() < until:
+        await asyncio.sleep(0.005)
 
 
 def death_sentence(status: int) -> str:

@@ -334,7 +334,7 @@ def make_sft_batch(examples: Sequence[SftExample], *, with_teacher: bool = False
 
 def sft_totals(batch: DataProto) -> BatchTotals:
     """What the loss of an optimizer batch divides by."""
-    return batch_totals(*flat_mask(batch))
+    return batch_totals(*flat_mask(batch.tensors()))
 
 
 def fine_tune(

@@ -67,13 +67,13 @@ def test_outcome_is_a_score_or_a_reason(kind: str, score: float | None, error: s
 @pytest.mark.parametrize(
     "message",
     [
-        ["done", 1, "score", None, {}, "", 0.1],
-        ["done", 1, "score", "1.0", {}, "", 0.1],
-        ["done", 1, "score", math.nan, {}, "", 0.1],
-        ["done", 1, "score", 1.0, {"a": [1]}, "", 0.1],
-        ["done", 1, "score", 1.0, {}, None, 0.1],
-        ["done", 1, "score", 1.0, {}, ""],
-        ["start", 1],
+        ["done", "score", None, {}, "", 0.1],
+        ["done", "score", "1.0", {}, "", 0.1],
+        ["done", "score", math.nan, {}, "", 0.1],
+        ["done", "score", 1.0, {"a": [1]}, "", 0.1],
+        ["done", "score", 1.0, {}, None, 0.1],
+        ["done", "score", 1.0, {}, ""],
+        ["start"],
     ],
 )
 def test_result_of_another_form_is_refused(message: list[object]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,9 @@ from strop.rollout.sglang.process import SglangDied
 from strop.rollout.types import Sampling, TokenOutput
 
 HERE = Path(__file__).parent
+CONTEXT = 4096
+LONG = 3000
+"""An answer that cannot end before what is done to it has arrived, however fast the machine is."""
 
 
 def settings(folder: Path, tmp_path: Path) -> SglangSettings:
@@ -39,7 +43,7 @@ def settings(folder: Path, tmp_path: Path) -> SglangSettings:
         trust_remote_code=False,
         dtype="float32",
         vocab_size=61,
-        max_tokens=64,
+        max_tokens=CONTEXT,
         max_running=8,
         log=tmp_path / "sglang.log",
     )
@@ -56,8 +60,13 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_folder: Callable[[str], Path]) -> Path:
-    return tiny_folder("qwen3")
+def folder(tiny_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with positions for long answers."""
+    path = tmp_path_factory.mktemp("long") / "qwen3"
+    shutil.copytree(tiny_folder("qwen3"), path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
+    return path
 
 
 async def started(python: str, folder: Path, logs: Path) -> SglangEngine:
@@ -167,12 +176,12 @@ def test_a_tensor_that_does_not_arrive_as_it_was_sent_is_refused(
 def test_pause_abort_and_continue(engine: SglangEngine) -> None:
     async def work() -> None:
         heard: list[int] = []
-        first = asyncio.create_task(
+        running = asyncio.create_task(
             engine.generate(
-                "a", [3, 4], Sampling(key=1, max_tokens=60), on_token=lambda *t: heard.append(t[0])
+                "a", [3, 4], Sampling(key=1, max_tokens=LONG), on_token=lambda *t: heard.append(t[0])
             )
         )
-        while len(heard) < 3:
+        while len(heard) < 3 and not running.done():
             await asyncio.sleep(0.01)
         await engine.pause()
         held = len(heard)
@@ -183,9 +192,9 @@ def test_pause_abort_and_continue(engine: SglangEngine) -> None:
         with pytest.raises(ValueError, match="1 requests are running"):
             await engine.sleep()
         await engine.abort(["a", "unknown"])
-        output = await first
+        output = await running
         assert (output.stop_reason, list(output.token_ids)) == ("aborted", heard)
-        assert len(output.log_probs) == len(output.versions) == len(output.token_ids) < 60
+        assert len(output.log_probs) == len(output.versions) == len(output.token_ids) < LONG
         await engine.resume()
         assert len((await engine.generate("b", [3, 4], Sampling(key=1, max_tokens=4))).token_ids) == 4
 
@@ -199,10 +208,10 @@ def test_nothing_goes_on_with_half_of_the_weights(engine: SglangEngine, folder: 
         heard: list[int] = []
         running = asyncio.create_task(
             engine.generate(
-                "a", [3, 4], Sampling(key=1, max_tokens=50), on_token=lambda *t: heard.append(t[0])
+                "a", [3, 4], Sampling(key=1, max_tokens=LONG), on_token=lambda *t: heard.append(t[0])
             )
         )
-        while len(heard) < 3:
+        while len(heard) < 3 and not running.done():
             await asyncio.sleep(0.01)
         await engine.pause()
         await asyncio.to_thread(write, engine, module)
@@ -210,12 +219,12 @@ def test_nothing_goes_on_with_half_of_the_weights(engine: SglangEngine, folder: 
         assert (await engine.health())["running"] == 1.0, "it is asked without a token"
         held = len(heard)
         await asyncio.sleep(0.2)
-        assert len(heard) == held < 50
+        assert len(heard) == held < LONG
         before = engine.version
         await engine.set_version(before + 1)
         output = await running
         assert set(output.versions) == {before, before + 1}
-        assert len(output.token_ids) == 50
+        assert len(output.token_ids) == LONG
 
     asyncio.run(work())
 
@@ -241,7 +250,7 @@ def test_memory_is_given_back_and_taken_again(engine: SglangEngine) -> None:
     [
         ([], 1, "0 prompt tokens"),
         ([61], 1, "vocabulary has 61; is it the tokenizer"),
-        ([3] * 10, 55, "SGLang was started for 64 tokens"),
+        ([3] * 10, CONTEXT - 9, f"SGLang was started for {CONTEXT} tokens"),
     ],
 )
 def test_requests_that_it_cannot_serve(
@@ -260,7 +269,7 @@ def test_a_server_that_is_killed_is_noticed(python: str, folder: Path, tmp_path:
         heard: list[int] = []
         running = asyncio.create_task(
             engine.generate(
-                "a", [3, 4], Sampling(key=1, max_tokens=60), on_token=lambda *t: heard.append(t[0])
+                "a", [3, 4], Sampling(key=1, max_tokens=LONG), on_token=lambda *t: heard.append(t[0])
             )
         )
         while not heard:
