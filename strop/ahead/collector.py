@@ -178,7 +178,9 @@ class AheadCollector(ClockedCollector):
             groups = [*kept.values(), *left_out.groups]
             episodes = Experience.concat(groups) if groups else ended(self._roles, [], 0)
             metrics = self._idle(asked_s)
-        self._look_at(episodes.reports)
+        if self._lengths is not None:
+            self._lengths.note(episodes.reports)
+        self._check(episodes.reports)
         begun = [*(self._begun.pop(uid) for uid in chosen), *left_out.begun]
         told = as_list(calls(self._roles).forget([one.prompt.uid for one in begun]))
         spans = {uid: one for rank in told for uid, one in rank.items()}

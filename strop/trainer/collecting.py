@@ -106,7 +106,9 @@ class RolloutCollector:
         if begun is not prompts:
             places = {prompt.uid: place for place, prompt in enumerate(begun)}
             episodes = episodes.take([places[one.uid] * count + i for one in prompts for i in range(count)])
-        self._look_at(episodes.reports)
+        if self._lengths is not None:
+            self._lengths.note(episodes.reports)
+        self._check(episodes.reports)
         experience = training_rows(config, self._roles, episodes, self._sampling)
         if config.needs("reward_baselines") and experience.reports:
             experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
@@ -173,10 +175,8 @@ class RolloutCollector:
         limit = self._sampling.max_tokens
         return training_rewards(reports, self._config.reward, max_response_tokens=limit)
 
-    def _look_at(self, reports: Sequence[EpisodeReport]) -> None:
-        """Too many samples that failed, or could not be scored, end the run; how long they were is remembered."""
-        if self._lengths is not None:
-            self._lengths.note(reports)
+    def _check(self, reports: Sequence[EpisodeReport]) -> None:
+        """Too many samples that failed, or could not be scored, end the run."""
         check_failed_episodes(reports)
         outcomes = [report.outcome for report in reports if report.outcome is not None]
         reward = self._config.reward
