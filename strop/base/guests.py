@@ -36,7 +36,9 @@ PLACES = {
     "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
     "loss_of_tokens() (strop.algorithms.registry.verl_convention)",
     "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "
-    "answers (strop.rewards.service)",
+    "answers (strop.judges.services.RewardService)",
+    "services of a reward": "a word: a class, called as (config, functions, rank=, count=), that asks them "
+    "(strop.rewards.service.Services)",
     "reward worker": "full key of a section below reward: a function that each process that scores calls as it starts, "
     "with the section as plain data",
     "reward form": "a parameter that tells a calling convention: (function, as it was loaded, setup) -> the function",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strop.data.chat import Chat, to_chat, to_messages
+from strop.data.chat import to_messages
 from strop.data.config import DataConfig
 from strop.data.media import without_contents
 
@@ -64,19 +64,6 @@ def row_extra_info(source: Mapping[str, Any], where: str) -> Mapping[str, Any]:
             f"fields"
         )
     return extra_info
-
-
-def row_chat(source: Mapping[str, Any], config: DataConfig, where: str) -> Chat:
-    """All that the chat template sees of the row.
-
-    Raises:
-        ValueError: the row is malformed, has sound, media that nothing here reads, or other media than its messages
-            have places for.
-    """
-    row_extra_info(source, where)
-    messages = to_messages(source[config.prompt_key], role="user", where=where, key=config.prompt_key)
-    options, columns = config.chat_template_kwargs, config.media_columns
-    return to_chat(source, messages, options=options, where=where, media_columns=columns)
 
 
 def _suggestion(source: Mapping[str, Any]) -> str:
