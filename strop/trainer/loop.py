@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.algorithms.kl_control import KlController
-from strop.base.guests import all_joined, needed
+from strop.base.guests import all_joined, needed, optional
 from strop.base.heartbeat import SUFFIX, beating, doing
 from strop.base.metrics import Metric
 from strop.controller import CallTimeout, WorkerFailed, as_list
@@ -39,9 +39,7 @@ from strop.trainer.healing import Healing
 from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
 from strop.trainer.listening import Listeners
-from strop.trainer.recorded import check_recording
 from strop.trainer.records import StepRecord
-from strop.trainer.replay import read_recorded
 from strop.trainer.reporting import episode_metrics, num_response_tokens, num_tokens
 from strop.trainer.results import TrainResult, result_of
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
@@ -96,10 +94,13 @@ class Trainer:
         check_models(config)
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
-        self._recorded = read_recorded(run.path)
+        repeated = optional("repeated run")
+        self._recorded = None if repeated is None else repeated(run.path)
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         self.data: TrainingData = load_training_data(config)
-        check_recording(config, self.data, first_step=self._start_step + 1)
+        if config.trainer.skip_rollout:
+            recorded = needed("recorded samples", "trainer.skip_rollout is set")
+            recorded.check(config, self.data, first_step=self._start_step + 1)
         if self.data.growth is not None:
             self.data.growth.restore(run, self._start_step, self.data.sampler)
         if checkpoint is not None:
