@@ -30,7 +30,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"chat_template/bounded", "data/cache"},
+    {"chat_template/bounded", "data/cache", "explaining"},
     {
         "controller/ray",
         "data/command",
@@ -43,7 +43,6 @@ RANKS = (
         "engines/lora",
         "engines/optimizers",
         "engines/ulysses",
-        "explaining",
         "hub",
         "replay",
         "rollout/transfer",
@@ -83,13 +82,13 @@ GUESTS = (
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {
     PACKAGE.parent / f"{target.partition(':')[0].replace('.', '/')}.py"
-    for place in ("command", "config command", "data command")
+    for place in ("command", "data command")
     for target in targets(place).values()
 }
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 SIDEWAYS = {("agents", "rollout")}
 # Commands, and functions that are called from Python, import what they need when they run: --help and import are quick.
-LATE_IMPORTS_ALLOWED = {"cli", "evaluation", "python"}
+LATE_IMPORTS_ALLOWED = {"cli", "evaluation", "explaining", "python"}
 
 
 def violations(source: str, room: str, *, is_command: bool = False) -> list[str]:

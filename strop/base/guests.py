@@ -30,7 +30,6 @@ PLACES = {
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args); one that makes runs "
     "has a section at the root, by its name (strop.cli.launching)",
     "data command": "word after `strop data`: its strop.data.command.Action",
-    "config command": "word after `strop config`: a function of the arguments that gives the exit code",
     "public name": "a dotted name that users import from the core: what it stands for",
     "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
     "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
