@@ -48,6 +48,7 @@ RANKS = (
         "rollout/transfer",
         "shell",
         "trainer/curve",
+        "trainer/rounds",
     },
     {"rollout/processes"},
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "workers/agents"},
@@ -77,7 +78,7 @@ GUESTS = (
     "hub", "interactions", "judges", "net", "preferences", "python", "quickstart", "recipes", "replay", "roles",
     "rollout/conformance", "rollout/endpoint", "rollout/processes", "rollout/sglang", "rollout/transfer",
     "rollout/vllm", "sandbox", "scorers", "sharing", "shell", "supervised", "sweep", "tools", "tracing", "tracking",
-    "trainer/curve", "view", "vision", "workers/agents",
+    "trainer/curve", "trainer/rounds", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {
