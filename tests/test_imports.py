@@ -27,10 +27,9 @@ RANKS = (
     {"engines", "run", "controller"},
     {"rollout", "agents", "rewards", "data"},
     {"workers"},
-    {"health"},
     {"trainer"},
     {"cli"},
-    {"chat_template/bounded", "data/cache", "explaining"},
+    {"chat_template/bounded", "data/cache", "explaining", "health"},
     {
         "controller/ray",
         "data/command",
@@ -75,8 +74,8 @@ GUESTS = (
     "ahead", "chat_template/bounded", "checks", "compat", "controller/ray", "data/cache", "data/command",
     "data/growing", "data/mixing", "data/streaming", "data/tiny", "doctor", "engines/flops", "engines/liger",
     "engines/lora", "engines/optimizers", "engines/ulysses", "environments", "evaluation", "explaining", "gateway",
-    "hub", "interactions", "judges", "net", "preferences", "python", "quickstart", "recipes", "replay", "roles",
-    "rollout/conformance", "rollout/endpoint", "rollout/processes", "rollout/sglang", "rollout/transfer",
+    "health", "hub", "interactions", "judges", "net", "preferences", "python", "quickstart", "recipes", "replay",
+    "roles", "rollout/conformance", "rollout/endpoint", "rollout/processes", "rollout/sglang", "rollout/transfer",
     "rollout/vllm", "sandbox", "scorers", "sharing", "shell", "supervised", "sweep", "tools", "tracing", "tracking",
     "trainer/curve", "trainer/rounds", "view", "vision", "workers/agents",
 )  # fmt: skip
@@ -253,7 +252,7 @@ def test_the_walk_sees_each_kind_of_wrong_import(room: str, source: str, expecte
         ("agents", "from strop.rollout.types import Sampling"),
         (
             "trainer",
-            "import strop.health\nfrom strop.protocol import DataProto\nfrom strop.trajectory import Prompt",
+            "import strop.workers\nfrom strop.protocol import DataProto\nfrom strop.trajectory import Prompt",
         ),
         (
             "run",
