@@ -30,7 +30,6 @@ PLACES = {
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args); one that makes runs "
     "has a section at the root, by its name (strop.cli.launching)",
     "data command": "word after `strop data`: its strop.data.command.Action",
-    "config command": "word after `strop config`: a function of the arguments that gives the exit code",
     "public name": "a dotted name that users import from the core: what it stands for",
     "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
     "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
@@ -95,6 +94,7 @@ PLACES = {
     "StreamedPrompts(rows, tokenizer, config), a strop.data.drawing.TrainingPrompts of such rows",
     "mixture of sources": "a word: a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how "
     "many epochs there are, where data.source_weights or data.source_shares are set",
+    "alarms of a run": "a word: a strop.trainer.loop.Alarm, called as (told=, earlier=)",
     "end of a training": "a word: a function (run folder) that gives what `strop train` prints at its end",
     "what is installed": "a word: a function that gives the lines of `strop --version`",
     "rows that come later": "a word: a class, called as (data, rows, prompts, tokenizer, prepare), that adds rows "

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from strop.algorithms.kl_control import KlController
 from strop.base.guests import all_joined, needed, optional
@@ -24,7 +25,6 @@ from strop.base.metrics import Metric
 from strop.controller import CallTimeout, WorkerFailed, as_list
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
-from strop.health import HealthMonitor
 from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
 from strop.trainer.beginning import optimizer_of
@@ -63,6 +63,14 @@ from strop.workers.sample_rows import Decided
 
 POSITION = Metric("training/{global_step,epoch}", "", "where the run is")
 GENERATION_SPEED = Metric("rollout/tokens_per_s", "tokens/s", "generated")
+
+
+class Alarm(Protocol):
+    """Looks at the metrics of a run; made with the names of what it told before, and the metrics of earlier steps."""
+
+    def observe(self, metrics: Mapping[str, float]) -> Sequence[Any]:
+        """What it has to say of the next step, each with a `name` and a `message`."""
+        ...
 
 
 class Trainer:
@@ -125,7 +133,7 @@ class Trainer:
             if self._start_step == 0:
                 self._note_what_is_used()
                 self._try_out()
-            self._monitor = self._start_monitor()
+            self._alarms = self._start_alarms()
             setup = TrackerSetup(
                 folder=self._run.path,
                 total_steps=self.data.num_steps,
@@ -137,7 +145,8 @@ class Trainer:
             self.roles.watch.show = trackers.note
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
-                self._monitor.observe(metrics)
+                for alarm in self._alarms:
+                    alarm.observe(metrics)
             if self.data.growth is not None:
                 self.data.growth.begin()
             last_step = self.data.num_steps if self._recorded is None else self._recorded.last_step
@@ -206,14 +215,13 @@ class Trainer:
         for look in looks.values():
             look(self.config, self.data, self.roles, self._run, self._say, force=self._force)
 
-    def _start_monitor(self) -> HealthMonitor:
-        """The health rules, with what a run that is continued has seen and said."""
+    def _start_alarms(self) -> list[Alarm]:
+        """What looks at the metrics, with what a run that is continued has seen and said."""
         file = self._run.path / METRICS_FILE
         earlier = read_metrics(file) if self._start_step and file.is_file() else []
-        return HealthMonitor(
-            told=[event["name"] for event in self._run.events.read("health")],
-            earlier=[metrics for metrics in earlier if metrics["step"] <= self._start_step],
-        )
+        before = [metrics for metrics in earlier if metrics["step"] <= self._start_step]
+        told = [event["name"] for event in self._run.events.read("health")]
+        return [made(told=told, earlier=before) for made in all_joined("alarms of a run").values()]
 
     def _start_roles(self, stack: ExitStack) -> None:
         config = self.config
@@ -304,7 +312,7 @@ class Trainer:
             num_response_tokens=record.num_response_tokens,
             num_total_tokens=record.num_tokens,
         )
-        for found in self._monitor.observe(metrics):
+        for found in (one for alarm in self._alarms for one in alarm.observe(metrics)):
             self._run.events.append("health", step, name=found.name, message=found.message)
             self._say(f"step {step}: {found.message}")
         self._run.events.append("step", step, seconds=stages.total(), phases=stages.seconds)
