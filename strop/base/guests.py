@@ -114,6 +114,10 @@ PLACES = {
     "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "
     "gives the RoleSpec of the rollout role; `collector`, a function that gives a "
     "strop.trainer.collecting.RolloutCollector, with the arguments of one and (start_step=, recorded=)",
+    "repeated run": "a word: a function (run folder) that gives what the run in it repeats, with last_step and steps "
+    "(by step, what generation ahead takes as `recorded`), or None",
+    "recorded samples": "a word: a module with check(config, data, first_step=), which refuses those that do not fit "
+    "the run, and open_recording(run folder, section reward), a strop.workers.player.Recording",
     "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, at "
     "no cost",
     "before the first steps": "a function (config, data, roles, run, say, force=) that tries what a fresh run will do, "

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from strop.algorithms.kl_control import KlController
-from strop.base.guests import all_joined, needed
+from strop.base.guests import all_joined, needed, optional
 from strop.base.heartbeat import SUFFIX, beating, doing
 from strop.base.metrics import Metric
 from strop.controller import CallTimeout, WorkerFailed, as_list
@@ -39,12 +39,10 @@ from strop.trainer.healing import Healing
 from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
 from strop.trainer.listening import Listeners
-from strop.trainer.recorded import check_recording
 from strop.trainer.records import StepRecord
-from strop.trainer.replay import read_recorded
-from strop.trainer.reporting import episode_metrics, num_response_tokens, num_tokens
+from strop.trainer.reporting import episode_metrics
 from strop.trainer.results import TrainResult, result_of
-from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
+from strop.trainer.roles import Roles, check_models, make_roles, playing_of, start_runtime
 from strop.trainer.scorers import NUM_PROBES, probe_scorers
 from strop.trainer.setup import (
     TrainingData,
@@ -104,10 +102,13 @@ class Trainer:
         check_models(config)
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
-        self._recorded = read_recorded(run.path)
+        repeated = optional("repeated run")
+        self._recorded = None if repeated is None else repeated(run.path)
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         self.data: TrainingData = load_training_data(config)
-        check_recording(config, self.data, first_step=self._start_step + 1)
+        if config.trainer.skip_rollout:
+            recorded = needed("recorded samples", "trainer.skip_rollout is set")
+            recorded.check(config, self.data, first_step=self._start_step + 1)
         if self.data.growth is not None:
             self.data.growth.restore(run, self._start_step, self.data.sampler)
         if checkpoint is not None:
@@ -226,17 +227,21 @@ class Trainer:
         config = self.config
         checkpoint = None if self._checkpoint is None else self._checkpoint.path
         self.runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
-        self.roles: Roles = make_roles(
+        playing = playing_of(
             config,
-            self.runtime,
-            num_steps=self.data.num_steps,
-            checkpoint=checkpoint,
-            optimizer=optimizer_of(self._run, self._checkpoint),
             version=self._start_step,
             samples=self._run.samples.folder if config.run.save_samples else None,
             logs=self._run.path / "logs",
-            costs=self._costs,
             is_replayed=self._recorded is not None and bool(self._recorded.steps),
+        )
+        self.roles: Roles = make_roles(
+            config,
+            self.runtime,
+            playing,
+            num_steps=self.data.num_steps,
+            checkpoint=checkpoint,
+            optimizer=optimizer_of(self._run, self._checkpoint),
+            costs=self._costs,
         )
         kl = KlController(config.algorithm.kl_ctrl)
         if self._checkpoint is not None:
@@ -304,8 +309,8 @@ class Trainer:
             metrics |= validation.metrics
         metrics |= measure.timing_metrics(
             {**stages.seconds, "step": stages.total()},
-            num_response_tokens=num_response_tokens(record.reports),
-            num_total_tokens=num_tokens(record.reports),
+            num_response_tokens=record.num_response_tokens,
+            num_total_tokens=record.num_tokens,
         )
         for found in (one for alarm in self._alarms for one in alarm.observe(metrics)):
             self._run.events.append("health", step, name=found.name, message=found.message)
@@ -372,12 +377,12 @@ class Trainer:
             POSITION.of("epoch"): float(self.data.sampler.epoch),
             **episode_metrics(record.reports, self.config),
             **measure.throughput_metrics(
-                num_total_tokens=num_tokens(record.reports),
+                num_total_tokens=record.num_tokens,
                 step_s=stages.total(),
                 num_devices=self.roles.actor.world_size,
             ),
         }
-        generated, gen_s = num_response_tokens(record.reports), stages.seconds.get("gen", 0.0)
+        generated, gen_s = record.num_response_tokens, stages.seconds.get("gen", 0.0)
         if gen_s > 0:
             metrics[GENERATION_SPEED] = generated / gen_s
         usage = {name: as_list(group.call.usage()) for name, group in self.roles.trained().items()}
