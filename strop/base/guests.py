@@ -107,6 +107,8 @@ PLACES = {
     "rows of data.dataset_class",
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
+    "orders of rows": "a word: a module with SAMPLERS, by name, sees_results(name) and ResultsOrder(name, rows, data), "
+    "a strop.data.sampler.RowOrder",
     "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",
     "export of a role": "the form of what is written: a function (checkpoint, out, model, role=) that writes a role of "
     "a checkpoint as a folder that a run can begin with",
