@@ -29,7 +29,7 @@ RANKS = (
     {"workers"},
     {"trainer"},
     {"cli"},
-    {"chat_template/bounded", "data/cache", "data/curriculum", "health"},
+    {"chat_template/bounded", "data/cache", "data/curriculum", "health", "trainer/beginning"},
     {"explaining"},
     {
         "controller/ray",
@@ -78,7 +78,7 @@ GUESTS = (
     "explaining", "gateway", "health", "hub", "interactions", "judges", "net", "preferences", "python", "quickstart",
     "recipes", "replay", "roles", "rollout/conformance", "rollout/endpoint", "rollout/processes", "rollout/sglang",
     "rollout/transfer", "rollout/vllm", "sandbox", "scorers", "sharing", "shell", "supervised", "sweep", "tools",
-    "tracing", "tracking", "trainer/curve", "trainer/rounds", "view", "vision", "workers/agents",
+    "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/rounds", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {
