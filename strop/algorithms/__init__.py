@@ -23,7 +23,7 @@
     aggregation.py       per-token weights: how terms become one loss, for any cut of the batch
 
     masked.py            sums, means and whitening under a mask
-    evaluation.py        pass@k, best@k, worst@k, maj@k and intervals of rates, in closed form
+    intervals.py         how sure a rate is (torch-free)
     balance.py           partitions of near-equal load; which rows each rank gets
     batch_metrics.py     what is measured on the rows of a step
 

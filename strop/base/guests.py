@@ -92,6 +92,7 @@ PLACES = {
     "StreamedPrompts(rows, tokenizer, config), a strop.data.drawing.TrainingPrompts of such rows",
     "mixture of sources": "a word: a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how "
     "many epochs there are, where data.source_weights or data.source_shares are set",
+    "metrics of a validation": "a word: a function of the reports of scored answers, for val-core/ and val-aux/",
     "end of a training": "a word: a function (run folder) that gives what `strop train` prints at its end",
     "what is installed": "a word: a function that gives the lines of `strop --version`",
     "rows that come later": "a word: a class, called as (data, rows, prompts, tokenizer, prepare), that adds rows "
