@@ -30,7 +30,7 @@ RANKS = (
     {"health"},
     {"trainer"},
     {"cli"},
-    {"data/cache"},
+    {"chat_template/bounded", "data/cache"},
     {
         "controller/ray",
         "data/command",
@@ -49,6 +49,7 @@ RANKS = (
         "rollout/transfer",
         "shell",
         "trainer/curve",
+        "trainer/rounds",
     },
     {"rollout/processes"},
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "workers/agents"},
@@ -72,13 +73,13 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "ahead", "checks", "compat", "controller/ray", "data/cache", "data/command", "data/growing", "data/mixing",
-    "data/streaming", "data/tiny", "doctor", "engines/flops", "engines/liger", "engines/lora", "engines/optimizers",
-    "engines/ulysses", "environments", "evaluation", "explaining", "gateway", "hub", "interactions", "judges",
-    "net", "preferences", "python", "quickstart", "recipes", "replay", "roles", "rollout/conformance",
-    "rollout/endpoint", "rollout/processes", "rollout/sglang", "rollout/transfer", "rollout/vllm", "sandbox",
-    "scorers", "sharing", "shell", "supervised", "sweep", "tools", "tracing", "tracking", "trainer/curve", "view",
-    "vision", "workers/agents",
+    "ahead", "chat_template/bounded", "checks", "compat", "controller/ray", "data/cache", "data/command",
+    "data/growing", "data/mixing", "data/streaming", "data/tiny", "doctor", "engines/flops", "engines/liger",
+    "engines/lora", "engines/optimizers", "engines/ulysses", "environments", "evaluation", "explaining", "gateway",
+    "hub", "interactions", "judges", "net", "preferences", "python", "quickstart", "recipes", "replay", "roles",
+    "rollout/conformance", "rollout/endpoint", "rollout/processes", "rollout/sglang", "rollout/transfer",
+    "rollout/vllm", "sandbox", "scorers", "sharing", "shell", "supervised", "sweep", "tools", "tracing", "tracking",
+    "trainer/curve", "trainer/rounds", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

@@ -12,7 +12,7 @@ user_files.py                Python files of the user's own
 foreign_files.py             files that somebody else may have written
 meeting.py                   where the processes of a group find each other
 heartbeat.py                 what a process does, written down every second; periodic.py: done from time to time
-call_loop.py                 event loops whose work outlives a call
+call_loop.py                 the event loop of work that outlives a call
 
 Nothing is imported here: the settings are read without torch.
 """

@@ -36,7 +36,9 @@ PLACES = {
     "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
     "loss_of_tokens() (strop.algorithms.registry.verl_convention)",
     "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "
-    "answers (strop.rewards.service)",
+    "answers (strop.judges.services.RewardService)",
+    "services of a reward": "a word: a class, called as (config, functions, rank=, count=), that asks them "
+    "(strop.rewards.service.Services)",
     "reward worker": "full key of a section below reward: a function that each process that scores calls as it starts, "
     "with the section as plain data",
     "reward form": "a parameter that tells a calling convention: (function, as it was loaded, setup) -> the function",
@@ -59,6 +61,7 @@ PLACES = {
     "(setup, client, model, reward=, seed=)",
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
+    "bound on templates": "a word: a function that has every chat template compiled within limits from then on",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
     "adapters": "a word for their kind: a module as strop.engines.adapters.Adapters describes",
     "kernels": "a library: a function (module, device) that puts its kernels into a model that was just loaded",
@@ -105,6 +108,7 @@ PLACES = {
     "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",
     "export of a role": "the form of what is written: a function (checkpoint, out, model, role=) that writes a role of "
     "a checkpoint as a folder that a run can begin with",
+    "dynamic sampling": "a word for it: a strop.trainer.collecting.RolloutCollector for algorithm.filter_groups",
     "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
     "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "
     "gives the RoleSpec of the rollout role; `collector`, a function that gives a "

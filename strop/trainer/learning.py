@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,12 +15,11 @@ from strop.algorithms.kl_control import KlController
 from strop.algorithms.selection import kept_samples
 from strop.base.guests import needed
 from strop.base.metrics import Metric, Reduction
-from strop.controller import as_batch, as_future, as_list
-from strop.protocol import DataProtoFuture
+from strop.controller import as_list
+from strop.protocol import DataProto, DataProtoFuture, future_of
 from strop.protocol.schema import labels_for
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
-from strop.trainer.phases import Stages
 from strop.trainer.producers import (
     PRM_REF,
     StepContext,
@@ -28,6 +28,7 @@ from strop.trainer.producers import (
     wanted_by_the_update,
 )
 from strop.trainer.roles import Roles
+from strop.trainer.stages import Stages
 from strop.workers.estimates import REWARD_KL
 from strop.workers.reports import check_versions
 from strop.workers.rows import Update, merged_update, updates_of
@@ -122,20 +123,27 @@ class Learner:
         steps: list[OptimizerStep] = []
         if config.uses_prm and config.prm.update == "before":
             experience = produced(experience, {PRM_REF}, context, stages)
-            steps += stages.run("update_prm", "prm", self._update_prm, experience)
+            with stages.stage("update_prm", "prm"):
+                steps += self._update_prm(experience)
         experience = produced(experience, wanted, context, stages)
         if config.uses_prm and config.prm.update == "after":
-            steps += stages.run("update_prm", "prm", self._update_prm, experience)
-        trained, left_out = self._chosen(experience, step)
+            with stages.stage("update_prm", "prm"):
+                steps += self._update_prm(experience)
+        trained, left_out = experience, dict[str, str]()
+        if config.algorithm.resampling != "none" or config.algorithm.keep.is_on:
+            trained, left_out = self._chosen(experience, step)
         if config.uses_critic:
-            steps += stages.run("update_critic", "critic", self._update_critic, trained)
+            with stages.stage("update_critic", "critic"):
+                steps += self._update_critic(trained)
         if step > config.trainer.critic_warmup:
             trained = produced(trained, wanted_by_the_update(config, trained), context, stages)
-            taken, before = stages.run("update_actor", "actor", self._update_actor, trained)
+            with stages.stage("update_actor", "actor"):
+                taken, before = self._update_actor(trained)
             steps += taken
             if "old_log_probs" not in experience.column_names and before is not None:
                 experience = experience.union(before, "log_probs", "entropys")
-        summary = stages.run("summary", "", self._summary, experience)
+        with stages.stage("summary"):
+            summary = self._summary(experience)
         return LearnerResult(
             experience=experience,
             summary=summary,
@@ -144,14 +152,12 @@ class Learner:
             metrics={**trained.metrics, **self._control_kl(summary)},
         )
 
-    def _chosen(self, experience: Experience, step: int) -> tuple[Experience, Mapping[str, str]]:
+    def _chosen(self, experience: Experience, step: int) -> tuple[Experience, dict[str, str]]:
         """The rows that are trained on, and why other samples are not; a row that was drawn twice is there twice.
 
         Rows of which a correction left no token cannot be chosen.
         """
         algorithm = self._config.algorithm
-        if algorithm.resampling == "none" and not algorithm.keep.is_on:
-            return experience, {}
         usable = experience.take([row for row, count in enumerate(experience.num_trained) if count])
         if not len(usable):
             return usable, {}
@@ -205,14 +211,14 @@ class Learner:
             if not part.totals().num_tokens:
                 steps.append(OptimizerStep(role="actor", metrics={}, skipped=REJECTED, trained=frozenset()))
                 continue
-            made = as_future(actor.call.update_policy(part.partition(actor.mesh), part.totals()))
+            made = future_of(actor.call.update_policy(part.partition(actor.mesh), part.totals()))
             steps.append(_optimizer_step("actor", updates_of(made.select([], []).get()), part))
             before.append(made.select(["log_probs", "entropys"]))
         return steps, DataProtoFuture.concat(before) if before else None
 
     def _summary(self, experience: Experience) -> BatchSummary:
         every_column = experience.rows.select(None, labels_for("advantages"))
-        return self._roles.actor.call.summarize_batch(as_batch(every_column))
+        return self._roles.actor.call.summarize_batch(cast(DataProto, every_column))
 
     def _control_kl(self, summary: BatchSummary) -> dict[str, float]:
         """Move the coefficient of the KL penalty towards its target; what it was."""

@@ -39,7 +39,6 @@ from strop.trainer.healing import Healing
 from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
 from strop.trainer.listening import Listeners
-from strop.trainer.phases import Phases, Stages
 from strop.trainer.recorded import check_recording
 from strop.trainer.records import StepRecord
 from strop.trainer.replay import read_recorded
@@ -53,6 +52,7 @@ from strop.trainer.setup import (
     load_training_data,
     training_sampling,
 )
+from strop.trainer.stages import Stages
 from strop.trainer.stopping import StopRequest
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
@@ -60,7 +60,8 @@ from strop.trainer.usage import usage_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers import metrics as measure
 from strop.workers.player import check_observers
-from strop.workers.reports import Decided, check_failed_episodes
+from strop.workers.reports import check_failed_episodes
+from strop.workers.sample_rows import Decided
 
 POSITION = Metric("training/{global_step,epoch}", "", "where the run is")
 GENERATION_SPEED = Metric("rollout/tokens_per_s", "tokens/s", "generated")
@@ -159,12 +160,13 @@ class Trainer:
 
     def step(self, step: int, stages: Stages) -> StepRecord:
         """One step of the algorithm: sample and score, estimate advantages, update, hand over the weights."""
-        collected = stages.run("gen", "", self.collector.collect, step, stages)
-        learned = (
-            self.learner.learn(collected.experience, step, stages) if len(collected.experience) else None
-        )
-        # Also without samples: the version is the step.
-        stages.run("update_weights", "", self.roles.update_weights, step)
+        with stages.stage("gen"):
+            collected = self.collector.collect(step, stages)
+        learned = None
+        if len(collected.experience):
+            learned = self.learner.learn(collected.experience, step, stages)
+        with stages.stage("update_weights"):  # also without samples: the version is the step
+            self.roles.sync.update(step)
         return StepRecord(step=step, collected=collected, learned=learned)
 
     # ------------------------------------------------------------------ around it
@@ -234,11 +236,14 @@ class Trainer:
         self.learner = Learner(config, self.roles, kl)
         sampling = training_sampling(config, self.data.tokenizer)
         parts = config, self._run, self.data, self.roles, sampling
-        self.collector = RolloutCollector(*parts)
         if key := config.ahead_by:
             make = needed("generation ahead", f"{key} is set", "collector")
             recorded = {} if self._recorded is None else self._recorded.steps
-            self.collector = make(*parts, start_step=self._start_step, recorded=recorded)
+            self.collector: RolloutCollector = make(*parts, start_step=self._start_step, recorded=recorded)
+        elif config.algorithm.filter_groups.enable:
+            self.collector = needed("dynamic sampling", "algorithm.filter_groups is on")(*parts)
+        else:
+            self.collector = RolloutCollector(*parts)
         self._checkpointer = Checkpointer(
             self._run,
             self.roles.trained(),
@@ -256,9 +261,9 @@ class Trainer:
 
     def _run_step(self, step: int, trackers: TrackerGroup) -> None:
         """One step with its records, validation and checkpoint."""
-        phases = Phases()
+        stages = Stages(self.roles)
         try:
-            record = self.step(step, Stages(self.roles, phases))
+            record = self.step(step, stages)
         except BaseException as error:
             is_wanted = isinstance(error, KeyboardInterrupt) or self._stop.number
             kind = "interrupted" if is_wanted else "crashed"
@@ -266,7 +271,7 @@ class Trainer:
                 isinstance(error, KeyboardInterrupt) and self._stop.number
             )  # Ray gives it another class
             reason = self._stop.reason if is_signal else f"{type(error).__name__}: {error}"
-            self._run.events.append(kind, step, fsync=True, phase=phases.current, error=reason)
+            self._run.events.append(kind, step, fsync=True, phase=stages.current, error=reason)
             raise
         self._write(record)
         batch = None
@@ -274,14 +279,14 @@ class Trainer:
             batch = sampler_batch(record.learned.experience)
         if self.data.sampler.sees_results:
             self.data.sampler.record(step, row_results(record.reports, step=step), batch)
-        metrics = self._metrics(record, phases)
+        metrics = self._metrics(record, stages)
         if self.data.growth is not None:
             metrics |= self.data.growth.after(step, batch)
         self._warn(record)
         asked = self._listeners.hear_step(self._run, step, metrics)
         is_last, is_new_best, score = self._ending.look(step, asked=asked), False, None
         if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
-            with phases.phase("testing"):
+            with stages.stage("testing"):
                 validation = self._validate(step)
             score = validation.pass_rate
             is_last = self._ending.look_at_validation(score) or is_last
@@ -290,19 +295,19 @@ class Trainer:
             )
             metrics |= validation.metrics
         metrics |= measure.timing_metrics(
-            {**phases.seconds, "step": phases.total()},
+            {**stages.seconds, "step": stages.total()},
             num_response_tokens=num_response_tokens(record.reports),
             num_total_tokens=num_tokens(record.reports),
         )
         for found in self._monitor.observe(metrics):
             self._run.events.append("health", step, name=found.name, message=found.message)
             self._say(f"step {step}: {found.message}")
-        self._run.events.append("step", step, seconds=phases.total(), phases=phases.seconds)
+        self._run.events.append("step", step, seconds=stages.total(), phases=stages.seconds)
         trackers.log(step, metrics)  # before the checkpoint: what it holds was logged
         if is_last or is_new_best or is_due(step, self.config.run.save_every):
-            with phases.phase("save_checkpoint"):
+            with stages.stage("save_checkpoint"):
                 self._checkpointer.save(step, score, facts=self._facts(), is_last=is_last)
-            trackers.log(step, {measure.TIMING.of("save_checkpoint"): phases.seconds["save_checkpoint"]})
+            trackers.log(step, {measure.TIMING.of("save_checkpoint"): stages.seconds["save_checkpoint"]})
         self._checkpointer.poll()
 
     def _wants_first_validation(self) -> bool:
@@ -352,7 +357,7 @@ class Trainer:
         """What a continuation needs of the algorithm."""
         return {"kl": self.learner.kl.state(), "curriculum": self.data.sampler.curriculum()}
 
-    def _metrics(self, record: StepRecord, phases: Phases) -> dict[str, float]:
+    def _metrics(self, record: StepRecord, stages: Stages) -> dict[str, float]:
         """All numbers of a step that do not depend on what follows it."""
         metrics = {
             POSITION.of("global_step"): float(record.step),
@@ -360,16 +365,16 @@ class Trainer:
             **episode_metrics(record.reports, self.config),
             **measure.throughput_metrics(
                 num_total_tokens=num_tokens(record.reports),
-                step_s=phases.total(),
+                step_s=stages.total(),
                 num_devices=self.roles.actor.world_size,
             ),
         }
-        generated, gen_s = num_response_tokens(record.reports), phases.seconds.get("gen", 0.0)
+        generated, gen_s = num_response_tokens(record.reports), stages.seconds.get("gen", 0.0)
         if gen_s > 0:
             metrics[GENERATION_SPEED] = generated / gen_s
         usage = {name: as_list(group.call.usage()) for name, group in self.roles.trained().items()}
         is_reference = self.roles.reference is None
-        metrics |= usage_metrics(usage, phases.seconds, actor_is_reference=is_reference)
+        metrics |= usage_metrics(usage, stages.seconds, actor_is_reference=is_reference)
         return metrics | record.metrics()
 
     def _warn(self, record: StepRecord) -> None:

@@ -12,9 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
+from typing import Any, Protocol, cast
 
 from strop.base.device import device_name
 from strop.base.guests import needed
@@ -24,8 +22,6 @@ from strop.controller import (
     RoleSpec,
     Runtime,
     WorkerGroup,
-    as_batch,
-    as_future,
     as_list,
     role,
 )
@@ -33,7 +29,7 @@ from strop.engines.config import EngineConfig
 from strop.engines.media import media_models
 from strop.engines.model import check_language_model, check_value_model, read_shape
 from strop.engines.tokens import sequence_parallelism
-from strop.protocol import DataProto, DataProtoFuture
+from strop.protocol import DataProto, future_of
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.costs import CostTracker
@@ -46,8 +42,8 @@ from strop.workers.critic import CriticWorker
 from strop.workers.generation import check_engine
 from strop.workers.playing import Playing
 from strop.workers.reference import ReferenceWorker
-from strop.workers.reports import Decided
 from strop.workers.rollout import RolloutWorker
+from strop.workers.sample_rows import Decided
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +105,7 @@ class Roles:
         with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
             for num_heals in range(MAX_HEALS + 1):
                 rows = DataProto.from_dict({}, non_tensors={"prompt": asked})
-                again = told(as_future(self.rollout.call.play(rows, samples_per_prompt, sampling)))
+                again = told(self.rollout.call.play(rows, samples_per_prompt, sampling))
                 played = again if played is None else self._replaced(played, again)
                 lost = {report.uid for report in played.reports if report.engine_was_lost}
                 if not lost or num_heals == MAX_HEALS or not self.sync.heal():
@@ -124,18 +120,6 @@ class Roles:
         newer = {report.id: len(played) + number for number, report in enumerate(again.reports)}
         rows = [newer.get(report.id, number) for number, report in enumerate(played.reports)]
         return Experience.concat([played, again]).take(rows)
-
-    def rows(self, episodes: Experience, rewards: Mapping[str, float]) -> DataProtoFuture:
-        """The training rows of the samples that have a reward, in order; see `RolloutWorker.rows`.
-
-        Args:
-            episodes: samples.
-            rewards: by sample id, what each is trained with.
-        """
-        kept = episodes.take([number for number, one in enumerate(episodes.reports) if one.id in rewards])
-        values = torch.tensor([rewards[one.id] for one in kept.reports], dtype=torch.float64)
-        column = DataProto.from_dict({"reward": values})
-        return as_future(self.rollout.call.rows(as_batch(kept.rows.union(column))))
 
     def write_samples(
         self,
@@ -164,25 +148,18 @@ class Roles:
         if rows is not None and lasts:  # a sample without rows gets those of another, which nobody reads
             places = [lasts.get(one.id, 0) for one in episodes.reports]
             columns = columns.union(rows.rows.select(rows.token_numbers, []).take(places))
-        self.rollout.call.write_samples(step, as_batch(columns), split=split)
-
-    def update_weights(self, version: int) -> None:
-        """Let generation use the actor's weights, which hold this policy version now.
-
-        Raises:
-            SyncError, WorkerFailed: an engine with weights of its own could not be brought to it, verified.
-        """
-        self.sync.update(version)
+        self.rollout.call.write_samples(step, cast(DataProto, columns), split=split)
 
 
-def told(episodes: DataProtoFuture) -> Experience:
+def told(episodes: DataProto) -> Experience:
     """Episodes where they are, with their reports.
 
     Args:
-        episodes: columns `report` and `episode`, as rollout workers give them.
+        episodes: columns `report` and `episode`, as calls of rollout workers that do not wait give them.
     """
-    reports = episodes.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
-    return Experience.of(episodes.select([], ["episode"]), reports)
+    rows = future_of(episodes)
+    reports = rows.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
+    return Experience(rows=rows.select([], ["episode"]), reports=tuple(reports))
 
 
 def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:

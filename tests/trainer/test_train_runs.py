@@ -19,7 +19,7 @@ from strop.engines.model import _Loading
 from strop.protocol import columns
 from strop.protocol.schema import COLUMNS
 from strop.run import RunFolder, compare
-from strop.trainer.roles import Roles
+from strop.trainer.policy_sync import PolicySync
 from strop.workers.reports import StaleSamples
 from strop.workers.tally import ended_and_scored
 
@@ -65,7 +65,7 @@ def test_samples_of_an_older_policy_are_refused_unless_they_are_corrected_for(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Weights that never reach generation: from the second step on, samples are those of version 0.
-    monkeypatch.setattr(Roles, "update_weights", lambda self, version: None)
+    monkeypatch.setattr(PolicySync, "update", lambda self, version: None)
     sentence = (
         r"16 of 16 samples are older than the policy: e0-\d+/0 was sampled by version 0, and version 1 is trained\. "
         r"The loss would take them for its own: set algorithm\.correction"

@@ -30,10 +30,10 @@ from strop.protocol import columns
 from strop.rewards import RewardPool
 from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
-from strop.trainer.phases import Stages
 from strop.trainer.producers import StepContext, produced
 from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
 from strop.trainer.setup import TrainingData, load_training_data, training_sampling
+from strop.trainer.stages import Stages
 from strop.trainer.threads import set_threads
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode

@@ -25,6 +25,8 @@ from jinja2.runtime import BlockReference, Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, _PassArg
 
+from strop.chat_template import OutOfSteps
+
 BASE_STEPS = 1_000_000
 """Of any rendering: about a second."""
 STEPS_PER_PIECE = 200
@@ -40,10 +42,6 @@ _MAX_NUMBER = 10_000
 """As an argument: widths and counts, of which nothing in a chat needs more."""
 _WIDE = re.compile(r"\d{5}|\*")
 _NESTED = re.compile(r":[^{}]*\{")
-
-
-class OutOfSteps(Exception):
-    """A template has used up what it may, or the stack. No TemplateError: those are refusals of a conversation."""
 
 
 class _StepBudget(threading.local):
