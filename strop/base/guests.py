@@ -33,6 +33,9 @@ PLACES = {
     "config command": "word after `strop config`: a function of the arguments that gives the exit code",
     "public name": "a dotted name that users import from the core: what it stands for",
     "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
+    "rollout correction": "a word: a function as strop.recipes.correction.correct, for algorithm.correction",
+    "columns of answers": "a word: a function (episodes, rewards, turn_weight=, similarity=) that gives STEP_COLUMNS "
+    "(strop.algorithms.registry) of the rows of these episodes",
     "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
     "loss_of_tokens() (strop.algorithms.registry.verl_convention)",
     "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "

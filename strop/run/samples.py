@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from strop.base.durable import fsync_path
 from strop.border import storable, storable_text
 from strop.border.text import MAX_CHARS
 from strop.border.values import MAX_ITEMS
-from strop.run.durable import fsync_path
 from strop.run.errors import RunError
 from strop.run.sample_files import GROUP_ROWS, MAPPINGS, is_message, read_file
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from strop.base.durable import replace_text
 from strop.base.foreign_files import open_regular
 from strop.run import RunError
-from strop.run.durable import replace_text
 from strop.run.schedule import StepSchedule
 
 FILE = "replay.json"

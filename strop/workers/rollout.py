@@ -20,6 +20,7 @@ import torch
 from strop.agents.setup import AgentSetup
 from strop.algorithms.extensions import load_extensions
 from strop.base.call_loop import CallRunner, Runner
+from strop.base.guests import needed
 from strop.controller import Dispatch, Worker, register
 from strop.engines.config import ModelConfig
 from strop.engines.media import MediaReader
@@ -44,7 +45,6 @@ from strop.workers.recording import open_recording
 from strop.workers.reports import report_of, reward_parts
 from strop.workers.sample_rows import saved_rows
 from strop.workers.serving import make_serving
-from strop.workers.steps import step_columns
 from strop.workers.tally import Tally
 
 
@@ -206,9 +206,9 @@ class RolloutWorker(Worker):
             parts = parts.reshape(len(kept), len(playing.reward_keys))  # also without samples
             rows = rows.union(DataProto.from_dict({"reward_parts": parts}))
         if playing.anchor_similarity is not None:
-            rows = rows.union(
-                step_columns(kept, earned, turn_weight=turn_weight, similarity=playing.anchor_similarity)
-            )
+            columns_of = needed("columns of answers", "the advantage estimator compares single answers")
+            own = columns_of(kept, earned, turn_weight=turn_weight, similarity=playing.anchor_similarity)
+            rows = rows.union(own)
         objects: dict[str, list[Any]] = {}
         if self._takes_media:  # roles with a vision-language model need those of prompt and response
             objects["media"] = [sequence.media for one in kept for sequence in one.sequences]
