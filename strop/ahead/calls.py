@@ -10,8 +10,8 @@ from strop.ahead.kept import KeptGroup
 from strop.ahead.worker import AheadWorker
 from strop.controller import WorkerGroup
 from strop.protocol import DataProto
+from strop.replay.schedule import Spans
 from strop.rollout.types import Sampling
-from strop.run.schedule import Spans
 from strop.trainer.experience import Experience
 from strop.trainer.roles import Roles, told
 from strop.trajectory import Prompt

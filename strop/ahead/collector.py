@@ -29,9 +29,9 @@ from strop.ahead.replacing import Replacing
 from strop.base.metrics import Metric
 from strop.controller import as_list
 from strop.data.sampler import parse_visit_uid
+from strop.replay.schedule import StepSchedule, write_schedule
 from strop.rollout.types import Sampling
 from strop.run import Fate, RunError, RunFolder
-from strop.run.schedule import StepSchedule, write_schedule
 from strop.trainer.collecting import CollectedSamples, TooFewGroups, training_rows
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience

@@ -25,13 +25,13 @@ from strop.controller import Dispatch, register
 from strop.data.sampler import is_visit
 from strop.engines.config import ModelConfig
 from strop.protocol import DataProto
+from strop.replay.schedule import Spans
 from strop.rewards import RewardConfig
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.sync.probe import Probe
 from strop.rollout.sync.types import SyncReport
 from strop.rollout.types import Sampling
-from strop.run.schedule import Spans
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.generation import Place

@@ -30,7 +30,6 @@ PLACES = {
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args); one that makes runs "
     "has a section at the root, by its name (strop.cli.launching)",
     "data command": "word after `strop data`: its strop.data.command.Action",
-    "config command": "word after `strop config`: a function of the arguments that gives the exit code",
     "public name": "a dotted name that users import from the core: what it stands for",
     "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
     "rollout correction": "a word: a function as strop.recipes.correction.correct, for algorithm.correction",
@@ -99,6 +98,7 @@ PLACES = {
     "mixture of sources": "a word: a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how "
     "many epochs there are, where data.source_weights or data.source_shares are set",
     "metrics of a validation": "a word: a function of the reports of scored answers, for val-core/ and val-aux/",
+    "alarms of a run": "a word: a strop.trainer.loop.Alarm, called as (told=, earlier=)",
     "end of a training": "a word: a function (run folder) that gives what `strop train` prints at its end",
     "what is installed": "a word: a function that gives the lines of `strop --version`",
     "rows that come later": "a word: a class, called as (data, rows, prompts, tokenizer, prepare), that adds rows "
@@ -116,6 +116,10 @@ PLACES = {
     "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "
     "gives the RoleSpec of the rollout role; `collector`, a function that gives a "
     "strop.trainer.collecting.RolloutCollector, with the arguments of one and (start_step=, recorded=)",
+    "repeated run": "a word: a function (run folder) that gives what the run in it repeats, with last_step and steps "
+    "(by step, what generation ahead takes as `recorded`), or None",
+    "recorded samples": "a word: a module with check(config, data, first_step=), which refuses those that do not fit "
+    "the run, and open_recording(run folder, section reward), a strop.workers.player.Recording",
     "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, at "
     "no cost",
     "before the first steps": "a function (config, data, roles, run, say, force=) that tries what a fresh run will do, "

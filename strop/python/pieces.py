@@ -26,7 +26,7 @@ from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
 from strop.trainer.loading import load
 from strop.trainer.producers import PRODUCERS, StepContext, produced
-from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
+from strop.trainer.roles import Roles, check_models, make_roles, playing_of, start_runtime
 from strop.trainer.setup import eval_sampling, load_training_data, training_sampling
 from strop.trainer.stages import Stages
 from strop.trainer.validation import Validation, summarize_validation
@@ -115,9 +115,8 @@ class Pieces:
     def __enter__(self) -> Pieces:
         with ExitStack() as stack:
             runtime = stack.enter_context(start_runtime(self.config, log_dir=None))
-            self.roles = make_roles(
-                self.config, runtime, num_steps=self.num_steps, checkpoint=None, version=0, samples=None
-            )
+            playing = playing_of(self.config)
+            self.roles = make_roles(self.config, runtime, playing, num_steps=self.num_steps)
             self._stages = Stages(self.roles)
             self._stack = stack.pop_all()
         return self

@@ -30,5 +30,4 @@ watching.py         how far a long generation is
 
 checkpointing.py    what a checkpoint holds, for every kind of training; disk_watch.py: how long it takes to write;
 stopping.py         signals that ask a run to end; healing.py: worker processes that die
-replay.py           what a run follows that is a recorded one made again
 """

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from strop.algorithms.kl_control import KlController
-from strop.base.guests import all_joined, needed
+from strop.base.guests import all_joined, needed, optional
 from strop.base.heartbeat import SUFFIX, beating, doing
 from strop.base.metrics import Metric
 from strop.controller import CallTimeout, WorkerFailed, as_list
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
-from strop.health import HealthMonitor
 from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
 from strop.trainer.beginning import optimizer_of
@@ -39,12 +39,10 @@ from strop.trainer.healing import Healing
 from strop.trainer.launch import Say
 from strop.trainer.learning import Learner
 from strop.trainer.listening import Listeners
-from strop.trainer.recorded import check_recording
 from strop.trainer.records import StepRecord
-from strop.trainer.replay import read_recorded
-from strop.trainer.reporting import episode_metrics, num_response_tokens, num_tokens
+from strop.trainer.reporting import episode_metrics
 from strop.trainer.results import TrainResult, result_of
-from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
+from strop.trainer.roles import Roles, check_models, make_roles, playing_of, start_runtime
 from strop.trainer.scorers import NUM_PROBES, probe_scorers
 from strop.trainer.setup import (
     TrainingData,
@@ -65,6 +63,14 @@ from strop.workers.sample_rows import Decided
 
 POSITION = Metric("training/{global_step,epoch}", "", "where the run is")
 GENERATION_SPEED = Metric("rollout/tokens_per_s", "tokens/s", "generated")
+
+
+class Alarm(Protocol):
+    """Looks at the metrics of a run; made with the names of what it told before, and the metrics of earlier steps."""
+
+    def observe(self, metrics: Mapping[str, float]) -> Sequence[Any]:
+        """What it has to say of the next step, each with a `name` and a `message`."""
+        ...
 
 
 class Trainer:
@@ -96,10 +102,13 @@ class Trainer:
         check_models(config)
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
-        self._recorded = read_recorded(run.path)
+        repeated = optional("repeated run")
+        self._recorded = None if repeated is None else repeated(run.path)
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         self.data: TrainingData = load_training_data(config)
-        check_recording(config, self.data, first_step=self._start_step + 1)
+        if config.trainer.skip_rollout:
+            recorded = needed("recorded samples", "trainer.skip_rollout is set")
+            recorded.check(config, self.data, first_step=self._start_step + 1)
         if self.data.growth is not None:
             self.data.growth.restore(run, self._start_step, self.data.sampler)
         if checkpoint is not None:
@@ -124,7 +133,7 @@ class Trainer:
             if self._start_step == 0:
                 self._note_what_is_used()
                 self._try_out()
-            self._monitor = self._start_monitor()
+            self._alarms = self._start_alarms()
             setup = TrackerSetup(
                 folder=self._run.path,
                 total_steps=self.data.num_steps,
@@ -136,7 +145,8 @@ class Trainer:
             self.roles.watch.show = trackers.note
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
-                self._monitor.observe(metrics)
+                for alarm in self._alarms:
+                    alarm.observe(metrics)
             if self.data.growth is not None:
                 self.data.growth.begin()
             last_step = self.data.num_steps if self._recorded is None else self._recorded.last_step
@@ -205,30 +215,33 @@ class Trainer:
         for look in looks.values():
             look(self.config, self.data, self.roles, self._run, self._say, force=self._force)
 
-    def _start_monitor(self) -> HealthMonitor:
-        """The health rules, with what a run that is continued has seen and said."""
+    def _start_alarms(self) -> list[Alarm]:
+        """What looks at the metrics, with what a run that is continued has seen and said."""
         file = self._run.path / METRICS_FILE
         earlier = read_metrics(file) if self._start_step and file.is_file() else []
-        return HealthMonitor(
-            told=[event["name"] for event in self._run.events.read("health")],
-            earlier=[metrics for metrics in earlier if metrics["step"] <= self._start_step],
-        )
+        before = [metrics for metrics in earlier if metrics["step"] <= self._start_step]
+        told = [event["name"] for event in self._run.events.read("health")]
+        return [made(told=told, earlier=before) for made in all_joined("alarms of a run").values()]
 
     def _start_roles(self, stack: ExitStack) -> None:
         config = self.config
         checkpoint = None if self._checkpoint is None else self._checkpoint.path
         self.runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
-        self.roles: Roles = make_roles(
+        playing = playing_of(
             config,
-            self.runtime,
-            num_steps=self.data.num_steps,
-            checkpoint=checkpoint,
-            optimizer=optimizer_of(self._run, self._checkpoint),
             version=self._start_step,
             samples=self._run.samples.folder if config.run.save_samples else None,
             logs=self._run.path / "logs",
-            costs=self._costs,
             is_replayed=self._recorded is not None and bool(self._recorded.steps),
+        )
+        self.roles: Roles = make_roles(
+            config,
+            self.runtime,
+            playing,
+            num_steps=self.data.num_steps,
+            checkpoint=checkpoint,
+            optimizer=optimizer_of(self._run, self._checkpoint),
+            costs=self._costs,
         )
         kl = KlController(config.algorithm.kl_ctrl)
         if self._checkpoint is not None:
@@ -296,10 +309,10 @@ class Trainer:
             metrics |= validation.metrics
         metrics |= measure.timing_metrics(
             {**stages.seconds, "step": stages.total()},
-            num_response_tokens=num_response_tokens(record.reports),
-            num_total_tokens=num_tokens(record.reports),
+            num_response_tokens=record.num_response_tokens,
+            num_total_tokens=record.num_tokens,
         )
-        for found in self._monitor.observe(metrics):
+        for found in (one for alarm in self._alarms for one in alarm.observe(metrics)):
             self._run.events.append("health", step, name=found.name, message=found.message)
             self._say(f"step {step}: {found.message}")
         self._run.events.append("step", step, seconds=stages.total(), phases=stages.seconds)
@@ -364,12 +377,12 @@ class Trainer:
             POSITION.of("epoch"): float(self.data.sampler.epoch),
             **episode_metrics(record.reports, self.config),
             **measure.throughput_metrics(
-                num_total_tokens=num_tokens(record.reports),
+                num_total_tokens=record.num_tokens,
                 step_s=stages.total(),
                 num_devices=self.roles.actor.world_size,
             ),
         }
-        generated, gen_s = num_response_tokens(record.reports), stages.seconds.get("gen", 0.0)
+        generated, gen_s = record.num_response_tokens, stages.seconds.get("gen", 0.0)
         if gen_s > 0:
             metrics[GENERATION_SPEED] = generated / gen_s
         usage = {name: as_list(group.call.usage()) for name, group in self.roles.trained().items()}

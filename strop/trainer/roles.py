@@ -250,43 +250,66 @@ def _shape(config: Config, name: str, path: str) -> Any:
         raise ValueError(f"{name}.path: {error}") from error
 
 
+def playing_of(
+    config: Config,
+    *,
+    version: int = 0,
+    samples: Path | None = None,
+    logs: Path | None = None,
+    is_replayed: bool = False,
+) -> Playing:
+    """How the rollout role of a run plays.
+
+    Args:
+        config: of the run.
+        version: policy version that the weights hold: the steps done so far.
+        samples: folder of the sample store, which rollout workers write to; None for no samples.
+        logs: folder for what reward functions print; None: it is not kept.
+        is_replayed: requests wait for the versions that sampled them in another run.
+    """
+    return Playing(
+        agent=config.agent.with_absolute_paths(),
+        template_options=config.data.chat_template_kwargs,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        device=device_name(config.resources.device),
+        seed=config.trainer.seed,
+        version=version,
+        share_with=None if "rollout" in config.resources.apart else "actor",
+        keeps_text=config.uses_reward_model,
+        reward_keys=tuple(config.algorithm.reward_keys),
+        anchor_similarity=config.algorithm.anchor_similarity if config.compares_answers else None,
+        samples=None if samples is None else samples.absolute(),
+        max_tokens=config.data.max_prompt_tokens + config.data.max_response_tokens,
+        logs=None if logs is None else logs.absolute(),
+        keeps_rows=bool(config.data.dataset_class.path),
+        extensions=tuple(config.algorithm.extensions),
+        is_replayed=is_replayed,
+        recording=Path(config.trainer.skip_rollout).absolute() if config.trainer.skip_rollout else None,
+    )
+
+
 def make_roles(
     config: Config,
     runtime: Runtime,
+    playing: Playing,
     *,
     num_steps: int,
-    checkpoint: Path | None,
-    version: int,
-    samples: Path | None,
+    checkpoint: Path | None = None,
     optimizer: Path | None = None,
-    logs: Path | None = None,
     costs: CostTracker | None = None,
-    is_replayed: bool = False,
 ) -> Roles:
     """Start every role of a run.
 
     Args:
         config: of the run.
         runtime: where the roles go.
+        playing: as `playing_of` gives it.
         num_steps: training steps of the whole run; learning-rate schedules end with it.
         checkpoint: folder to continue from.
-        version: policy version that the weights hold: the steps done so far.
-        samples: folder of the sample store, which rollout workers write to; None for no samples.
         optimizer: folder with the optimizer's state that a new run takes over from another one.
-        logs: folder for what reward functions print; None: it is not kept.
         costs: of the run; not given: a count that begins here and is kept nowhere.
-        is_replayed: requests wait for the versions that sampled them in another run.
     """
-    specs = _specs(
-        config,
-        num_steps=num_steps,
-        checkpoint=checkpoint,
-        optimizer=optimizer,
-        version=version,
-        samples=samples,
-        logs=logs,
-        is_replayed=is_replayed,
-    )
+    specs = role_specs(config, playing, num_steps=num_steps, checkpoint=checkpoint, optimizer=optimizer)
     apart = config.resources.apart
     groups: dict[str, WorkerGroup[Any]] = runtime.groups(
         {name: spec for name, spec in specs.items() if name not in apart}
@@ -300,29 +323,26 @@ def make_roles(
             rollout=groups["rollout"],
             shares_process="rollout" not in apart,
             probes_weights=config.rollout.engine != "native",
-            version=version,
+            version=playing.version,
         ),
         costs=costs or CostTracker(config.reward, None),
-        watch=PlayWatch(logs),
+        watch=PlayWatch(playing.logs),
         offloads_idle=config.resources.offload_idle,
     )
     roles.sync.begin()
     return roles
 
 
-def _specs(
+def role_specs(
     config: Config,
+    playing: Playing,
     *,
     num_steps: int,
-    checkpoint: Path | None,
-    version: int,
-    samples: Path | None,
-    logs: Path | None,
+    checkpoint: Path | None = None,
     optimizer: Path | None = None,
-    is_replayed: bool = False,
 ) -> Mapping[str, RoleSpec[Any]]:
-    """What to make, in the order in which roles of one process are made."""
-    device = device_name(config.resources.device)
+    """What `make_roles` makes, in the order in which roles of one process are made; arguments as there."""
+    device = playing.device
     specs: dict[str, RoleSpec[Any]] = {
         "actor": role(
             ActorWorker,
@@ -350,40 +370,11 @@ def _specs(
         specs["reference"] = role(ReferenceWorker, config.model, config.reference, device=device)
     for name, joins in _joined_roles(config).items():
         specs[name] = joins.spec(config, device=device, num_steps=num_steps, checkpoint=checkpoint)
-    specs["rollout"] = _rollout_spec(
-        config, device=device, version=version, samples=samples, logs=logs, is_replayed=is_replayed
-    )
+    specs["rollout"] = role(RolloutWorker, config.model, config.rollout, config.reward, playing)
+    if key := config.ahead_by:
+        specs["rollout"] = needed("generation ahead", f"{key} is set", "role")(config, playing)
     engines = config.engines
     return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
-
-
-def _rollout_spec(
-    config: Config, *, device: str, version: int, samples: Path | None, logs: Path | None, is_replayed: bool
-) -> RoleSpec[Any]:
-    """Generation; arguments as of `make_roles`."""
-    playing = Playing(
-        agent=config.agent.with_absolute_paths(),
-        template_options=config.data.chat_template_kwargs,
-        max_prompt_tokens=config.data.max_prompt_tokens,
-        device=device,
-        seed=config.trainer.seed,
-        version=version,
-        share_with=None if "rollout" in config.resources.apart else "actor",
-        keeps_text=config.uses_reward_model,
-        reward_keys=tuple(config.algorithm.reward_keys),
-        anchor_similarity=config.algorithm.anchor_similarity if config.compares_answers else None,
-        samples=None if samples is None else samples.absolute(),
-        max_tokens=config.data.max_prompt_tokens + config.data.max_response_tokens,
-        logs=None if logs is None else logs.absolute(),
-        keeps_rows=bool(config.data.dataset_class.path),
-        extensions=tuple(config.algorithm.extensions),
-        is_replayed=is_replayed,
-        recording=Path(config.trainer.skip_rollout).absolute() if config.trainer.skip_rollout else None,
-    )
-    if key := config.ahead_by:
-        spec: RoleSpec[Any] = needed("generation ahead", f"{key} is set", "role")(config, playing)
-        return spec
-    return role(RolloutWorker, config.model, config.rollout, config.reward, playing)
 
 
 def _num_ranks(config: Config, name: str) -> int:

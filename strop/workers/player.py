@@ -38,7 +38,6 @@ from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode
-from strop.workers.recording import Recording
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +87,18 @@ class EpisodeObserver(Protocol):
 
     def close(self) -> None:
         """Nothing more is played; a second call does nothing."""
+        ...
+
+
+class Recording(Protocol):
+    """Samples of another run in place of those that would be played (place "recorded samples")."""
+
+    def episode(self, prompt: Prompt, sample_index: int) -> Episode:
+        """That of this prompt with this number.
+
+        Raises:
+            RunError: there is none.
+        """
         ...
 
 

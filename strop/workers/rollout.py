@@ -41,7 +41,6 @@ from strop.workers.generation import Generation, Place
 from strop.workers.models import TrainedWorker
 from strop.workers.player import Player, Scorers, make_player
 from strop.workers.playing import Playing
-from strop.workers.recording import open_recording
 from strop.workers.reports import report_of, reward_parts
 from strop.workers.sample_rows import saved_rows
 from strop.workers.serving import make_serving
@@ -91,7 +90,10 @@ class RolloutWorker(Worker):
             playing.agent, self._tokenizer,
             template_options=playing.template_options, max_prompt_tokens=playing.max_prompt_tokens,
         )  # fmt: skip
-        recorded = None if playing.recording is None else open_recording(playing.recording, self._reward)
+        recorded = None
+        if playing.recording is not None:
+            samples = needed("recorded samples", "trainer.skip_rollout is set")
+            recorded = samples.open_recording(playing.recording, self._reward)
         return make_player(
             client, media, scorers,
             model=model, setup=setup, rollout=self._rollout, seed=playing.seed, recording=recorded,

@@ -8,10 +8,10 @@ import pytest
 from tiny_runs import Done, Project, train_in
 
 from strop.config import ConfigError
+from strop.replay.samples import open_recording
 from strop.rewards.config import OnFailureConfig, RewardConfig
 from strop.run import RunError, RunFolder
 from strop.trajectory import Prompt
-from strop.workers.recording import open_recording
 
 KL = ["algorithm.use_kl_loss=true", "algorithm.kl_loss_type=abs", "algorithm.kl_loss_coef=0.01"]
 """Of the run that is recorded."""

@@ -1,4 +1,4 @@
-"""`strop config`: the settings a command would use (show), and what guests say of settings (explain, diff)."""
+"""`strop config`: the settings a command would use (show), all about one key (explain), two runs compared (diff)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strop.base import trust
-from strop.base.guests import joined, targets
 from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import add_config_arguments
 
 if TYPE_CHECKING:
-    from strop.config import FieldDoc
+    from strop.explaining.describe import FieldDoc
 
+SUMMARY = "the settings of a run, with their meaning"
+ACTIONS = ("show", "explain", "diff")
 EPILOG = """\
 examples:
   strop config show --docs
@@ -39,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument(
         "action",
-        choices=("show", *targets("config command")),
-        metavar="|".join(("show", *targets("config command"))),
+        choices=ACTIONS,
+        metavar="|".join(ACTIONS),
         help="print the resolved settings as YAML; say all about one key; compare two runs",
     )
     add_config_arguments(parser)
@@ -55,16 +56,18 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     if args.action == "show":
         return _show(args)
+    from strop.explaining import diff, explain
+
     for option in ("config", "docs", "resolved"):
         if getattr(args, option):
             raise UsageError(f"--{option} belongs to `strop config show`; leave it out")
-    code: int = joined("config command", args.action)(args)
-    return code
+    return explain.run(args) if args.action == "explain" else diff.run(args)
 
 
 def _show(args: argparse.Namespace) -> int:
-    from strop.config import describe, to_dict, to_flat_dict
+    from strop.config import to_dict, to_flat_dict
     from strop.config.yaml_text import dump
+    from strop.explaining.describe import describe
     from strop.trainer.loading import load_and_tell
 
     # To look at settings runs nothing of what they name, whoever wrote them.

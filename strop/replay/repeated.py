@@ -9,8 +9,8 @@ from pathlib import Path
 
 from strop.base.durable import replace_text
 from strop.base.foreign_files import open_regular
+from strop.replay.schedule import StepSchedule
 from strop.run import RunError
-from strop.run.schedule import StepSchedule
 
 FILE = "replay.json"
 
