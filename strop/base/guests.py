@@ -33,8 +33,6 @@ PLACES = {
     "public name": "a dotted name that users import from the core: what it stands for",
     "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
     "rollout correction": "a word: a function as strop.recipes.correction.correct, for algorithm.correction",
-    "columns of answers": "a word: a function (episodes, rewards, turn_weight=, similarity=) that gives STEP_COLUMNS "
-    "(strop.algorithms.registry) of the rows of these episodes",
     "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
     "loss_of_tokens() (strop.algorithms.registry.verl_convention)",
     "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "
@@ -77,7 +75,10 @@ PLACES = {
     "log_dir=) that gives a strop.controller.Runtime",
     "role": "name of a role with a model, as it is in the configuration: a module as strop.trainer.roles.JoinedRole "
     "describes",
-    "resampling": "a word for the way: a function as strop.recipes.resampling.drawn_rows, for algorithm.resampling",
+    "choice of samples": "a word for the ways: a function (experience, config, step) that gives the rows that are "
+    "trained on and, by the ids of the other samples, why they are not; for algorithm.resampling and algorithm.keep",
+    "columns of answers": "a word for them: a function (episodes, rewards, turn_weight=, similarity=) that gives the "
+    "columns strop.algorithms.registry.STEP_COLUMNS of their training rows",
     "rollout engine": "name in rollout.engine of an engine in processes of its own: an async function from a "
     "strop.workers.generation.Place to its Generation; its settings are a section of that name below rollout, a "
     "strop.rollout.config.OwnProcesses",
@@ -108,9 +109,12 @@ PLACES = {
     "rows of data.dataset_class",
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
+    "orders of rows": "a word: a module with SAMPLERS, by name, sees_results(name) and ResultsOrder(name, rows, data), "
+    "a strop.data.sampler.RowOrder",
     "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",
     "export of a role": "the form of what is written: a function (checkpoint, out, model, role=) that writes a role of "
     "a checkpoint as a folder that a run can begin with",
+    "order of prompts": "a word for it: a class as strop.trainer.rounds.lengths.Lengths, for rollout.longest_first",
     "dynamic sampling": "a word for it: a strop.trainer.collecting.RolloutCollector for algorithm.filter_groups",
     "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
     "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "

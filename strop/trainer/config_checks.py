@@ -8,7 +8,7 @@ from strop.algorithms.adv_declarations import check_estimator
 from strop.algorithms.loss_declarations import check_loss_settings
 from strop.algorithms.stream_functions import FILTERS, check_shaping
 from strop.base.guests import needed
-from strop.data.curriculum import sees_results
+from strop.data.sampler import sees_results
 from strop.engines.config import EngineConfig
 from strop.rollout.registry import check_engine_name
 from strop.workers.config import PrmConfig, TeacherConfig

@@ -8,8 +8,7 @@ import numpy as np
 
 from strop.algorithms.stream_calls import shaped_rewards
 from strop.algorithms.stream_functions import SampleGroup
-from strop.data.curriculum import RowResult
-from strop.data.sampler import parse_visit_uid
+from strop.data.sampler import RowResult, parse_visit_uid
 from strop.protocol import DataProto
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience

@@ -1,4 +1,4 @@
-"""The order in which the rows of an epoch are visited: built-in ones, and functions of a user's own that see results.
+"""Orders of rows by what came of them, and orders of a user's own: functions that see results, or classes.
 
 A sampler is a pure function, called with what it has parameters for:
 
@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strop.base.guests import needed
-from strop.base.randomness import permutation, random_key
 from strop.base.registry import Registry, dotted, required_parameters
+from strop.data.sampler import ORDERS, RowResult, Rows, shuffled
 
 if TYPE_CHECKING:
     from strop.protocol import DataProto
 
-Rows = Sequence[int] | NDArray[np.int64]
-"""Row numbers."""
 Sampler = Callable[..., Rows]
 """See the module."""
 F = TypeVar("F", bound=Sampler)
@@ -38,20 +36,6 @@ SAMPLERS: Registry[Sampler] = Registry("sampler")
 
 UNKNOWN_PASS_RATE = 0.5
 """Of a row that was never scored: in the middle between easy and hard."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowResult:
-    """What came of a row of the training data at its last visit."""
-
-    visits: int
-    """Visits with at least one scored sample, over the whole run."""
-    mean_score: float
-    """Mean score of the samples of the last one."""
-    pass_rate: float
-    """Share of them that passed."""
-    last_step: int
-    """When that was."""
 
 
 class SamplerObject(Protocol):
@@ -101,20 +85,81 @@ def register_sampler(name: str) -> Callable[[F], F]:
     return add
 
 
-def sampler_object(name: str, rows: Sequence[int], data: Any) -> SamplerObject | None:
-    """The object of a sampler that is a class; None of a function.
+def _form_of_classes(name: str) -> Any:
+    return needed("sampler of a class", f"sampler {name!r} is a class")
 
-    Args:
+
+class ResultsOrder:
+    """The order of one sampler in a run; see strop.data.sampler.RowOrder."""
+
+    def __init__(self, name: str, rows: Sequence[int], data: Any) -> None:
+        """Args:
         name: of the sampler.
         rows: row numbers of the training prompts.
         data: the section data.
-    """
-    function: Any = SAMPLERS[name]
-    return _form_of_classes(name)(name, function, rows, data) if isinstance(function, type) else None
 
+        Raises:
+            ValueError: there is no such sampler.
+        """
+        function: Any = SAMPLERS[name]
+        self._name, self._rows = name, np.asarray(rows, dtype=np.int64)
+        self._results: dict[int, RowResult] = {}
+        self._object: SamplerObject | None = None
+        if isinstance(function, type):
+            self._object = _form_of_classes(name)(name, function, rows, data)
+        self.sees_results = sees_results(name)
 
-def _form_of_classes(name: str) -> Any:
-    return needed("sampler of a class", f"sampler {name!r} is a class")
+    @property
+    def wants_batch(self) -> bool:
+        """It is a class that is shown steps."""
+        return self._object is not None and self._object.learns
+
+    def check_growth(self) -> None:
+        """Refuse rows beside those it was made with.
+
+        Raises:
+            ValueError: it is a class.
+        """
+        if self._object is not None:
+            raise ValueError(
+                f"data.sampler={self._name} is a class that was made with the rows there were at the start, and rows "
+                f"were added: use another sampler with data.datagen or on_batch_end"
+            )
+
+    def order(self, rows: NDArray[np.int64], *, epoch: int, seed: int) -> NDArray[np.int64]:
+        """The rows of an epoch, by the results that are known now.
+
+        Raises:
+            ValueError: what the user's own gave is no order of them.
+        """
+        if self._object is None:
+            return ordered_rows(self._name, rows, self._results, epoch=epoch, seed=seed)
+        return self._rows[checked_order(self._name, np.arange(len(self._rows)), self._object.positions())]
+
+    def record(self, results: Mapping[int, RowResult], batch: DataProto | None) -> None:
+        """What came of rows in a step."""
+        if self._object is not None and batch is not None:
+            self._object.update(batch)
+        for row, result in results.items():
+            before = self._results[row].visits if row in self._results else 0
+            self._results[row] = replace(result, visits=before + result.visits)
+
+    def state(self) -> dict[str, Any]:
+        """What the next order depends on, for the manifest of a checkpoint."""
+        if not self.sees_results and self._object is None:
+            return {}
+        own = None if self._object is None else self._object.state()
+        results = {str(row): list(astuple(result)) for row, result in sorted(self._results.items())}
+        return {"results": results, "own": own}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from such a state."""
+        self._results = {
+            int(row): RowResult(visits=int(visits), mean_score=score, pass_rate=rate, last_step=int(step))
+            for row, (visits, score, rate, step) in state["results"].items()
+        }
+        if self._object is not None:
+            self._object.restore(state["own"])
 
 
 def sees_results(name: str) -> bool:
@@ -172,29 +217,8 @@ def checked_order(name: str, rows: NDArray[np.int64], given: object) -> NDArray[
     return numbers.astype(np.int64)
 
 
-def results_as_json(results: Mapping[int, RowResult]) -> dict[str, list[float]]:
-    """For the manifest of a checkpoint."""
-    return {str(row): list(astuple(result)) for row, result in sorted(results.items())}
-
-
-def results_of_json(values: Mapping[str, Sequence[float]]) -> dict[int, RowResult]:
-    """The inverse of `results_as_json`."""
-    return {
-        int(row): RowResult(visits=int(visits), mean_score=score, pass_rate=rate, last_step=int(step))
-        for row, (visits, score, rate, step) in values.items()
-    }
-
-
-@register_sampler("shuffled")
-def shuffled(rows: Rows, *, epoch: int, seed: int) -> NDArray[np.int64]:
-    """An order drawn from the seed, another one in each epoch."""
-    return np.asarray(rows)[permutation(random_key(seed, "prompt_order", epoch), len(rows))]
-
-
-@register_sampler("in_order")
-def in_order(rows: Rows) -> Rows:
-    """The order of the files."""
-    return rows
+for _name, _order in ORDERS.items():
+    register_sampler(_name)(_order)
 
 
 @register_sampler("easy_first")
