@@ -76,7 +76,10 @@ PLACES = {
     "log_dir=) that gives a strop.controller.Runtime",
     "role": "name of a role with a model, as it is in the configuration: a module as strop.trainer.roles.JoinedRole "
     "describes",
-    "resampling": "a word for the way: a function as strop.recipes.resampling.drawn_rows, for algorithm.resampling",
+    "choice of samples": "a word for the ways: a function (experience, config, step) that gives the rows that are "
+    "trained on and, by the ids of the other samples, why they are not; for algorithm.resampling and algorithm.keep",
+    "columns of answers": "a word for them: a function (episodes, rewards, turn_weight=, similarity=) that gives the "
+    "columns strop.algorithms.registry.STEP_COLUMNS of their training rows",
     "rollout engine": "name in rollout.engine of an engine in processes of its own: an async function from a "
     "strop.workers.generation.Place to its Generation; its settings are a section of that name below rollout, a "
     "strop.rollout.config.OwnProcesses",
@@ -111,6 +114,7 @@ PLACES = {
     "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",
     "export of a role": "the form of what is written: a function (checkpoint, out, model, role=) that writes a role of "
     "a checkpoint as a folder that a run can begin with",
+    "order of prompts": "a word for it: a class as strop.trainer.rounds.lengths.Lengths, for rollout.longest_first",
     "dynamic sampling": "a word for it: a strop.trainer.collecting.RolloutCollector for algorithm.filter_groups",
     "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
     "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "

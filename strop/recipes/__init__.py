@@ -15,7 +15,8 @@ trust_region.py     dppo_tv, dppo_kl: tokens that moved too far are left out
 smooth.py           sapo, dro: no clipping
 covariance.py       clip_cov, kl_cov: tokens chosen by statistics of the whole optimizer batch
 
-resampling.py       PF-PPO: samples are drawn for training by their scores
+choosing.py         samples chosen for training; resampling.py: PF-PPO, drawn by their scores
+answers.py          columns of single answers, for gigpo
 
 The rules of strop.algorithms.advantages and strop.algorithms.losses hold here too.
 """

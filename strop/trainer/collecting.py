@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 from strop.algorithms.registry import STEP_COLUMNS
+from strop.base.guests import needed
 from strop.base.metrics import Metric
 from strop.data.drawing import Drawn, draw
 from strop.protocol import DataProto, future_of
@@ -20,7 +21,6 @@ from strop.run import Fate, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
 from strop.trainer.groups import shaped_by_group
-from strop.trainer.lengths import FILE, Lengths
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trainer.stages import Stages
@@ -84,7 +84,9 @@ class RolloutCollector:
     ) -> None:
         self._config, self._run, self._data, self._roles = config, run, data, roles
         self._sampling = sampling
-        self._lengths = Lengths() if config.rollout.longest_first else None
+        self._lengths: Any = None
+        if config.rollout.longest_first:
+            self._lengths = needed("order of prompts", "rollout.longest_first is set")()
 
     def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> CollectedSamples:
         """The prompts of the next visits, played and scored; they count as consumed, with those that were passed over.
@@ -122,19 +124,20 @@ class RolloutCollector:
 
     def texts(self) -> dict[str, str]:
         """Files of a checkpoint, by name, without which something would be lost."""
-        return {} if self._lengths is None else {FILE: self._lengths.text()}
+        return {} if self._lengths is None else {self._lengths.FILE: self._lengths.text()}
 
     def begin_again(self, checkpoint: Path | None) -> list[str]:
         """Go on with what was in play at a checkpoint; sentences that say so."""
         if self._lengths is not None and checkpoint is not None:
-            self._lengths.restore(checkpoint / FILE)
+            self._lengths.restore(checkpoint / self._lengths.FILE)
         return []
 
     def _in_order(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
         """The prompts in the order in which they are begun."""
         if self._lengths is None:
             return prompts
-        return self._lengths.longest_first(prompts, ranks=self._roles.rollout.world_size)
+        ordered: list[Prompt] = self._lengths.longest_first(prompts, ranks=self._roles.rollout.world_size)
+        return ordered
 
     def _passed_over(self, num_refused: int) -> dict[str, float]:
         """How many visits were passed over, where that may happen."""

@@ -44,7 +44,6 @@ from strop.workers.playing import Playing
 from strop.workers.reports import report_of, reward_parts
 from strop.workers.sample_rows import saved_rows
 from strop.workers.serving import make_serving
-from strop.workers.steps import step_columns
 from strop.workers.tally import Tally
 
 
@@ -209,9 +208,9 @@ class RolloutWorker(Worker):
             parts = parts.reshape(len(kept), len(playing.reward_keys))  # also without samples
             rows = rows.union(DataProto.from_dict({"reward_parts": parts}))
         if playing.anchor_similarity is not None:
-            rows = rows.union(
-                step_columns(kept, earned, turn_weight=turn_weight, similarity=playing.anchor_similarity)
-            )
+            columns = needed("columns of answers", "the advantage estimator compares answers")
+            similarity = playing.anchor_similarity
+            rows = rows.union(columns(kept, earned, turn_weight=turn_weight, similarity=similarity))
         objects: dict[str, list[Any]] = {}
         if self._takes_media:  # roles with a vision-language model need those of prompt and response
             objects["media"] = [sequence.media for one in kept for sequence in one.sequences]

@@ -2,6 +2,8 @@
 
 A step goes on asking for prompts until it has as many groups that can teach as data.prompts_per_step, or has asked
 `max_rounds` times. The batch that is trained has a constant number of prompts then, except at that limit.
+
+lengths.py   which prompts a step begins with: rollout.longest_first
 """
 
 from __future__ import annotations

@@ -16,11 +16,12 @@ from strop.run import CheckpointError
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
 
-FILE = "lengths.json"
-
 
 class Lengths:
     """Tokens of the answers to each row at its last visit."""
+
+    FILE = "lengths.json"
+    """In a checkpoint."""
 
     def __init__(self) -> None:
         self._mean: dict[int, float] = {}
