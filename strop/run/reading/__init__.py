@@ -1,4 +1,4 @@
-"""One file of the sample store, read as if somebody else had written it.
+"""Files of the sample store, read as if somebody else had written it.
 
 Every row that comes out has all columns of `strop.run.samples`, each of its type; what a file holds beyond that is left
 out. A file that is no Parquet, decompresses to more than a limit, or holds other things under our names is an error
@@ -8,13 +8,14 @@ with a sentence.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.base.foreign_files import check_regular, parse_json
 from strop.border import as_number
 from strop.run.errors import RunError
+from strop.run.samples import GROUP_ROWS, JSON_COLUMNS, MAPPINGS, is_message, schema_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,40 +27,25 @@ MEMORY_SHARE = 1 / 16
 A step of 1,024 samples of 128k tokens takes 2 GiB."""
 MAX_VALUES = 2**28
 """Of one column of one row group, those in lists counted one by one."""
-GROUP_ROWS = 64
-"""Rows of a row group as it is written, and of a batch as it is read: 4 million tokens each are within MAX_VALUES."""
 _NUMBER_COLUMNS = ("rollout_log_probs", "versions", "old_log_probs", "entropys", "advantages")
 _TOKEN_COLUMNS = ("response_ids", "response_mask", *_NUMBER_COLUMNS)
 _LIST_OF_MAPPINGS = ("messages", "earlier_sequences")
 _WORDS = {word: as_number(word) for word in ("nan", "inf", "-inf")}
-MAPPINGS = ("reward_parts", "agent_facts", "timings")
 
 
-def read_file(
-    path: Path,
-    *,
-    schema: pa.Schema,
-    json_columns: Collection[str],
-    required: Collection[str],
-) -> list[dict[str, Any]]:
+def read_file(path: Path) -> list[dict[str, Any]]:
     """The rows of a file, in order.
-
-    Args:
-        path: the file.
-        schema: columns that rows have; one that the file lacks is null.
-        json_columns: columns of texts that are JSON.
-        required: columns that are never null.
 
     Raises:
         RunError: the file cannot be read, is too large, or holds something else.
     """
-    rows = [row for table in tables_of(path, schema) for row in table.to_pylist()]
+    rows = [row for table in tables_of(path, schema_of()) for row in table.to_pylist()]
     for number, row in enumerate(rows):
         try:
-            for name in json_columns:
+            for name in JSON_COLUMNS:
                 if row[name] is not None:
                     row[name] = parse_json(row[name])
-            _check_row(row, required)
+            _check_row(row)
         except ValueError as error:
             raise RunError(f"the samples in {path} are damaged: row {number}: {error!s:.200}") from error
     return rows
@@ -119,9 +105,9 @@ def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
             yield table
 
 
-def _check_row(row: Mapping[str, Any], required: Collection[str]) -> None:
+def _check_row(row: Mapping[str, Any]) -> None:
     """Raise a ValueError for what those who show or score a sample could not use."""
-    for name in required:
+    for name in ("id", "uid", "step"):
         if row[name] is None:
             raise ValueError(f"it has no {name}")
     for name in MAPPINGS:
@@ -156,30 +142,3 @@ def _check_tokens(sequence: Mapping[str, Any]) -> None:
         raise ValueError("a token id is no number from 0")
     if not all(isinstance(one, (int, float)) for one in numbers):
         raise ValueError("a log-prob or a version is no number")
-
-
-def is_message(message: object) -> bool:
-    """A message in the form that those who show it rely on."""
-    if not isinstance(message, dict):
-        return False
-    calls, images = message.get("tool_calls") or [], message.get("images") or []
-    return (
-        isinstance(message.get("role"), str)
-        and type(message.get("sequence", 0)) is int
-        and message.get("sequence", 0) >= 0
-        and ("tokens" not in message or _are_two_numbers(message["tokens"]))
-        and isinstance(calls, list)
-        and all(isinstance(call, dict) for call in calls)
-        and isinstance(images, list)
-        and all(map(_is_image, images))
-    )
-
-
-def _is_image(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    return _are_two_numbers(value.get("size")) and _are_two_numbers(value.get("tokens"))
-
-
-def _are_two_numbers(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(type(one) is int and one >= 0 for one in value)

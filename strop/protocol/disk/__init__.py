@@ -7,7 +7,6 @@ and renamed when it is complete, so that a reader finds a whole batch or none.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,9 +20,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from strop.base.durable import fsync_path
 from strop.protocol.columns import BatchError, compact, from_flat, is_jagged, parts, share_offsets
+from strop.protocol.disk.plain import from_json, to_json
 from strop.protocol.merging import object_array
-from strop.protocol.plain import from_json, to_json
 
 FORMAT = 1
 """Version of the layout; a reader refuses another one."""
@@ -35,7 +35,7 @@ _PLAIN_KINDS = "biufU"
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """The parts of a batch, as they are written and read."""
+    """The parts of a batch, as they are read."""
 
     num_rows: int
     """Rows of the batch."""
@@ -47,25 +47,31 @@ class StoredBatch:
     """meta_info."""
 
 
-def write_batch(path: Path, stored: StoredBatch) -> None:
-    """Write the folder `path`; a batch that is there already is replaced."""
+def write_batch(
+    path: Path,
+    num_rows: int,
+    tensors: Mapping[str, Tensor] | None,
+    others: Mapping[str, NDArray[Any]],
+    facts: Mapping[str, Any],
+) -> None:
+    """Write the folder `path`, with the parts of a `StoredBatch`; a batch that is there already is replaced."""
     if path.exists() and not (path / _COLUMNS).is_file():
         raise BatchError(f"{path} exists and is no saved batch; choose another path or remove it")
     record = {
         "format": FORMAT,
-        "num_rows": stored.num_rows,
-        "tensors": None if stored.tensors is None else list(stored.tensors),
-        "non_tensor_batch": {name: _array_to_json(array, name) for name, array in stored.others.items()},
-        "meta_info": {key: to_json(fact, f"meta_info[{key!r}]") for key, fact in stored.facts.items()},
+        "num_rows": num_rows,
+        "tensors": None if tensors is None else list(tensors),
+        "non_tensor_batch": {name: _array_to_json(array, name) for name, array in others.items()},
+        "meta_info": {key: to_json(fact, f"meta_info[{key!r}]") for key, fact in facts.items()},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     temporary.mkdir()
     try:
-        save_file(_flat_tensors(stored.tensors or {}), temporary / _TENSORS)
+        save_file(_flat_tensors(tensors or {}), temporary / _TENSORS)
         (temporary / _COLUMNS).write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
         for file in (_TENSORS, _COLUMNS, "."):
-            _sync(temporary / file)
+            fsync_path(temporary / file)
         _put_in_place(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -151,12 +157,4 @@ def _put_in_place(temporary: Path, path: Path) -> None:
         shutil.rmtree(earlier)
     else:
         temporary.rename(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync_path(path.parent)
