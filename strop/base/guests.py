@@ -32,6 +32,7 @@ PLACES = {
     "data command": "word after `strop data`: its strop.data.command.Action",
     "public name": "a dotted name that users import from the core: what it stands for",
     "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
+    "rollout correction": "a word: a function as strop.recipes.correction.correct, for algorithm.correction",
     "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
     "loss_of_tokens() (strop.algorithms.registry.verl_convention)",
     "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "
@@ -99,6 +100,7 @@ PLACES = {
     "StreamedPrompts(rows, tokenizer, config), a strop.data.drawing.TrainingPrompts of such rows",
     "mixture of sources": "a word: a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how "
     "many epochs there are, where data.source_weights or data.source_shares are set",
+    "metrics of a validation": "a word: a function of the reports of scored answers, for val-core/ and val-aux/",
     "alarms of a run": "a word: a strop.trainer.loop.Alarm, called as (told=, earlier=)",
     "end of a training": "a word: a function (run folder) that gives what `strop train` prints at its end",
     "what is installed": "a word: a function that gives the lines of `strop --version`",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from strop.algorithms.anchors import anchor_ids
 from strop.protocol import DataProto
+from strop.recipes.anchors import anchor_ids
 from strop.trajectory import Trajectory
 from strop.workers.episodes import Episode
 
@@ -43,7 +43,7 @@ def step_columns(
 
     Args:
         episodes, rewards, turn_weight: as of `episode_rows`; all samples of a prompt are among them.
-        similarity: see `strop.algorithms.anchors.anchor_ids`.
+        similarity: see `strop.recipes.anchors.anchor_ids`.
     """
     sequences = [one for episode in episodes for one in episode.sequences]
     anchors = anchor_ids(

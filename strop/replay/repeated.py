@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from strop.base.durable import replace_text
 from strop.base.foreign_files import open_regular
 from strop.replay.schedule import StepSchedule
 from strop.run import RunError
-from strop.run.durable import replace_text
 
 FILE = "replay.json"
 

@@ -6,7 +6,7 @@
     fingerprints.py   a hash chain per step and stage
     samples.py        what the model wrote, as Parquet, which the guest `reading` reads
     checkpoints.py    saves that are whole or absent; pending.py, manifest.py: one while it is made, and what it says
-    lock.py           one writer per folder; durable.py: writes that survive a crash; jsonable.py: plain JSON
+    lock.py           one writer per folder; jsonable.py: plain JSON
 
 Nothing here imports torch.
 """

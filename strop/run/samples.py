@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from strop.base.durable import fsync_path
 from strop.base.guests import needed
 from strop.border import storable, storable_text
 from strop.border.text import MAX_CHARS
 from strop.border.values import MAX_ITEMS
-from strop.run.durable import fsync_path
 from strop.run.errors import RunError
 
 if TYPE_CHECKING:

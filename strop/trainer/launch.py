@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from strop.base import trust
+from strop.base.durable import replace_text
 from strop.config import read_settings, to_dict, to_flat_dict
 from strop.config.yaml_text import dump
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder, is_run
-from strop.run.durable import replace_text
 from strop.trainer.beginning import Beginning
 from strop.trainer.config import Config
 from strop.trainer.continuing import Continuation, roll_back, settings_to_continue

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from strop.base.durable import replace_text
 from strop.base.elsewhere import elsewhere, folder_here, is_model_elsewhere
 from strop.base.foreign_files import read_json
 from strop.base.guests import joined, targets
 from strop.engines.model_options import template_text
 from strop.run import RunError
-from strop.run.durable import replace_text
 from strop.trainer.config import Config
 
 MODELS_FILE = "models.json"

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.algorithms.advantages import adv_estimator_columns, estimate_advantages, group_ids_of
-from strop.algorithms.anchors import UNKNOWN
 from strop.algorithms.batch_metrics import spread
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.correction import correct
 from strop.algorithms.kl_control import reward_kl, token_level_rewards
 from strop.algorithms.sequence_credit import episode_representatives, spread_over_sequences
+from strop.base.guests import needed
 from strop.base.metrics import Metric
 from strop.protocol import DataProto, columns
 
@@ -60,6 +59,7 @@ def correction_columns(data: DataProto, algorithm: AlgorithmConfig) -> DataProto
     """
     tensors = data.tensors()
     mask = _padded(tensors, "response_mask").bool()
+    correct = needed("rollout correction", "algorithm.correction is on")
     found = correct(
         _padded(tensors, "old_log_probs"), _padded(tensors, "rollout_log_probs"), mask, algorithm.correction
     )
@@ -173,7 +173,7 @@ def shaping_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, fl
         metrics[REWARD_MODEL_TRUNCATED] = float((tensors["rm_cut_tokens"] > 0).sum())
     if "anchor_ids" in tensors and len(data):
         states = list(zip(data.non_tensor_batch["uid"], tensors["anchor_ids"].tolist(), strict=True))
-        times = Counter(state for state in states if state[1] != UNKNOWN)
+        times = Counter(state for state in states if state[1] >= 0)  # below 0: like no other
         metrics[SHARED_STATES] = sum(times[state] > 1 for state in states) / len(states)
     return metrics
 

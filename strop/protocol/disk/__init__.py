@@ -7,7 +7,6 @@ and renamed when it is complete, so that a reader finds a whole batch or none.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from strop.base.durable import fsync_path
 from strop.protocol.columns import BatchError, compact, from_flat, is_jagged, parts, share_offsets
 from strop.protocol.disk.plain import from_json, to_json
 from strop.protocol.merging import object_array
@@ -71,7 +71,7 @@ def write_batch(
         save_file(_flat_tensors(tensors or {}), temporary / _TENSORS)
         (temporary / _COLUMNS).write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
         for file in (_TENSORS, _COLUMNS, "."):
-            _sync(temporary / file)
+            fsync_path(temporary / file)
         _put_in_place(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -157,12 +157,4 @@ def _put_in_place(temporary: Path, path: Path) -> None:
         shutil.rmtree(earlier)
     else:
         temporary.rename(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync_path(path.parent)

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from strop.evaluation.rates import maj_at, pass_at
 from strop.rewards import Outcome
 from strop.trainer.validation import summarize_validation
 from strop.workers.reports import EpisodeReport
@@ -33,21 +34,21 @@ def test_by_hand() -> None:
     passed = [[True, True, False, False], [False] * 4, [True] * 4]
     preds = [["7", "7", "8", "8"], ["3", "3", "3", ""], ["5"] * 4]
     found = summarize_validation(reports(passed, preds))
-    assert list(found.pass_at()) == [2, 4]
-    assert found.pass_at()[2].rate == pytest.approx((5 / 6 + 0 + 1) / 3)
-    assert found.pass_at()[4].rate == pytest.approx(2 / 3)
-    assert found.maj_at()[4].rate == pytest.approx(0.5)
-    low, high = found.pass_at()[4].low, found.pass_at()[4].high
+    assert list(pass_at(found)) == [2, 4]
+    assert pass_at(found)[2].rate == pytest.approx((5 / 6 + 0 + 1) / 3)
+    assert pass_at(found)[4].rate == pytest.approx(2 / 3)
+    assert maj_at(found)[4].rate == pytest.approx(0.5)
+    low, high = pass_at(found)[4].low, pass_at(found)[4].high
     assert 0 < low < 2 / 3 < high < 1
-    assert summarize_validation(reports(passed)).maj_at() == {}, "no answer was extracted"
-    assert summarize_validation(reports([[True], [False]])).pass_at() == {}
+    assert maj_at(summarize_validation(reports(passed))) == {}, "no answer was extracted"
+    assert pass_at(summarize_validation(reports([[True], [False]]))) == {}
 
 
 def test_an_answer_without_a_prediction_does_not_win_for_another() -> None:
     """Three answers from which nothing was extracted outvote a right one; they do not pass."""
     found = summarize_validation(reports([[False, False, False, True]], [["", "", "", "4"]]))
-    assert found.maj_at()[4].rate == 0.0
-    assert found.maj_at()[2].rate == pytest.approx(0.25), "3 of 6 pairs are ties"
+    assert maj_at(found)[4].rate == 0.0
+    assert maj_at(found)[2].rate == pytest.approx(0.25), "3 of 6 pairs are ties"
 
 
 @pytest.mark.slow
@@ -63,7 +64,7 @@ def test_ninety_five_of_a_hundred_intervals_hold_the_truth(shape: float) -> None
             for difficulty in (draw.betavariate(shape, shape) for _ in range(50))
         ]
         found = summarize_validation(reports(passed))
-        rate = found.pass_at()[4]
+        rate = pass_at(found)[4]
         held_pass += rate.low <= 1 - miss <= rate.high
         low, high = found.interval()
         held_rate += low <= 0.5 <= high

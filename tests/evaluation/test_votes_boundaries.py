@@ -9,14 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
-from strop.algorithms.evaluation import (
+from strop.algorithms.intervals import clustered_interval, wilson_interval
+from strop.evaluation.votes import (
     Moments,
     best_at_k,
-    clustered_interval,
     maj_at_k,
     majority_probabilities,
     pass_at_k,
-    wilson_interval,
     worst_at_k,
 )
 

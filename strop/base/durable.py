@@ -19,6 +19,12 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_folder(folder: Path) -> None:
+    """Return once the names in a folder have reached the disk, where its file system knows of that."""
+    with suppress(OSError):  # some network file systems know no fsync of a folder
+        fsync_path(folder)
+
+
 def write_durable(path: Path, text: str) -> None:
     """Write a new file in the place of what has the name, and wait for the disk."""
     path.unlink(missing_ok=True)  # a link of that name would lead what is written elsewhere

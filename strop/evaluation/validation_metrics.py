@@ -5,7 +5,7 @@
 
 N is the number of samples per prompt; k is 2, 4, 8, ... and N. Every number is first taken per prompt, then
 averaged over the prompts of a source. What the draws of best@k, worst@k and maj@k mean, and how pass@k
-differs, is said in algorithms/evaluation.py.
+differs, is said in votes.py.
 """
 
 from __future__ import annotations
@@ -15,23 +15,30 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from strop.algorithms.evaluation import Moments, best_at_k, maj_at_k, pass_at_k, worst_at_k
 from strop.base.metrics import Metric
+from strop.evaluation.votes import Moments, best_at_k, maj_at_k, pass_at_k, worst_at_k
+from strop.workers.metrics import VALIDATION
+from strop.workers.reports import EpisodeReport
 
 Value: TypeAlias = float | int | bool | str | None
 
-VALIDATION = Metric(
-    "{val-core,val-aux}/<data source>/<variable>/<statistic>",
-    "",
-    "mean over prompts of `mean@N`, `std@N`, `best@k/mean`, `worst@k/mean`, `maj@k/mean`, `pass@k/mean`, ... of N "
-    "samples; `val-core`: of `acc`, else `reward`, at k = N",
-)
 VALIDATION_TURNS = Metric("val-aux/num_turns/{min,max,mean}", "turns", "over the samples of a validation")
 
 CORE_STATISTICS = ("mean", "maj", "best")
 """Statistics that are val-core, for the core variable at k = N."""
 PREDICTION = "pred"
 """The variable that holds each sample's extracted answer, for the majority vote."""
+
+
+def metrics_of_reports(reports: Sequence[EpisodeReport]) -> dict[str, float]:
+    """Those of scored answers."""
+    names = {"reward", *(name for r in reports if r.outcome is not None for name in r.outcome.parts)}
+    return validation_metrics(
+        data_sources=[report.data_source for report in reports],
+        uids=[report.uid for report in reports],
+        variables={name: [_variable(report, name) for report in reports] for name in sorted(names)},
+        num_turns=[report.num_turns for report in reports if report.is_finished],
+    )
 
 
 def validation_metrics(
@@ -85,6 +92,12 @@ def validation_metrics(
         metrics[VALIDATION_TURNS.of("max")] = float(max(num_turns))
         metrics[VALIDATION_TURNS.of("mean")] = math.fsum(num_turns) / len(num_turns)
     return metrics
+
+
+def _variable(report: EpisodeReport, name: str) -> Value:
+    if report.outcome is None:
+        return None
+    return report.score if name == "reward" else report.outcome.parts.get(name)
 
 
 def powers_up_to(num_samples: int) -> list[int]:

@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from references import votes as reference
-from strop.algorithms.evaluation import (
+from strop.algorithms.intervals import student_quantile, wilson_interval
+from strop.evaluation.votes import (
     best_at_k,
     maj_at_k,
     majority_probabilities,
     pass_at_k,
-    student_quantile,
     vote_at_k,
-    wilson_interval,
     worst_at_k,
 )
 
