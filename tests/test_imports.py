@@ -37,6 +37,7 @@ RANKS = (
         "protocol/disk",
         "run/reading",
         "trainer/beginning",
+        "trainer/steering",
     },
     {"explaining"},
     {
@@ -87,7 +88,7 @@ GUESTS = (
     "quickstart", "recipes", "replay", "roles", "rollout/conformance", "rollout/endpoint", "rollout/processes",
     "rollout/sglang", "rollout/transfer", "rollout/vllm", "run/reading", "sandbox", "scorers", "sharing", "shell",
     "supervised", "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve",
-    "trainer/rounds", "view", "vision", "workers/agents",
+    "trainer/rounds", "trainer/steering", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {
