@@ -67,6 +67,10 @@ PLACES = {
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
     "adapters": "a word for their kind: a module as strop.engines.adapters.Adapters describes",
     "kernels": "a library: a function (module, device) that puts its kernels into a model that was just loaded",
+    "refused models": "a word for how they are told: a module with check_type(settings, path) and check_family(config, "
+    "auto_class, path), which raise a ValueError for models that are known not to run; any other is tried",
+    "changes of a model": "a word for them: a module with import_external(config), overridden(given, known, override) "
+    "and template_text(chosen), for settings of model that change what is read from its folder",
     "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "
     "(strop.engines.optimizer.Part)",
     "operation counts": "a word for them: a module with model_work(model), operations of passes over rows, "
