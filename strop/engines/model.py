@@ -87,7 +87,7 @@ def load_model(config: ModelConfig, *, device: str = "auto", parallel: Parallel 
         config: path, precision, checkpointing.
         device: `auto` or a device name.
         parallel: the ranks that will hold it, in place of `device`. A model for several ranks stays in host
-            memory until it is sharded (TrainEngine, engines.fsdp.shard): no device holds all of it.
+            memory until it is sharded (TrainEngine, engines.sharding.fsdp.shard): no device holds all of it.
 
     Raises:
         ValueError: no such folder, no causal language model in it, an architecture whose result differs on
