@@ -29,7 +29,15 @@ RANKS = (
     {"workers"},
     {"trainer"},
     {"cli"},
-    {"chat_template/bounded", "data/cache", "data/curriculum", "health", "protocol/disk", "run/reading"},
+    {
+        "chat_template/bounded",
+        "data/cache",
+        "data/curriculum",
+        "health",
+        "protocol/disk",
+        "run/reading",
+        "trainer/beginning",
+    },
     {"explaining"},
     {
         "controller/ray",
@@ -82,7 +90,7 @@ GUESTS = (
     "judges", "net", "preferences", "protocol/disk", "python", "quickstart", "recipes", "replay", "roles",
     "rollout/conformance", "rollout/endpoint", "rollout/processes", "rollout/sglang", "rollout/transfer",
     "rollout/vllm", "run/reading", "sandbox", "scorers", "sharing", "shell", "supervised", "sweep", "tools",
-    "tracing", "tracking", "trainer/curve", "trainer/rounds", "view", "vision", "workers/agents",
+    "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/rounds", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

@@ -122,8 +122,10 @@ PLACES = {
     "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",
     "export of a role": "the form of what is written: a function (checkpoint, out, model, role=) that writes a role of "
     "a checkpoint as a folder that a run can begin with",
+    "beginning of a run": "a word for it: a class as strop.trainer.beginning.Beginning, for --from",
     "order of prompts": "a word for it: a class as strop.trainer.rounds.lengths.Lengths, for rollout.longest_first",
-    "dynamic sampling": "a word for it: a strop.trainer.collecting.RolloutCollector for algorithm.filter_groups",
+    "dynamic sampling": "for algorithm.filter_groups: `check`, a function (config); `collector`, a "
+    "strop.trainer.collecting.RolloutCollector",
     "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
     "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "
     "gives the RoleSpec of the rollout role; `collector`, a function that gives a "
