@@ -9,7 +9,7 @@ from strop.ahead.calls import calls
 from strop.base.metrics import Metric
 from strop.controller import as_list
 from strop.trainer.collecting import CollectedSamples
-from strop.trainer.rounds import RoundsCollector
+from strop.trainer.rounds.collector import RoundsCollector
 from strop.trainer.stages import Stages
 
 CLOCK_STEPS = Metric(

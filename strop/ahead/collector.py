@@ -37,7 +37,7 @@ from strop.trainer.config import Config
 from strop.trainer.experience import Experience
 from strop.trainer.policy_sync import MAX_HEALS
 from strop.trainer.roles import Roles
-from strop.trainer.rounds import FILTER, SURPLUS
+from strop.trainer.rounds.collector import FILTER, SURPLUS
 from strop.trainer.setup import TrainingData
 from strop.trainer.stages import Stages
 from strop.trajectory import Prompt

@@ -29,13 +29,12 @@ from strop.supervised.kept import SftExample
 from strop.supervised.result import SftResult, sft_result_of
 from strop.supervised.rows import read_sft_rows
 from strop.supervised.worker import LOSS, TEACHER, SupervisedWorker
-from strop.trainer.beginning import optimizer_of
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.config import Config
 from strop.trainer.config_checks import check_ranks
 from strop.trainer.disk_watch import DiskWatch
 from strop.trainer.ending import MachineEnd
-from strop.trainer.launch import Say
+from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.stages import Stages
 from strop.trainer.stopping import StopRequest

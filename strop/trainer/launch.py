@@ -14,7 +14,6 @@ from strop.config import read_settings, to_dict, to_flat_dict
 from strop.config.yaml_text import dump
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder, is_run
-from strop.trainer.beginning import Beginning
 from strop.trainer.config import Config
 from strop.trainer.continuing import Continuation, roll_back, settings_to_continue
 from strop.trainer.loading import with_extensions
@@ -31,6 +30,8 @@ from strop.trainer.models import (
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
+START, OPTIMIZER = "start", "optimizer"
+"""Folder of a run with what it took over from another one, and the one in it with the optimizer's state."""
 _FINISHED = "{run} is finished; nothing to resume (more steps or epochs make it longer)"
 
 Say = Callable[[str], None]
@@ -55,7 +56,7 @@ def start_run(
     *,
     command: Sequence[str],
     say: Say = logger.info,
-    beginning: Beginning | None = None,
+    beginning: Any = None,
     known: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Start:
     """A fresh run folder with its resolved configuration, once the models that it names are on this machine and the
@@ -66,7 +67,7 @@ def start_run(
         config: settings.
         command: the command line.
         say: takes lines for the person who watches.
-        beginning: another run, with whose weights it begins.
+        beginning: another run, with whose weights it begins: a strop.trainer.beginning.Beginning.
         known: what a run that this one repeats has recorded of its models and data sets, which are taken as they were.
 
     Raises:
@@ -101,6 +102,12 @@ def start_run(
     for line in _of_models(run, located.models):
         say(line)
     return Start(run=run, config=located.config, checkpoint=None, is_finished=False)
+
+
+def optimizer_of(run: RunFolder, checkpoint: Checkpoint | None) -> Path | None:
+    """The folder with the optimizer's state that a run begins with; None where there is none, or it is under way."""
+    folder = (run.path / START / OPTIMIZER).absolute()
+    return folder if checkpoint is None and folder.is_dir() else None
 
 
 def resume_run(

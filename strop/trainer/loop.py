@@ -27,7 +27,6 @@ from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
 from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
-from strop.trainer.beginning import optimizer_of
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
@@ -36,7 +35,7 @@ from strop.trainer.disk_watch import DiskWatch
 from strop.trainer.ending import Ending, MachineEnd, is_best
 from strop.trainer.groups import row_results, sampler_batch
 from strop.trainer.healing import Healing
-from strop.trainer.launch import Say
+from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.learning import Learner
 from strop.trainer.listening import Listeners
 from strop.trainer.records import StepRecord
@@ -254,7 +253,7 @@ class Trainer:
             recorded = {} if self._recorded is None else self._recorded.steps
             self.collector: RolloutCollector = make(*parts, start_step=self._start_step, recorded=recorded)
         elif config.algorithm.filter_groups.enable:
-            self.collector = needed("dynamic sampling", "algorithm.filter_groups is on")(*parts)
+            self.collector = needed("dynamic sampling", "algorithm.filter_groups is on", "collector")(*parts)
         else:
             self.collector = RolloutCollector(*parts)
         self._checkpointer = Checkpointer(

@@ -20,7 +20,7 @@ from strop.ahead.replacing import FILE, Replacing
 from strop.algorithms.config import FilterGroupsConfig
 from strop.run import CheckpointError, RunFolder
 from strop.trainer.collecting import TooFewGroups
-from strop.trainer.rounds import SURPLUS
+from strop.trainer.rounds.collector import SURPLUS
 
 HALF = """
 import zlib

@@ -13,18 +13,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.base.guests import needed
 from strop.engines.config import ModelConfig
 from strop.run import MODEL_FOLDER, Checkpoint, RunError, RunFolder
 from strop.trainer.config import Config
+from strop.trainer.launch import OPTIMIZER, START
 
-START = "start"
-"""Folder of a run with what it took over."""
-CRITIC, OPTIMIZER = "critic", "optimizer"
+CRITIC = "critic"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,6 @@ class Beginning:
     """Verified."""
     settings: Config | None
     """Those of the other run, where the new one has them too; None where it has its own."""
-    export_critic: Callable[[Path, Path, ModelConfig], object]
-    """(checkpoint, folder, the model that it began from): writes the critic as a Hugging Face folder."""
     given: Collection[str] = ()
     """Full keys that the command line sets."""
     with_optimizer: bool = False
@@ -102,7 +100,10 @@ class Beginning:
             model = dataclasses.replace(
                 self.settings.model, path=own.path or self.settings.model.path, lora=own.lora
             )
-            self.export_critic(self.checkpoint.path, start / CRITIC, model)
+            export_role = needed(
+                "export of a role", "a run that begins with another one's critic takes it as a folder"
+            )
+            export_role(self.checkpoint.path, start / CRITIC, model, role=CRITIC)
             taken.append("the critic")
         if self.with_optimizer:
             for role in _trained(config):
@@ -147,12 +148,6 @@ class Beginning:
             raise ValueError(
                 "--with-optimizer needs the other run's critic too: leave critic.path and --config out"
             )
-
-
-def optimizer_of(run: RunFolder, checkpoint: Checkpoint | None) -> Path | None:
-    """The folder with the optimizer's state that a run begins with; None where there is none, or it is under way."""
-    folder = (run.path / START / OPTIMIZER).absolute()
-    return folder if checkpoint is None and folder.is_dir() else None
 
 
 def take_optimizer(origin: Path, folder: Path) -> None:
