@@ -67,10 +67,16 @@ PLACES = {
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
     "adapters": "a word for their kind: a module as strop.engines.adapters.Adapters describes",
     "kernels": "a library: a function (module, device) that puts its kernels into a model that was just loaded",
+    "refused models": "a word for how they are told: a module with check_type(settings, path) and check_family(config, "
+    "auto_class, path), which raise a ValueError for models that are known not to run; any other is tried",
+    "changes of a model": "a word for them: a module with import_external(config), overridden(given, known, override) "
+    "and template_text(chosen), for settings of model that change what is read from its folder",
     "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "
     "(strop.engines.optimizer.Part)",
     "operation counts": "a word for them: a module with model_work(model), operations of passes over rows, "
     "peak_flops(device, dtype), operations per second of a device (each may be None), and bfloat16_speedup() of a CPU",
+    "several ranks": "a word for the way: a module with joined(), as strop.engines.parallel.join_ranks for several "
+    "ranks, and shard(), reshard(), sync_gradients() and full_parameters() of a model on them (strop.engines.sharding)",
     "sequence parallelism": "a word for the way: a module as strop.engines.tokens.sequence_parallelism describes",
     "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
     "runtime": "name in resources.runtime of what runs the roles in processes of their own: a function (resources, "

@@ -104,8 +104,6 @@ def import_external(config: ModelConfig) -> None:
         ValueError: it cannot be imported.
         UntrustedCode: received settings name it.
     """
-    if not config.external_lib:
-        return
     ask("model.external_lib", f"{config.external_lib} (imported)")
     try:
         importlib.import_module(config.external_lib)
